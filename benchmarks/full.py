@@ -4,7 +4,7 @@
     python benchmarks/full.py start memory       these, beside the others' last figures
 
 The JSON lines of each script stay in `build/benchmarks/<name>.jsonl`, its table in `<name>.txt`; RESULTS.md is made of
-the tables and of `notes/<name>.md`, where a missed promise is explained.
+the tables and of `notes/<name>.md`, where a missed promise is explained, after `notes/promises.md`, which lists them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import datetime
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -87,7 +88,7 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
         "and clock, 2 % for a tracker that raises or hangs.",
     ),
     "gpu": (
-        "On a GPU",
+        "Models of known sizes on a GPU",
         "",
         "Llama of 124M parameters in bf16. Promised: 1.01, no wait for the device between two logs.",
     ),
@@ -116,32 +117,38 @@ def machine() -> str:
 
 
 def render(folder: Path) -> str:
-    """RESULTS.md, with a new section for each script that has run; the others stay as they are."""
+    """RESULTS.md, with a new section for each script that has run; the others keep their tables. Notes are as now."""
     parts = [
         "# Results",
         "Written by `python benchmarks/full.py` (`make bench-full`) from what the scripts print; `README.md` says how "
         "they measure. What counts are ratios within a run: seconds differ between machines, and between two minutes "
         "on a shared one.",
         f"{machine()}.",
+        "## Promises",
+        (HERE / "notes" / "promises.md").read_text().strip(),
     ]
     before = sections(HERE / "RESULTS.md")
     for name, (heading, options, text) in BENCHMARKS.items():
         table, note = folder / f"{name}.txt", HERE / "notes" / f"{name}.md"
-        if not table.is_file():
-            parts += before.get(heading, [])
-            continue
-        day = datetime.date.fromtimestamp(table.stat().st_mtime)
-        command = f"python benchmarks/{name}.py {options}".strip()
-        parts += [f"## {heading}", text, f"`{command}`, {day}", f"```\n{table.read_text().rstrip()}\n```"]
+        if table.is_file():
+            day = datetime.date.fromtimestamp(table.stat().st_mtime)
+            command = f"python benchmarks/{name}.py {options}".strip()
+            parts += [f"## {heading}", text, f"`{command}`, {day}", f"```\n{table.read_text().rstrip()}\n```"]
+        elif heading in before:
+            parts.append(UP_TO_TABLE.match(before[heading]).group())  # type: ignore[union-attr]
         if note.is_file():
             parts.append(note.read_text().strip())
     return "\n\n".join(parts) + "\n"
 
 
-def sections(path: Path) -> dict[str, list[str]]:
+# A section up to the end of its table; where it has none, its heading.
+UP_TO_TABLE = re.compile(r"## .*?\n```\n.*?\n```(?=\n|$)|## [^\n]*", re.S)
+
+
+def sections(path: Path) -> dict[str, str]:
     """The sections of a page by their headings."""
     _, *found = path.read_text().split("\n## ") if path.is_file() else [""]
-    return {one.partition("\n")[0]: ["## " + one.strip()] for one in found}
+    return {one.partition("\n")[0]: "## " + one.strip() for one in found}
 
 
 def main() -> None:

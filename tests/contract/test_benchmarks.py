@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +13,13 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.process
-
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {"gpu": "--tiny", "resume": "--small", "evaluation": "--small", "sizes": "--quick", "checkpoint": "--small",
          "sharded_saves": "--small"}  # fmt: skip
 
 
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SMALL)
 def test_it_runs_in_its_small_form(name: str) -> None:
@@ -29,6 +30,15 @@ def test_it_runs_in_its_small_form(name: str) -> None:
     assert len(json.loads(line)) > 1
     assert "trainwright" in line
     assert [number for number in numbers(json.loads(line)) if number > 0]
+
+
+def test_the_page_of_results_is_what_would_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """So nothing is lost when one benchmark is run again: tables are kept, and notes are the files in `notes/`."""
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+    full = importlib.import_module("full")
+    monkeypatch.setattr(full, "machine", lambda: "MACHINE")
+    is_now = re.sub(r"^\d+ CPU cores .*$", "MACHINE.", (FOLDER / "RESULTS.md").read_text(), count=1, flags=re.M)
+    assert full.render(tmp_path) == is_now
 
 
 def numbers(figures: Any) -> list[float]:

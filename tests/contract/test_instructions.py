@@ -54,6 +54,17 @@ def test_a_step_takes_no_more_instructions_than_its_row_allows(
     assert counts["trainwright"] / counts["hand"] <= benchmark.ROWS[name].limit + ROOM
 
 
+@pytest.mark.slow  # imports and six first steps under valgrind: two minutes
+@pytest.mark.timeout(900)
+def test_the_first_step_of_a_run_takes_no_more_instructions_than_its_limit(benchmark: Any) -> None:
+    if not benchmark.instructions.can_count():
+        pytest.skip("valgrind counts them, on x86-64 Linux")
+    start = importlib.import_module("start")
+    counts = benchmark.instructions.counted([start.__file__, "--counted", "hand", "trainwright"])["first step"]
+    assert counts["hand"] > 1
+    assert counts["trainwright"] / counts["hand"] <= start.LIMIT_OF_INSTRUCTIONS
+
+
 @pytest.mark.slow  # three trainings under valgrind, of 350 steps
 @pytest.mark.timeout(900)
 def test_all_guards_take_a_hundredth_of_a_step(guarded: dict[str, float]) -> None:
