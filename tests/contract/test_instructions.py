@@ -54,7 +54,7 @@ def test_a_step_takes_no_more_instructions_than_its_row_allows(
     assert counts["trainwright"] / counts["hand"] <= benchmark.ROWS[name].limit + ROOM
 
 
-@pytest.mark.slow  # imports and six first steps under valgrind: two minutes
+@pytest.mark.slow  # imports and a dozen first steps under valgrind: minutes
 @pytest.mark.timeout(900)
 def test_the_first_step_of_a_run_takes_no_more_instructions_than_its_limit(benchmark: Any) -> None:
     if not benchmark.instructions.can_count():
