@@ -277,7 +277,7 @@ def tables(record: Record) -> list[str]:
             table("Arguments that differ from the defaults", [*flat(start.get("changed", {})).items()]),
             table("Data", described(start.get("data", {}))),
             table("Environment", [(name.removeprefix("packages.").removesuffix("_bytes"),
-                                   size_text(value) if name.endswith("_bytes") else value)
+                                   size_text(value) if name.endswith("_bytes") and isinstance(value, int) else value)
                                   for name, value in flat(start.get("environment", {})).items() if value is not None]),
         ], "columns wide"),
         table("All logged values", values_of(record), is_folded=True),
