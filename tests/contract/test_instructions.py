@@ -44,7 +44,7 @@ def guarded(benchmark: Any) -> dict[str, float]:
 
 
 @pytest.mark.slow  # minutes: valgrind runs two trainings for each row, thirty times slower than the machine does
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("name", HELD)
 def test_a_step_takes_no_more_instructions_than_its_row_allows(
     name: str, held: dict[str, dict[str, float]], benchmark: Any
