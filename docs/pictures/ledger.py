@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import svg
 import torch
 from sklearn.datasets import load_digits
 
@@ -70,28 +71,24 @@ def main() -> None:
     most = max(float(group.max()) for group in groups)
     for exponent in range(int(LOW), int(HIGH) + 1):
         x = across(exponent)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{floor}" stroke="#8884"/>')
-        parts.append(f'<text x="{x:.1f}" y="{floor + 18}" text-anchor="middle">{10.0**exponent:g}</text>')
+        parts.append(svg.line((x, x), (TOP, floor)))
+        parts.append(svg.text(x, floor + 18, f"{10.0**exponent:g}", anchor="middle"))
     for percent in range(0, int(most * 100) + 1, 10):
         y = floor - (floor - TOP) * percent / 100 / most
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{percent} %</text>')
+        parts.append(svg.text(LEFT - 8, y + 4, f"{percent} %", anchor="end"))
     for place, ((name, color), group) in enumerate(zip(COLORS.items(), groups, strict=True)):
         for i, share in enumerate(group):
             left, right = (across(LOW + (HIGH - LOW) * edge / BINS) for edge in (i, i + 1))
             height = (floor - TOP) * share / most
             parts.append(f'<rect x="{left:.1f}" y="{floor - height:.1f}" width="{right - left - 1:.1f}" '
                          f'height="{height:.1f}" fill="{color}" fill-opacity="0.75"/>')  # fmt: skip
-        parts.append(f'<text x="{LEFT + 10}" y="{TOP + 16 + 18 * place}" style="fill:{color}">{name}</text>')
+        parts.append(svg.text(LEFT + 10, TOP + 16 + 18 * place, name, color=color))
     x = across(limit)
-    parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{floor}" stroke="#777" stroke-dasharray="4 3"/>')
-    parts.append(f'<text x="{x - 6:.1f}" y="{TOP + 52}" text-anchor="end">the top 5 % lie to the right</text>')
-    parts.append(f'<text x="{LEFT}" y="20">Share of the rows of each kind, by mean loss over ten epochs</text>')
-    parts.append(f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">mean loss</text>')
-    drawn = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        f'font-size="12"><style>text {{ fill: #777 }}</style>{"".join(parts)}</svg>\n'
-    )
-    Path(__file__).with_name("ledger.svg").write_text(drawn, encoding="utf-8")
+    parts.append(svg.line((x, x), (TOP, floor), color=svg.GREY, dashes="4 3"))
+    parts.append(svg.text(x - 6, TOP + 52, "the top 5 % lie to the right", anchor="end"))
+    parts.append(svg.text(LEFT, 20, "Share of the rows of each kind, by mean loss over ten epochs"))
+    parts.append(svg.text((WIDTH + LEFT) / 2, HEIGHT - 6, "mean loss", anchor="middle"))
+    svg.write("ledger.svg", parts, width=WIDTH, height=HEIGHT)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ python docs/pictures/mixture.py
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 from typing import Any, ClassVar
 
+import svg
 import torch
 
 from trainwright import Trainer, TrainingArguments
@@ -70,11 +70,11 @@ def main() -> None:
     parts = []
     for percent in (0, 20, 40, 60, 80, 100):
         y = floor - (floor - TOP) * percent / 100
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 70}" y1="{y}" y2="{y}" stroke="#8884" stroke-width="1"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{percent} %</text>')
+        parts.append(svg.line((LEFT, WIDTH - 70), (y, y)))
+        parts.append(svg.text(LEFT - 8, y + 4, f"{percent} %", anchor="end"))
     for step in range(0, STEPS + 1, 100):
         x = LEFT + (WIDTH - LEFT - 70) * step / STEPS
-        parts.append(f'<text x="{x}" y="{floor + 18}" text-anchor="middle">{step}</text>')
+        parts.append(svg.text(x, floor + 18, str(step), anchor="middle"))
     for number, (name, color) in enumerate(COLORS.items()):
         values = [
             sum(one[number] for one in counts[first : first + WINDOW]) / (WINDOW * BATCH)
@@ -82,14 +82,10 @@ def main() -> None:
         ]
         parts.append(line(values, color))
         y = floor - (floor - TOP) * values[-1] + 4
-        parts.append(f'<text x="{WIDTH - 62}" y="{y:.1f}" style="fill:{color}">{name}</text>')
-    parts.append(f'<text x="{LEFT}" y="20">Share of the samples, over {WINDOW} steps of {BATCH}</text>')
-    parts.append(f'<text x="{(WIDTH - 70 + LEFT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">step</text>')
-    drawn = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        f'font-size="12"><style>text {{ fill: #777 }}</style>{"".join(parts)}</svg>\n'
-    )
-    Path(__file__).with_name("mixture.svg").write_text(drawn, encoding="utf-8")
+        parts.append(svg.text(WIDTH - 62, y, name, color=color))
+    parts.append(svg.text(LEFT, 20, f"Share of the samples, over {WINDOW} steps of {BATCH}"))
+    parts.append(svg.text((WIDTH - 70 + LEFT) / 2, HEIGHT - 6, "step", anchor="middle"))
+    svg.write("mixture.svg", parts, width=WIDTH, height=HEIGHT)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ def test_three_files_are_trained_on_by_their_shares_and_their_ledger_has_texts(
     text = SMALL.replace("  train: table.csv\n", f"  sources:\n{sources}") + "  ledger: true\n"
     (tmp_path / "config.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
+    assert "50.0% of the samples" in call("train", "config.yaml", "--dry-run").output
     done = call("train", "config.yaml")
     assert done.exit_code == 0, done.output
     assert "50.0% of the samples" in done.output

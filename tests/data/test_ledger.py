@@ -20,7 +20,7 @@ from torch.nn import functional
 import trainwright
 from trainwright.data.ledger import LEDGER_NAME, Ledger, read_table
 from trainwright.errors import DataError
-from trainwright.run.sample_losses import rows_of_batch, segments
+from trainwright.run.sample_losses import kept_losses, rows_of_batch, segments
 
 from .._support.two_processes import run, tell
 from ..contract import doubles
@@ -173,6 +173,26 @@ def test_a_loss_kernel_without_logits_gives_the_losses_of_its_tokens(packing: di
     for name in ("visits", "tokens"):
         assert ours[name].tolist() == plain[name].tolist()
     np.testing.assert_allclose(ours["mean_loss"], plain["mean_loss"], rtol=1e-5)
+
+
+def test_losses_of_tokens_are_looked_up_where_the_backward_pass_keeps_them() -> None:
+    logits = torch.randn(6, 5, requires_grad=True)
+    labels = torch.tensor([0, -100, 3, 4, -100, 1])
+    losses = functional.cross_entropy(logits, labels, reduction="none")
+    mean = functional.cross_entropy(logits, labels)
+    for loss, depth in (
+        (mean, 0),
+        (mean * 3 / 2, 2),
+        (functional.cross_entropy(logits, labels, reduction="sum") / 4, 1),
+    ):
+        found = kept_losses(loss, depth)
+        assert found is not None
+        assert torch.equal(found[0], losses)
+        assert torch.equal(found[1], labels)
+        assert not found[0].requires_grad
+    assert kept_losses(mean * 2, 0) is None
+    assert kept_losses(functional.mse_loss(logits, logits * 2), 0) is None
+    assert kept_losses(mean.detach(), 1) is None
 
 
 def test_segments_of_packed_rows() -> None:

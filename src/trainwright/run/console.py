@@ -13,6 +13,7 @@ from trainwright import model_facts
 from trainwright._types import JSONObject, Model, counted, printable
 from trainwright.config import rules
 from trainwright.config.fields import value_of
+from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts
 from trainwright.data.mixture import MixtureDataset
 from trainwright.engine.base import Engine
@@ -44,7 +45,7 @@ def log_run_header(
     for message in rules.advise(args) if args.should_log else ():
         logger.warning("%s", message)
     start = context.start
-    lines = source_lines(args, context, engine)
+    lines = source_lines(args, context.loader, context.plan, engine)
     if logger.isEnabledFor(logging.WARNING if args.should_log else logging.INFO):  # so they are shown
         plan, number = context.plan, engine.num_replicas
         lines = [*run_summary(args, plan, state, device=engine.device, num_replicas=number), *lines]
@@ -60,12 +61,13 @@ def log_run_header(
     show_lines(args, (f"changed   {change}" for change in changed_args), level=logging.WARNING)
 
 
-def source_lines(args: Any, context: LoopContext, engine: Engine) -> list[str]:
-    """Returns a line about each source of a mixture; warns of those that are repeated often, or not seen whole.
+def source_lines(args: Any, loader: object, plan: StepPlan, engine: Engine) -> list[str]:
+    """Returns a line about each source of a mixture, or about a curriculum.
+
+    It warns of sources that are repeated often, or not seen whole.
 
     Raises ArgumentError where an override has put another order in the place of the mixture's.
     """
-    loader, plan = context.loader, context.plan
     data: Any = getattr(loader, "dataset", None)  # the user's, in wrappers of ours
     order: Any = getattr(getattr(loader, "batch_sampler", None), "order", None)  # Any: a dataloader of the user's
     order = getattr(order, "mixture", order)

@@ -106,14 +106,15 @@ class CurriculumRun:
 
     def on_step_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
         """Asks for weights after a step at which they are due."""
-        position = self._place(self._progress.epoch, self._progress.batches_in_epoch)
-        if position >= self._due:
-            self._ask(position)
+        self._ask_if_due(self._place(self._progress.epoch, self._progress.batches_in_epoch))
 
     def on_epoch_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
         """Asks for weights that steps of an epoch that a callback has ended would have made due."""
-        position = self._place(self._progress.epoch + 1, 0)
-        if position >= self._due:
+        self._ask_if_due(self._place(self._progress.epoch + 1, 0))
+
+    def _ask_if_due(self, position: int) -> None:
+        state = self._progress.state  # after the last step nothing is chosen; a run that is made longer asks first
+        if position >= self._due and state.global_step < state.max_steps:
             self._ask(position)
 
     def _place(self, epoch: int, batches: int) -> int:

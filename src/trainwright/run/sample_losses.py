@@ -8,7 +8,9 @@ them; then one operation computes the losses of all. They are read back in one c
              packed those of each sample in it
 
 How a model makes its loss is not asked but tried: of the usual formulas the one whose mean is the loss of the first
-micro-batch. Where none is, each sample gets the mean loss of its micro-batch, and the log says so.
+micro-batch. The cross-entropy of tokens is not computed again where the backward pass keeps its logarithms, so that the
+values only have to be looked up. Where no formula is the loss, each sample gets the mean loss of its micro-batch, and
+the log says so.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ HELD_LOGITS = 2**20  # numbers; as many are kept on the device before the losses
 AT_ONCE = 2**24  # numbers of logits whose logarithms are in memory together
 HELD_BATCHES = 64  # micro-batches; as many
 HELD_GROUPS = 16  # results of such computations that wait on the device for a log or a save
+MOST_DEPTH = 4  # operations between a cross-entropy and the loss
 TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of a loss, for its rounding
 ROUNDING = 1e-4  # of other dtypes
 MEAN_ONLY = (
@@ -58,12 +61,15 @@ MicroBatch = tuple[int, Sequence[Row], int]
 class Formula(NamedTuple):
     """Formula by which a model computes its loss from logits and labels."""
 
-    kind: str  # "ce", "mse", "bce", or "given": a loss kernel gives the losses of tokens in place of logits
+    # "ce", "mse", "bce"; in place of logits there are losses of tokens: "given" by a loss kernel, or of `kept_losses`
+    kind: str
     shifts: bool = False  # the logits at position i are compared with label i + 1
     smoothing: float = 0.0  # share of the uniform target
 
     def flat(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns logits (values, ...) and labels that can be joined with those of other micro-batches."""
+        if self.kind == "kept":
+            return logits, labels
         if self.kind in ("mse", "bce"):
             return logits.reshape(len(labels), -1), labels.reshape(len(labels), -1)
         if logits.ndim == 2 and self.kind == "ce":
@@ -74,7 +80,7 @@ class Formula(NamedTuple):
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The values of flat logits and labels, float32."""
-        if self.kind == "given":
+        if self.kind in ("given", "kept"):
             return logits.masked_fill(labels == IGNORE_INDEX, IGNORED)
         if self.kind != "ce":
             logits, labels = logits.float(), labels.float()
@@ -138,8 +144,10 @@ class SampleLosses:
         self.ledger = Ledger() if keeps_ledger else None  # of all processes, since the last `joined`
         self._own = Ledger() if keeps_ledger and engine.num_replicas > 1 else self.ledger  # of this one, since then
         self._formula: Formula | None = None
+        self._depth = 0  # of the cross-entropy below the loss, where the formula is "kept"
         self._is_tried, self._writes = False, writes
         self._is_plain = False  # a sample has one label: what most classifications have, on the shortest way
+        self._num_classes = 1
         self._pending: list[MicroBatch] = []
         self._logits: list[torch.Tensor] = []  # of `_pending`, with their labels
         self._labels: list[torch.Tensor] = []
@@ -164,14 +172,10 @@ class SampleLosses:
             outputs, batch = seen
             rows = self._loader.window_samples[place]
             logits = outputs["logits"]
-            if len(rows) == logits.shape[0]:
+            num = logits.numel()
+            if len(rows) * self._num_classes == num:
                 self._place = place + 1
-                self._pending.append((step, rows, 1))
-                self._logits.append(logits.detach())
-                self._labels.append(batch["labels"])
-                self._num_logits += logits.numel()
-                if self._num_logits > HELD_LOGITS or len(self._pending) == HELD_BATCHES:
-                    self._measure()
+                self._hold((step, rows, 1), logits.detach(), batch["labels"], num)
                 return
         rows = self._rows_of(inputs, progress)
         if not rows or stands_in(inputs):
@@ -197,15 +201,29 @@ class SampleLosses:
         if len(rows) != len(labels):
             self._say(f"a batch has {len(labels)} rows for {len(rows)} samples; these are not in the ledger")
             return
+        if formula.kind == "kept":
+            kept = kept_losses(loss, self._depth)
+            if kept is None:  # this loss was made otherwise
+                self._measure()
+                formula = self._formula = formula._replace(kind="ce")
+            else:
+                num = kept[1].numel()
+                self._hold((step, rows, num // len(rows)), *kept, num)
+                return
         is_known = seen is not None and "labels" in seen[1] and isinstance(seen[0], Mapping)
         self._is_plain = self._is_plain or (
             is_known and formula.kind == "ce" and labels.ndim == 1 and type(rows[0]) is int and self._num_parts == 1
         )
         width = 1 if formula.kind in ("mse", "bce") else labels.numel() // len(labels) - formula.shifts
-        self._pending.append((step, rows, width))
-        self._logits.append(logits.detach())
+        self._num_classes = logits.shape[-1]
+        self._hold((step, rows, width), logits.detach(), labels, logits.numel())
+
+    def _hold(self, batch: MicroBatch, logits: torch.Tensor, labels: torch.Tensor, num_logits: int) -> None:
+        """Keeps a micro-batch until losses are computed, which is done where many have come together."""
+        self._pending.append(batch)
+        self._logits.append(logits)
         self._labels.append(labels)
-        self._num_logits += logits.numel()
+        self._num_logits += num_logits
         if self._num_logits > HELD_LOGITS or len(self._pending) == HELD_BATCHES:
             self._measure()
 
@@ -249,9 +267,24 @@ class SampleLosses:
                 found = float(values[values != IGNORED].mean())
                 if abs(found - mean) <= allowed * max(abs(mean), 1.0):
                     self._formula = formula
+                    if formula.kind == "ce" and labels.ndim == 2 and not self._smoothing:
+                        self._look_for_kept(loss, values, labels, shifts=formula.shifts)
                     return
             reason = f"the loss of the first micro-batch, {mean:.4g}, is not the mean of a known loss of its logits"
         self._say(MEAN_ONLY.format(reason=reason))
+
+    def _look_for_kept(self, loss: torch.Tensor, values: torch.Tensor, labels: torch.Tensor, *, shifts: bool) -> None:
+        """Finds whether the backward pass of the first micro-batch keeps the losses of its tokens, and where."""
+        values = values[values != IGNORED]
+        for depth in range(MOST_DEPTH):
+            kept = kept_losses(loss, depth)
+            if kept is not None and kept[0].numel() in (labels.numel(), labels.numel() - len(labels) * shifts):
+                counted = kept[0][kept[1] != IGNORE_INDEX]
+                if counted.shape == values.shape and torch.allclose(
+                    counted.float(), values, rtol=ROUNDING, atol=ROUNDING
+                ):
+                    self._formula, self._depth = Formula("kept", shifts), depth
+                return
 
     def _say(self, text: str) -> None:
         if text not in self._said:
@@ -394,6 +427,21 @@ class SampleLosses:
         if hasattr(self._dataset, "column_names"):
             return self._dataset.select_columns([name]).select(samples)[name][:]  # type: ignore[no-any-return]
         return [self._dataset[one][name] for one in samples]
+
+
+def kept_losses(loss: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The loss of each label of a cross-entropy, and the labels, from what its backward pass keeps: its own logarithms.
+
+    `depth`: operations between the cross-entropy and the loss, such as a division. None where another one is there.
+    """
+    node: Any = loss.grad_fn  # torch has no types for the nodes of its graph
+    for _ in range(depth):
+        node = node.next_functions[0][0] if node is not None and node.next_functions else None
+    if type(node).__name__ != "NllLossBackward0":
+        return None
+    with torch.no_grad():
+        labels = node._saved_target
+        return functional.nll_loss(node._saved_self, labels, reduction="none", ignore_index=IGNORE_INDEX), labels
 
 
 def rows_of_batch(batch: Sequence[Any]) -> list[Row]:

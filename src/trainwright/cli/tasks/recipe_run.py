@@ -106,15 +106,17 @@ def log_often_enough(args: TrainingArguments, recipe: Recipe, num_samples: int) 
 def rehearse(recipe: Recipe, tree: Tree, say: Say) -> None:
     """Reads data and model, and shows the plan of the run; trains nothing and writes nothing."""
     from trainwright.config.summary import run_summary
-    from trainwright.run import build
+    from trainwright.run import build, console
 
     with tempfile.TemporaryDirectory() as scratch:
         recipe = dataclasses.replace(recipe, training={**recipe.training, "output_dir": scratch})
         trainer = make_trainer(recipe, tree, say)
         args = trainer.args
-        plan = build.step_plan(args, trainer.set_initial_training_values(args, trainer.get_train_dataloader()))
+        loader = trainer.get_train_dataloader()
+        plan = build.step_plan(args, trainer.set_initial_training_values(args, loader))
         trainer.state.compute_steps(args, plan.max_steps)
         lines = run_summary(args, plan, trainer.state, device=args.device, num_replicas=args.world_size)
+        lines += console.source_lines(args, loader, plan, trainer._engine)
     for line in lines:
         word, _, rest = line.partition(" ")
         say(word, rest.strip())
