@@ -258,9 +258,9 @@ class EpochBatches(Sampler[list[int]]):
         self.tells_epoch = False  # batches say of which epoch they are
         self.fetched: deque[list[Any]] | None = None  # batches given, for who takes them out; None: nobody does
         # the same as the order had them, over all processes, where the order cannot be computed again
-        self.ahead: deque[list[Any]] | None = None
-        self._source: Iterator[Any] = iter(())  # what is left of the order of the epoch under way
-        self._rest: Iterator[Any] | None = None  # what the next iteration gives, of an epoch that is begun again
+        self.ahead: deque[list[int]] | None = None
+        self._source: Iterator[int] = iter(())  # what is left of the order of the epoch under way
+        self._rest: Iterator[int] | None = None  # what the next iteration gives, of an epoch that is begun again
         self.left_out: frozenset[int] = frozenset()  # samples in quarantine
         self._substitutes: dict[int, int] = {}  # and those that take their places where these stay
         self.parts: dict[int, ChunkPart] = {}  # this process's, of batches that lost samples, by number from 1
@@ -389,7 +389,7 @@ class EpochBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         order, drawn, rest, loses = self.order_of(self.epoch), self._drawn, self._rest, self.loses_samples
         self._drawn = self._rest = None
-        indices: Iterator[Any]
+        indices: Iterator[int]
         if rest is not None:
             indices = rest
         elif drawn is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from tqdm.auto import tqdm
 
@@ -15,6 +15,8 @@ from trainwright.data.samplers import ChunkPart, RankShare
 from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, State, next_lookahead
 from trainwright.data.streaming.stream_state import StreamPlace
 from trainwright.errors import DataError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ def _chunks_of_items(opened: OpenStream, size: int, *, drop_last: bool) -> Itera
             return
 
 
-def _slicer(items: list[Any]) -> Callable[[ChunkPart | None], list[Any]]:
+def _slicer(items: list[T]) -> Callable[[ChunkPart | None], list[T]]:
     return lambda part: items if part is None else items[part.start : part.stop]
 
 

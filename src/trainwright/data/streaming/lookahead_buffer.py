@@ -16,7 +16,6 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trainwright._types import Item
 from trainwright.config.plans import SamplingPlan
@@ -160,11 +159,11 @@ class LookaheadBatches:
 
         return batch
 
-    def samples_from(self, first: int) -> Callable[[ChunkPart | None], list[Any]]:
+    def samples_from(self, first: int) -> Callable[[ChunkPart | None], list[object]]:
         """What `batches_from` gives, as numbers of samples, or rows of pieces of them; empty where they have none."""
         numbers = self._numbers
 
-        def samples(part: ChunkPart | None) -> list[Any]:
+        def samples(part: ChunkPart | None) -> list[object]:
             group = self.groups[first + (0 if part is None else part.start)] if numbers else []
             if group and isinstance(group[0], list):
                 group = [[(numbers[place], start, stop) for place, start, stop in row] for row in group]

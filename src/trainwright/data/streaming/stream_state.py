@@ -62,7 +62,7 @@ class BatchOrigin:
     part: ChunkPart | None  # of a chunk that is not full
     num_samples: int | None = None  # samples in the batches of all processes, where that is not the size
     # of this process's batch, the numbers of its samples, or of rows of pieces of them; empty where they have none
-    samples: list[Any] = field(default_factory=list)
+    samples: list[object] = field(default_factory=list)
 
 
 class BatchItems(list[Item]):
