@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright import EarlyStoppingCallback, TrainerControl, TrainerState
+from trainwright.callbacks.dispatch import CallbackHandler
+from trainwright.callbacks.flow import DefaultFlowCallback
 
 NAN = float("nan")
 VALUES = st.lists(st.floats(0, 2, width=16) | st.just(NAN), min_size=1, max_size=12)
@@ -72,6 +74,16 @@ def test_it_says_when_the_last_weights_will_be_kept(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING, logger="trainwright"):
         EarlyStoppingCallback().on_train_begin(args, TrainerState(), TrainerControl())
     assert "load_best_model_at_end" in caplog.text
+
+
+def test_a_callback_of_another_library_that_ends_training_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    args = SimpleNamespace(metric_for_best_model="loss", greater_is_better=False)
+    handler = CallbackHandler([DefaultFlowCallback, transformers.EarlyStoppingCallback(1)], None, None, None, None)
+    state, control = TrainerState(global_step=8, max_steps=40, best_metric=0.5), TrainerControl()
+    for _ in range(2):
+        control = handler.call_event("on_evaluate", args, state, control, metrics={"eval_loss": 1.0})
+    assert control.should_training_stop
+    assert caplog.text.count("EarlyStoppingCallback ends training after step 8 of 40.") == 1
 
 
 def test_the_state_is_that_of_transformers() -> None:

@@ -190,7 +190,7 @@ class CallbackHandler(TrainerCallback):
         self, heard: Heard, args: object, state: TrainerState, control: TrainerControl, kwargs: dict[str, object]
     ) -> TrainerControl:
         for listener, phase in heard:
-            before = self.clock.mark(phase)
+            before, is_stopping = self.clock.mark(phase), control.should_training_stop
             result = listener(
                 args, state, control, model=self.model, processing_class=self.processing_class,
                 tokenizer=self.processing_class, optimizer=self.optimizer, lr_scheduler=self.lr_scheduler,
@@ -199,7 +199,15 @@ class CallbackHandler(TrainerCallback):
             self.clock.mark(before)
             if result is not None:
                 control = result if isinstance(result, TrainerControl) else _read_result(result, control, listener)
+            if phase != LOGGING and control.should_training_stop and not is_stopping:  # ours say so themselves, and why
+                _say_who_stops(listener, state)
         return control
+
+
+def _say_who_stops(listener: Listener, state: TrainerState) -> None:
+    if state.is_world_process_zero and state.global_step < state.max_steps:
+        who = type(getattr(listener, "__self__", listener)).__name__
+        logger.warning("%s ends training after step %d of %d.", who, state.global_step, state.max_steps)
 
 
 def _read_result(result: object, control: TrainerControl, listener: Listener) -> TrainerControl:
