@@ -27,12 +27,13 @@ class Sees(trainwright.TrainerCallback):
 
     def __init__(self, at_step: int = 0) -> None:
         self.trainer: Any = None
+        self.numbers = [BAD]
         self.seen: list[list[int]] = []
         self._at_step = at_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self._at_step:
-            self.trainer.quarantine([BAD])
+            self.trainer.quarantine(self.numbers)
 
     def collate(self, rows: list[dict[str, Any]]) -> Any:
         self.seen.append([row["number"] for row in rows])
@@ -47,6 +48,7 @@ def seeing(folder: Path, *, at_step: int = 0, **settings: Any) -> tuple[Any, See
         folder,
         settings={"per_device_train_batch_size": 2, "train_sampling_strategy": "sequential", **shared},
         train_dataset=rows,
+        eval_dataset=rows,
         model=trainer(folder).model,
         callbacks=[sees],
         data_collator=sees.collate,
@@ -100,6 +102,17 @@ def test_the_rest_of_an_epoch_has_no_sample_of_them_and_none_twice(kind: str, wo
     stops = (2, 4) if kind == "drawing" else (4,)
     told = quarantined.rest_of_epochs(tmp_path, kind, stops=stops, dataloader_num_workers=workers)
     quarantined.check_rest([told], kind)
+
+
+@pytest.mark.parametrize(("step", "numbers"), [(3, [6, 7]), (2, [4, 5, 6, 7])])
+def test_a_run_that_has_nothing_left_evaluates_and_saves_once(step: int, numbers: list[int], tmp_path: Path) -> None:
+    by_steps = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    one, sees = seeing(tmp_path, at_step=step, max_steps=-1, num_train_epochs=1, **by_steps)
+    sees.numbers = numbers
+    one.train()
+    assert one.state.max_steps == one.state.global_step == step
+    assert [entry["step"] for entry in one.state.log_history if "eval_loss" in entry] == [2, *[3] * (step == 3)]
+    assert trainwright.get_last_checkpoint(tmp_path) == str(tmp_path / f"checkpoint-{step}")
 
 
 def test_steps_that_are_given_stay_and_take_more_epochs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

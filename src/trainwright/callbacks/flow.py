@@ -48,6 +48,15 @@ class DefaultFlowCallback(TrainerCallback):
         return control
 
 
+def end_after(args: Arguments, state: TrainerState, control: TrainerControl) -> None:
+    """Sets the flags of a last step for one that is known to be the last only now, but not what it has done already."""
+    step = state.global_step
+    evaluates = args.eval_strategy == "steps" and (args.eval_delay or 0) <= step
+    control.should_evaluate |= evaluates and not _is_due(step, state.eval_steps)
+    control.should_save |= args.save_strategy == "steps" and not _is_due(step, max(state.save_steps or 0, 0))
+    control.should_training_stop = True
+
+
 class EarlyStoppingCallback(TrainerCallback, ExportableState):
     """Stops after `early_stopping_patience` evaluations in a row without improvement.
 

@@ -30,7 +30,7 @@ from trainwright._types import (
     is_instance_of,
 )
 from trainwright.callbacks.dispatch import CallbackHandler
-from trainwright.callbacks.flow import TimeLimits
+from trainwright.callbacks.flow import TimeLimits, end_after
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.lease import Lease, NullLease, take
 from trainwright.config import resolve
@@ -243,6 +243,8 @@ class TrainingRun:
         if not is_own:
             resume.continue_schedule(self.context.scheduler, args, before=before.max_steps, now=plan.max_steps)
         self.plan, self.context = plan, replace(self.context, plan=plan, start=start)
+        if plan.max_steps <= step:
+            end_after(args, self.progress.state, self.progress.control)
         if plan.num_left_out != before.num_left_out:
             logger.warning(
                 "In quarantine: %s. Epochs are of %s from step %d on, and the run of %s.",
