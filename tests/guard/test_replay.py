@@ -362,7 +362,9 @@ assert all(value.isfinite().all() for value in model.state_dict().values())
 def test_one_poisoned_row_of_the_demo_is_named_and_replayed(tmp_path: Path) -> None:
     """As on the page about incidents, with fewer rows."""
     done = run_python("-W", "ignore", "-c", DEMO, str(tmp_path), cwd=ROOT / "examples")
-    assert "Sample 37 of the training data made it" in " ".join(done.stderr.split())
+    said = " ".join(done.stderr.split())
+    assert "Sample 37 of the training data made it" in said
+    assert "trainer.quarantine([37]) leaves it out." in said
     (folder,) = folders(tmp_path)
     shown = run_python("-W", "ignore", "-m", "trainwright", "replay", str(folder), cwd=tmp_path).stdout
     assert "nan: the same bits as in the incident" in shown

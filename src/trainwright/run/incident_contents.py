@@ -150,7 +150,9 @@ def words_for(seen: Evidence) -> str:
     many = "s" if len(seen.rows) > 1 else ""
     if not seen.samples:
         return f"Row{many} {rows} of its batch made it."
-    return f"Sample{many} {', '.join(map(str, seen.samples))} of the training data made it (row{many} {rows})."
+    samples = ", ".join(map(str, seen.samples))
+    cure = f"trainer.quarantine([{samples}]) leaves {'them' if many else 'it'} out"
+    return f"Sample{many} {samples} of the training data made it (row{many} {rows}); {cure}."
 
 
 def fill(folder: Path, window: Window, seen: Evidence, *, engine: Engine, model: Any, is_hang: bool) -> dict[str, str]:
