@@ -81,7 +81,7 @@ TEXT_LABELS = "Labels that are texts need numbers: dataset.class_encode_column('
 
 
 def label_cure(model: Model) -> str:
-    """How samples of this model come to labels, as sentences."""
+    """Returns sentences that say how samples for this model get labels."""
     name = type(core_model(model)).__name__
     if "CausalLM" in name or "LMHead" in name:
         return (

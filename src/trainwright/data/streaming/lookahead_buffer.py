@@ -160,7 +160,7 @@ class LookaheadBatches:
         return batch
 
     def samples_from(self, first: int) -> Callable[[ChunkPart | None], list[object]]:
-        """What `batches_from` gives, as numbers of samples, or rows of pieces of them; empty where they have none."""
+        """Returns numbers for what `batches_from` gives: of samples, or of their pieces by row; empty without numbers."""
         numbers = self._numbers
 
         def samples(part: ChunkPart | None) -> list[object]:
