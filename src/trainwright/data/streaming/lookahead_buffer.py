@@ -160,7 +160,7 @@ class LookaheadBatches:
         return batch
 
     def samples_from(self, first: int) -> Callable[[ChunkPart | None], list[object]]:
-        """Returns numbers for what `batches_from` gives: of samples, or of their pieces by row; empty without numbers."""
+        """Returns numbers for what `batches_from` gives: of samples, or of their pieces by row; empty if unknown."""
         numbers = self._numbers
 
         def samples(part: ChunkPart | None) -> list[object]:
