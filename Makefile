@@ -117,7 +117,7 @@ golden: $(VENV)/.dev
 
 # Release.
 
-.PHONY: format wheel installs release coverage ratchet
+.PHONY: format wheel installs release coverage
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix
@@ -142,10 +142,6 @@ coverage: $(VENV)/.release
 	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -m "$(TIER)" $(ARGS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
-
-# Writes down what tests/contract/test_ratchet.py counts, where it is lower than before.
-ratchet: $(VENV)/.dev
-	PYTHONPATH=src $(BIN)/python -m tests.contract.ratchet
 
 $(VENV)/.release: $(VENV)/.dev
 	$(PIP) --editable '.[release]'

@@ -63,9 +63,8 @@ def test_the_index_lists_every_page() -> None:
     assert sorted(re.findall(r"- ([\w/]+\.md)", navigation)) == sorted({*pages, "index.md"})
 
 
-def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+def test_the_links_of_the_readme_lead_somewhere() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) < 150
     links = re.findall(r'(?:\]\(|src="|srcset=")(?!https?:|#)([^)"]+)', text)
     assert "docs/pictures/train-light.svg" in links
     assert [link for link in links if not (ROOT / link).exists()] == []
