@@ -171,11 +171,6 @@ class LossRule:
         items = self._num_items(batch).to(loss.device) * self.num_processes
         return loss * (num_items / items.clamp(min=1))
 
-    def only_divides(self, batch: Batch, num_items: torch.Tensor | int | None, *, share: float) -> bool:
-        """Returns True if `apply` divides the loss by the number of micro-batches, and does nothing else."""
-        is_weighted = share != 1 or isinstance(batch, TailBatch) or (self.weights_items and num_items is not None)
-        return not (is_weighted or self._arrives_scaled(num_items))
-
     def _arrives_scaled(self, num_items: torch.Tensor | int | None) -> bool:
         if self.is_scaled is not None:
             return self.is_scaled

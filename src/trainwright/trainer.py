@@ -1272,10 +1272,6 @@ class Trainer:
                 first = run.guard.first_gradient(loss)
             else:
                 first = run.guard.first_gradient(loss)
-                if micro_batches > 1 and first is None and rule.only_divides(inputs, num_items, share=share):
-                    progress.clock.mark(BACKWARD)
-                    if engine.backward_of_share(loss, micro_batches):
-                        return torch.div(loss.detach(), micro_batches)
                 loss = added = rule.apply(loss, inputs, num_items, micro_batches=micro_batches, share=share)
             progress.clock.mark(BACKWARD)
             engine.backward(loss, gradient=first)
@@ -1792,9 +1788,8 @@ class Trainer:
         inputs = self._prepare_inputs(inputs)
         with_loss = results.is_for_loss(inputs, self.label_names, returns_loss=self.can_return_loss)
         labels = results.labels_of(inputs, self.label_names) if with_loss and not prediction_loss_only else None
-        loss, has_gradients = None, torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # `torch.no_grad()` takes as long as an operation
-        try:
+        loss = None
+        with torch.no_grad():
             if with_loss:
                 num_items = self._get_num_items_in_batch([inputs], self._services.engine.device)
                 loss, outputs = self._loss_in_contexts(model, inputs, num_items, return_outputs=True)
@@ -1802,8 +1797,6 @@ class Trainer:
             else:
                 with self.compute_loss_context_manager():
                     outputs = model(**inputs)
-        finally:
-            torch._C._set_grad_enabled(has_gradients)
         if prediction_loss_only:
             return loss, None, None
         return loss, results.split_outputs(outputs, ignore_keys, model=self.model, has_loss=with_loss), labels

@@ -1,9 +1,10 @@
 """Between two optimizer steps nothing waits for the device and nothing looks around.
 
 Ten steps without a log or a save, during which reading a number back, asking for a package or an environment
-variable, and touching a file raise. Two things are not the loop's affair: what a fused optimizer's kernel reads inside
-torch (the dispatcher is left before it runs; torch's unfused AdamW reads its step count back on a CPU, and so has no
-row), and what the forward of a model of transformers looks at.
+variable, and touching a file raise. A guard that knows loss and norm to be in main memory may read them: nothing waits
+for that. Two things are not the loop's affair: what a fused optimizer's kernel reads inside torch (the dispatcher is left
+before it runs; torch's unfused AdamW reads its step count back on a CPU, and so has no row), and what the forward of a
+model of transformers looks at.
 """
 
 import builtins
@@ -19,6 +20,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainwright
+from trainwright.guard import step_guard
+from trainwright.state.meter import LossMeter
 
 from . import doubles
 
@@ -67,6 +70,8 @@ class Quiet:
     def begin(self) -> None:
         for owner, name in LOOKS_AROUND:
             self._patches.setattr(owner, name, _raises(f"{owner.__name__}.{name}", getattr(owner, name)))
+        for owner, name in ((step_guard, "read"), (LossMeter, "read_loss_of_this_step")):
+            self._patches.setattr(owner, name, _paused(getattr(owner, name)))
         # A torch that is built with CUDA reads the environment for it in each step of its optimizers.
         self._patches.setattr(torch.accelerator, "is_available", lambda: False)
         self._patches.setattr(torch.cuda, "is_available", lambda: False)
@@ -85,6 +90,17 @@ def _raises(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         if Quiet.is_paused:
             return original(*args, **kwargs)
         raise NotQuietError(f"{name} was called")
+
+    return called
+
+
+def _paused(read: Callable[..., float]) -> Callable[..., float]:
+    def called(*args: Any) -> float:
+        Quiet.is_paused, before = True, Quiet.is_paused
+        try:
+            return read(*args)
+        finally:
+            Quiet.is_paused = before
 
     return called
 

@@ -13,7 +13,6 @@ from trainwright.config.plans import GuardPlan
 from trainwright.guard.history import SD_PER_MAD, SpikeHistory
 from trainwright.guard.incidents import IncidentLog
 from trainwright.guard.step_guard import HostGuard, Spikes
-from trainwright.state.meter import NormReading
 from trainwright.state.trainer_state import TrainerState
 
 
@@ -97,15 +96,15 @@ def test_the_window_is_seldom_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_guard_decides_by_the_accepted_values_of_both_histories(stream: str) -> None:
     plan = GuardPlan(on_spike="skip", spike_window=40, spike_warmup=5, spike_threshold=3.0, max_skipped_steps=0)
     log = IncidentLog(lambda incident: None, max_skipped=0, record=lambda incident, window: incident)
-    reading, spikes, draw = NormReading(), Spikes(plan), random.Random(3)
-    guard = HostGuard("skip", log, spikes, is_alone=True, reading=reading)
+    spikes, draw = Spikes(plan), random.Random(3)
+    guard = HostGuard("skip", log, spikes, is_alone=True)
     losses, norms, num_spikes = [], [], 0
     for step in range(300):
         loss, norm = STREAMS[stream](draw, step), abs(STREAMS[stream](draw, step))
-        reading.norm, reading.value = torch.tensor(norm), norm
-        run: Any = SimpleNamespace(meter=SimpleNamespace(step_loss=loss), state=TrainerState(), window=None)
+        meter = SimpleNamespace(read_loss_of_this_step=lambda loss=loss: loss)
+        run: Any = SimpleNamespace(meter=meter, state=TrainerState(), window=None)
         is_spike = len(losses) >= 5 and (by_definition(losses, loss, 3.0) or by_definition(norms, norm, 3.0))
-        assert guard.permits(run, reading.norm) is not is_spike
+        assert guard.permits(run, norm, optimizer=None, scheduler=None) is not is_spike
         num_spikes += is_spike
         if not is_spike:
             losses, norms = [*losses, loss][-40:], [*norms, norm][-40:]

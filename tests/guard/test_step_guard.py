@@ -29,10 +29,10 @@ def poison_of(step: int, kind: str = "nan", *, micro_batches: int = 1) -> dict[i
 def decide_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has a run on the CPU use the guard of GPUs, whose flag is then in main memory."""
 
-    def make(plan: GuardPlan, report: Any, *, optimizer: Any, scheduler: Any, device: Any, **facts: Any) -> Any:
+    def make(plan: GuardPlan, report: Any, *, optimizer: Any, device: Any, **facts: Any) -> Any:
         assert step_guard.takes_found_inf(optimizer)
         log = IncidentLog(report, max_skipped=plan.max_skipped_steps, record=facts["record"])
-        return step_guard.DeviceGuard(plan.on_nonfinite, log, optimizer, scheduler, device=device)
+        return step_guard.DeviceGuard(plan.on_nonfinite, log, optimizer, device=device)
 
     monkeypatch.setattr(training, "make_guard", make)
 

@@ -89,7 +89,7 @@ def window(engine: Any, made: Any, parts: int, scale: float = 1.0) -> None:
 
 
 def weights(engine: Any, made: Any) -> list[float]:
-    engine.refresh(made.model)
+    engine.begin_epoch(made.model)
     whole = engine.whole_weights(made.model)
     state = engine.unwrap(made.model).state_dict() if whole is None else whole
     return [value for name in sorted(state) for value in state[name].double().flatten().tolist()]
@@ -102,7 +102,7 @@ def windows_and_norms(backend: str) -> None:
         window(engine, made, parts)
         norm = float(engine.clip(made.model, 0.3))
         applied = engine.step(made.optimizer)
-        engine.zero_grad()
+        engine.zero_grad(made.model)
         tell(**{f"{backend}: {parts}": {"norm": norm, "applied": applied, "weights": weights(engine, made)}})
 
 
@@ -114,7 +114,7 @@ def skipped(backend: str) -> None:
     with contextlib.suppress(OverflowError):
         engine.clip(made.model, 0.3)
     applied = engine.step(made.optimizer)
-    engine.zero_grad()
+    engine.zero_grad(made.model)
     tell(**{f"{backend}: skipped": {"applied": applied, "same": before == weights(engine, made)}})
 
 

@@ -131,7 +131,7 @@ def test_zero_grad_leaves_nothing_to_add_to(backend: Backend) -> None:
     engine = backend.make()
     made = prepared(engine)
     window(engine, made.model, [batch(4)], num_items=4)
-    engine.zero_grad()
+    engine.zero_grad(made.model)
     assert all(p.grad is None or not p.grad.any() for p in made.model.parameters())
     assert engine.clip(made.model, 1.0).item() == 0.0
 
@@ -160,15 +160,14 @@ def test_frozen_and_unused_parameters_are_left_alone(backend: Backend) -> None:
 
 
 @engines
-def test_a_parameter_that_was_added_is_clipped_after_a_refresh(backend: Backend) -> None:
+def test_a_parameter_that_was_added_is_clipped_and_cleared_at_once(backend: Backend) -> None:
     engine = backend.make()
     made = prepared(engine)
     made.model.extra = nn.Parameter(torch.ones(3))
-    engine.refresh(made.model)
     made.model.extra.grad = torch.full((3,), 100.0)
     assert engine.clip(made.model, 1.0).item() == pytest.approx(100.0 * math.sqrt(3))
     assert made.model.extra.grad.norm().item() == pytest.approx(1.0, rel=1e-3)
-    engine.zero_grad()
+    engine.zero_grad(made.model)
     assert made.model.extra.grad is None
 
 
@@ -222,7 +221,7 @@ def test_it_learns(backend: Backend, mixed: str) -> None:
         engine.backward(loss)
         engine.clip(made.model, 1.0)
         engine.step(made.optimizer)
-        engine.zero_grad()
+        engine.zero_grad(made.model)
         losses.append(loss.item())
     assert losses[-1] < 0.3 < losses[0]
 
@@ -239,7 +238,7 @@ def test_an_overflow_in_fp16_skips_the_update_and_says_so(backend: Backend) -> N
     engine.clip(made.model, 1.0)
     assert engine.step(made.optimizer) is False
     assert all(torch.equal(a, b) for a, b in zip(weights(engine, made.model), before, strict=True))
-    engine.zero_grad()
+    engine.zero_grad(made.model)
     applied = False
     for _ in range(30):  # the scale comes down until the gradients fit
         with engine.mixed_precision(made.model):
@@ -247,7 +246,7 @@ def test_an_overflow_in_fp16_skips_the_update_and_says_so(backend: Backend) -> N
         engine.backward(loss)
         norm = engine.clip(made.model, 1.0)
         applied = engine.step(made.optimizer)
-        engine.zero_grad()
+        engine.zero_grad(made.model)
         if applied:
             break
     assert applied

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
-from torch.autograd.graph import _engine_run_backward
 
 from trainwright._types import DataLoaderLike, Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config.plans import EnginePlan
-from trainwright.engine.gradients import FusedAdam, Gradients
 from trainwright.engine.precision import autocast_forward, peak_flops
 from trainwright.state.interrupts import Interrupts
-from trainwright.state.meter import NormReading
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -41,11 +38,7 @@ class Engine:
         self.input_dtype: torch.dtype | None = None  # of a batch's floating-point tensors; None: as they come
         self._plan = plan
         self._scaler: torch.amp.GradScaler | None = getattr(accelerator, "scaler", None)
-        self.norm_reading = NormReading()
-        self._gradients = Gradients([])
-        self._fused: FusedAdam | None = None
         self._optimizer: Optimizer = None
-        self._backward = self._backward_of(None)
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -79,8 +72,6 @@ class Engine:
     def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Takes the model whose parameters are updated, and its optimizer."""
         self._optimizer = optimizer
-        self._backward = self._backward_of(optimizer)
-        self.refresh(model)
 
     def _compiled(self, model: nn.Module) -> nn.Module:
         """Returns the model compiled as the plan says."""
@@ -107,33 +98,57 @@ class Engine:
         """
         self.accelerator.gradient_state.sync_gradients = is_last
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        """Computes gradients of a scalar loss, scaled here for fp16, and adds them to those of the window."""
-        self._backward(loss, **kwargs)
+    def backward(self, loss: torch.Tensor, *, gradient: torch.Tensor | None = None) -> None:
+        """Computes the gradients of a loss and adds them to those of the window; for fp16 they are scaled here.
 
-    def backward_of_share(self, loss: torch.Tensor, num_shares: int) -> bool:
-        """Computes the gradients of `loss / num_shares`, without that division in the graph.
+        A replaced `accelerator.backward` is called as the original Trainer calls it. Accelerate's own does what is done
+        here, and divides the loss by one before.
 
-        Returns False, and computes nothing, where that is left to `backward`.
+        Args:
+            loss: a scalar with its graph, divided for the window already.
+            gradient: a scalar with which the backward pass begins, in place of 1.
         """
-        return isinstance(self._backward, PlainBackward) and self._backward.of_share(loss, num_shares)
+        accelerator = self.accelerator
+        is_own = is_from(accelerator.backward, "accelerate") and accelerator.gradient_accumulation_steps == 1
+        if gradient is not None and not (is_own and is_from(type(loss).backward, "torch")):
+            loss.register_hook(gradient.mul)  # a replacement may take nothing but the loss
+            gradient = None
+        start = {} if gradient is None else {"gradient": gradient}
+        if hasattr(self._optimizer, "fused_backward"):  # LOMO updates the weights while it computes the gradients
+            self._fused_backward(loss, is_own=is_own)
+        elif not is_own:
+            accelerator.backward(loss)
+        elif self._scaler is not None:
+            self._scaler.scale(loss).backward(**start)  # type: ignore[no-untyped-call]
+        else:
+            loss.backward(**start)  # type: ignore[no-untyped-call]
 
-    def _backward_of(self, optimizer: Optimizer) -> Callable[..., None]:
-        if hasattr(optimizer, "fused_backward"):  # LOMO updates the weights while it computes the gradients
-            return self._fused_backward
-        return PlainBackward() if self._scaler is None else self._scaled_backward
-
-    def _scaled_backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        assert self._scaler is not None
-        self._scaler.scale(loss).backward(**kwargs)  # type: ignore[no-untyped-call]
-
-    def _fused_backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
-        self._optimizer.fused_backward(loss, self._optimizer.param_groups[0]["lr"])
+    def _fused_backward(self, loss: torch.Tensor, *, is_own: bool) -> None:
+        learning_rate = self._optimizer.param_groups[0]["lr"]
+        if is_own:
+            self._optimizer.fused_backward(loss, learning_rate)
+        else:
+            self.accelerator.backward(loss, learning_rate=learning_rate)
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        """Scales gradients to a joint 2-norm of at most `max_norm`; returns the norm before, a detached scalar."""
+        """Scales gradients to a joint 2-norm of at most `max_norm`, by `accelerator.clip_grad_norm_` if it is replaced.
+
+        Args:
+            model: as the engine wrapped it; its parameters are read now, since some may be new.
+            max_norm: the largest norm that is left as it is; infinity only measures.
+
+        Returns:
+            The norm before, a detached scalar; a replacement may return another value.
+        """
         self._unscale()
-        return self._gradients.clip(max_norm)
+        clip = self.accelerator.clip_grad_norm_
+        if not is_from(clip, "accelerate"):
+            return clip(model.parameters(), max_norm)
+        return self._clip(model, max_norm)
+
+    def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        """Clips by torch's function, which accelerate calls too, as it is at this moment."""
+        return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
 
     def _unscale(self) -> None:
         if self._scaler is not None:
@@ -157,26 +172,26 @@ class Engine:
     def step(self, optimizer: Optimizer) -> bool:
         """Updates the weights; returns False if the update was skipped, because gradients overflowed in fp16."""
         if self._scaler is None:
-            if self._fused is None or not self._fused.step(optimizer):
-                optimizer.step()
+            optimizer.step()
             return True
         scale = self._scaler.get_scale()
         self._scaler.step(optimizer)
         self._scaler.update()
         return bool(self._scaler.get_scale() >= scale)  # the scaler lowers its scale when it skips
 
-    def scale_gradients(self, factor: torch.Tensor) -> None:
+    def scale_gradients(self, model: nn.Module, factor: torch.Tensor) -> None:
         """Multiplies the accumulated gradients, which `backward` has averaged over processes, by a scalar."""
-        self._gradients.scale(factor)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
 
-    def zero_grad(self) -> None:
-        """Clears the gradients."""
-        self._gradients.clear()
+    def zero_grad(self, model: nn.Module) -> None:
+        """Clears the gradients by the model's own method."""
+        model.zero_grad()
 
-    def refresh(self, model: nn.Module) -> None:
-        """Reads the list of parameters, and what the optimizer is, again; called when an epoch begins."""
-        self._gradients = Gradients(model.parameters(), self.norm_reading)
-        self._fused = FusedAdam.of(self._optimizer)
+    def begin_epoch(self, model: nn.Module) -> None:
+        """Prepares a wrapped model for the first step of an epoch; nothing to do where it is whole."""
 
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
         """Context of `model.generate`, whose value is the keywords that it needs where processes share a model."""
@@ -336,37 +351,10 @@ class Engine:
         return 0
 
 
-class PlainBackward:
-    """`loss.backward`; of a plain scalar without its checks and conversions, and with a first gradient that is kept."""
-
-    def __init__(self) -> None:
-        self._first, self._num_shares = torch.ones(()), 1
-        self._backward = torch.Tensor.backward  # a library may replace it
-
-    def __call__(self, loss: torch.Tensor, gradient: torch.Tensor | None = None, **kwargs: Any) -> None:
-        if kwargs or not (self.of_share(loss, 1) if gradient is None else self._from(loss, gradient)):
-            loss.backward(gradient=gradient, **kwargs)  # type: ignore[no-untyped-call]
-
-    def of_share(self, loss: torch.Tensor, num_shares: int) -> bool:
-        """Computes the gradients of `loss / num_shares`; returns False where `loss` is no plain scalar."""
-        first = self._first
-        if type(loss) is torch.Tensor and (
-            num_shares != self._num_shares or first.dtype is not loss.dtype or first.device != loss.device
-            or first._version  # somebody wrote to it
-        ):  # fmt: skip
-            first = torch.ones_like(loss, requires_grad=False) / num_shares  # the bits that a division gives its input
-            self._first, self._num_shares = first, num_shares
-        return self._from(loss, first)
-
-    def _from(self, loss: torch.Tensor, first: torch.Tensor) -> bool:
-        """Begins with a gradient of the loss; returns False where one of them is no plain scalar."""
-        if (
-            type(loss) is not torch.Tensor or type(first) is not torch.Tensor or loss.ndim != 0 or first.ndim != 0
-            or loss.dtype is not first.dtype or loss.is_complex() or torch.Tensor.backward is not self._backward
-        ):  # fmt: skip
-            return False
-        _engine_run_backward((loss,), (first,), False, False, (), allow_unreachable=True, accumulate_grad=True)
-        return True
+def is_from(function: object, package: str) -> bool:
+    """Returns True if a function, or method, is written in a package itself; a wrapper or replacement is not."""
+    scope: dict[str, Any] = getattr(function, "__globals__", {})
+    return str(scope.get("__name__")).partition(".")[0] == package
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

@@ -25,7 +25,7 @@ from trainwright.config.plans import EnginePlan
 from trainwright.distributed.process_group import start_group
 from trainwright.distributed.world import World
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, MakeScheduler
+from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, MakeScheduler, is_from
 from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.precision import DTYPES
 from trainwright.errors import ArgumentError, ModelError
@@ -171,16 +171,15 @@ class DeepSpeedEngine(DistributedEngine):
         self._train_engine.set_gradient_accumulation_boundary(sync)
         return NO_CONTEXT
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+    def backward(self, loss: torch.Tensor, *, gradient: torch.Tensor | None = None) -> None:
         self._was_applied = None
         # DeepSpeed begins the backward pass itself. The product is a new tensor: where the model returned the loss and
         # there is no ZeRO, hooks on the model's outputs would divide its gradient by the accumulation.
-        gradient = kwargs.pop("gradient", None)
         loss = loss * (1.0 if gradient is None else gradient)
-        self._train_engine.backward(loss, scale_wrt_gas=False, **kwargs)  # the loss is normalized already
-
-    def backward_of_share(self, loss: torch.Tensor, num_shares: int) -> bool:
-        return False
+        if is_from(self.accelerator.backward, "accelerate"):
+            self._train_engine.backward(loss, scale_wrt_gas=False)  # the loss is normalized already
+        else:
+            self.accelerator.backward(loss, scale_wrt_gas=False)
 
     def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         self._update()
@@ -210,7 +209,7 @@ class DeepSpeedEngine(DistributedEngine):
         self._update()
         return bool(self._was_applied)
 
-    def scale_gradients(self, factor: torch.Tensor) -> None:
+    def scale_gradients(self, model: nn.Module, factor: torch.Tensor) -> None:
         """Scales them within the update: ZeRO divides gradients by its loss scale there, which is another one for it.
 
         Reads the factor back; the update of DeepSpeed reads the norm.
@@ -225,14 +224,10 @@ class DeepSpeedEngine(DistributedEngine):
                 "1 or above, or divide the loss by num_items_in_batch."
             )
         else:
-            grads = [parameter.grad for group in self._groups for parameter in group if parameter.grad is not None]
-            torch._foreach_mul_(grads, factor)
+            super().scale_gradients(model, factor)
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, model: nn.Module) -> None:
         """DeepSpeed clears gradients when it has used them."""
-
-    def refresh(self, model: nn.Module) -> None:
-        """DeepSpeed keeps its own list of parameters."""
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         inner: nn.Module = getattr(model, "_trainwright_module", model)

@@ -142,8 +142,7 @@ class FSDP1Engine(FSDPEngine):
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
         return NO_CONTEXT if sync or self._plan.ddp.sync_each_batch else self._sharded.no_sync()
 
-    def clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        self._unscale()
+    def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         return self._sharded.clip_grad_norm_(max_norm)  # type: ignore[no-any-return]
 
     def unwrap(self, model: nn.Module) -> nn.Module:

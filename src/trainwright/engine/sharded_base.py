@@ -22,7 +22,7 @@ from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, uncompiled
 from trainwright.engine.distributed_base import DistributedEngine
-from trainwright.engine.gradients import step_each_kind
+from trainwright.engine.gradients import clip_each_kind, step_each_kind
 from trainwright.errors import ModelError
 
 if TYPE_CHECKING:
@@ -47,8 +47,10 @@ class ShardedEngine(DistributedEngine):
         return model  # a device may have room for a shard only: a model is moved when it is sharded, or was before
 
     def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
-        self._sharded, self._syncs = model, True
+        self._sharded = model
+        self._syncs = True
         super()._begin(model, optimizer)
+        reshard(model)
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
         if sync != self._syncs and not self._plan.ddp.sync_each_batch:
@@ -57,9 +59,11 @@ class ShardedEngine(DistributedEngine):
             self._syncs = sync
         return NO_CONTEXT
 
-    def refresh(self, model: nn.Module) -> None:
+    def begin_epoch(self, model: nn.Module) -> None:
         reshard(self._sharded)
-        super().refresh(self._sharded)
+
+    def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
+        return clip_each_kind(self._sharded.parameters(), max_norm)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -120,7 +121,8 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> Any:
     if depth == 0 or not isinstance(value, dict):
         raise ValueError("it is nested too deeply, or a value is not an object")
     if "tensor" in value:
-        return tensors[value["tensor"]]
+        # In memory of its own, aligned as in the run: kernels take other paths for a tensor in the middle of a file's.
+        return tensors[value["tensor"]].clone()
     if "dict" in value:
         batch = {key: _decode(one, tensors, depth - 1) for key, one in value["dict"]}
         if "num_samples" not in value:
@@ -167,6 +169,11 @@ def _random_state(value: Any) -> Any:
 
 
 def bits(loss: torch.Tensor) -> str:
-    """Returns a scalar as its type and its bytes, such as "float32 0000c07f"; two NaN with other bytes differ."""
-    data = bytes(loss.detach().reshape(1).cpu().view(torch.uint8).tolist())
+    """Returns a scalar as its type and its bytes, such as "float32 0000803f"; all NaN are alike.
+
+    The sign of a NaN depends on the order in which a kernel takes its operands, and so on where they lie in memory.
+    """
+    value = loss.detach().reshape(1).cpu()
+    value = torch.where(value.isnan(), torch.full_like(value, math.nan), value)
+    data = bytes(value.view(torch.uint8).tolist())
     return f"{str(loss.dtype).removeprefix('torch.')} {data.hex()}"

@@ -26,6 +26,9 @@ from trainwright.state.run_state import RunState
 class Snapshot(Protocol):
     """A state to go back to."""
 
+    def follow(self, optimizer: Optimizer, scheduler: Scheduler) -> None:
+        """Takes the optimizer and the schedule of the next update, which a callback may have replaced."""
+
     def keep(self, run: RunState, *, is_saved: bool) -> None:
         """Takes the state after a finished step, where that is due."""
 
@@ -47,6 +50,16 @@ class MemorySnapshot:
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # a tensor and its copy, by the tensor's id
         self._states: dict[torch.Tensor, dict[str, Any]] = {}  # Any: an optimizer's state of a parameter
         self._undo: Callable[[], None] = lambda: None
+
+    def follow(self, optimizer: Optimizer, scheduler: Scheduler) -> None:
+        """Takes a replaced optimizer: the copy has the weights for it, and it begins with the state that it has now."""
+        if optimizer is not self._optimizer and self._step is not None:
+            parameters = [copied for copied in self._copies.values() if isinstance(copied[0], nn.Parameter)]
+            self._copies = {id(tensor): (tensor, copy) for tensor, copy in parameters}
+            self._states = {parameter: dict(state) for parameter, state in optimizer.state.items()}
+            self._undo = schedule_memory(scheduler)
+        self._optimizer = optimizer
+        self._scheduler = scheduler
 
     def keep(self, run: RunState, *, is_saved: bool) -> None:
         """Copies the state after a finished step: the first one, each `every` steps, and with each checkpoint."""
@@ -90,6 +103,9 @@ class SavedSnapshot:
     def __init__(self, load: Callable[[], int]) -> None:
         self.restore = load
 
+    def follow(self, optimizer: Optimizer, scheduler: Scheduler) -> None:
+        """Does nothing: a checkpoint is loaded into the optimizer that the trainer has."""
+
     def keep(self, run: RunState, *, is_saved: bool) -> None:
         """Does nothing: checkpoints are written anyway."""
 
@@ -106,6 +122,7 @@ class Rollback:
         self._num_left_out = num_left_out
         self._last, self._times = -1, 0  # step of the snapshot that was used last, and how often
         self.keep = snapshot.keep
+        self.follow = snapshot.follow
         self.left_out = 0
 
     def leaves_out(self) -> bool:

@@ -10,9 +10,9 @@ makes the update and so must not mark the gradients: it looks at the loss, avera
 
 A step is a spike if its loss or its norm is far above those before it (`history.py`).
 
-`HostGuard` knows the norm before the update. On the CPU clipping and the meter have read norm and loss in main memory,
-which waits for nothing, so every optimizer is guarded this way there: a skipped step calls neither the optimizer nor
-the schedule. On a GPU it waits for the backward pass, once a step.
+`HostGuard` knows the norm before the update. Reading it waits for nothing on a CPU, so every optimizer is guarded this
+way there: a skipped step calls neither the optimizer nor the schedule. On a GPU it waits for the backward pass, once a
+step.
 
 `DeviceGuard` waits for nothing: torch's fused optimizers take a device scalar `found_inf` and leave weights, states
 and step counts alone where it is 1. The host learns of a skipped step later: the flag is copied asynchronously, and
@@ -46,7 +46,6 @@ from trainwright.config.plans import GuardPlan
 from trainwright.guard.history import NO_BOUND, SpikeHistory
 from trainwright.guard.incidents import NON_FINITE, SPIKE, Incident, IncidentLog, Record, error_of
 from trainwright.guard.rollback import Rollback, schedule_memory
-from trainwright.state.meter import NormReading, float_at, in_main_memory
 from trainwright.state.run_state import RunState
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ LOWEST = -HIGHEST
 class NullGuard:
     """Guard of runs that let every update through."""
 
-    def permits(self, run: RunState, grad_norm: GradNorm) -> bool:
+    def permits(self, run: RunState, grad_norm: GradNorm, *, optimizer: Optimizer, scheduler: Scheduler) -> bool:
         """Returns True."""
         return True
 
@@ -200,7 +199,6 @@ class HostGuard:
         was_updated: returns whether a bad step's update was made before the norm is known; None: it never is.
         mean: mean of a scalar over the processes, called for spikes and "warn"; None where there is one.
         is_alone: the losses are in main memory, and no other process has some.
-        reading: the norm that clipping has read.
     """
 
     def __init__(
@@ -213,28 +211,26 @@ class HostGuard:
         *,
         mean: Mean | None = None,
         is_alone: bool = False,
-        reading: NormReading | None = None,
     ) -> None:
         self._policy = policy
         self._log = log
         self._spikes = spikes
         self._rollback = rollback
         self._was_updated = was_updated
-        self._slot = torch.zeros(())  # host memory, read through `_view` without torch
-        self._view = self._slot.numpy()
-        self._reading = NormReading() if reading is None else reading
         self._mean = mean
         self._is_alone = is_alone
         self._judges_loss = policy == "warn" or (is_alone and policy != "ignore")
         self._reads_loss = self._judges_loss or spikes is not None
         self.first_gradient = LossMark() if policy in DECIDING and not is_alone else no_mark
 
-    def permits(self, run: RunState, grad_norm: GradNorm) -> bool:
+    def permits(self, run: RunState, grad_norm: GradNorm, *, optimizer: Optimizer, scheduler: Scheduler) -> bool:
         """Decides about the update of the current step.
 
         Args:
             run: at the step before.
             grad_norm: of the window, before clipping.
+            optimizer: makes the update; a callback may have replaced the one of the steps before.
+            scheduler: stepped after the update; None where evaluations drive it.
 
         Returns:
             False if the update must not be made.
@@ -242,14 +238,14 @@ class HostGuard:
         Raises:
             NonFiniteError, SpikeError: the policy is to stop, or too many steps in a row were skipped.
         """
+        if self._rollback is not None:
+            self._rollback.follow(optimizer, scheduler)
         if self._rollback is not None and self._rollback.leaves_out():
             self._log.leave_out()
             return False
-        reading, spikes = self._reading, self._spikes
-        norm = reading.value if grad_norm is reading.norm else self._read(grad_norm)
-        loss = run.meter.step_loss if self._is_alone else None
-        if loss is None:
-            loss = self._read(loss_of(run, self._mean)) if self._reads_loss else 0.0
+        spikes = self._spikes
+        norm = read(grad_norm)
+        loss = self._loss_of(run)
         if spikes is not None and LOWEST <= norm <= spikes.norm_bound and LOWEST <= loss <= spikes.loss_bound:
             spikes.losses.append(loss)
             spikes.norms.append(norm)
@@ -290,16 +286,10 @@ class HostGuard:
         self._log.add(incident)
         return action == "warn"
 
-    def _read(self, value: GradNorm) -> float:
-        if not isinstance(value, torch.Tensor):
-            return 0.0 if value is None else value
-        if in_main_memory(value):
-            return float_at(value.data_ptr()).value
-        if value.dtype == torch.float64 != self._slot.dtype:
-            self._slot = self._slot.double()
-            self._view = self._slot.numpy()
-        self._slot.copy_(value)
-        return float(self._view)
+    def _loss_of(self, run: RunState) -> float:
+        if self._is_alone:
+            return run.meter.read_loss_of_this_step()
+        return read(loss_of(run, self._mean)) if self._reads_loss else 0.0
 
     def settle(self) -> None:
         """Does nothing: what is decided is known."""
@@ -339,7 +329,6 @@ class DeviceGuard:
         policy: `on_nonfinite`: "skip", "warn" or "stop".
         log: takes the incidents.
         optimizer: honours `found_inf`.
-        scheduler: stepped after each update; None: nothing is to be put back.
         device: of the gradients.
         mean: mean of a scalar over the processes, called only for "warn"; None where there is one.
     """
@@ -349,7 +338,6 @@ class DeviceGuard:
         policy: str,
         log: IncidentLog,
         optimizer: Optimizer,
-        scheduler: Scheduler,
         *,
         device: torch.device,
         mean: Mean | None = None,
@@ -358,22 +346,25 @@ class DeviceGuard:
         self._mean = mean
         self._log = log
         self._optimizer = optimizer
-        self._scheduler = scheduler
+        self._is_read = True  # the optimizer reads `found_inf`
         self._at_once = HostGuard(policy, log, mean=mean)
         self._found_inf = torch.zeros((), device=device)
         self._copy = torch.zeros((), pin_memory=device.type == "cuda")
-        self._view = self._copy.numpy()
         self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         # A step whose flag is not read, its window, and its undoing.
         self._waiting: tuple[int, object, Callable[[], None]] | None = None
         self.first_gradient = self._at_once.first_gradient
 
-    def permits(self, run: RunState, grad_norm: GradNorm) -> bool:
+    def permits(self, run: RunState, grad_norm: GradNorm, *, optimizer: Optimizer, scheduler: Scheduler) -> bool:
         """Decides about the update of the current step on the device; see `HostGuard.permits`."""
         self.settle()
-        if not isinstance(grad_norm, torch.Tensor) or not self._optimizer.state:
+        if optimizer is not self._optimizer:
+            self.close()
+            self._optimizer = optimizer
+            self._is_read = takes_found_inf(optimizer)
+        if not isinstance(grad_norm, torch.Tensor) or not optimizer.state or not self._is_read:
             self._found_inf.zero_()
-            return self._at_once.permits(run, grad_norm)
+            return self._at_once.permits(run, grad_norm, optimizer=optimizer, scheduler=scheduler)
         is_made = self._policy == "warn"
         zero = grad_norm * 0.0 + loss_of(run, self._mean) * 0.0 if is_made else grad_norm * 0.0
         torch.ne(zero, 0.0, out=self._found_inf)
@@ -381,8 +372,8 @@ class DeviceGuard:
         if self._event is not None:
             self._event.record()
         if not is_made:
-            self._optimizer.found_inf = self._found_inf
-        undo = nothing if is_made else schedule_memory(self._scheduler)
+            optimizer.found_inf = self._found_inf
+        undo = nothing if is_made else schedule_memory(scheduler)
         self._waiting = run.state.global_step + 1, run.window, undo
         return True
 
@@ -397,7 +388,7 @@ class DeviceGuard:
         (step, window, undo), self._waiting = self._waiting, None
         if self._event is not None:
             self._event.synchronize()
-        if float(self._view) == 0.0:
+        if self._copy.item() == 0.0:
             self._log.accept()
             return
         undo()
@@ -432,14 +423,12 @@ def make_guard(
     *,
     record: Record,
     optimizer: Optimizer,
-    scheduler: Scheduler,
     device: torch.device,
     mean: Mean | None,
     rollback: Rollback | None,
     was_updated: Callable[[], bool] | None,
     has_scaler: bool,
     knows_norm: bool,
-    reading: NormReading,
 ) -> StepGuard:
     """Makes the guard of a run.
 
@@ -448,14 +437,12 @@ def make_guard(
         report: called with each incident.
         record: writes the bundle of an incident; returns it with what more is known.
         optimizer: of the run.
-        scheduler: of the run.
         device: of the gradients.
         mean: mean of a scalar over the processes, called only for spikes and "warn"; None where there is one process.
         rollback: goes back to a snapshot; None: no policy asks for it.
         was_updated: for an engine that updates the weights as it clips: whether it made the update of a bad step.
         has_scaler: a loss scale (fp16) skips what overflows; its skips are no incidents.
         knows_norm: the engine tells the norm of each step.
-        reading: the norm that clipping has read.
 
     Returns:
         The guard.
@@ -468,9 +455,16 @@ def make_guard(
     spikes = None if plan.on_spike == "off" else Spikes(plan)
     needs_host = spikes is not None or rollback is not None or was_updated is not None
     if device.type == "cuda" and takes_found_inf(optimizer) and not needs_host:
-        return DeviceGuard(policy, log, optimizer, scheduler, device=device, mean=mean)
+        return DeviceGuard(policy, log, optimizer, device=device, mean=mean)
     is_alone = mean is None and device.type == "cpu"
-    return HostGuard(policy, log, spikes, rollback, was_updated, mean=mean, is_alone=is_alone, reading=reading)
+    return HostGuard(policy, log, spikes, rollback, was_updated, mean=mean, is_alone=is_alone)
+
+
+def read(value: GradNorm) -> float:
+    """Returns a norm or a loss as a number; one on a device is waited for."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return 0.0 if value is None else value
 
 
 def loss_of(run: RunState, mean: Mean | None) -> torch.Tensor:

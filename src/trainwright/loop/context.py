@@ -60,7 +60,7 @@ class LoopContext:
     # leaves samples in quarantine out after some batches of an epoch (None: where it begins); returns the shorter plan
     count_anew: Callable[[int, int | None], StepPlan]
     guard: StepGuard  # decides whether an update is made
-    scheduler_follows_metrics: bool = False  # the schedule is driven by evaluations, not by steps
+    follows_metrics: Callable[[object], bool]  # whether a schedule is driven by evaluations, not by steps
     first_look: FirstStepObserver = NULL_OBSERVER  # watches the first step of this run
     # tries a window again that did not fit into memory; None: the error ends the run
     smaller_batches: MicroBatchRetry | None = None

@@ -38,7 +38,7 @@ def saving_last_step(session: LoopContext, run: RunState, hooks: TrainHooks) -> 
 
 def epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_start: bool = False) -> Iterator[int]:
     """Yields the epochs from `session.start` to the end of the plan, or until a callback stops the run."""
-    session.engine.zero_grad()
+    session.engine.zero_grad(session.model)
     session.events.fire("on_train_begin", run)
     session.guard.keep(run)
     if eval_on_start:
@@ -62,7 +62,7 @@ def epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_st
 
 def steps_of_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int) -> Iterator[Step]:
     """Yields the steps of one epoch, or of the rest of one after a resume. The caller trains each step."""
-    session.engine.refresh(session.model)
+    session.engine.begin_epoch(session.model)
     start = session.start
     skipped = start.batches if epoch == start.epoch else 0
     run.begin_epoch(epoch, batches_done=skipped)

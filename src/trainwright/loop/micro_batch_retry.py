@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from trainwright._types import Batch, Nested
+from trainwright._types import Batch, Model, Nested
 from trainwright.hooks import LoopEngine, RandomStates
 from trainwright.state.run_state import RunState
 from trainwright.tensor_tree import find_batch_size
@@ -67,8 +67,9 @@ def _slice(value: object, first: int, last: int, size: int) -> Nested:
 class MicroBatchRetry:
     """Retries a window with smaller micro-batches until it fits; used only with `auto_find_batch_size`."""
 
-    def __init__(self, engine: LoopEngine, randomness: RandomStates) -> None:
+    def __init__(self, engine: LoopEngine, model: Model, randomness: RandomStates) -> None:
         self._engine = engine
+        self._model = model
         self._randomness = randomness
 
     def prepare(self, run: RunState) -> Snapshot:
@@ -85,7 +86,7 @@ class MicroBatchRetry:
             return False
         run.num_parts *= 2
         states, (count, num_recorded), run.flos, run.tokens = before
-        self._engine.zero_grad()
+        self._engine.zero_grad(self._model)
         self._engine.empty_cache()
         self._randomness.restore(states)
         run.meter.rewind(count)

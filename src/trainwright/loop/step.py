@@ -114,7 +114,7 @@ class Step:
             session.events.fire("on_step_end", run)
             after_step(session, run, hooks, self.result, epoch=run.epoch)
         else:
-            session.engine.zero_grad()
+            session.engine.zero_grad(session.model)
             run.meter.rewind(self._num_losses)
             run.recorded.drop(run.step_under_way)
             run.window = None
@@ -141,16 +141,18 @@ def update_weights(session: LoopContext, run: RunState, hooks: TrainHooks) -> Up
     grad_norm = hooks._clip_grad_norm(model) if session.plan.max_grad_norm > 0 else None
     grad_norm = hooks._get_grad_norm(model, grad_norm=grad_norm)
     events.fire("on_pre_optimizer_step", run)
-    is_permitted = session.guard.permits(run, grad_norm)
+    optimizer = hooks.optimizer  # read now, and the schedule too: a callback may have replaced them
+    scheduler = None if session.follows_metrics(hooks.lr_scheduler) else hooks.lr_scheduler
+    is_permitted = session.guard.permits(run, grad_norm, optimizer=optimizer, scheduler=scheduler)
     if not is_permitted:
         run.recorded.drop(run.step_under_way)
     run.is_updating = True
-    was_applied = is_permitted and session.engine.step(session.optimizer)
+    was_applied = is_permitted and session.engine.step(optimizer)
     events.fire("on_optimizer_step", run)
     learning_rate = hooks._get_learning_rate()  # the rate of this step, before the schedule moves on
-    if was_applied and not session.scheduler_follows_metrics:
-        session.scheduler.step()
-    session.engine.zero_grad()
+    if was_applied and scheduler is not None:
+        scheduler.step()
+    session.engine.zero_grad(model)
     run.clock.mark(OTHER)
     return Update(grad_norm, learning_rate)
 
@@ -180,6 +182,6 @@ def divide_by_items(session: LoopContext, run: RunState) -> None:
     num_items = torch.stack([items for *_, items in losses]).sum()
     num_items = (engine.sum(num_items) if engine.num_replicas > 1 else num_items).clamp(min=torch.finfo().tiny)
     divisor = num_items / engine.num_replicas
-    engine.scale_gradients(1 / (divisor * ITEM_SCALE))
+    engine.scale_gradients(session.model, 1 / (divisor * ITEM_SCALE))
     run.meter.divide_by_items(divisor)
     run.window = replace(run.window, divisor=divisor)

@@ -202,7 +202,7 @@ class IncidentRecorder:
         finally:
             rng.restore(after)
             if engine.holds_parts:
-                engine.refresh(self._hooks.model)
+                engine.begin_epoch(self._hooks.model)
         sizes = [find_batch_size(batch) for batch in window.batches]
         if [len(ids) for ids in seen.all_samples] == sizes:
             seen.samples = [seen.all_samples[number][row] for number, row in seen.rows]

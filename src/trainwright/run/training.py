@@ -323,8 +323,7 @@ class TrainingRun:
         self.progress.begin(device=engine.device, skip_non_finite=args.logging_nan_inf_filter, collect=stacked)
         self._data_wait = DataWait(self.progress.clock)
         guards, optimizer = resolve.guard(args), parts["optimizer"]
-        follows_metrics = schedules.follows_metrics(parts["scheduler"])
-        scheduler = None if follows_metrics else parts["scheduler"]
+        scheduler = None if schedules.follows_metrics(parts["scheduler"]) else parts["scheduler"]
         rollback = make_rollback(
             guards, parts["model"], optimizer, scheduler, load_newest=load_newest,
             samples_per_step=self.batch_size * engine.num_replicas * self.plan.micro_batches,
@@ -337,10 +336,10 @@ class TrainingRun:
             parts["events"].fire("on_incident", self.progress, incident=incident)
 
         self.guard = make_guard(
-            guards, report, record=self.recorder.record, optimizer=optimizer, scheduler=scheduler, device=engine.device,
+            guards, report, record=self.recorder.record, optimizer=optimizer, device=engine.device,
             mean=None if stacked is None else lambda loss: stacked(loss).mean(), rollback=rollback,
             was_updated=(lambda: engine.step(optimizer)) if engine.updates_in_clip else None,
-            has_scaler=engine.scales_loss, knows_norm=engine.knows_norm, reading=engine.norm_reading,
+            has_scaler=engine.scales_loss, knows_norm=engine.knows_norm,
         )  # fmt: skip
         meeting = self.progress.interrupts.meeting
         if meeting is not None:
@@ -359,10 +358,10 @@ class TrainingRun:
             engine=engine, plan=self.plan, rule=rule, guard=self.guard, first_look=first_look,
             start=RunStart(epoch=epoch, batches=batches, checkpoint=checkpoint,
                            owes_evaluation=self.pending_actions.evaluates, owes_save=self.pending_actions.saves),
-            scheduler_follows_metrics=follows_metrics,
+            follows_metrics=schedules.follows_metrics,
             saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
             random_states=input_pipeline.random_states(args), reproduces=reproduces(args),
-            smaller_batches=MicroBatchRetry(engine, rng) if args.auto_find_batch_size else None,
+            smaller_batches=MicroBatchRetry(engine, parts["model"], rng) if args.auto_find_batch_size else None,
             **parts,
         )  # fmt: skip
         return self.context

@@ -202,7 +202,7 @@ def _make_states(session: LoopContext, model: Any, *, keeps_gradients: bool) -> 
             parameter.grad = torch.zeros_like(parameter)
     session.optimizer.step()
     if not keeps_gradients:
-        session.engine.zero_grad()
+        session.engine.zero_grad(session.model)
 
 
 class _MarkedHooks:
