@@ -33,6 +33,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -101,7 +102,7 @@ def make_schedule(
     options = dict(options or {})
     steps = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
     if name in FACTORS and not options:
-        return LambdaLR(optimizer, partial(FACTORS[name], **steps))
+        return lr_scheduler.LambdaLR(optimizer, partial(FACTORS[name], **steps))
     from transformers.optimization import get_scheduler
 
     _check_options(name, options)
@@ -111,29 +112,30 @@ def make_schedule(
 
 def schedule_for(args: Arguments, optimizer: Optimizer, num_training_steps: int) -> LRScheduler:
     """Makes the schedule of a run that many steps long."""
-    kind, warmup, options = args.lr_scheduler_type, args.get_warmup_steps(num_training_steps), args.lr_scheduler_kwargs
+    bind_step(optimizer)
     return make_schedule(
-        kind, optimizer, num_warmup_steps=warmup, num_training_steps=num_training_steps, options=options
+        args.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=args.get_warmup_steps(num_training_steps),
+        num_training_steps=num_training_steps,
+        options=args.lr_scheduler_kwargs,
     )
 
 
-class LambdaLR(lr_scheduler.LambdaLR):
-    """torch's LambdaLR; from the second step on without its warnings, and with one call of a factor for all groups."""
+def bind_step(optimizer: Optimizer) -> None:
+    """Makes a method of a function that somebody put in the place of `optimizer.step`: torch's schedules wrap methods.
 
-    def step(self, epoch: int | None = None) -> None:
-        groups, factor = self.optimizer.param_groups, self.lr_lambdas[0]
-        is_usual = epoch is None and self._step_count >= 2
-        for group, other in zip(groups, self.lr_lambdas, strict=True):
-            is_usual = is_usual and other is factor and not isinstance(group["lr"], torch.Tensor)
-        if not is_usual:
-            super().step(epoch)
-            return
-        self._step_count += 1
-        self.last_epoch += 1
-        scale = factor(self.last_epoch)
-        self._last_lr = [rate * scale for rate in self.base_lrs]
-        for group, rate in zip(groups, self._last_lr, strict=True):
-            group["lr"] = rate
+    The wrapper of an earlier schedule is a function too, which the next schedule takes as it is.
+    """
+    step = vars(optimizer).get("step")
+    is_of_a_schedule = getattr(step, "__globals__", {}).get("__name__") == lr_scheduler.__name__
+    if step is None or is_of_a_schedule or hasattr(step, "__func__"):
+        return
+
+    def bound(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return step(*args, **kwargs)
+
+    vars(optimizer)["step"] = MethodType(bound, optimizer)
 
 
 def schedule_options(name: str) -> tuple[str, ...]:
