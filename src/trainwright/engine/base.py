@@ -111,7 +111,8 @@ class Engine:
         accelerator = self.accelerator
         is_own = is_from(accelerator.backward, "accelerate") and accelerator.gradient_accumulation_steps == 1
         if gradient is not None and not (is_own and is_from(type(loss).backward, "torch")):
-            loss.register_hook(gradient.mul)  # a replacement may take nothing but the loss
+            # A replacement may take nothing but the loss.
+            loss.register_hook(gradient.mul)  # type: ignore[no-untyped-call]
             gradient = None
         start = {} if gradient is None else {"gradient": gradient}
         if hasattr(self._optimizer, "fused_backward"):  # LOMO updates the weights while it computes the gradients
@@ -143,7 +144,7 @@ class Engine:
         self._unscale()
         clip = self.accelerator.clip_grad_norm_
         if not is_from(clip, "accelerate"):
-            return clip(model.parameters(), max_norm)
+            return clip(model.parameters(), max_norm)  # type: ignore[no-any-return]
         return self._clip(model, max_norm)
 
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
