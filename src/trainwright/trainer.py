@@ -620,9 +620,13 @@ class Trainer:
         plan = build.step_plan(args, self.set_initial_training_values(args, dataloader))
         console.check_run(args, build.rule_facts(plan, self, engine.device))
         loader = run.read_from(
-            dataloader, plan, engine, batch_size=self._train_batch_size,
+            dataloader,
+            plan,
+            engine,
+            batch_size=self._train_batch_size,
             fills_windows=not is_overridden(self, "get_batch_samples"),
-        )  # fmt: skip
+            rewinds=resolve.checkpoint(args).saves_on_interrupt,
+        )
         if not engine.dispatches:
             checks.check_ends_together(plan, loader.position.chunk, engine.num_replicas)
         run.continue_from(checkpoint, args, engine, self.train_dataset)

@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from trainwright.checkpoint import rng
+from trainwright.guard import bundle
 
 from .._support.small import REFERENCE, make_trainer
 
@@ -38,7 +39,7 @@ def test_restoring_repeats_all_draws() -> None:
     assert draws() == first
 
 
-def test_a_snapshot_has_the_states_of_a_capture() -> None:
+def test_plain_states_give_the_same_draws() -> None:
     drawing = [
         random.random,
         lambda: random.gauss(0, 1),
@@ -51,21 +52,45 @@ def test_a_snapshot_has_the_states_of_a_capture() -> None:
     ]
     for draw in drawing:
         draw()
-        snapshot, states = rng.snapshot(), rng.capture()
-        assert isinstance(snapshot, rng.Snapshot)  # of the memory of this interpreter's generators
-        assert str(rng.plain(snapshot)) == str(states)
+        states = rng.capture()
         first = draws()
-        rng.restore(snapshot)
+        rng.restore(rng.plain(states))
+        assert rng.same(rng.capture(), states)
         assert draws() == first
+        assert not rng.same(rng.capture(), states)
 
 
-def test_generators_that_lie_elsewhere_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rng, "_bit_generator", object)
-    assert rng.snapshot().keys() == rng.capture().keys()
-    monkeypatch.setattr(rng, "_memory", lambda: None)
-    assert rng.snapshot().keys() == rng.capture().keys()
-    with pytest.raises(LookupError):
-        rng._find(random.Random(3), b"what no generator has")
+def test_another_generator_of_numpy_is_kept_too(tmp_path: Path) -> None:
+    before = np.random.get_bit_generator()  # type: ignore[attr-defined]  # not in numpy's stubs
+    np.random.set_bit_generator(np.random.PCG64(3))  # type: ignore[attr-defined]
+    try:
+        rng.save(tmp_path / "rng_state.pth", rng.capture())
+        first = draws()
+        rng.restore(rng.load(tmp_path / "rng_state.pth"))
+        assert draws() == first
+        folder = tmp_path / "bundle"
+        folder.mkdir()
+        bundle.write_random_states(rng.plain(rng.load(tmp_path / "rng_state.pth")), folder)
+        rng.restore(bundle.read_random_states(folder))
+        assert draws() == first
+    finally:
+        np.random.set_bit_generator(before)  # type: ignore[attr-defined]
+
+
+def test_states_are_copied_by_the_functions_that_are_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that a library has replaced is the one that is called."""
+    called: list[str] = []
+    for module, name in ((random, "getstate"), (np.random, "get_state"), (torch, "get_rng_state"),
+                         (random, "setstate"), (np.random, "set_state"), (torch, "set_rng_state")):  # fmt: skip
+        original = getattr(module, name)
+
+        def noting(*args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
+            called.append(_name)
+            return _original(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, noting)
+    rng.restore(rng.capture())
+    assert called == ["getstate", "get_state", "get_rng_state", "setstate", "set_state", "set_rng_state"]
 
 
 def test_through_a_file(tmp_path: Path) -> None:

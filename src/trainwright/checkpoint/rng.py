@@ -1,19 +1,23 @@
-"""Random states of this process, as plain numbers and tensors that load without unpickling anything else.
+"""Random states of this process: copied and put back by the public functions of each library, and their files.
 
-A step may have to note the states of before it, which nearly always nobody reads. `snapshot` copies the memory of
-python's and numpy's generators: their own functions make 1,249 numbers of it, which takes 50 times as long.
+A copy keeps what these functions return; `plain` makes numbers and tensors of it, which load without unpickling
+anything else, and only what writes a file calls that. A copy takes about 50 us on a CPU, of which numpy's generator
+takes 35 and python's 12, so a step makes as few as possible:
+
+- Before a fetch of data that may draw random numbers in this process (`data/loader.py`): a checkpoint after the step,
+  or a signal during the fetch, begins with the draws of that fetch again. Data that lie ready, and workers, need none.
+- At the beginning of a window with `save_on_exception` (`loop/fit.py`); where both are needed it is one copy.
+- Before the forward passes of a window (`loop/fit.py`), of torch's generators alone (`capture_torch`, about 1 us), for
+  the bundle of an incident. All generators are copied there only where the model was seen to draw from the others.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import random
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,103 +26,16 @@ from trainwright._types import RNG_STATE_NAME
 from trainwright.errors import CheckpointError
 
 States: TypeAlias = dict[str, Any]  # generator -> its state, each of its own type
-NumpyState: TypeAlias = "tuple[str, np.ndarray[Any, Any], int, int, float]"
-
-
-WORDS, GAUSS = 624, struct.Struct("=i4xd")  # of a Mersenne Twister; whether numpy keeps a normal number, and which
-TwisterMemory = ctypes.c_char * (4 * (WORDS + 1))  # its words, and how many of them are given out
-
-
-class Snapshot(NamedTuple):
-    """States as they lie in memory; `plain` makes those of `capture` of them."""
-
-    python: bytes
-    gauss_next: float | None
-    numpy: bytes
-    gauss: bytes
-    others: States
-
-
-class GeneratorMemory:
-    """Memory of python's and numpy's generators; a LookupError where its layout is not the known one."""
-
-    def __init__(self) -> None:
-        self._python = random.random.__self__  # type: ignore[attr-defined]  # a method of the generator
-        words = np.array(random.getstate()[1], dtype=np.uint32)
-        place = id(self._python) + _find(self._python, words[WORDS:].tobytes() + words[:WORDS].tobytes())
-        self._python_words = TwisterMemory.from_address(place)
-        drawn = np.random.RandomState(0)
-        drawn.standard_normal()
-        _, _, _, has_gauss, gauss = cast(NumpyState, drawn.get_state(legacy=True))
-        self._numpy = _bit_generator()
-        self._numpy_words = TwisterMemory.from_address(self._numpy.ctypes.state_address)
-        owner = np.random.random.__self__  # type: ignore[attr-defined]
-        place = id(owner) + _find(drawn, GAUSS.pack(has_gauss, gauss))
-        self._gauss = (ctypes.c_char * GAUSS.size).from_address(place)
-        self._device_states = _device_states if _device_states() else dict
-        seen, known = plain(self.copy()), capture()
-        if any(seen[name] != known[name] for name in ("python", "numpy")):
-            raise LookupError
-
-    def copy(self) -> Snapshot | States:
-        """Returns the states of now."""
-        if _bit_generator() is not self._numpy:
-            return capture()
-        others = self._device_states()
-        others["cpu"] = torch.default_generator.get_state()
-        gauss_next = self._python.gauss_next
-        return Snapshot(self._python_words.raw, gauss_next, self._numpy_words.raw, self._gauss.raw, others)
-
-
-def _bit_generator() -> Any:  # its type is not in numpy's stubs
-    return np.random.get_bit_generator()  # type: ignore[attr-defined]
-
-
-def _find(owner: object, content: bytes) -> int:
-    place = ctypes.string_at(id(owner), type(owner).__basicsize__).find(content)
-    if place < 0:
-        raise LookupError
-    return place
-
-
-@functools.cache
-def _memory() -> GeneratorMemory | None:
-    try:
-        return GeneratorMemory()
-    except LookupError:
-        return None
-
-
-def snapshot() -> Snapshot | States:
-    """Returns the states of now for `restore` and `plain`, copied as fast as it goes."""
-    memory = _memory()
-    return capture() if memory is None else memory.copy()
-
-
-def plain(states: Any) -> Any:
-    """Returns the states of a snapshot as `capture` returns them; others, and None, as they are."""
-    if not isinstance(states, Snapshot):
-        return states
-    given, *words = np.frombuffer(states.python, np.uint32).tolist()
-    *keys, position = np.frombuffer(states.numpy, np.uint32).tolist()
-    has_gauss, gauss = GAUSS.unpack(states.gauss)
-    python = (random.Random.VERSION, (*words, given), states.gauss_next)
-    return {"python": python, "numpy": ("MT19937", keys, position, has_gauss, gauss), **states.others}
 
 
 def capture() -> States:
-    """Returns the states of python's, numpy's and torch's generators, in the form that transformers reads too."""
-    kind, keys, position, has_gauss, cached = cast(NumpyState, np.random.get_state(legacy=True))
-    states: States = {
-        "python": random.getstate(),
-        "numpy": (str(kind), keys.tolist(), int(position), int(has_gauss), float(cached)),
-        "cpu": torch.get_rng_state(),
-    }
-    return states | _device_states()
+    """Returns the states of python's, numpy's and torch's generators, for `restore` and `plain`."""
+    return {"python": random.getstate(), "numpy": np.random.get_state(legacy=False), **capture_torch()}
 
 
-def _device_states() -> States:
-    states: States = {}
+def capture_torch() -> States:
+    """Returns the states of torch's generators alone: that of the CPU, and those of devices."""
+    states: States = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         drives_all = torch.cuda.device_count() > 1 and not torch.distributed.is_initialized()
         states["cuda"] = torch.cuda.get_rng_state_all() if drives_all else torch.cuda.get_rng_state()
@@ -127,26 +44,67 @@ def _device_states() -> States:
     return states
 
 
-def restore(states: Snapshot | States) -> None:
-    """Sets the states of `capture` or `snapshot`; those of devices that this machine lacks are left out."""
-    known: States = plain(states)
-    random.setstate(known["python"])
-    np.random.set_state(known["numpy"])
-    torch.set_rng_state(known["cpu"])
-    if "cuda" in known and torch.cuda.is_available():
-        state = known["cuda"]
+def restore(states: States) -> None:
+    """Sets the states of `capture` or of a file; those of devices that this machine lacks are left out."""
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        state = states["cuda"]
         if not isinstance(state, list):
             torch.cuda.set_rng_state(state)
         else:
             torch.cuda.set_rng_state_all(state[: torch.cuda.device_count()])
-    if "mps" in known and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(known["mps"])
+    if "mps" in states and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(states["mps"])
+
+
+def plain(states: Any) -> Any:
+    """Returns states with numbers, strings and lists in place of numpy's arrays, in the form that transformers reads.
+
+    The states that a loader keeps lie among those of the generators, by names of their own; None stays.
+    """
+    if not isinstance(states, dict):
+        return states
+    return {name: _plain_numpy(one) if name == "numpy" else plain(one) for name, one in states.items()}
+
+
+def _plain_numpy(state: Any) -> Any:
+    if not isinstance(state, dict) or state["bit_generator"] != "MT19937":
+        return _without_arrays(state)
+    words, position = state["state"]["key"], state["state"]["pos"]
+    return "MT19937", _without_arrays(words), int(position), int(state["has_gauss"]), float(state["gauss"])
+
+
+def _without_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_arrays(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_without_arrays, value))
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def same(one: States, other: States) -> bool:
+    """Returns True if two captured states give the same numbers from now on."""
+    return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return bool(one == other)
 
 
 @contextmanager
 def unchanged_random_states() -> Iterator[None]:
     """Whatever draws random numbers inside leaves the states as they were, so evaluating never changes training."""
-    states = snapshot()
+    states = capture()
     try:
         yield
     finally:
@@ -174,8 +132,8 @@ def find_first_file(folder: str | Path, name: str = RNG_STATE_NAME) -> Path | No
 
 
 def save(path: Path, states: States) -> None:
-    """Writes states to a file."""
-    torch.save(states, path)
+    """Writes states to a file, as plain numbers and tensors."""
+    torch.save(plain(states), path)
 
 
 def load(path: Path) -> States:
@@ -192,5 +150,5 @@ def load(path: Path) -> States:
 
 def numpy_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:  # as torch declares it
     """Returns what an array of numpy needs to load under torch's weights-only loading."""
-    core: Any = np._core if hasattr(np, "_core") else np.core
-    return [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
+    make_array: Any = np.empty(0).__reduce__()[0]  # the function that a pickled array names
+    return [make_array, np.ndarray, np.dtype, type(np.dtype(np.uint32))]

@@ -2,7 +2,15 @@
 
 It fetches one batch ahead of the one that is trained, as the original does, so that random draws of a collator fall
 between the same draws of dropout. A batch that lies ready when a checkpoint is written will be fetched again by the
-resumed run; where fetching may draw random numbers, their state from before that fetch is kept for it.
+resumed run; where fetching may draw random numbers in this process, their states from before that fetch are kept for
+it. A signal or an error while a window is fetched goes back to the states from before its first fetch. In windows of
+one micro-batch both are the same copy, since nothing draws in between:
+
+    step    begin_window   fetch of the batch ahead   training
+    7       copy           draws                      draws; a checkpoint keeps the copy and the states of now
+    8       copy           a signal: the states of the copy are put back, and step 7 is saved with the copy before it
+
+Windows of several micro-batches have two copies, one for each of these fetches.
 
 What differs between a dataset with indices, a stream and a dataloader that the user made is in its position
 (`positions.py`).
@@ -28,7 +36,7 @@ from trainwright.data.quarantine import Sample
 from trainwright.data.seeding import SeededItems
 
 _END: Any = object()
-RandomStates = Any  # of python, numpy and torch, as `checkpoint.rng` takes snapshots of them
+RandomStates = Any  # of python, numpy and torch, as `checkpoint.rng` copies them
 
 
 class Loader:
@@ -41,14 +49,18 @@ class Loader:
         random_state: Callable[[], RandomStates],
         set_random_state: Callable[[RandomStates], None],
         copies: DevicePrefetcher | None = None,
-        window: int = 1,
+        window: int | None = None,
+        rewinds: bool = True,
     ) -> None:
         self.dataloader = dataloader  # anything that can be iterated once per epoch
         self._random_state = random_state  # returns the process's random states (python, numpy, torch)
         self._set_random_state = set_random_state
         self._copies = copies  # sends batches to the device ahead of their use; None: they are moved when they are used
-        # so many batches at least are fetched between two calls of `begin_window`, except at the end of an epoch
-        self._window = self._left = window
+        # Micro-batches of a window, between whose fetches nothing draws; the last window of an epoch may have fewer.
+        # None: not known, so that a checkpoint may follow each fetch, and random numbers may be drawn before it.
+        self._window = window
+        self._left = 1 if window is None else window  # batches to come until a checkpoint may be written
+        self._rewinds = rewinds  # a signal goes back to the begin of a window
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._seeds_here = seeds_this_process(dataloader)
         self.position = position_of(dataloader)  # how far training is in it
@@ -57,6 +69,7 @@ class Loader:
         self._epoch_start: RandomStates | None = None
         self._before_ahead: RandomStates | None = None
         self._window_start: tuple[RandomStates, RandomStates | None] | None = None
+        self._now: RandomStates | None = None  # the states of now; None: something may have drawn since the last copy
         self._watched = watched(dataloader)
         # of each batch given since `begin_window`, its samples as the order has them; None: nobody asks for them
         self.window_samples: list[list[Any]] | None = None
@@ -95,10 +108,11 @@ class Loader:
         """
         position = self.position
         position.seek(epoch, skip_batches)
+        self._now = None
         batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=after_first is not None)
         if self._copies is not None:
             batches = map(self._copies.send, batches)
-        fetch: Any = self._fetch_as_it_was if self._seeds_here else next
+        fetch: Any = self._fetch_as_it_was if self._seeds_here else self._fetch
         self._watched.begin()
         try:
             ahead = fetch(batches, _END)
@@ -109,13 +123,15 @@ class Loader:
                 batch = ahead
                 self._left -= 1
                 if self._keeps_states and self._left <= 0:  # a checkpoint may follow: it is between two windows
-                    self._before_ahead = self._random_state()
+                    self._before_ahead = self._states_now()
                 ahead = fetch(batches, _END)
                 if is_last := ahead is _END:
                     self._watched.end_of_dataloader = True
                 position.advance(is_last=is_last)
                 if self.window_samples is not None:
                     self.window_samples.append(self._samples_given())
+                if self._left <= 0:  # training follows
+                    self._now = None
                 yield batch if self._copies is None else self._copies.receive(batch)
         except Exception as error:
             name_sample(error, where=f"epoch {epoch} (counted from 0) of the training data")
@@ -139,9 +155,20 @@ class Loader:
         self.position.keep_rest()
         return self.epoch(epoch, skip_batches=skip_batches, after_first=lambda: self._set_random_state(now))
 
+    def _states_now(self) -> RandomStates:
+        """Returns the random states of now, copied unless nothing can have drawn since the last copy."""
+        if self._now is None:
+            self._now = self._random_state()
+        return self._now
+
+    def _fetch(self, batches: Iterator[Batch], end: object) -> Any:
+        """The next batch, whose fetch may draw."""
+        self._now = None
+        return next(batches, end)
+
     def _fetch_as_it_was(self, batches: Iterator[Batch], end: object) -> Any:
         """The next batch; the random states, which it seeds, are afterwards what they were."""
-        states = self._random_state()
+        states = self._states_now()
         try:
             return next(batches, end)
         finally:
@@ -156,15 +183,22 @@ class Loader:
             self._set_random_state(self._resumed.before_ahead)
         return batches
 
-    def begin_window(self) -> None:
-        """Notes where the last finished step left the data, before the next one waits for its own."""
+    def begin_window(self, random_states: RandomStates | None = None) -> None:
+        """Notes where the last finished step left the data, before the next one waits for its own.
+
+        Args:
+            random_states: those of now, where the caller has copied them.
+        """
         if self._copies is not None:
             self._copies.begin_window()
-        self._left = self._window
+        self._left = 1 if self._window is None else self._window
         if self.window_samples is not None:
             self.window_samples = []
-        if self._keeps_states:
-            self._window_start = (self._random_state(), self._before_ahead)
+        self._now = random_states
+        if self._keeps_states and (self._rewinds or random_states is not None):
+            self._window_start = (self._states_now(), self._before_ahead)
+        if self._window is None:
+            self._now = None
         self.position.begin_window()
 
     def rewind(self) -> None:
@@ -174,6 +208,7 @@ class Loader:
         if self._window_start is not None:
             states, self._before_ahead = self._window_start
             self._set_random_state(states)
+            self._now = None
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
 

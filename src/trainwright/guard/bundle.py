@@ -28,7 +28,7 @@ import torch
 
 from trainwright._types import Batch, JSONObject, TailBatch, json_value, read_json
 from trainwright.errors import BundleError
-from trainwright.guard.random_rewind import States
+from trainwright.state.forward_states import States
 
 FOLDER = "incidents"
 INCIDENT, BATCH, STRUCTURE, RNG, STACKS = (
@@ -138,7 +138,7 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> Any:
 
 
 def write_random_states(states: States, folder: Path) -> None:
-    """Writes random states as JSON, those of torch in base 64."""
+    """Writes plain random states (`checkpoint.rng.plain`) as JSON, those of torch in base 64."""
     write_json(folder / RNG, {name: _random_json(state) for name, state in states.items()})
 
 
@@ -148,7 +148,9 @@ def read_random_states(folder: Path) -> States:
     try:
         states = {name: _random_state(value) for name, value in values.items()}
         version, words, gauss = states["python"]
-        return {**states, "python": (version, tuple(words), gauss), "numpy": tuple(states["numpy"])}
+        numpy = states["numpy"]
+        python = (version, tuple(words), gauss)
+        return {**states, "python": python, "numpy": numpy if isinstance(numpy, dict) else tuple(numpy)}
     except (TypeError, KeyError, ValueError) as error:
         raise BundleError(f"{folder / RNG} holds what no run writes: {error!r}.") from error
 
@@ -156,10 +158,14 @@ def read_random_states(folder: Path) -> States:
 def _random_json(state: Any) -> Any:  # Any: each generator has a type of its own
     if isinstance(state, torch.Tensor):
         return {"bytes": base64.b64encode(state.numpy().tobytes()).decode()}
+    if isinstance(state, dict):
+        return {name: _random_json(one) for name, one in state.items()}
     return [_random_json(one) for one in state] if isinstance(state, (list, tuple)) else state
 
 
 def _random_state(value: Any) -> Any:
+    if isinstance(value, dict) and value.keys() != {"bytes"}:
+        return {name: _random_state(one) for name, one in value.items()}
     if isinstance(value, dict):
         return torch.tensor(list(base64.b64decode(value["bytes"], validate=True)), dtype=torch.uint8)
     return [_random_state(one) for one in value] if isinstance(value, list) else value

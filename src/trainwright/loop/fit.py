@@ -71,7 +71,9 @@ def steps_of_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch
         if run.state.global_step == run.first_step:
             current.first_look.window(window.batches)
         step = Step(current, run, hooks, window, epoch=look_ahead(current, run, window, epoch))
+        run.forward_states.begin_step(window.batches)
         yield step
+        run.forward_states.end_step()
         if step.result is None:
             break
         update = step.result
@@ -171,10 +173,12 @@ def wait_for_data(
 ) -> tuple[list[Batch], torch.Tensor | int | None]:
     """Returns the micro-batches of the next step. A signal ends the wait and rewinds the loader to the last step."""
     run.clock.mark(DATA)
+    random_states = None
     if session.random_states is not None:
+        random_states = session.random_states.capture()
         states = {name: copy.deepcopy(item.state_dict()) for name, item in session.items.items()}
-        run.window_start = session.random_states.snapshot(), run.flos, run.tokens, states
-    session.loader.begin_window()
+        run.window_start = random_states, run.flos, run.tokens, states
+    session.loader.begin_window(random_states)
     try:
         run.interrupts.open()
         window = hooks.get_batch_samples(batches, size, session.engine.device)

@@ -74,7 +74,7 @@ class MicroBatchRetry:
 
     def prepare(self, run: RunState) -> Snapshot:
         """Captures the state to restore before a retry of the window."""
-        return self._randomness.snapshot(), (run.meter.count, run.recorded.count), run.flos, run.tokens
+        return self._randomness.capture(), (run.meter.count, run.recorded.count), run.flos, run.tokens
 
     def take_back(self, run: RunState, before: Snapshot, error: BaseException, window: list[Batch]) -> bool:
         """Undoes a window that did not fit, and cuts micro-batches into twice as many parts from now on.

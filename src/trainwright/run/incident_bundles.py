@@ -1,9 +1,9 @@
 """Incident bundles of a run: gathers what belongs to a bad step, writes it, and keeps the newest. Training continues.
 
-Nothing is kept for it during a healthy step. When an incident is known, its batches are still in the loop, the weights
-are those of before the step, and the random states of before it are computed from those after it
-(`guard/random_rewind.py`), for which the forward passes are run once more. The same pass finds the first module with a
-value that is not finite; parts of the batch then find the samples. A failure of all this is logged, and nothing else.
+A healthy step keeps its random states of before the forward passes for it (`state/forward_states.py`), and nothing
+else. When an incident is known, its batches are still in the loop, and the weights are those of before the step. The
+forward passes are run once more, which shows whether they give the same losses, and finds the first module with a value
+that is not finite; parts of the batch then find the samples. A failure of all this is logged, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from trainwright._types import JSONObject, without_tokens
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, describe_files
+from trainwright.checkpoint.rng import States
 from trainwright.checkpoint.store import CheckpointStore, flush, link_unchanged
 from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
@@ -29,7 +30,7 @@ from trainwright.errors import BadStepError, BundleError, add_note
 from trainwright.guard import bundle
 from trainwright.guard.incidents import Incident
 from trainwright.guard.probe import Findings, probe
-from trainwright.guard.random_rewind import States, rewound, same
+from trainwright.loop.micro_batch_retry import parts_of
 from trainwright.loop.step import Window
 from trainwright.run import incident_contents as contents
 from trainwright.run.incident_contents import Evidence
@@ -106,7 +107,7 @@ class IncidentRecorder:
         text = f"{type(error).__name__}: {without_tokens(str(error))}"
         seen = Evidence()
         try:
-            seen = Evidence(states=rng.capture()) if is_full else self._look_at(window, error=text)
+            seen = Evidence(states=self._states_before(window)) if is_full else self._look_at(window, error=text)
         except Exception as second:
             self._tell("It could not be looked at", self._step, second)
         kind = contents.OUT_OF_MEMORY if is_full else contents.ERROR
@@ -147,7 +148,8 @@ class IncidentRecorder:
         there = window if on_host else Window([], None)  # a copy from a device that hangs would hang too
         has_ended = self._run.progress.is_window_trained
         details = {"kind": contents.HANG, "step": self._step, "what": message, "step_had_ended": has_ended}
-        write = threading.Thread(target=self._write, args=(there, Evidence(), details), daemon=True)
+        seen = Evidence(states=self._states_before(window))
+        write = threading.Thread(target=self._write, args=(there, seen, details), daemon=True)
         write.start()
         write.join(HANG_TIMEOUT_S)
 
@@ -162,14 +164,18 @@ class IncidentRecorder:
     def _model(self) -> Any:
         return self._engine.unwrap(self._hooks.model)
 
-    def _probe(self, *windows: Window) -> Findings:
+    def _states_before(self, window: Window) -> States:
+        """Returns the random states of before a window's forward passes: those of now of generators without a copy."""
+        return rng.capture() | (self._run.progress.forward_states.of(window.batches) or {})
+
+    def _probe(self, window: Window) -> Findings:
         is_shared, context = self._engine.holds_parts, self._run.context  # a pass is one of all processes
         model = context.model if is_shared and context is not None else self._model
-        losses = (one for window in windows for one in contents.window_losses(self._hooks, self._run, model, window))
+        losses = contents.window_losses(self._hooks, self._run, model, window)
         return probe(model, lambda: losses, backward=not is_shared)
 
     def _look_at(self, window: Window, *, error: str = "") -> Evidence:
-        """Finds the random states of before a window, where its bad value began, and which samples made it.
+        """Runs a window again from the random states of before it: where its bad value began, which samples made it.
 
         Where processes hold parts of the weights, all of them look at the same step, and forward passes are run only.
         """
@@ -177,26 +183,18 @@ class IncidentRecorder:
         if engine.holds_parts and (error or engine.updates_in_clip):  # of this process alone, or too late
             return seen
         progress = self._run.progress
-        later = [] if progress.window is window else [progress.window]  # whose forward passes have drawn as well
-        after = rng.capture()
+        kept, after = progress.forward_states.of(window.batches), rng.capture()
+        before = self._states_before(window)
         try:
-            found = self._probe(window, *later)
-            repeated = rng.capture()
-            before: States | None = after
-            has_drawn = not same(after, repeated)
-            if any(engine.gather_objects(has_drawn)) if engine.holds_parts else has_drawn:
-                before = rewound(after, repeated)
-                rng.restore(before or after)
-                found = self._probe(window, *later)
-            ends_alike = before is not None and same(rng.capture(), after)
-            num_losses = len(found.losses)
-            if later:
-                rng.restore(before or after)
-                found = self._probe(window)
-            trained = progress.meter.newest(num_losses)[: len(found.losses)]
+            rng.restore(before)
+            found = self._probe(window)
+            # of a generator without a copy, which a pass must not draw from
+            is_known = kept is not None and rng.same(_without(kept, before), _without(kept, rng.capture()))
+            num_later = 0 if progress.window is window else self._num_losses(progress.window)
+            trained = progress.meter.newest(len(found.losses) + num_later)[: len(found.losses)]
             is_same = [bundle.bits(one) for one in found.losses] == [bundle.bits(one) for one in trained]
-            seen.found, seen.states = found, before or after
-            seen.is_exact = ends_alike and (found.error == error if error else is_same)
+            seen.found, seen.states = found, before
+            seen.is_exact = is_known and (found.error == error if error else is_same)
             if not found.is_finite and found.error == error and not engine.holds_parts:
                 seen.rows = contents.bad_rows(self._hooks, self._run, self._model, window, error=found.error) or []
         finally:
@@ -207,6 +205,10 @@ class IncidentRecorder:
         if [len(ids) for ids in seen.all_samples] == sizes:
             seen.samples = [seen.all_samples[number][row] for number, row in seen.rows]
         return seen
+
+    def _num_losses(self, window: Window | None) -> int:
+        """Losses of a window, each of a micro-batch or of a part of one."""
+        return 0 if window is None else len(parts_of(window.batches, self._run.progress.num_parts, needs_shares=True))
 
     def _gathered(self, window: Window, seen: Evidence, details: JSONObject) -> tuple[Window, Evidence, JSONObject]:
         """Gathers the weights of a model in parts, and the batch of the process whose loss is worst, with its rank.
@@ -315,3 +317,8 @@ class IncidentRecorder:
 
     def _tell(self, what: str, step: int, error: Exception) -> None:
         logger.warning("Incident of step %d: %s: %s: %s", step, what, type(error).__name__, without_tokens(str(error)))
+
+
+def _without(names: States, states: States) -> States:
+    """Returns the states of the other generators."""
+    return {name: state for name, state in states.items() if name not in names}

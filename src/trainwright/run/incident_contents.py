@@ -16,12 +16,12 @@ import torch
 
 from trainwright._types import Batch, JSONObject, is_instance_of, without_tokens
 from trainwright.checkpoint import async_writer, rng
+from trainwright.checkpoint.rng import States
 from trainwright.config.fields import value_of
 from trainwright.engine.base import Engine
 from trainwright.errors import BundleError
 from trainwright.guard import bundle
 from trainwright.guard.probe import Findings, entries_not_finite, find_bad_rows, probe, rows_of, weights_not_finite
-from trainwright.guard.random_rewind import States
 from trainwright.journal import record
 from trainwright.loop.micro_batch_retry import MicroBatchPart, parts_of
 from trainwright.loop.step import Window
@@ -186,7 +186,7 @@ def fill(folder: Path, window: Window, seen: Evidence, *, engine: Engine, model:
         return ""
 
     part("batch", batches)
-    part("random states", lambda: bundle.write_random_states(seen.states or rng.capture(), folder))
+    part("random states", lambda: bundle.write_random_states(rng.plain(seen.states or rng.capture()), folder))
 
     def stacks() -> None:
         with (folder / bundle.STACKS).open("w") as file:

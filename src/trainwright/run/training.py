@@ -58,6 +58,7 @@ from trainwright.run.build import Services, time_limits
 from trainwright.run.console import DataWait
 from trainwright.run.resume import CheckpointArguments, PendingActions
 from trainwright.state import model_modes
+from trainwright.state.forward_states import ForwardStates
 from trainwright.state.run_state import RunState
 from trainwright.state.throughput import FlopEstimator
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -169,14 +170,28 @@ class TrainingRun:
     # -- preparing -----------------------------------------------------------------------------------------------------
 
     def read_from(
-        self, dataloader: DataLoaderLike, plan: StepPlan, engine: Engine, *, batch_size: int, fills_windows: bool
+        self,
+        dataloader: DataLoaderLike,
+        plan: StepPlan,
+        engine: Engine,
+        *,
+        batch_size: int,
+        fills_windows: bool,
+        rewinds: bool,
     ) -> Loader:
-        """Takes the data in; the plan is that of a fresh run, whose windows are whole if `fills_windows`."""
+        """Takes the data in; the plan is that of a fresh run, whose windows are whole if `fills_windows`.
+
+        A signal `rewinds` the loader where its run saves the last step then.
+        """
         copies = make_prefetcher(dataloader, engine.device)
         self.loader = Loader(
-            dataloader, random_state=rng.snapshot, set_random_state=rng.restore, copies=copies,
-            window=plan.micro_batches if fills_windows else 1,
-        )  # fmt: skip
+            dataloader,
+            random_state=rng.capture,
+            set_random_state=rng.restore,
+            copies=copies,
+            window=plan.micro_batches if fills_windows else None,
+            rewinds=rewinds,
+        )
         self.batch_size = batch_size
         self.plan = replace(plan, num_left_out=self.loader.position.num_left_out)
         return self.loader
@@ -321,6 +336,10 @@ class TrainingRun:
         self.loss_rule = rule
         stacked = engine.stacked if engine.num_replicas > 1 else None
         self.progress.begin(device=engine.device, skip_non_finite=args.logging_nan_inf_filter, collect=stacked)
+        if value_of(args, "incidents"):
+            self.progress.forward_states = ForwardStates(
+                capture=rng.capture, capture_torch=rng.capture_torch, same=rng.same
+            )
         self._data_wait = DataWait(self.progress.clock)
         guards, optimizer = resolve.guard(args), parts["optimizer"]
         scheduler = None if schedules.follows_metrics(parts["scheduler"]) else parts["scheduler"]
@@ -551,8 +570,7 @@ class TrainingRun:
         if self.loader is None:
             return {}, None
         state = self.loader.state()
-        states = {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}
-        return {name: rng.plain(one) for name, one in states.items()}, state.position
+        return {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}, state.position
 
 
 # -- pickles and deep copies of a trainer -----------------------------------------------------------------------------

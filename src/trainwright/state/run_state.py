@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from trainwright.state.forward_states import ForwardStates, NullForwardStates
 from trainwright.state.interrupts import Interrupts
 from trainwright.state.meter import LossMeter
 from trainwright.state.recorded_metrics import RecordedMetrics
@@ -78,6 +79,8 @@ class RunState:
         self.flos: float = 0  # floating-point operations not yet stored in `state`
         self.tokens: torch.Tensor | int = 0  # input tokens not yet stored in `state`, a device scalar once counted
         self.window_start: Any = None  # state to repeat the current window from, of the loop; None between windows
+        # random states of before the forward passes of the last windows
+        self.forward_states: ForwardStates | NullForwardStates = NullForwardStates()
         self.window: Any = None  # micro-batches of the current step or the last one, of the loop
         self.is_window_trained = False  # it is the last step's
         self.is_updating = False  # the weights are neither the last step's nor the next one's
@@ -108,6 +111,7 @@ class RunState:
         self.total_loss = 0.0
         self.saved_step = self.state.global_step or None  # a resume starts from a checkpoint, a fresh run from none
         self.is_updating, self.window_start, self.window = False, None, None
+        self.forward_states = NullForwardStates()
         self.step_last_logged = self.first_step = self.state.global_step
         self.first_tokens = self.state.num_input_tokens_seen
         self.first_flos = self.state.total_flos

@@ -1,0 +1,79 @@
+"""ForwardStates: random states of before the forward passes of the last windows, for the bundle of an incident.
+
+A replay of a bad step needs the states of before its forward passes, and whether a step is bad is known after them, on
+a GPU one step later. So they are copied before each window: those of torch's generators, which takes about 1 us. Those
+of python and numpy take 50 us, and few models draw from them. Around the first window of a run all are copied and
+compared; where python's or numpy's changed, all are copied before each window of the run. A model that draws from these
+two in later steps only has bundles whose `is_exact` is false, since the second run of its step shows the draws.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+States: TypeAlias = dict[str, Any]  # generator -> its state, each of its own type
+OF_HOST = ("python", "numpy")  # generators that few models draw from, and whose states take long to copy
+NUM_WINDOWS = 2  # a guard that does not wait for the device names a bad step during the next one
+
+
+class NullForwardStates:
+    """Takes the place of `ForwardStates` in a run that writes no bundles."""
+
+    def begin_step(self, batches: list[Any]) -> None:
+        """Copies nothing."""
+
+    def end_step(self) -> None:
+        """Compares nothing."""
+
+    def of(self, batches: list[Any]) -> States | None:
+        """Returns None: there are no copies."""
+        return None
+
+
+class ForwardStates:
+    """Copies of the random states, by window.
+
+    Args:
+        capture: returns the states of all generators.
+        capture_torch: returns those of torch's generators.
+        same: returns whether two captured states give the same numbers.
+    """
+
+    def __init__(
+        self,
+        *,
+        capture: Callable[[], States],
+        capture_torch: Callable[[], States],
+        same: Callable[[States, States], bool],
+    ) -> None:
+        self._capture = self._capture_all = capture
+        self._capture_torch = capture_torch
+        self._same = same
+        self._is_first = True
+        self._kept: deque[tuple[list[Any], States]] = deque(maxlen=NUM_WINDOWS)
+
+    def begin_step(self, batches: list[Any]) -> None:
+        """Copies the states before the forward passes of a window with these micro-batches."""
+        self._kept.append((batches, self._capture()))
+
+    def end_step(self) -> None:
+        """Looks, after the first step of a run, whether it drew from python's or numpy's generator."""
+        if not self._is_first:
+            return
+        self._is_first = False
+        before, now = self._kept[-1][1], self._capture_all()
+        if self._same(_of_host(before), _of_host(now)):
+            self._capture = self._capture_torch
+
+    def of(self, batches: list[Any]) -> States | None:
+        """Returns the states of before the forward passes of a window; of some or all generators, None if not kept.
+
+        `batches` is the very list of its micro-batches.
+        """
+        return next((states for kept, states in self._kept if kept is batches), None)
+
+
+def _of_host(states: States) -> States:
+    return {name: states[name] for name in OF_HOST}
