@@ -109,7 +109,9 @@ def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, co
         batches.tells_epoch, dataset, collate = True, SeededItems(dataset, plan.seed), SeededCollator(collate)
     is_shared = plan.num_processes > 1 or (plan.is_training and not order.is_permutation)  # a batch may stand in
     kind = RankDataLoader if is_shared else PreparedDataLoader
-    return kind(dataset, batch_sampler=batches, collate_fn=collate, **_options(plan))
+    dataloader = kind(dataset, batch_sampler=batches, collate_fn=collate, **_options(plan))
+    dataloader.tells_dataset = plan.is_training
+    return dataloader
 
 
 def _share(plan: LoaderPlan) -> RankShare:

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, Item, counted
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import OrderKind
+from trainwright.data.epochs import set_epoch_of
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.samplers import Order
 from trainwright.errors import DataError
@@ -153,6 +154,10 @@ class BatchedDataset(Dataset[Items]):
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The user's dataset is read in this epoch from now on."""
+        set_epoch_of(self.dataset, epoch)
 
     def __getitem__(self, group: Sequence[Any]) -> Items:
         return fetch_items(self.dataset, group)

@@ -12,6 +12,7 @@ import numpy as np
 from torch.utils.data import Dataset, IterableDataset
 
 from trainwright._types import DatasetLike, Item, has_length, is_instance_of
+from trainwright.data.epochs import set_epoch_of
 from trainwright.errors import DataError
 
 if TYPE_CHECKING:
@@ -66,6 +67,15 @@ class MixtureDataset(Dataset[Item]):
 
     def __len__(self) -> int:
         return self._length
+
+    def set_epoch(self, epoch: int) -> None:
+        """Calls `set_epoch` of the sources that have it.
+
+        Args:
+            epoch: the epoch of training that is read next, from 0.
+        """
+        for source in self.sources.values():
+            set_epoch_of(source, epoch)
 
     def __getitem__(self, index: int) -> Item:
         name, row = self.source_of(index)

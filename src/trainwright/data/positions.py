@@ -416,8 +416,10 @@ class ForeignPosition(LoaderPosition):
         self._resumed: State | None = None  # a checkpoint's state, from which the next iteration begins; used once
 
     def seek(self, epoch: int, skip_batches: int) -> None:
-        parts = [self._dataloader, *(getattr(self._dataloader, name, None) for name in ("sampler", "dataset"))]
-        for part in parts:
+        batches = getattr(self._dataloader, "batch_sampler", None)
+        inside = getattr(batches, "batch_sampler", None)  # of accelerate's wrapper, for one of several processes
+        parts = [getattr(self._dataloader, name, None) for name in ("sampler", "dataset")]
+        for part in (self._dataloader, batches, inside, *parts):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 

@@ -19,6 +19,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
+from trainwright.data.epochs import set_epoch_of
 
 # Any: batches, datasets and samplers are the user's own types; GradientState is not typed.
 
@@ -49,12 +50,15 @@ class PreparedDataLoader(DataLoader[Any]):
     end_of_dataloader: bool = False  # the batch given last was the last one; of an open end, it is over
     skip_batches: int = 0
     use_stateful_dataloader: bool = False
+    tells_dataset: bool = False  # a dataset with `set_epoch` is told of the epoch that is read
     rng_types: tuple[str, ...] = ()
     synchronized_generator: torch.Generator | None = None
     _is_open = False
 
     def host_batches(self) -> Iterator[Batch]:
         """Returns an iterator over the batches as the collator made them."""
+        if self.tells_dataset:
+            set_epoch_of(self.dataset, self._keeps_epoch.epoch)
         batches = super().__iter__()
         if type(batches) is _MultiProcessingDataLoaderIter and not self.persistent_workers:
             return _ending_workers(batches)

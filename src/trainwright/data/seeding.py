@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from trainwright._types import Batch, Item
+from trainwright.data.epochs import set_epoch_in_worker
 
 
 def set_seed(seed: int, deterministic: bool = False) -> None:
@@ -93,6 +94,7 @@ class SeededIndices(list[int]):
 
 def _seed_on_arrival(indices: list[int], origin: tuple[int, int, int]) -> list[int]:
     """Runs where the indices are unpickled: in the worker."""
+    set_epoch_in_worker(origin[1])
     seed_from(origin)
     return indices
 
@@ -135,6 +137,7 @@ class SeededItems(Dataset[Item]):
 
     def __getitems__(self, indices: Sequence[object]) -> SeededRows:
         epoch = indices.epoch if isinstance(indices, EpochIndices) else 0
+        set_epoch_in_worker(epoch)
         rows = SeededRows()
         rows.origin = (self.seed, epoch, _number(indices[0]), 1)
         for index in indices:
