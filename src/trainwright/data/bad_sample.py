@@ -15,16 +15,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
-from torch._utils import ExceptionWrapper
-from torch.utils.data._utils import fetch as torch_fetch
-from torch.utils.data._utils import worker as torch_worker
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torch.utils.data import DataLoader, IterableDataset
 
 from trainwright._types import counted
+from trainwright.data.worker_internals import add_to_errors
 from trainwright.errors import add_note
 from trainwright.model_facts import TEXT_LABELS
 
@@ -47,27 +46,56 @@ def name_sample(error: BaseException, *, where: str) -> None:
         add_note(error, f"{note} This was in {where}.")
     elif "DataLoader worker process" in str(error):
         add_note(error, f"The worker read {where}.")
-    elif text := _note_of_workers(error):
-        add_note(error, f"The workers read {where}. {text}")
+    else:
+        found = (frame.f_locals.get("workers") for frame, _ in walk_tb(error.__traceback__))
+        workers = next((one for one in found if isinstance(one, LoaderWorkers)), None)
+        if workers is not None and workers.note:
+            add_note(error, f"The workers read {where}. {workers.note}")
 
 
-def _note_of_workers(error: BaseException) -> str:
-    """Names the workers that a signal ended, or the one that was waited for too long, with its stack."""
-    found = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
-    batches: Any = next((one for one in found if isinstance(one, _MultiProcessingDataLoaderIter)), None)
-    if batches is None:
-        return ""
-    if isinstance(error, (OSError, EOFError)):  # of the pipe to a worker that is about to be found dead
-        wait([worker.sentinel for worker in batches._workers], timeout=STACK_S)
-    workers = [f"Worker {number} (process {worker.pid})" for number, worker in enumerate(batches._workers)]
-    codes = [(name, worker.exitcode) for name, worker in zip(workers, batches._workers, strict=True)]
-    ended = [f"{name} was ended by {signal.Signals(-code).name}." for name, code in codes if code and code < 0]
-    stacks = getattr(batches._worker_init_fn, "keywords", {}).get("stacks")
-    if ended or stacks is None or "DataLoader timed out" not in str(error):
-        return " ".join(ended)
-    number = batches._task_info[batches._rcvd_idx][0]
-    stack = stack_of(batches._workers[number].pid, stacks) or "It does not answer."
-    return f"{workers[number]} gave no batch within dataloader_timeout. Its stack:\n{stack}"
+class LoaderWorkers:
+    """The worker processes of one dataloader, in their order, and how many batches they gave in this epoch."""
+
+    def __init__(self, dataloader: DataLoader[Any], processes: Iterable[BaseProcess]) -> None:
+        self.note = ""  # what is known of them after an error
+        self.num_given = 0
+        self._processes = sorted(processes, key=_number_of)
+        self._stacks: Pipe | None = getattr(dataloader.worker_init_fn, "keywords", {}).get("stacks")
+
+    def look_at(self, error: BaseException) -> None:
+        """Notes the workers that a signal ended, or the one that was waited for too long, with its stack."""
+        if isinstance(error, (OSError, EOFError)):  # of the pipe to a worker that is about to be found dead
+            wait([worker.sentinel for worker in self._processes], timeout=STACK_S)
+        codes = [(number, worker.exitcode) for number, worker in enumerate(self._processes)]
+        ended = [
+            f"{self._name(number)} was ended by {signal.Signals(-code).name}."
+            for number, code in codes
+            if code and code < 0
+        ]
+        self.note = " ".join(ended)
+        if not ended and self._processes and self._stacks is not None and "DataLoader timed out" in str(error):
+            number, stack = self._late_one(self._stacks)
+            self.note = f"{self._name(number)} gave no batch within dataloader_timeout. Its stack:\n{stack}"
+
+    def _name(self, number: int) -> str:
+        return f"Worker {number} (process {self._processes[number].pid})"
+
+    def _late_one(self, stacks: Pipe) -> tuple[int, str]:
+        """Returns the worker whose turn it is, or the next one that is not waiting for work; and its stack."""
+        num = len(self._processes)
+        turns = [number % num for number in range(self.num_given, self.num_given + num)]
+        for number in turns:
+            stack = stack_of(self._processes[number].pid or 0, stacks)
+            if not stack:
+                return number, "It does not answer."
+            if "in fetch" in stack:
+                return number, stack
+        return turns[0], "It waits for work."
+
+
+def _number_of(process: BaseProcess) -> tuple[int, str]:
+    """Sorts processes as they were started: multiprocessing counts them in their names."""
+    return len(process.name), process.name
 
 
 def stack_of(pid: int, stacks: Pipe) -> str:
@@ -87,28 +115,23 @@ def stack_of(pid: int, stacks: Pipe) -> str:
 
 def name_samples_of_worker() -> None:
     """From now on, errors of this worker process name the sample; called when the worker starts."""
-    torch_worker.ExceptionWrapper = _wrapped  # type: ignore[attr-defined, assignment]
+    add_to_errors(_note_of_this)
 
 
-def _wrapped(exc_info: Any = None, where: str = "in background") -> ExceptionWrapper:
-    """Stands in for torch's class in a worker, where it is made inside of the `except` block."""
-    wrapper = ExceptionWrapper(exc_info, where)  # type: ignore[no-untyped-call]
+def _note_of_this() -> str:
+    """Returns the note of the error that is handled now."""
     error = sys.exc_info()[1]
-    note = "" if error is None else note_of(error)
-    if note:
-        wrapper.exc_msg += f"{note} This was {where}.\n"
-    return wrapper
+    return "" if error is None else note_of(error)
 
 
 def note_of(error: BaseException) -> str:
     """Returns what is known of the sample, as a sentence; "" if the error was not raised while a batch was fetched."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    places = [(frame.f_code.co_name, frame.f_code.co_filename) for frame in frames]
-    if (fetch := ("fetch", torch_fetch.__file__)) not in places:
+    first = next((place for place, frame in enumerate(frames) if _is_fetch(frame)), None)
+    if first is None:
         return ""
-    first = places.index(fetch)
     values, below = frames[first].f_locals, frames[first + 1 :]
-    if not isinstance(values.get("self"), torch_fetch._MapDatasetFetcher):
+    if isinstance(values["self"].dataset, IterableDataset):
         rows = values.get("data")
         origin = getattr(rows, "origin", None)
         return _note_of_stream(below) if rows is None or origin is None else _note_of_rows(rows, _numbers(origin))
@@ -120,6 +143,12 @@ def note_of(error: BaseException) -> str:
     index = _index_of(below, indices)
     batch = f"the batch of samples {_listed(indices)}"
     return f"Reading {batch} failed." if index is None else f"Reading sample {index} failed ({batch})."
+
+
+def _is_fetch(frame: FrameType) -> bool:
+    """Returns True for the frame in which torch's DataLoader fetches a batch."""
+    is_of_torch = str(frame.f_globals.get("__name__")).startswith("torch.utils.data.")
+    return is_of_torch and frame.f_code.co_name == "fetch" and "possibly_batched_index" in frame.f_locals
 
 
 def _note_of_stream(frames: Iterable[FrameType]) -> str:

@@ -1,8 +1,8 @@
 """The epoch of a dataset with indices: `set_epoch` of the user's dataset, in this process and in workers that persist.
 
-A dataset that changes with the epoch has a method `set_epoch(epoch)`, counted from 0. It is called when the batches of an
-epoch are opened, also in the middle of one after a resume, before workers are started, which copy the dataset. Workers
-that persist have a copy from the first epoch: the indices that they get tell them of later ones.
+A dataset that changes with the epoch has a method `set_epoch(epoch)`, counted from 0. It is called when the batches of
+an epoch are opened, also in the middle of one after a resume, before workers are started, which copy the dataset.
+Workers that persist have a copy from the first epoch: the indices that they get tell them of later ones.
 """
 
 from __future__ import annotations

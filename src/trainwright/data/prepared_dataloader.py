@@ -6,8 +6,9 @@ Owns the attributes that they read, and puts batches on the device. The training
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import multiprocessing
+import traceback
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,10 +16,10 @@ from operator import methodcaller
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
+from trainwright.data.bad_sample import LoaderWorkers
 from trainwright.data.epochs import set_epoch_of
 
 # Any: batches, datasets and samplers are the user's own types; GradientState is not typed.
@@ -54,17 +55,22 @@ class PreparedDataLoader(DataLoader[Any]):
     rng_types: tuple[str, ...] = ()
     synchronized_generator: torch.Generator | None = None
     _is_open = False
+    _persistent: LoaderWorkers | None = None  # the workers, where they persist
 
     def host_batches(self) -> Iterator[Batch]:
         """Returns an iterator over the batches as the collator made them."""
         if self.tells_dataset:
             set_epoch_of(self.dataset, self._keeps_epoch.epoch)
+        if self.num_workers == 0:
+            return super().__iter__()
+        before = set(multiprocessing.active_children())
         batches = super().__iter__()
-        if type(batches) is _MultiProcessingDataLoaderIter and not self.persistent_workers:
-            return _ending_workers(batches)
-        if type(batches) is not _SingleProcessDataLoaderIter or isinstance(self.dataset, IterableDataset):
-            return batches  # torch's iterator warns of a stream that is longer than it says
-        return _unrecorded(batches)
+        started = [child for child in multiprocessing.active_children() if child not in before and child.daemon]
+        workers = LoaderWorkers(self, started) if started or self._persistent is None else self._persistent
+        workers.num_given = 0
+        if self.persistent_workers:
+            self._persistent = workers
+        return _of_workers(batches, workers, ends_them=not self.persistent_workers)
 
     def __iter__(self) -> Any:  # torch types it as its own iterator
         return self._device_batches(self.host_batches())
@@ -73,6 +79,9 @@ class PreparedDataLoader(DataLoader[Any]):
         num_batches = len(self) if has_length(self) else None
         device = None if self.device is None or self.device.type == "cpu" else self.device
         move = methodcaller("to", device, non_blocking=self.non_blocking)
+        if self._is_open:  # by a `Loader`, which keeps the attributes of an iteration itself
+            yield from batches if device is None else (map_tensors(move, batch) for batch in batches)
+            return
         self.begin()
         try:
             for number, batch in enumerate(batches, start=1):
@@ -138,24 +147,37 @@ class PreparedDataLoader(DataLoader[Any]):
         return getattr(self.batch_sampler, "sampler", None)
 
 
-def _unrecorded(batches: _SingleProcessDataLoaderIter) -> Iterator[Batch]:
-    """Yields the batches without the profiler's range that torch opens for each, unless there is a profiler."""
-    untyped: Any = batches
-    with contextlib.suppress(StopIteration):
-        while True:
-            yield next(untyped) if torch._C._autograd._profiler_enabled() else untyped._next_data()
+ITERATES = PreparedDataLoader.__iter__  # a subclass or a library may put another method in its place
 
 
-def _ending_workers(batches: _MultiProcessingDataLoaderIter) -> Iterator[Batch]:
-    """Yields the batches, and ends the workers at once where an error leaves some unread.
+def _of_workers(batches: Iterator[Batch], workers: LoaderWorkers, *, ends_them: bool) -> Iterator[Batch]:
+    """Yields the batches; after an error it looks at the workers, and `ends_them` at once.
 
-    Workers whose iterator is collected with the error no longer hear that they should end: torch waits five seconds
-    for each of them, in the middle of whatever runs then.
+    They end with torch's iterator. The traceback of an error would keep that until it is collected, in the middle of
+    whatever runs then, and torch waits five seconds for each worker that no longer hears that it should end.
     """
     try:
-        yield from batches
+        for batch in batches:
+            workers.num_given += 1
+            yield batch
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        if isinstance(error, Exception):
+            workers.look_at(error)
+        if ends_them:
+            _forget_iterator(error)
+        raise
     finally:
-        batches._shutdown_workers()
+        del batches
+
+
+def _forget_iterator(error: BaseException) -> None:
+    """Clears torch's frames, which are below this generator's, of an error and of those that it was raised from."""
+    found: BaseException | None = error
+    while found is not None:
+        traceback.clear_frames(found.__traceback__)
+        found = found.__cause__
 
 
 def watched(dataloader: DataLoaderLike) -> PreparedDataLoader | Unwatched:
@@ -164,8 +186,12 @@ def watched(dataloader: DataLoaderLike) -> PreparedDataLoader | Unwatched:
 
 
 def host_batches(dataloader: DataLoaderLike) -> Iterator[Batch]:
-    """Returns an iterator over the batches of any dataloader, not copied to the device where it is one of ours."""
-    return dataloader.host_batches() if issubclass(type(dataloader), PreparedDataLoader) else iter(dataloader)
+    """Returns an iterator over the batches of any dataloader, not copied to the device where it is one of ours.
+
+    A dataloader of ours whose `__iter__` was replaced is iterated by that.
+    """
+    is_ours = issubclass(type(dataloader), PreparedDataLoader) and type(dataloader).__iter__ is ITERATES
+    return dataloader.host_batches() if is_ours else iter(dataloader)
 
 
 # -- copies ahead of their use -----------------------------------------------------------------------------------------

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
-from torch.utils.data._utils import worker as torch_worker
 
 from trainwright._types import DatasetLike, Item, has_length
 from trainwright.data.samplers import FeistelOrder
 from trainwright.data.seeding import seed_of
 from trainwright.data.streaming.stream_state import keeps_state
+from trainwright.data.worker_internals import without_worker
 from trainwright.errors import DataError
 
 OWNERS = 4096  # positions whose sources are computed at a time
@@ -121,7 +120,7 @@ class MixtureStream(IterableDataset[Item]):
             number = self._position % len(items)
             self._position += 1
             if not self._places[number].has_ended:
-                with _without_workers():
+                with without_worker():  # workers take turns in making batches, so each reads all items
                     item = next(items[number], self)  # a mixture is no item of its own
                 if item is not self:
                     self._sample = self._places[number].row * len(items) + number
@@ -130,7 +129,7 @@ class MixtureStream(IterableDataset[Item]):
     def _by_shares(self, items: list[Iterator[Item]], shares: Shares) -> Iterator[Item]:
         while True:
             for number in shares.sources(self._position, self._position + OWNERS)[0].tolist():
-                with _without_workers():
+                with without_worker():
                     item = next(items[number])
                 self._position += 1
                 self._sample = self._places[number].row * len(items) + number
@@ -178,14 +177,3 @@ class _Place:
         self.passes, self.items, self.has_ended = passes, items, has_ended
         self.is_open = False  # read since the last resume
         self.row = 0  # of the item read last
-
-
-@contextmanager
-def _without_workers() -> Iterator[None]:
-    """A source reads all of its items in each worker: workers take turns in making batches."""
-    actual = torch_worker._worker_info
-    torch_worker._worker_info = None
-    try:
-        yield
-    finally:
-        torch_worker._worker_info = actual

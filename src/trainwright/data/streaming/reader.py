@@ -23,7 +23,6 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
-from torch.utils.data._utils import worker as torch_worker
 
 from trainwright._types import Batch, DatasetLike, Item, TailBatch
 from trainwright.data.prepared_dataloader import PreparedDataLoader
@@ -43,6 +42,7 @@ from trainwright.data.streaming.stream_state import (
     is_mixture_stream,
     keeps_state,
 )
+from trainwright.data.worker_internals import set_worker_info
 from trainwright.errors import DataError
 
 # Any: datasets are the user's own types, and torch's description of a worker has none.
@@ -233,11 +233,11 @@ class StreamReader:
 
     def _start_iterator(self, position: int) -> Iterator[Item]:
         """Watches whether the dataset asks which worker this is."""
-        actual: Any = torch_worker._worker_info
+        actual: Any = get_worker_info()
         if actual is not None:
             actual = getattr(actual, "actual", actual)
             self.watched = _WatchedInfo(actual, self.worker)
-            torch_worker._worker_info = self.watched  # type: ignore[assignment]
+            set_worker_info(self.watched)
         size = self.stream.share.chunk_size if self.stream.former is None else self.stream.former.block
         # At its beginning a stream may draw an order, of which each worker takes a part: they must draw the same.
         self._seed(position // size, self._whose if position > 0 else 0, 0)

@@ -1,0 +1,48 @@
+"""The one place that reaches into torch's loop of a DataLoader's worker, for which torch has no public way.
+
+Two names of `torch.utils.data._utils.worker`, checked with torch 2.10 and 2.13:
+- `_worker_info`: what `get_worker_info` returns. Its objects refuse assignments, and a dataset may have imported the
+  function, so neither can be replaced for one source of a mixture, or watched.
+- `ExceptionWrapper`: turns an error into text within the worker, the only moment at which its frames can be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+
+# Any: torch's description of a worker has no public type.
+
+
+def set_worker_info(info: Any) -> None:
+    """Replaces what `get_worker_info` returns in this process; None: it is no worker."""
+    torch_worker._worker_info = info
+
+
+@contextmanager
+def without_worker() -> Iterator[None]:
+    """Within the context `get_worker_info` returns None."""
+    actual = get_worker_info()
+    set_worker_info(None)
+    try:
+        yield
+    finally:
+        set_worker_info(actual)
+
+
+def add_to_errors(note_of: Callable[[], str]) -> None:
+    """Adds `note_of()`, called while an error is handled, to the text of each error of this worker from now on."""
+    wrap: Any = torch_worker.ExceptionWrapper  # type: ignore[attr-defined]
+
+    def wrapped(exc_info: Any = None, where: str = "in background") -> Any:
+        wrapper = wrap(exc_info, where)
+        note = note_of()
+        if note:
+            wrapper.exc_msg += f"{note} This was {where}.\n"
+        return wrapper
+
+    torch_worker.ExceptionWrapper = wrapped  # type: ignore[attr-defined, assignment]
