@@ -118,6 +118,7 @@ class Loader:
             ahead = fetch(batches, _END)
             if after_first is not None:
                 after_first()
+                self._now = None
             position.begin()
             while ahead is not _END:
                 batch = ahead
