@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from numbers import Number
 from pathlib import Path
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 # A batch maps the names of a model's inputs to tensors (or nested containers of them); its values are the user's.
 Batch: TypeAlias = dict[str, Any]
@@ -77,6 +77,22 @@ class Prepared:
     model: Any  # the user's module, or the backend's wrapper around it
     optimizer: Optimizer
     scheduler: Scheduler
+
+
+class UnmatchedKeys(Protocol):
+    """Names that did not match when weights were loaded, as torch's `load_state_dict` returns them."""
+
+    @property
+    def missing_keys(self) -> list[str]: ...
+    @property
+    def unexpected_keys(self) -> list[str]: ...
+
+
+class UnmatchedNames(NamedTuple):
+    """`UnmatchedKeys` that one of our own loaders returns."""
+
+    missing_keys: list[str]  # the weights lack them
+    unexpected_keys: list[str]  # the model lacks them
 
 
 def write_text(path: str | Path, text: str) -> None:

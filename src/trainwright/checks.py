@@ -360,7 +360,7 @@ def check_trainable(model: Model, mixed: str) -> None:
             f"({halves[0]}, ...): their gradients would underflow and cannot be unscaled. Load the model with "
             "dtype=torch.float32, or train it in bf16."
         )
-    is_adapter = is_instance_of(model, "peft", "PeftModel") or getattr(model, "_hf_peft_config_loaded", False)
+    is_adapter = bool(getattr(model, "peft_config", None))  # of peft, or with an adapter that transformers loaded
     quantizer = getattr(model, "hf_quantizer", None)
     if getattr(model, "is_quantized", False) and not is_adapter and not getattr(quantizer, "is_trainable", False):
         raise ModelError(

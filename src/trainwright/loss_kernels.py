@@ -221,7 +221,6 @@ class _Swap:
     @contextmanager
     def installed(self) -> Iterator[None]:
         plain_head, plain_loss = self.head.forward, self.core.loss_function
-        own = self.core.__dict__.get("_loss_function")
 
         def head(hidden: torch.Tensor) -> torch.Tensor:
             return hidden if self.is_active else plain_head(hidden)
@@ -230,7 +229,10 @@ class _Swap:
         def loss(logits: torch.Tensor, labels: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             return (self.loss if self.is_active else plain_loss)(logits, labels, *args, **kwargs)
 
-        self.head.forward, self.core.loss_function = head, loss
+        self.head.forward = head
+        before = set(vars(self.core))
+        self.core.loss_function = loss
+        added = vars(self.core).keys() - before  # empty where the model had a loss of its own
         handles = [
             self.core.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True),
             self.core.register_forward_hook(self._end, prepend=True, always_call=True),
@@ -243,10 +245,11 @@ class _Swap:
             for handle in handles:
                 handle.remove()
             del self.head.forward
-            if own is None:
-                del self.core._loss_function
+            if added:
+                for name in added:
+                    delattr(self.core, name)
             else:
-                self.core._loss_function = own
+                self.core.loss_function = plain_loss
 
     def _begin(self, core: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         labels, self.token_losses = kwargs.get("labels"), None

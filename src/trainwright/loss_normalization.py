@@ -40,7 +40,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional
-from torch.utils import _pytree
 
 from trainwright._types import IGNORE_INDEX, Batch, Nested, TailBatch, output_logits
 
@@ -94,12 +93,8 @@ class LossOutput:
         return torch.where(items > 0, self.loss, 0.0), items
 
 
-_pytree.register_pytree_node(  # so that wrappers of models (FSDP, DDP) find the tensors
-    LossOutput,
-    lambda one: ([one.loss, one.num_items, dict(one.metrics), one.outputs, one.sample_losses], None),
-    lambda values, _: LossOutput(*values),
-    serialized_type_name="trainwright.LossOutput",
-)
+# So that wrappers of models (FSDP, DDP) find the tensors.
+torch.export.register_dataclass(LossOutput, serialized_type_name="trainwright.LossOutput")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

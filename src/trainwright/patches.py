@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
+from torch.utils.hooks import RemovableHandle
 
 from trainwright._types import Batch, Model, is_instance_of
 from trainwright.errors import ModelError, needs_package
@@ -113,12 +114,12 @@ def compiled_blocks(model: nn.Module, *, backend: str | None, mode: str | None) 
             'torch_compile="regional", and %s has no repeated blocks (several layers of one class in a ModuleList, a '
             "Sequential or another module). It is compiled as a whole.", type(model).__name__,
         )  # fmt: skip
-    import torch._dynamo.config as settings
+    import torch._dynamo.config as compiler_settings
 
     compiled = {kind: _compiled(backend, mode) for kind in {type(block) for block in blocks}}
     with ExitStack() as stack:
         # DDP's optimizer would cut blocks at its buckets; that gradients of a block come together is enough.
-        stack.enter_context(settings.patch(optimize_ddp=False))
+        stack.enter_context(compiler_settings.patch(optimize_ddp=False))
         for block in blocks:
             _compile_block(block, compiled[type(block)], stack)
         yield
@@ -160,21 +161,15 @@ def _compile_block(block: nn.Module, compiled: tuple[Forward, Forward], undo: Ex
         return compiled[shapes != first](function, *args, **kwargs)
 
     own: Any = vars(block).get("forward")  # the wrapper of _checkpointed, or another library's
-    if getattr(block, "gradient_checkpointing", False) and hasattr(block, "_gradient_checkpointing_func"):
-        layer: Any = block
-        checkpoint_as_set = layer._gradient_checkpointing_func
-        undo.callback(setattr, block, "_gradient_checkpointing_func", checkpoint_as_set)
-        layer._gradient_checkpointing_func = lambda function, *args, **kwargs: checkpoint_as_set(
-            functools.partial(run, function.func, *function.args, **function.keywords), *args, **kwargs
-        )
-        return
+    # The first of two passes may be without gradients; it must be computed as the second one is.
+    is_checkpointed = getattr(block, "gradient_checkpointing", False)
     plain: Any = own.inner if hasattr(own, "inner") else block.forward
     function = plain.__func__ if isinstance(plain, MethodType) else plain
     bound = (plain.__self__,) if isinstance(plain, MethodType) else ()
 
     @functools.wraps(plain)
     def forward(*args: object, **kwargs: Any) -> object:
-        if not (block.training and torch.is_grad_enabled()):
+        if not (block.training and (is_checkpointed or torch.is_grad_enabled())):
             return plain(*args, **kwargs)
         return run(function, *bound, *args, **kwargs)
 
@@ -263,14 +258,18 @@ def overflow_detection(model: nn.Module) -> Iterator[None]:
     """Stops a run with a report of the last layers' values when an activation or a weight is NaN or infinite."""
     from transformers.debug_utils import DebugUnderflowOverflow
 
-    before = {module: set(module._forward_hooks) for module in model.modules()}
-    DebugUnderflowOverflow(model)  # type: ignore[no-untyped-call]
+    handles: list[RemovableHandle] = []
+
+    class Detection(DebugUnderflowOverflow):
+        def register_forward_hook(self) -> None:
+            handles.extend(module.register_forward_hook(self.forward_hook) for module in model.modules())
+
+    Detection(model)  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        for module, hooks in before.items():
-            for key in module._forward_hooks.keys() - hooks:
-                del module._forward_hooks[key]
+        for handle in handles:
+            handle.remove()
 
 
 def align_special_tokens(model: nn.Module, processing_class: object) -> dict[str, int]:

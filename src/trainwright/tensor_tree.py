@@ -30,6 +30,14 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(part)
 
 
+def storage_place(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int]:
+    """Returns a key that is equal for two tensors that begin at the same element of one storage.
+
+    The key holds the storage, so no other storage can take its place while the key exists.
+    """
+    return tensor.untyped_storage(), tensor.storage_offset()
+
+
 def nested_detach(tensors: Any) -> Any:
     """Detaches nested tensors from their graph.
 

@@ -903,7 +903,7 @@ class Trainer:
 
     def get_tp_size(self) -> int:
         """Processes that share a layer (tensor parallelism)."""
-        size = getattr(self.model, "_tp_size", None)
+        size = getattr(self.model, "tp_size", None)
         return size if size is not None else self._parallel_size("tp_size")
 
     def _parallel_size(self, name: str) -> int:

@@ -106,7 +106,6 @@ FileSink: TypeAlias = ImmediateSink | DeferredSink  # destination of large files
 
 
 ALIGNMENT = 64
-Place: TypeAlias = tuple[torch.device, int, int]
 Kind: TypeAlias = tuple[int, bool]  # size of a storage in bytes, and whether its copy is pinned
 
 
@@ -123,29 +122,28 @@ class HostBuffers:
     def __init__(self) -> None:
         self._free: dict[Kind, list[torch.UntypedStorage]] = defaultdict(list)
         self._taken: list[tuple[Kind, torch.UntypedStorage]] = []
-        # The originals are held too: the memory of one that is gone might be another's, and look like the same.
-        self._copies: dict[Place, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._copies: dict[torch.UntypedStorage, torch.UntypedStorage] = {}  # by original, which torch keeps unique
 
     def missing_bytes(self, tree: Nested) -> int:
         """Returns the bytes that a copy needs in addition to the memory kept; NotPlainError as for `copy_of`."""
-        wanted = Counter(map(_kind, self._new_storages([check_plain(tensor) for tensor in tensors_of(tree)]).values()))
+        wanted = Counter(map(_kind, self._new_storages([check_plain(tensor) for tensor in tensors_of(tree)])))
         return sum(kind[0] * max(count - len(self._free[kind]), 0) for kind, count in wanted.items())
 
     def copy_of(self, tree: Nested) -> Nested:
         """Returns a copy: tensors in this memory, on the CPU, the rest deep-copied; or raises NotPlainError."""
         originals = [check_plain(tensor) for tensor in tensors_of(tree)]
         new = self._new_storages(originals)
-        self._reserve([_kind(storage) for storage in new.values()])
-        for place, storage in new.items():
-            self._copies[place] = storage, self._fill(storage)
-        if any(storage.device.type == "cuda" for storage in new.values()):
+        self._reserve([_kind(storage) for storage in new])
+        for storage in new:
+            self._copies[storage] = self._fill(storage)
+        if any(storage.device.type == "cuda" for storage in new):
             torch.cuda.synchronize()  # the copies are under way; the next step changes their originals
         return copy.deepcopy(tree, {id(tensor): self._twin(tensor) for tensor in originals})
 
-    def _new_storages(self, tensors: list[torch.Tensor]) -> dict[Place, torch.UntypedStorage]:
-        """Returns the storages of tensors that this snapshot has not copied yet."""
-        storages = {_place(s): s for s in (tensor.untyped_storage() for tensor in tensors)}
-        return {place: storage for place, storage in storages.items() if place not in self._copies}
+    def _new_storages(self, tensors: list[torch.Tensor]) -> list[torch.UntypedStorage]:
+        """Returns the storages of tensors that this snapshot has not copied yet, each once."""
+        storages = dict.fromkeys(tensor.untyped_storage() for tensor in tensors)
+        return [storage for storage in storages if storage not in self._copies]
 
     def _reserve(self, kinds: list[Kind]) -> None:
         """Allocates the missing memory, in one piece where it need not be pinned."""
@@ -174,7 +172,7 @@ class HostBuffers:
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the tensor's view of the copy of its storage."""
-        _, storage = self._copies[_place(tensor.untyped_storage())]
+        storage = self._copies[tensor.untyped_storage()]
         twin = torch.empty(0, dtype=tensor.dtype)
         twin.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
         if isinstance(tensor, torch.nn.Parameter):
@@ -212,11 +210,6 @@ def _aligned(size: int) -> int:
 
 def _kind(storage: torch.UntypedStorage) -> Kind:
     return storage.nbytes(), storage.device.type == "cuda"
-
-
-def _place(storage: torch.UntypedStorage) -> Place:
-    """Returns a key that is equal for two storages of the same memory; an empty one equals only itself."""
-    return storage.device, storage.data_ptr() or -storage._cdata, storage.nbytes()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

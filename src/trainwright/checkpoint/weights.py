@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,14 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import nn
-from torch.nn.modules.module import _IncompatibleKeys
 
 from trainwright._types import (
     MANIFEST_NAME,
     PREFIX_CHECKPOINT_DIR,
     TRAINER_STATE_NAME,
     TRAINING_ARGS_JSON_NAME,
+    UnmatchedKeys,
+    UnmatchedNames,
     is_instance_of,
     optional_class,
     read_json,
@@ -30,6 +31,7 @@ from trainwright._types import (
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, ModelError
+from trainwright.tensor_tree import storage_place
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
@@ -130,9 +132,9 @@ def _save_description(model: nn.Module, folder: Path) -> None:
 
 def _without_repetitions(model: nn.Module, state_dict: Weights) -> dict[str, torch.Tensor]:
     """Returns the weights of a plain module, tied ones under their first name."""
-    first: dict[int, str] = {}
+    first: dict[nn.Parameter, str] = {}
     named = model.named_parameters(remove_duplicate=False)
-    repeated = {name for name, parameter in named if first.setdefault(id(parameter), name) != name}
+    repeated = {name for name, parameter in named if first.setdefault(parameter, name) != name}
     return {name: tensor.contiguous() for name, tensor in state_dict.items() if name not in repeated}
 
 
@@ -162,7 +164,7 @@ def _takes_its_weights(model: nn.Module) -> bool:
     """Returns True if `save_pretrained` is transformers' own, and writes the given weights and not the model's."""
     cls = optional_class("transformers.modeling_utils", "PreTrainedModel")
     own = getattr(cls, "save_pretrained", None)
-    reads_the_model = ("hf_quantizer", "_hf_peft_config_loaded", "hf_device_map")
+    reads_the_model = ("hf_quantizer", "peft_config", "hf_device_map")
     return (
         getattr(type(model), "save_pretrained", model) is own
         and "save_pretrained" not in vars(model)
@@ -186,7 +188,7 @@ def _each_once(model: nn.Module) -> dict[str, torch.Tensor]:
     """Returns the state of a plain module with tied weights under their first name, each in memory of its own."""
     state, seen = {}, set()
     for name, tensor in model.state_dict().items():
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        place = (storage_place(tensor), tensor.shape, tensor.stride())
         if tensor.numel() > 0 and place in seen:
             continue
         seen.add(place)
@@ -238,8 +240,8 @@ def load_weights(
     folder: Path,
     *,
     found: Mapping[str, torch.Tensor] | None = None,
-    load: Callable[[nn.Module, Mapping[str, torch.Tensor]], _IncompatibleKeys] = LOAD_WHOLE,
-) -> _IncompatibleKeys:
+    load: Callable[[nn.Module, Mapping[str, torch.Tensor]], UnmatchedKeys] = LOAD_WHOLE,
+) -> UnmatchedKeys:
     """Loads weights into a model, of any kind that `save_weights` takes, in place.
 
     `found` are weights of the checkpoint that were read already; `load` puts them into the model, and returns the keys
@@ -247,7 +249,7 @@ def load_weights(
     """
     if is_adapter(model) and found is None:
         _load_adapter(model, folder)
-        return _IncompatibleKeys([], [])
+        return UnmatchedNames([], [])
     files = weight_files(folder) if found is None else []
     if found is None and not files:
         raise CheckpointError(
@@ -264,12 +266,12 @@ def load_weights(
     except RuntimeError as error:
         raise CheckpointError(f"The weights in {folder} do not fit {type(model).__name__}: {error}") from error
     if is_adapter(model):  # the weights that it adapts are not in a checkpoint
-        return _IncompatibleKeys([], list(result.unexpected_keys))
+        return UnmatchedNames([], list(result.unexpected_keys))
     tie_weights: Callable[[], object] | None = getattr(model, "tie_weights", None)
     if result.missing_keys and tie_weights is not None:
         tie_weights()
     shared = _shared_names(model)
-    return _IncompatibleKeys([name for name in result.missing_keys if name not in shared], list(result.unexpected_keys))
+    return UnmatchedNames([name for name in result.missing_keys if name not in shared], list(result.unexpected_keys))
 
 
 def _in_the_models_names(model: Pretrained, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -350,12 +352,13 @@ def _load_adapter(model: Pretrained, folder: Path) -> None:
 
 def _shared_names(model: nn.Module) -> set[str]:
     """Returns the names of tensors that have another name too; a file holds each tensor once."""
-    first: dict[int, str] = {}
+    first: dict[Hashable, str] = {}
     shared = set()
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
-        if tensor.data_ptr() in first:
-            shared |= {name, first[tensor.data_ptr()]}
-        first[tensor.data_ptr()] = name
+        place = storage_place(tensor)
+        if place in first:
+            shared |= {name, first[place]}
+        first[place] = name
     return shared
 
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from trainwright.errors import ProcessFailedError
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed.distributed_c10d import Store
 
 SCHEME = "trainwright"
 POLL_S = 0.02

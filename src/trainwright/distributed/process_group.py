@@ -33,12 +33,11 @@ def start_group(world: World, *, backend: str | None, timeout: timedelta) -> Non
 def start_alone(device_type: str, *, backend: str | None, timeout: timedelta) -> None:
     """Starts a process group of this process alone, if there is none: for backends that need a group."""
     import torch.distributed as dist
-    from torch._C._distributed_c10d import HashStore
 
     if dist.is_initialized():
         return
     backend = backend or BACKENDS.get(device_type, "gloo")
-    dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
     leave_at_exit()
 
 

@@ -27,7 +27,7 @@ from trainwright.log_handler import for_log
 from trainwright.state.interrupts import Interrupts
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed.distributed_c10d import Store
 
 POLL_S = 0.2
 GRACE_S = 5.0  # for a process to end by itself when another one has failed

@@ -37,13 +37,12 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: ob
     and so is fp8 without a package that has a recipe.
     """
     from accelerate import Accelerator, DataLoaderConfiguration
-    from accelerate.state import AcceleratorState
 
     # Accelerate keeps one state per process; a second trainer may have another precision or device.
     if plan.keeps_state:
         _check_state(plan, has_plugins=bool(plugins))
     else:
-        AcceleratorState._reset_state(reset_partial_state=True)
+        forget_state()
     is_among_others = plan.world_size > 1
     if is_among_others or plugins:
         os.environ.update({name: value for name, value in plan.ddp.environment.items() if name not in os.environ})
@@ -76,12 +75,29 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: ob
     return accelerator
 
 
+def has_state() -> bool:
+    """Returns True if accelerate has a state of this process already; making a `PartialState` would make one."""
+    from accelerate.state import PartialState
+
+    return object.__new__(PartialState).initialized
+
+
+def forget_state() -> None:
+    """Clears accelerate's state of this process, which all instances of its two classes share as their attributes."""
+    from accelerate.state import AcceleratorState, PartialState, is_initialized
+
+    if is_initialized():
+        vars(AcceleratorState()).clear()
+    if has_state():
+        vars(PartialState()).clear()
+
+
 def _check_state(plan: EnginePlan, *, has_plugins: bool) -> None:
     """Raises ArgumentError where accelerate's state, made before and not to be changed, does not fit the plan."""
-    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.state import AcceleratorState, PartialState, is_initialized
 
     asks = "accelerator_config.use_configured_state=True"
-    if not PartialState._shared_state:
+    if not has_state():
         raise ArgumentError(
             f"{asks} takes the state that was made before, and there is none. Make one first, "
             "accelerate.PartialState() or Accelerator(), or leave the setting out."
@@ -89,7 +105,7 @@ def _check_state(plan: EnginePlan, *, has_plugins: bool) -> None:
     there, wanted = PartialState(), torch.device(plan.device).type
     if there.device.type != wanted:
         raise ArgumentError(f"{asks}: the state is on {there.device.type}, and the arguments ask for {wanted}.")
-    if not AcceleratorState._shared_state:
+    if not is_initialized():
         return
     mixed, asked = AcceleratorState().mixed_precision, plan.precision.mixed
     if mixed != asked and not (asked == "fp16" and wanted == "cpu"):  # where the scaler is ours

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import nn
 
-from trainwright._types import Optimizer, Prepared, StateDict
+from trainwright._types import Optimizer, Prepared, StateDict, UnmatchedNames
 from trainwright.config import deepspeed_config as settings
 from trainwright.config import zero3_init
 from trainwright.config.plans import EnginePlan
@@ -339,10 +339,9 @@ def whole_weights(module: nn.Module, *, keeps: bool) -> dict[str, torch.Tensor]:
     return whole
 
 
-def set_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-    """Loads whole weights, in all processes, into parameters, partitioned or not; returns torch's unmatched keys."""
+def set_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> UnmatchedNames:
+    """Loads whole weights, in all processes, into parameters, partitioned or not; returns the unmatched names."""
     import deepspeed
-    from torch.nn.modules.module import _IncompatibleKeys
 
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     for name, tensor in ((name, tensor) for name, tensor in tensors.items() if name in weights):
@@ -354,10 +353,10 @@ def set_weights(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
             tensor.data.copy_(value)
     own = module.state_dict()
     lacking = [name for name in tensors if name not in weights and name in own]
-    return _IncompatibleKeys(lacking, [name for name in weights if name not in own])
+    return UnmatchedNames(lacking, [name for name in weights if name not in own])
 
 
-def set_masters(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
+def set_masters(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> UnmatchedNames:
     """Loads whole weights as `set_weights` does, and into the optimizer's fp32 copies of them."""
     result = set_weights(module, weights)
     for name, parameter in module.named_parameters():

@@ -112,13 +112,28 @@ class FSDP2Engine(FSDPEngine):
     @contextmanager
     def generating(self, model: nn.Module) -> Iterator[dict[str, Any]]:
         # `generate` calls an encoder by itself, whose embeddings belong to the root module.
-        self._sharded._get_fsdp_state()._lazy_init()  # what the first forward pass of the whole model does
+        pass_as_the_root(self._sharded)
         self._sharded.unshard()
         try:
             with super().generating(model) as needed:
                 yield needed
         finally:
             self._sharded.reshard()
+
+
+def pass_as_the_root(sharded: Any) -> None:  # Any: a module that torch gives another class
+    """Passes through a sharded model without computing, so that torch takes it as the root of its modules from now on.
+
+    Otherwise the module whose forward pass comes first would be taken as the root.
+    """
+    from torch.distributed.fsdp import register_fsdp_forward_method
+
+    sharded.pass_without_computing = lambda: None
+    register_fsdp_forward_method(sharded, "pass_without_computing")
+    try:
+        sharded.pass_without_computing()
+    finally:
+        del sharded.pass_without_computing
 
 
 class FSDP1Engine(FSDPEngine):
@@ -146,8 +161,13 @@ class FSDP1Engine(FSDPEngine):
         return self._sharded.clip_grad_norm_(max_norm)  # type: ignore[no-any-return]
 
     def unwrap(self, model: nn.Module) -> nn.Module:
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
         inner = uncompiled(model)
-        return getattr(inner, "_fsdp_wrapped_module", inner)
+        if isinstance(inner, FullyShardedDataParallel):
+            whole: nn.Module = inner.module
+            return whole
+        return inner
 
 
 def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> FullyShardedDataParallelPlugin:
@@ -195,7 +215,7 @@ def _shard_on_any_device(accelerator: Accelerator, plugin: FullyShardedDataParal
 
     state = accelerator.state
     if state.distributed_type != DistributedType.FSDP:
-        state.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+        state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
         state.fsdp_plugin = plugin
         if mixed != "no":
             plugin.set_mixed_precision(mixed)
@@ -248,10 +268,14 @@ def chosen_modules(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> 
             classes = [name for name in getattr(model, "_no_split_modules", None) or () if name in there]
             plugin.transformer_cls_names_to_wrap = classes
         chosen = modules_to_shard(model, classes=classes)
+    known = {*model.modules()}
+
+    def is_unit(module: nn.Module) -> bool:
+        """True for a chosen module, and for a wrapper that accelerate puts around one to checkpoint activations."""
+        return module in chosen or (module not in known and any(child in chosen for child in module.children()))
+
     before = fsdp_utils.fsdp2_prepare_auto_wrap_policy
-    fsdp_utils.fsdp2_prepare_auto_wrap_policy = lambda *_: (
-        lambda module: getattr(module, "_checkpoint_wrapped_module", module) in chosen
-    )
+    fsdp_utils.fsdp2_prepare_auto_wrap_policy = lambda *_: is_unit
     try:
         yield
     finally:
@@ -267,10 +291,8 @@ def modules_to_shard(
     unit cannot become one, nor those that share a parameter with a module outside. Parameters in smaller units do not
     count for `min_num_params`.
     """
-    from accelerate.utils.fsdp_utils import _find_final_norm
-
     getters = [getattr(model, f"get_{kind}_embeddings", lambda: None) for kind in ("input", "output")]
-    later = {*(get() for get in getters), _find_final_norm(model)} - {None}
+    later = {*(get() for get in getters), _final_norm(model)} - {None}
     owners: dict[nn.Parameter, set[nn.Module]] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -288,6 +310,16 @@ def modules_to_shard(
             chosen.add(module)
             in_units |= own
     return chosen
+
+
+def _final_norm(model: nn.Module) -> nn.Module | None:
+    """Returns the norm that accelerate shards with the output layer: the last one among the base model's children."""
+    prefix = getattr(model, "base_model_prefix", "")
+    base = getattr(model, prefix, None) if prefix else model
+    if not isinstance(base, nn.Module):
+        return None
+    norms = [child for child in base.children() if "Norm" in type(child).__name__]
+    return norms[-1] if norms else None
 
 
 def check_wrapped_classes(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> None:

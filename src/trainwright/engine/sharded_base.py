@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from trainwright._types import Optimizer, StateDict, is_instance_of
+from trainwright._types import Optimizer, StateDict
 from trainwright.config.plans import EnginePlan
 from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
@@ -140,7 +140,7 @@ def check_sharded_parameters(model: nn.Module, plan: EnginePlan) -> None:
     parallel = plan.parallel
     assert parallel is not None
     name = type(model).__name__
-    if is_instance_of(model, "peft", "PeftModel") or getattr(model, "_hf_peft_config_loaded", False):
+    if getattr(model, "peft_config", None):  # of peft, or with an adapter that transformers loaded
         raise ModelError(
             f"{name} is an adapter on a model in parts: its weights are whole in each process and their gradients are "
             "not, so they would part. Train the adapter with fsdp or DDP, or the model itself."

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -49,11 +48,14 @@ KNOWN = {
         "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
-    "torch.distributed._shard.sharded_tensor.metadata": {"TensorProperties", "MEM_FORMAT_ENCODING"},
     "torch.serialization": {"_get_layout"},
     "torch": {"Size"},
     "collections": {"OrderedDict"},
 }  # fmt: skip
+
+# Where older versions of torch had two of these classes, and their names now.
+OLDER_PLACE = "sharded_tensor.metadata"
+OLDER_NAMES = {"TensorProperties": "TensorProperties", "MEM_FORMAT_ENCODING": "_MEM_FORMAT_ENCODING"}
 
 
 def save(
@@ -90,7 +92,8 @@ def _dress(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         return local
     kind: Any = type(outer)  # torch's own way to take such a tensor apart and build it again has no types
     names, context = kind.__tensor_flatten__(outer)
-    within = {name: local if name == "_local_tensor" else getattr(outer, name) for name in names}
+    within = {name: getattr(outer, name) for name in names}  # the local shard and its mesh
+    within = {name: local if isinstance(part, torch.Tensor) else part for name, part in within.items()}
     dressed: torch.Tensor = kind.__tensor_unflatten__(within, context, outer.size(), outer.stride())
     return dressed
 
@@ -225,11 +228,17 @@ class SafePlanner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         plain = torch.load(value, weights_only=True)
-        set_element(self.original_state_dict, self.mappings[read_item.dest_index.fqn], plain)
+        *way, last = self.mappings[read_item.dest_index.fqn]
+        container: Any = self.original_state_dict  # dicts and lists, as `load` was given them
+        for key in way:
+            container = container[key]
+        container[last] = plain
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if module.startswith("torch.distributed.") and module.endswith(OLDER_PLACE) and name in OLDER_NAMES:
+            return super().find_class("torch.distributed.checkpoint.metadata", OLDER_NAMES[name])
         if name in KNOWN.get(module, ()):
             return super().find_class(module, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):

@@ -5,31 +5,30 @@ Functions return what is wrong and what to do about it, or None. The client word
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.utils import logging as client_logging
 
 TIMEOUT_S = 10
 # Files of which the cache has one where a model, a tokenizer or an image processor was downloaded.
 DESCRIPTIONS = ("config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 LOCAL = "neither a directory nor in the cache of downloads, and"
 OFFLINE = "HF_HUB_OFFLINE"
-CLIENT = logging.getLogger("huggingface_hub.utils._http")
 
 
 @contextmanager
 def without_retries() -> Iterator[None]:
     """Hides the client's lines about each of its tries; whether the last one failed is an error."""
-    level = CLIENT.level
-    CLIENT.setLevel(logging.ERROR)
+    level = client_logging.get_verbosity()
+    client_logging.set_verbosity_error()
     try:
         yield
     finally:
-        CLIENT.setLevel(level)
+        client_logging.set_verbosity(level)
 
 
 @contextmanager

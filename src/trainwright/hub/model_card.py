@@ -245,9 +245,9 @@ def base_of(model: nn.Module) -> str | None:
     """Returns the repository that the model was loaded from; None for a local directory."""
     adapters = getattr(model, "peft_config", None)
     config = next(iter(adapters.values())) if isinstance(adapters, Mapping) and adapters else None
-    name = getattr(config, "base_model_name_or_path", None) or getattr(
-        getattr(model, "config", None), "_name_or_path", None
-    )
+    name = getattr(config, "base_model_name_or_path", None)
+    if not name:
+        name = getattr(getattr(model, "config", None), "name_or_path", None)
     return name if isinstance(name, str) and name and not Path(name).exists() and name.count("/") <= 1 else None
 
 

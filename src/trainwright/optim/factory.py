@@ -9,7 +9,7 @@ import importlib
 import importlib.metadata
 import logging
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from types import MethodType
 from typing import Any, cast
@@ -18,6 +18,9 @@ import torch
 from packaging.requirements import Requirement
 from torch import nn
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, MissingPackageError, did_you_mean
@@ -98,7 +101,9 @@ def _over_the_model(cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args:
         logger.warning("weight_decay=%s has no effect with %s, which has no parameter groups.", args.weight_decay, name)
     _say_nothing_is_clipped(args)
     release_lomo_hooks(model)
-    return adapted(cls(kwargs.pop("model"), **kwargs), model)
+    with _LomoHooks():
+        optimizer = cls(kwargs.pop("model"), **kwargs)
+    return adapted(optimizer, model)
 
 
 def _layerwise(
@@ -367,12 +372,24 @@ def _fused_backward(optimizer: Foreign, model: nn.Module) -> None:
     _saves_as(optimizer, encode, decode)
 
 
+LOMO_HOOKS: MutableMapping[nn.Parameter, list[RemovableHandle]] = WeakTensorKeyDictionary()
+
+
+class _LomoHooks(TorchFunctionMode):
+    """Keeps the handles of hooks that are added to parameters while it is entered; LOMO drops its own."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # as torch has it
+        result = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.register_hook:
+            LOMO_HOOKS.setdefault(args[0], []).append(result)
+        return result
+
+
 def release_lomo_hooks(model: nn.Module) -> None:
-    """Removes the hooks of earlier LOMO optimizers from the parameters, which they would still update."""
+    """Removes the hooks of earlier LOMO optimizers of ours from the parameters, which they would still update."""
     for parameter in model.parameters():
-        hooks = parameter._backward_hooks or {}
-        for key in [key for key, hook in hooks.items() if hook.__module__.startswith("lomo_optim")]:
-            del hooks[key]
+        for handle in LOMO_HOOKS.pop(parameter, []):
+            handle.remove()
 
 
 # -- bitsandbytes: embeddings keep states of 32 bits -----------------------------------------------------------------

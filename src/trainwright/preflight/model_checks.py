@@ -21,6 +21,7 @@ from trainwright.config import resolve
 from trainwright.config.enums import word
 from trainwright.host import available_bytes
 from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
+from trainwright.tensor_tree import storage_place
 from trainwright.units import duration_text, size_text
 
 
@@ -76,7 +77,8 @@ def tied(facts: CheckFacts) -> Iterator[Finding]:
     if not (hasattr(core, "get_input_embeddings") and hasattr(core, "get_output_embeddings")):
         return
     ends = [getattr(end, "weight", None) for end in (core.get_input_embeddings(), core.get_output_embeddings())]
-    if all(isinstance(end, torch.Tensor) for end in ends) and ends[0].data_ptr() != ends[1].data_ptr():  # type: ignore[union-attr]
+    there = [end for end in ends if isinstance(end, torch.Tensor)]
+    if len(there) == 2 and storage_place(there[0]) != storage_place(there[1]):
         yield warning(
             "config.tie_word_embeddings is True, and input and output embeddings are two tensors: "
             "they will drift apart, and from_pretrained will keep only one.",

@@ -22,7 +22,6 @@ from typing import Any
 import safetensors.torch
 import torch
 from torch import nn
-from torch._C._distributed_c10d import TCPStore
 from torch.utils.data import Subset
 
 from trainwright._types import JSONObject, counted, has_length
@@ -37,6 +36,8 @@ from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +237,7 @@ def accumulation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
         cured = gap(*both(loss_weighting="items"))
         if cured <= allowed:
             return False, evidence, f"loss_weighting='items': tried, and then they differ by {cured:.2g}."
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in trainer.model.modules()):
+    if any(isinstance(module, BATCH_NORMS) for module in trainer.model.modules()):
         return False, evidence, "Batch normalisation sees micro-batches; use GroupNorm, or freeze its statistics."
     return False, evidence, (
         "The loss of a sample depends on what it is batched with: look at padding without an attention_mask, and at "
@@ -386,7 +387,7 @@ def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = T
     text = pickle.dumps(recipe)
     with tempfile.TemporaryDirectory() as folder:
         # Kept by this process, as by torchrun: a free port that is only looked up may be taken when it is used.
-        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         processes = [_start(rank, num_processes, store.port, folder) for rank in range(num_processes)]
         try:
             for process in processes:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import gc
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -136,8 +134,6 @@ def release(trainer: Any) -> None:
     trainer._engine.accelerator.free_memory()
     gc.collect()
     trainer._engine.empty_cache()
-    with suppress(OSError, AttributeError, TypeError):  # what the allocator keeps of freed tensors (glibc)
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def report(trainer: Any, trial: Trial, metrics: dict[str, float]) -> None:

@@ -6,6 +6,7 @@ while it runs is not seen; for the operations of usual models that is little.
 
 from __future__ import annotations
 
+import functools
 import re
 import weakref
 from collections import Counter
@@ -16,11 +17,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from trainwright.preflight.memory.memory_plan import PeakMemory
+from trainwright.tensor_tree import tensors_of
 
 BLOCK_BYTES = {"cuda": 512}  # allocators that round up
 
@@ -31,6 +33,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.moment = "forward"
+        self.is_backward = False  # in a backward pass, forward passes that it repeats included
         self._device = device.type
         self._block = BLOCK_BYTES.get(device.type, 1)
         self._live: dict[int, tuple[int, str, str, object]] = {}  # bytes, kind, module, weak reference
@@ -46,12 +49,12 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(tensor, torch.Tensor):
                 continue
             storage = tensor.untyped_storage()
-            known = self._live.get(storage._cdata)
+            known = self._live.get(id(storage))
             if known is None:
                 self._add(tensor, storage, kind, "")
             elif known[1] != kind:
                 size, before, module, reference = known
-                self._live[storage._cdata] = size, kind, "", reference
+                self._live[id(storage)] = size, kind, "", reference
                 self._kinds[before] -= size
                 self._kinds[kind] += size
                 self._modules[module] -= size if before == "activations" else 0
@@ -60,20 +63,20 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if func.namespace == "prim":  # questions about a tensor
             return result
-        is_backward = torch._C._current_graph_task_id() != -1
-        kind = "activations" if self.moment == "forward" and (not is_backward or self._path) else "other"
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                storage = leaf.untyped_storage()
-                if storage._cdata not in self._live:
-                    self._add(leaf, storage, kind, self._path[-1] if self._path else "")
-        self._look("backward" if is_backward else self.moment)
+        is_forward = self.moment == "forward" and (not self.is_backward or bool(self._path))
+        kind = "activations" if is_forward else "other"
+        for tensor in tensors_of(result):
+            storage = tensor.untyped_storage()
+            if id(storage) not in self._live:
+                self._add(tensor, storage, kind, self._path[-1] if self._path else "")
+        self._look("backward" if self.is_backward else self.moment)
         return result
 
     def _add(self, tensor: torch.Tensor, storage: torch.UntypedStorage, kind: str, module: str) -> None:
         if tensor.device.type != self._device:
             return
-        key, size = storage._cdata, -(-storage.nbytes() // self._block) * self._block
+        key = id(storage)  # torch keeps one object for a storage, which is gone when its memory is
+        size = -(-storage.nbytes() // self._block) * self._block
         self._live[key] = size, kind, module, weakref.ref(storage, lambda _: self._remove(key))
         self._total += size
         self._kinds[kind] += size
@@ -95,6 +98,20 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 total_bytes=self._total, by_kind=dict(kinds), by_module=dict(modules), moment=moment
             )
 
+    def marking(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that makes a backward pass, wrapped so that the tracker knows of the pass."""
+
+        @functools.wraps(backward)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            before = self.is_backward
+            self.is_backward = True
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                self.is_backward = before
+
+        return marked
+
     @contextmanager
     def inside(self, model: nn.Module) -> Iterator[None]:
         """Counts tensors of a module's forward as its own, and gradients as gradients, while entered."""
@@ -107,7 +124,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 register: Callable[..., RemovableHandle] = parameter.register_post_accumulate_grad_hook
                 handles.append(register(lambda with_gradient: self.count([with_gradient.grad], "gradients")))
         try:
-            yield
+            with _BackwardCalls(self):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -117,6 +135,18 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _leave(self, *_: object) -> None:
         self._path.pop()
+
+
+class _BackwardCalls(TorchFunctionMode):
+    """Tells a tracker of each call of `loss.backward()` while it is entered."""
+
+    def __init__(self, tracker: AllocationTracker) -> None:
+        super().__init__()
+        self._tracker = tracker
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # as torch has it
+        called = self._tracker.marking(func) if func is torch.Tensor.backward else func
+        return called(*args, **(kwargs or {}))
 
 
 def block_of(name: str) -> str:

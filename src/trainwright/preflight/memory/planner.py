@@ -168,6 +168,7 @@ def _track(copied: AnyTrainer, samples: Sequence[Batch], num_items: Any) -> dict
     """The peaks of a step at which the optimizer has its states, and in which an earlier micro-batch left gradients."""
     engine, model = copied._engine, copied.model
     tracker = AllocationTracker(engine.device)
+    engine.backward = tracker.marking(engine.backward)  # the engine of this copy alone
     with contextlib.ExitStack() as stack:
         stack.enter_context(build.patched(copied.args, model, engine, keeps_outputs=copied._uses_outputs()))
         stack.enter_context(tracker)
