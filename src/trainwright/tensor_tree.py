@@ -35,7 +35,7 @@ def storage_place(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int]:
 
     The key holds the storage, so no other storage can take its place while the key exists.
     """
-    return tensor.untyped_storage(), tensor.storage_offset()
+    return tensor.untyped_storage(), int(tensor.storage_offset())
 
 
 def nested_detach(tensors: Any) -> Any:

@@ -37,7 +37,7 @@ def start_alone(device_type: str, *, backend: str | None, timeout: timedelta) ->
     if dist.is_initialized():
         return
     backend = backend or BACKENDS.get(device_type, "gloo")
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[attr-defined]
     leave_at_exit()
 
 

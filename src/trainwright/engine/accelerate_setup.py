@@ -79,7 +79,7 @@ def has_state() -> bool:
     """Returns True if accelerate has a state of this process already; making a `PartialState` would make one."""
     from accelerate.state import PartialState
 
-    return object.__new__(PartialState).initialized
+    return bool(object.__new__(PartialState).initialized)
 
 
 def forget_state() -> None:

@@ -5,6 +5,7 @@ Functions return what is wrong and what to do about it, or None. The client word
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ OFFLINE = "HF_HUB_OFFLINE"
 def without_retries() -> Iterator[None]:
     """Hides the client's lines about each of its tries; whether the last one failed is an error."""
     level = client_logging.get_verbosity()
-    client_logging.set_verbosity_error()
+    client_logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:
