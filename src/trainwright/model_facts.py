@@ -22,12 +22,17 @@ from trainwright._types import JSONObject, Model, is_instance_of
 
 def core_model(model: Model) -> Any:
     """The model inside adapters (PEFT) and a compiled wrapper: the one whose `forward` names the inputs."""
-    model = getattr(model, "_orig_mod", model)
+    model = uncompiled(model)
     if is_instance_of(model, "peft", "PeftModel"):
         return model.get_base_model()
     if is_instance_of(model, "peft", "PeftMixedModel"):
         return model.base_model.model
     return model
+
+
+def uncompiled(model: Model) -> Any:
+    """Returns the module inside the wrapper of `torch.compile`, whose only child it is; any other model itself."""
+    return next(model.children()) if type(model).__name__ == "OptimizedModule" else model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

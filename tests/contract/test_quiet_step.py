@@ -2,9 +2,9 @@
 
 Ten steps without a log or a save, during which reading a number back, asking for a package or an environment
 variable, and touching a file raise. A guard that knows loss and norm to be in main memory may read them: nothing waits
-for that. Two things are not the loop's affair: what a fused optimizer's kernel reads inside torch (the dispatcher is left
-before it runs; torch's unfused AdamW reads its step count back on a CPU, and so has no row), and what the forward of a
-model of transformers looks at.
+for that. Two things are not the loop's affair: what a fused optimizer's kernel reads inside torch (the dispatcher is
+left before it runs; torch's unfused AdamW reads its step count back on a CPU, and so has no row), and what the forward
+of a model of transformers looks at.
 """
 
 import builtins

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from trainwright.config.plans import GuardPlan
 from trainwright.guard.history import SD_PER_MAD, SpikeHistory

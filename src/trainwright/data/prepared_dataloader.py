@@ -95,15 +95,25 @@ class PreparedDataLoader(DataLoader[Any]):
 
     def begin(self) -> None:
         """Enters this dataloader in `gradient_state` as the one that is being iterated."""
-        self.end_of_dataloader, self._is_open = False, True
-        if self.gradient_state is not None:
-            self.gradient_state._add_dataloader(self)
+        self._is_open = True
+        if self.gradient_state is None:
+            self.reset()
+        else:
+            from accelerate.data_loader import DataLoaderStateMixin
+
+            DataLoaderStateMixin.begin(self)
 
     def end(self) -> None:
         """Removes it from `gradient_state`."""
         self._is_open = False
         if self.gradient_state is not None:
-            self.gradient_state._remove_dataloader(self)
+            from accelerate.data_loader import DataLoaderStateMixin
+
+            DataLoaderStateMixin.end(self)
+
+    def reset(self) -> None:
+        """Begins an iteration anew: the last batch is still to come."""
+        self.end_of_dataloader = False
 
     @property
     def base_dataloader(self) -> PreparedDataLoader:

@@ -17,6 +17,7 @@ from torch import nn
 from trainwright._types import DataLoaderLike, Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.precision import autocast_forward, peak_flops
+from trainwright.model_facts import uncompiled
 from trainwright.state.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -356,9 +357,3 @@ def is_from(function: object, package: str) -> bool:
     """Returns True if a function, or method, is written in a package itself; a wrapper or replacement is not."""
     scope: dict[str, Any] = getattr(function, "__globals__", {})
     return str(scope.get("__name__")).partition(".")[0] == package
-
-
-def uncompiled(model: nn.Module) -> nn.Module:
-    """Returns the module inside a compiled one; any other module itself."""
-    inner: nn.Module = getattr(model, "_orig_mod", model)
-    return inner

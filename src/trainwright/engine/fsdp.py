@@ -23,10 +23,11 @@ from trainwright.distributed.collectives import cpu_group
 from trainwright.distributed.world import is_true
 from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, uncompiled
+from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
 from trainwright.engine.precision import as_fp32
 from trainwright.engine.sharded_base import ShardedEngine, reshard
 from trainwright.errors import ArgumentError, ModelError
+from trainwright.model_facts import uncompiled
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -20,10 +20,11 @@ from trainwright._types import Optimizer, StateDict
 from trainwright.config.plans import EnginePlan
 from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, uncompiled
+from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
 from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.gradients import clip_each_kind, step_each_kind
 from trainwright.errors import ModelError
+from trainwright.model_facts import uncompiled
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

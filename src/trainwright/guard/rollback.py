@@ -199,4 +199,5 @@ def schedule_memory(scheduler: Scheduler) -> Callable[[], None]:
 def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
     if not isinstance(scheduler, LRScheduler):
         return []
-    return [scheduler, *(part for one in vars(scheduler).get("_schedulers", ()) for part in _parts(one))]
+    lists = [value for value in vars(scheduler).values() if isinstance(value, (list, tuple))]
+    return [scheduler, *(part for inner in lists for one in inner for part in _parts(one))]

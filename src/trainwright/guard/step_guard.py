@@ -481,8 +481,9 @@ def steps_in_backward(optimizer: Optimizer) -> bool:
 def takes_found_inf(optimizer: Optimizer) -> bool:
     """Returns True if an optimizer is one of torch's that read `found_inf` (fused), with rates that are numbers."""
     is_torch = type(optimizer).__module__.startswith("torch.optim")
-    reads = is_torch and getattr(optimizer, "_step_supports_amp_scaling", False)
-    return bool(reads) and not any(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups)
+    return is_torch and all(
+        group.get("fused") and not isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups
+    )
 
 
 def no_mark(loss: torch.Tensor) -> None:

@@ -320,7 +320,7 @@ def _set_rates(scheduler: lr_scheduler.LambdaLR) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-    scheduler._last_lr = rates
+    scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": rates})
 
 
 def _plain(scheduler: LRScheduler) -> LRScheduler:
