@@ -111,6 +111,14 @@ class IncidentLog:
                 f"(max_skipped_steps={self._max_skipped}). {incident.text}"
             )
 
+    def mark(self) -> tuple[int, int, int]:
+        """Returns the counts for `rewind`."""
+        return self.num_skipped, self.num_rollbacks, self.in_a_row
+
+    def rewind(self, mark: tuple[int, int, int]) -> None:
+        """Puts the counts back to those of a mark: an error ended the run before the step was done."""
+        self.num_skipped, self.num_rollbacks, self.in_a_row = mark
+
     def state(self) -> JSONObject:
         """Returns the skipped steps before this one, if any."""
         return {"skipped_in_a_row": self.in_a_row} if self.in_a_row else {}

@@ -76,6 +76,12 @@ class NullGuard:
     def keep(self, run: RunState, *, is_saved: bool = False) -> None:
         """Does nothing: nobody goes back."""
 
+    def mark(self) -> None:
+        """Returns nothing to go back to: no step is counted."""
+
+    def rewind(self, mark: object) -> None:
+        """Does nothing: no step is counted."""
+
     def state(self) -> JSONObject:
         """Returns nothing to save."""
         return {}
@@ -299,6 +305,14 @@ class HostGuard:
         if self._rollback is not None:
             self._rollback.keep(run, is_saved=is_saved)
 
+    def mark(self) -> tuple[int, int, int]:
+        """Returns the counts of bad steps before a window."""
+        return self._log.mark()
+
+    def rewind(self, mark: tuple[int, int, int]) -> None:
+        """Puts the counts back: the window under way does not count."""
+        self._log.rewind(mark)
+
     def state(self) -> JSONObject:
         """Returns what a checkpoint has of this guard; empty where nothing happened yet."""
         values = {} if self._spikes is None else self._spikes.values
@@ -397,6 +411,12 @@ class DeviceGuard:
 
     def keep(self, run: RunState, *, is_saved: bool = False) -> None:
         """Does nothing: its policies never go back."""
+
+    def mark(self) -> None:
+        """Returns nothing: a bad step is counted when the step after it asks, and stays counted."""
+
+    def rewind(self, mark: object) -> None:
+        """Does nothing: no count is of the window under way."""
 
     def state(self) -> JSONObject:
         """Returns what a checkpoint has of this guard, after `settle`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import logging
 import signal
@@ -17,6 +16,7 @@ from trainwright.errors import DataError
 from trainwright.hooks import TrainHooks
 from trainwright.loop.context import LoopContext
 from trainwright.loop.step import Step, Update, Window, after_step
+from trainwright.loop.window import give_up, mark
 from trainwright.state.interrupts import Interrupted
 from trainwright.state.run_state import DATA, OTHER, RunState
 
@@ -173,18 +173,14 @@ def wait_for_data(
 ) -> tuple[list[Batch], torch.Tensor | int | None]:
     """Returns the micro-batches of the next step. A signal ends the wait and rewinds the loader to the last step."""
     run.clock.mark(DATA)
-    random_states = None
-    if session.random_states is not None:
-        random_states = session.random_states.capture()
-        states = {name: copy.deepcopy(item.state_dict()) for name, item in session.items.items()}
-        run.window_start = random_states, run.flos, run.tokens, states
-    session.loader.begin_window(random_states)
+    run.window_start = mark(session, run, random_states=session.random_states)
+    session.loader.begin_window(run.window_start.random_states)
     try:
         run.interrupts.open()
         window = hooks.get_batch_samples(batches, size, session.engine.device)
         run.interrupts.close()  # within the try: a signal just before it must rewind too
     except Interrupted:
-        session.loader.rewind()
+        give_up(session, run)
         raise
     finally:
         run.clock.mark(OTHER)
@@ -220,12 +216,7 @@ def save_before_raising(session: LoopContext, run: RunState, hooks: TrainHooks, 
     """Saves the last finished step after an error, if the weights are still those of that step."""
     step = run.state.global_step
     if step > 0 and run.saved_step != step and not run.is_updating:
-        if run.window_start is not None and session.random_states is not None:
-            session.loader.rewind()
-            random_states, run.flos, run.tokens, states = run.window_start
-            session.random_states.restore(random_states)
-            for name, state in states.items():
-                session.items[name].load_state_dict(state)
+        give_up(session, run)
         try:
             hooks._save_checkpoint(session.model, session.trial)
         except Exception as second:

@@ -2,26 +2,23 @@
 
 Each micro-batch is cut into parts and gradients are accumulated over all of them, so the optimizer step still sees the
 same samples with the same weights: the effective batch stays. The weights are those from before the failed step, since
-nothing was updated, and so are the random states, which are put back.
+nothing was updated; `window.rewind` puts back random states, losses and counts.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 
-from trainwright._types import Batch, Model, Nested
+from trainwright._types import Batch, Nested
 from trainwright.hooks import LoopEngine, RandomStates
 from trainwright.state.run_state import RunState
 from trainwright.tensor_tree import find_batch_size
 
 logger = logging.getLogger(__name__)
-
-# Random states, numbers of losses and of recorded values, FLOPs, tokens of before a window.
-Snapshot: TypeAlias = tuple[Any, tuple[int, int], float, Any]
 
 
 class MicroBatchPart(NamedTuple):
@@ -67,32 +64,20 @@ def _slice(value: object, first: int, last: int, size: int) -> Nested:
 class MicroBatchRetry:
     """Retries a window with smaller micro-batches until it fits; used only with `auto_find_batch_size`."""
 
-    def __init__(self, engine: LoopEngine, model: Model, randomness: RandomStates) -> None:
+    def __init__(self, engine: LoopEngine, random_states: RandomStates) -> None:
         self._engine = engine
-        self._model = model
-        self._randomness = randomness
+        self.random_states = random_states
 
-    def prepare(self, run: RunState) -> Snapshot:
-        """Captures the state to restore before a retry of the window."""
-        return self._randomness.capture(), (run.meter.count, run.recorded.count), run.flos, run.tokens
-
-    def take_back(self, run: RunState, before: Snapshot, error: BaseException, window: list[Batch]) -> bool:
-        """Undoes a window that did not fit, and cuts micro-batches into twice as many parts from now on.
-
-        Returns False for an error of another kind, or if single samples do not fit.
-        """
+    def can_cut(self, run: RunState, error: BaseException, window: list[Batch]) -> bool:
+        """Returns True if an error says that memory is full, and a micro-batch has several samples to cut."""
         largest = max(find_batch_size(batch) or 1 for batch in window)
-        if not self._engine.is_out_of_memory(error) or run.num_parts >= largest:
-            return False
+        return self._engine.is_out_of_memory(error) and run.num_parts < largest
+
+    def cut(self, run: RunState) -> None:
+        """Cuts micro-batches into twice as many parts from now on, after their window was rewound."""
         run.num_parts *= 2
-        states, (count, num_recorded), run.flos, run.tokens = before
-        self._engine.zero_grad(self._model)
         self._engine.empty_cache()
-        self._randomness.restore(states)
-        run.meter.rewind(count)
-        run.recorded.rewind(num_recorded)
         logger.warning(
             "Out of memory at step %d: micro-batches are cut into %d parts from here on, with gradients accumulated "
             "over them, so the effective batch stays the same.", run.state.global_step + 1, run.num_parts,
         )  # fmt: skip
-        return True

@@ -12,7 +12,8 @@ from trainwright._types import Batch
 from trainwright.errors import ModelError
 from trainwright.hooks import TrainHooks
 from trainwright.loop.context import LoopContext
-from trainwright.loop.micro_batch_retry import Snapshot, parts_of
+from trainwright.loop.micro_batch_retry import parts_of
+from trainwright.loop.window import WindowMark, give_up, mark, rewind
 from trainwright.loss_normalization import ITEM_SCALE
 from trainwright.state.run_state import FORWARD, OPTIMIZER, OTHER, RunState
 
@@ -44,13 +45,13 @@ class Step:
     """
 
     __slots__ = (
-        "_before", "_epoch", "_hooks", "_num_losses", "_run", "_session", "_window", "add", "is_over", "is_whole",
-        "keeps_loss", "loss", "model", "num_items", "number", "result",
+        "_before", "_epoch", "_hooks", "_run", "_session", "_window", "add", "is_over", "is_whole", "keeps_loss",
+        "loss", "model", "num_items", "number", "result",
     )  # fmt: skip
 
     def __init__(self, session: LoopContext, run: RunState, hooks: TrainHooks, window: Window, *, epoch: float) -> None:
         self._session, self._run, self._hooks, self._window, self._epoch = session, run, hooks, window, epoch
-        self._before: Snapshot | None = None
+        self._before: WindowMark | None = None  # this run before the micro-batches, where they may come again
         self.model, self.num_items = session.model, window.num_items
         self.number = run.state.global_step + 1
         self.is_whole = self.is_over = False  # all micro-batches are trained; the weights are updated, or left alone
@@ -61,7 +62,6 @@ class Step:
         hooks.current_gradient_accumulation_steps = len(window.batches)
         run.window, run.is_window_trained = window, False
         session.events.fire("on_step_begin", run)
-        self._num_losses = run.meter.count
 
     @property
     def micro_batches(self) -> Iterator[Batch]:
@@ -71,7 +71,7 @@ class Step:
         """
         session, run, hooks = self._session, self._run, self._hooks
         if session.smaller_batches is not None:
-            self._before = session.smaller_batches.prepare(run)
+            self._before = mark(session, run, random_states=session.smaller_batches.random_states)
         parts = parts_of(self._window.batches, run.num_parts, needs_shares=session.rule.aux_coefficient != 0.0)
         last = len(parts) - 1
         for i, part in enumerate(parts):
@@ -94,10 +94,13 @@ class Step:
 
     def fits_when_cut(self, error: RuntimeError) -> bool:
         """Returns True if an error of a micro-batch is undone: the window comes again (`auto_find_batch_size`)."""
-        retry, before = self._session.smaller_batches, self._before
-        return (
-            retry is not None and before is not None and retry.take_back(self._run, before, error, self._window.batches)
-        )
+        session, run = self._session, self._run
+        retry, before = session.smaller_batches, self._before
+        if retry is None or before is None or not retry.can_cut(run, error, self._window.batches):
+            return False
+        rewind(session, run, before, random_states=retry.random_states)
+        retry.cut(run)
+        return True
 
     def update(self) -> None:
         """Updates the weights once, counts the step, and does what is due after it: logs, evaluation, save."""
@@ -114,9 +117,7 @@ class Step:
             session.events.fire("on_step_end", run)
             after_step(session, run, hooks, self.result, epoch=run.epoch)
         else:
-            session.engine.zero_grad(session.model)
-            run.meter.rewind(self._num_losses)
-            run.recorded.drop(run.step_under_way)
+            give_up(session, run)
             run.window = None
         self.is_over = True
 

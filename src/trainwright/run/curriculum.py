@@ -109,7 +109,12 @@ class CurriculumRun:
         self._ask_if_due(self._place(self._progress.epoch, self._progress.batches_in_epoch))
 
     def on_epoch_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
-        """Asks for weights that steps of an epoch that a callback has ended would have made due."""
+        """Asks for weights that steps of an epoch that a callback has ended would have made due.
+
+        Not where it has ended the run: a resume goes on within the epoch.
+        """
+        if self._progress.control.should_training_stop:
+            return
         self._ask_if_due(self._place(self._progress.epoch + 1, 0))
 
     def _ask_if_due(self, position: int) -> None:

@@ -228,8 +228,6 @@ class SampleLosses:
             self._measure()
 
     def _begin_window(self, progress: Any) -> None:
-        if progress.window is self._window:  # it did not fit into memory, and comes again in smaller parts
-            self.drop(progress.state.global_step + 1)
         self._window, self._num_parts, self._place = progress.window, progress.num_parts, 0
         if len(self._loader.window_samples) != len(progress.window.batches) or self._run.context.prepares_windows:
             self._say("the batches of a step are not those that the trainer read, so their samples are not known")

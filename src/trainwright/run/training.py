@@ -380,7 +380,7 @@ class TrainingRun:
             follows_metrics=schedules.follows_metrics,
             saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
             random_states=input_pipeline.random_states(args), reproduces=reproduces(args),
-            smaller_batches=MicroBatchRetry(engine, parts["model"], rng) if args.auto_find_batch_size else None,
+            smaller_batches=MicroBatchRetry(engine, rng) if args.auto_find_batch_size else None,
             **parts,
         )  # fmt: skip
         return self.context

@@ -192,9 +192,11 @@ class RecordedMetrics:
         """Numbers recorded since the last reading."""
         return len(self._entries)
 
-    def rewind(self, count: int) -> None:
-        """Removes the newest numbers, of a window that is given up or tried again, down to a count."""
+    def rewind(self, count: int, *, step: int) -> None:
+        """Removes the newest numbers down to a count, and losses of samples of a step that does not count."""
         del self._entries[count:]
+        if self.samples is not None:
+            self.samples.drop(step)
 
     def drop(self, step: int) -> None:
         """Removes the numbers of a step whose update was refused."""
