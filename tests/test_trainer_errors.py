@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers import BertModel
 
-from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, errors
+from trainwright import EarlyStoppingCallback, HfArgumentParser, Trainer, TrainerCallback, TrainingArguments, errors
+from trainwright.cli.recipe import yaml_tree
 
 from ._support.small import OURS, REFERENCE, StopAt, data, differing, logged, make_trainer, models, module, weights
 
@@ -664,3 +666,84 @@ def test_a_value_that_json_does_not_know_is_named(tmp_path: Path) -> None:
     else:
         state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
         assert state["log_history"][0]["spread"] == 0.5
+
+
+# -- optimizers and names --------------------------------------------------------------------------------------------
+
+
+def test_an_optimizer_that_needs_a_closure(tmp_path: Path) -> None:
+    model = module()
+    trainer = make_trainer(tmp_path, model=model, optimizers=(torch.optim.LBFGS(model.parameters()), None))
+    with pytest.raises(errors.ArgumentError) as error:
+        trainer.train()
+    says(error, "LBFGS.step() needs a closure", "as transformers' Trainer does", "subclass of LBFGS")
+    assert trainer.state.global_step == 0
+
+
+def test_a_subclass_that_brings_its_closure_trains(tmp_path: Path) -> None:
+    model, samples = module(0.0), data.vectors(26)
+    inputs = {
+        "x": torch.stack([one["x"] for one in samples]),
+        "labels": torch.tensor([one["labels"] for one in samples]),
+    }
+
+    class Whole(torch.optim.LBFGS):
+        def step(self, closure: Any = None) -> Any:
+            def loss() -> torch.Tensor:
+                self.zero_grad()
+                value = model(**inputs)["loss"]
+                value.backward()
+                return value
+
+            return super().step(loss)
+
+    trainer = make_trainer(tmp_path, model=model, optimizers=(Whole(model.parameters()), None), max_steps=3)
+    trainer.train()
+    assert logged(trainer, "loss")[-1] < logged(trainer, "loss")[0]
+
+
+@pytest.mark.parametrize(("names", "said"), [((1, 2), "the name 1, a int"), ((None, "b"), "the name None, a NoneType")])
+def test_names_of_sources_that_are_no_text(names: tuple[Any, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError) as error:
+        make_trainer(tmp_path, train_dataset={name: data.vectors(8) for name in names}).train()
+    says(error, said, "texts: train_dataset={'code': a, 'chat': b}")
+
+
+def test_datasets_by_index_are_no_samples_by_index(tmp_path: Path) -> None:
+    class Rows(Dataset[Any]):
+        def __getitem__(self, index: int) -> Any:
+            return data.vectors(8)[index]
+
+        def __len__(self) -> int:
+            return 8
+
+    with pytest.raises(errors.DataError, match="the name 0, a int"):
+        make_trainer(tmp_path, train_dataset={0: Rows(), 1: Rows()}).train()
+    make_trainer(tmp_path, train_dataset=dict(enumerate(data.vectors(8))), max_steps=1).train()
+
+
+# -- phrases that people search for ----------------------------------------------------------------------------------
+
+
+def test_a_missing_checkpoint_is_found_by_the_words_of_the_original(tmp_path: Path) -> None:
+    with pytest.raises(errors.CheckpointNotFoundError) as error:
+        make_trainer(tmp_path).train(resume_from_checkpoint=True)
+    says(error, f"No valid checkpoint found in output directory ({tmp_path})")
+    with pytest.raises(errors.CheckpointNotFoundError) as error:
+        make_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "none"))
+    says(error, f"Can't find a valid checkpoint at {tmp_path / 'none'}")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(errors.CheckpointError) as other:
+        make_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "empty"))
+    says(other, f"Can't find a valid checkpoint at {tmp_path / 'empty'}")
+
+
+def test_an_error_in_a_yaml_file_shows_no_more_than_the_beginning_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"output_dir: *{'secret' * 1000}\n")
+    with pytest.raises(yaml.YAMLError) as error:
+        HfArgumentParser(TrainingArguments).parse_yaml_file(path)
+    assert len(str(error.value)) < 500
+    with pytest.raises(errors.RecipeError) as refused:
+        yaml_tree.parse(path.read_text(), "config.yaml")
+    assert len(str(refused.value)) < 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import reprlib
@@ -246,6 +247,18 @@ def check_optimizers(args: Any, optimizers: tuple[Any, Any], optimizer_cls_and_k
         raise ArgumentError(
             "optimizers=(...) belongs to one model, and model_init makes a new one for each train(). Pass "
             "optimizer_cls_and_kwargs, or override create_optimizer_and_scheduler."
+        )
+
+
+def check_needs_no_closure(optimizer: Any) -> None:
+    """Raises ArgumentError for an optimizer whose step evaluates the loss again, as torch's LBFGS."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        name = type(optimizer).__name__
+        raise ArgumentError(
+            f"{name}.step() needs a closure that computes the loss again, several times in one step, and training "
+            "calls step() without one, as transformers' Trainer does. Choose another optimizer, or make a subclass of "
+            f"{name} whose step() brings its own closure, for example over all samples of a small dataset."
         )
 
 

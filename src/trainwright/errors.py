@@ -149,6 +149,12 @@ def did_you_mean(name: object, known: Iterable[object], *, quoted: bool = False)
     return f" Did you mean {near[0]!r}?" if near and quoted else f" Did you mean {near[0]}?" if near else ""
 
 
+def excerpt(text: object, most: int = 200) -> str:
+    """Returns a text for a message, cut off after so many characters."""
+    whole = str(text)
+    return whole if len(whole) <= most else f"{whole[: most - 3]}..."
+
+
 @contextmanager
 def needs_package(message: str) -> Iterator[None]:
     """Imports an optional package within the context; a MissingPackageError says what needs it, and what to install."""

@@ -445,11 +445,10 @@ class Trainer:
             try:
                 for batch in step.micro_batches:
                     step.add(self.training_step(step.model, batch, step.num_items))
-            except RuntimeError as error:
-                if not step.fits_when_cut(error):
-                    raise
-            else:
                 step.update()
+            except RuntimeError as error:
+                if not step.retries_smaller(error):
+                    raise
 
     def steps(
         self, resume_from_checkpoint: str | bool | None = None, ignore_keys_for_eval: list[str] | None = None
@@ -641,6 +640,7 @@ class Trainer:
         run.recorder = self._make_recorder(trial)
         start = self._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, checkpoint, trial)
         model, loader = self._prepare_for_training(plan.max_steps, run.loader, checkpoint)
+        checks.check_needs_no_closure(self.optimizer)
         training_state.states_of_items(self.checkpoint_items)  # raises now what the first save would
         if checkpoint is not None:
             self._checkpointer.read_items(self.checkpoint_items, Path(checkpoint))

@@ -82,8 +82,9 @@ class Counting(Trainer):
 class At(TrainerCallback):
     """Sets flags, or raises an error, at an event of a step; once."""
 
-    def __init__(self, event: str, *flags: str, step: int = CUT) -> None:
+    def __init__(self, event: str, *flags: str, step: int = CUT, error: Exception | None = None) -> None:
         self.flags, self.step = flags, step
+        self.error = error
         self.is_done = False
         setattr(self, event, self._act)
 
@@ -94,7 +95,7 @@ class At(TrainerCallback):
         for flag in self.flags:
             setattr(control, flag, True)
         if not self.flags:
-            raise Broken
+            raise self.error or Broken
 
 
 class SignalInData(Counting):
@@ -170,6 +171,13 @@ def drops(flag: str) -> dict[str, Any]:
 
 CUTS: dict[str, tuple[dict[str, Any], type[BaseException] | None]] = {
     "tried again": ({"error": OUT_OF_MEMORY, "auto_find_batch_size": True, "callbacks": [StopAt(CUT)]}, None),
+    "tried again after on_substep_end": (
+        {"callbacks": [At("on_substep_end", error=OUT_OF_MEMORY), StopAt(CUT)], "auto_find_batch_size": True}, None,
+    ),
+    "tried again after on_pre_optimizer_step": (
+        {"callbacks": [At("on_pre_optimizer_step", error=OUT_OF_MEMORY), StopAt(CUT)], "auto_find_batch_size": True},
+        None,
+    ),
     "dropped": (drops("should_training_stop"), None),
     "error in the loss": ({"error": Broken()}, Broken),
     "error in on_step_begin": ({"callbacks": [At("on_step_begin")]}, Broken),
@@ -261,3 +269,9 @@ def test_samples_of_a_window_that_is_dropped_are_the_next_ones_of_a_stream(tmp_p
     stops = At("on_substep_end", "should_training_stop", "should_save", step=2)
     assert run([stops]) == list(range(3 * BATCH)), "the second window was cut after its first micro-batch"
     assert run(resume_from_checkpoint=True) == list(range(2 * BATCH, 6 * BATCH))
+
+
+def test_memory_that_is_full_after_the_update_ends_the_run(tmp_path: Path) -> None:
+    callbacks = [At("on_optimizer_step", error=OUT_OF_MEMORY)]
+    with pytest.raises(torch.OutOfMemoryError):
+        make(tmp_path, auto_find_batch_size=True, callbacks=callbacks).train()

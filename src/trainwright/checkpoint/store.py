@@ -239,14 +239,14 @@ def verified(path: str | Path) -> Path:
     if not folder.is_dir():
         there = [str(p) for _, p in sorted(_finals(folder.parent))]
         raise CheckpointNotFoundError(
-            f"resume_from_checkpoint={str(path)!r}: there is no such directory. "
+            f"Can't find a valid checkpoint at {path} (resume_from_checkpoint): there is no such directory. "
             + (f"Beside it: {', '.join(there)}." if there else f"There is no checkpoint in {folder.parent} either.")
         )
     problem = find_problem(folder)
     if problem is not None:
         raise CheckpointError(
-            f"resume_from_checkpoint={str(path)!r}: {problem}. Name another checkpoint, or pass True to take the "
-            "newest one that is complete."
+            f"Can't find a valid checkpoint at {path} (resume_from_checkpoint): {problem}. Name another checkpoint, or "
+            "pass True to take the newest one that is complete."
         )
     return folder
 

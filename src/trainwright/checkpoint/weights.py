@@ -253,8 +253,9 @@ def load_weights(
     files = weight_files(folder) if found is None else []
     if found is None and not files:
         raise CheckpointError(
-            f"{folder} has no weights: neither {SAFE_WEIGHTS_NAME} nor {SAFE_WEIGHTS_INDEX_NAME} is there, nor "
-            f"{WEIGHTS_NAME}. Name a directory that a trainer or save_pretrained wrote."
+            f"Can't find a valid checkpoint at {folder}, which has no weights: neither {SAFE_WEIGHTS_NAME} nor "
+            f"{SAFE_WEIGHTS_INDEX_NAME} is there, nor {WEIGHTS_NAME}. Name a directory that a trainer or "
+            "save_pretrained wrote."
         )
     state_dict = dict(found or {})
     for file in files:

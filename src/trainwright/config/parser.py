@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NewType, TypeAlias, Union, get_a
 from trainwright.config.deprecated import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, unknown_message
 from trainwright.config.fields import SETTINGS
 from trainwright.config.summary import grouped
-from trainwright.errors import ArgumentError
+from trainwright.errors import ArgumentError, excerpt
 
 DataClass = NewType("DataClass", Any)  # type: ignore[valid-newtype]  # names that other code imports
 if TYPE_CHECKING:
@@ -366,7 +366,11 @@ class HfArgumentParser(ArgumentParser):
         """
         import yaml
 
-        tree = yaml.safe_load(Path(yaml_file).read_text(encoding="utf-8"))
+        try:
+            tree = yaml.safe_load(Path(yaml_file).read_text(encoding="utf-8"))
+        except yaml.MarkedYAMLError as error:
+            error.problem = None if error.problem is None else excerpt(error.problem)
+            raise
         return self._parse_tree(tree, yaml_file, allow_extra_keys)
 
     def _parse_tree(self, tree: object, origin: str | PathLike[str], allow_extra_keys: bool) -> tuple[Any, ...]:

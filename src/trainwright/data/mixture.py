@@ -143,18 +143,32 @@ class MixtureDataset(Dataset[Item]):
         return MixtureDataset({name: change(source) for name, source in self.sources.items()}, self.curriculum)
 
 
+def check_is_by_index(dataset: Mapping[object, object]) -> None:
+    """Raises DataError for a dict that is not one of samples by index: a source of it has a name that is no text."""
+    holds_datasets = any(isinstance(one, Dataset) for one in dataset.values())
+    if holds_datasets or set(dataset) != set(range(len(dataset))):
+        name = next(name for name in dataset if not isinstance(name, str))
+        raise DataError(
+            f"train_dataset is a dict with the name {name!r}, a {type(name).__name__}. Names of datasets to train on "
+            "together are texts: train_dataset={'code': a, 'chat': b}. A dict of samples has the indices from 0 up."
+        )
+
+
 def as_mixture(dataset: DatasetLike) -> DatasetLike:
     """Returns the mixture of a dict of datasets or of a `Curriculum`, a stream if one of them is; others as they are.
 
-    A dict with other keys than texts is not: it may be a dataset with indices of its own. Raises DataError for the
-    splits of one dataset, which are not to be trained on together.
+    A dict of samples by index is not: it is a dataset of its own. Raises DataError for the splits of one dataset, which
+    are not to be trained on together, and for names of sources that are no text.
     """
     if is_instance_of(dataset, "trainwright.data.curriculum", "Curriculum"):
         from trainwright.data.ledger import ONE_SOURCE
 
         inner = as_mixture(dataset.dataset)
         return MixtureDataset(inner.sources if isinstance(inner, MixtureDataset) else {ONE_SOURCE: inner}, dataset)
-    if not isinstance(dataset, Mapping) or not all(isinstance(name, str) for name in dataset):
+    if not isinstance(dataset, Mapping):
+        return dataset
+    if not all(isinstance(name, str) for name in dataset):
+        check_is_by_index(dataset)
         return dataset
     if is_instance_of(dataset, "datasets", "DatasetDict") or is_instance_of(dataset, "datasets", "IterableDatasetDict"):
         raise DataError(

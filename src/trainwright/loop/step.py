@@ -70,6 +70,7 @@ class Step:
         Ends before the last one where a callback stops the epoch or the run; `update` then drops the window.
         """
         session, run, hooks = self._session, self._run, self._hooks
+        self.is_whole = False
         if session.smaller_batches is not None:
             self._before = mark(session, run, random_states=session.smaller_batches.random_states)
         parts = parts_of(self._window.batches, run.num_parts, needs_shares=session.rule.aux_coefficient != 0.0)
@@ -92,11 +93,13 @@ class Step:
                     return
         self.is_whole = True
 
-    def fits_when_cut(self, error: RuntimeError) -> bool:
-        """Returns True if an error of a micro-batch is undone: the window comes again (`auto_find_batch_size`)."""
+    def retries_smaller(self, error: RuntimeError) -> bool:
+        """Returns True if an error before the update is undone: the window comes again (`auto_find_batch_size`)."""
         session, run = self._session, self._run
         retry, before = session.smaller_batches, self._before
-        if retry is None or before is None or not retry.can_cut(run, error, self._window.batches):
+        if retry is None or before is None or run.is_updating or run.is_window_trained:
+            return False
+        if (self.is_whole and session.engine.updates_in_clip) or not retry.can_cut(run, error, self._window.batches):
             return False
         rewind(session, run, before, random_states=retry.random_states)
         retry.cut(run)

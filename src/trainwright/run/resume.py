@@ -49,8 +49,8 @@ def find_checkpoint(asked: str | bool | None, output_dir: str) -> str | None:
         return None
     if latest is None:
         raise CheckpointNotFoundError(
-            f"resume_from_checkpoint=True, but there is no complete checkpoint in output_dir={output_dir!r}. "
-            "Start without it, or name the directory of a checkpoint."
+            f"No valid checkpoint found in output directory ({output_dir}): resume_from_checkpoint=True, but there is "
+            "no complete checkpoint. Start without it, or name the directory of a checkpoint."
         )
     return str(latest)
 

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from trainwright._types import JSONObject
-from trainwright.errors import RecipeError
+from trainwright.errors import RecipeError, excerpt
 
 Path = tuple[str, ...]  # of keys, from the top; an item of a list by its number
 
@@ -68,11 +68,11 @@ class Tree:
         return self.places.get(path, 1)
 
     def said(self, path: Path, problem: str) -> str:
-        """Returns a problem with its place and that line of the file."""
+        """Returns a problem with its place and the beginning of that line of the file."""
         place = self.place(path)
         if isinstance(place, str):
             return f"{place}: {problem}"
-        shown = self.lines[place - 1].strip() if place <= len(self.lines) else ""
+        shown = excerpt(self.lines[place - 1].strip()) if place <= len(self.lines) else ""
         return f"{self.name}:{place}: {problem}" + (f"\n    {shown}" if shown else "")
 
     def refuse(self, problems: Iterable[tuple[Path, str]]) -> None:
@@ -129,7 +129,7 @@ def _value(tree: Tree, text: str) -> Any:  # of YAML's types
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         tree.places[("",)] = 1 if mark is None else mark.line + 1
-        raise RecipeError(tree.said(("",), f"this is not YAML: {error.problem or error.context}.")) from None
+        raise RecipeError(tree.said(("",), f"this is not YAML: {excerpt(error.problem or error.context)}.")) from None
     except yaml.reader.ReaderError as error:
         tree.places[("",)] = text.count("\n", 0, error.position) + 1
         raise RecipeError(tree.said(("",), f"this is not YAML: {error.reason}.")) from None
