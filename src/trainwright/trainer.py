@@ -1990,6 +1990,7 @@ class Trainer:
         self._engine.barrier()  # train() returns on no process before all is on the disk
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
+        run.guard.finish(progress.state.global_step)
         if self.args.should_save and not progress.is_interrupted:
             checkpointing.keep_only_best(CheckpointStore(self._get_output_dir(trial)), self.args, run)
         self.callback_handler.fire("on_train_end", progress)

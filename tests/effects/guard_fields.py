@@ -53,9 +53,17 @@ def a_bundle_of_a_bad_step_is_written(bench: Bench) -> None:
 @shows("max_skipped_steps")
 def too_many_skipped_steps_end_training(bench: Bench) -> None:
     data = poisoned(*range(12))
-    bench.train(train_dataset=data)
+    bench.train(train_dataset=data, max_skipped_steps=0)
     with pytest.raises(NonFiniteError, match="2 steps in a row were skipped"):
         bench.train(train_dataset=data, max_skipped_steps=2)
+
+
+@shows("max_skipped_share")
+def too_large_a_share_of_skipped_steps_ends_training(bench: Bench) -> None:
+    settings = {"max_steps": 12, "train_dataset": poisoned(0, 1, 2, 3), "max_skipped_steps": 0}
+    bench.train(**settings, max_skipped_share=0.9)
+    with pytest.raises(NonFiniteError, match="of the last 100 steps were skipped"):
+        bench.train(**settings, max_skipped_share=0.01)
 
 
 def spiky() -> list[dict[str, Any]]:

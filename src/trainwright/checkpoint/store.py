@@ -56,6 +56,7 @@ class WeightCheck:
 
     # weights that are not finite are refused where a good checkpoint exists; else they are only marked
     is_strict: bool = False
+    refuses_first: bool = False  # they are refused even where no good checkpoint exists
     buffers: frozenset[str] = frozenset()  # names of tensors that are no weights
     shards: Pieces = lambda folder: ()  # reads the weights of a sharded checkpoint, piece by piece
 
@@ -151,10 +152,11 @@ class CheckpointStore:
         if (bad := self._weights.find(staging)) is not None:
             name, tensor = bad
             good = max(self.owned_by(manifest.run_id) - self.non_finite(), default=None)
-            if self._weights.is_strict and good is not None:
+            if self._weights.is_strict and (good is not None or self._weights.refuses_first):
+                newest = f"{self.path(good)} is the newest" if good is not None else "There is no"
                 raise NonFiniteWeightsError(
-                    f"Checkpoint {final} is not written: {tensor} in {name} is not finite. {self.path(good)} is the "
-                    "newest one whose weights are finite. Lower the learning rate, or look at the data of that step; "
+                    f"Checkpoint {final} is not written: {tensor} in {name} is not finite. {newest} one whose weights "
+                    "are finite. Lower the learning rate, or look at the data of that step; "
                     "on_nonfinite='ignore' writes such checkpoints too."
                 )
             files[name]["non_finite"] = tensor

@@ -98,7 +98,8 @@ def load_guard(folder: Path) -> JSONObject:
 
     def is_sound(state: JSONObject) -> bool:
         values = [value for history in state.get("accepted", {}).values() for value in history]
-        counts = [state.get(name, 0) for name in ("skipped_in_a_row", "left_out_steps")]
+        names = ("skipped_in_a_row", "left_out_steps", "skipped_steps", "rollbacks")
+        counts = [*(state.get(name, 0) for name in names), *state.get("skipped_recently", ())]
         return all(map(is_count, counts)) and all(isinstance(one, float) and math.isfinite(one) for one in values)
 
     return _load_checked(folder / GUARD_STATE_NAME, is_sound)

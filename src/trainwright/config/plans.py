@@ -240,6 +240,7 @@ class GuardPlan:
     spike_window: int = 128  # accepted steps that are compared with
     spike_warmup: int = 64  # accepted steps before the first comparison
     max_skipped_steps: int = 20  # skipped steps in a row after which the run ends; 0: any number
+    max_skipped_share: float = 0.5  # of the last 100 steps, skipped ones after which the run ends; 0: any share
     max_rollbacks: int = 3  # rollbacks to one snapshot; the next one ends the run
     rollback_every: int = 50  # steps between two snapshots in memory; 0: the newest checkpoint is gone back to
     rollback_skip_samples: int = 0  # samples after a rollback that are left out too

@@ -21,6 +21,7 @@ _DONE = {
     "stop": "training stops before the update",
 }
 
+SHARE_OF = 100  # steps over which `max_skipped_share` is a share
 MOST_SHOWN = 5  # incidents of one log that are shown one by one
 
 
@@ -59,6 +60,7 @@ class NullRecorder:
         """Does nothing with a run that does not progress."""
 
 
+Diagnose: TypeAlias = Callable[[], dict[str, str]]  # parts of a run that are not finite, with what of them
 Record: TypeAlias = Callable[[Incident, object], Incident]  # an incident and its window -> what more is known of it
 
 
@@ -69,18 +71,30 @@ class IncidentLog:
         report: called with each incident as soon as the host knows of it.
         record: writes the bundle of an incident, while the weights are those of before the step.
         max_skipped: consecutive skipped steps after which a run ends; 0: any number.
+        max_share: share of the last 100 steps above which skipped ones end a run; 0: any share.
+        diagnose: returns which of weights, optimizer state and rates are not finite; empty: none is.
 
     Attributes:
-        num_skipped: skipped steps of this `train()`.
-        num_rollbacks: returns to a snapshot in this `train()`.
+        num_skipped: skipped steps of the run, those before a resume included.
+        num_rollbacks: returns to a snapshot, likewise.
         in_a_row: skipped steps since the last accepted one.
     """
 
-    def __init__(self, report: Callable[[Incident], None], *, max_skipped: int, record: Record) -> None:
+    def __init__(
+        self,
+        report: Callable[[Incident], None],
+        *,
+        max_skipped: int,
+        record: Record,
+        max_share: float = 0.0,
+        diagnose: Diagnose = dict,
+    ) -> None:
         self._report = report
         self.record = record
-        self._max_skipped = max_skipped
+        self._max_skipped, self._max_share = max_skipped, max_share
+        self._diagnose = diagnose
         self._unshown: list[Incident] = []
+        self._recent: tuple[int, ...] = ()  # numbers of the skipped steps among the last ones
         self.num_skipped = self.num_rollbacks = 0
         self.in_a_row = 0
 
@@ -95,14 +109,19 @@ class IncidentLog:
     def add(self, incident: Incident) -> None:
         """Counts and reports a bad step.
 
-        Raises NonFiniteError or SpikeError if the policy stops the run, or too many steps in a row were skipped.
+        Raises NonFiniteError or SpikeError if the policy stops the run, if too many steps were skipped, or if weights,
+        optimizer state or rates are not finite, so that no later step can be good.
         """
         self._unshown.append(incident)
+        is_first = self.in_a_row == 0
         if incident.action == "skip":
             self.num_skipped += 1
             self.in_a_row += 1
+            self._recent = (*(one for one in self._recent if one > incident.step - SHARE_OF), incident.step)
         self.num_rollbacks += incident.action == "rollback"
         self._report(incident)
+        if incident.kind == NON_FINITE and incident.action in ("skip", "stop") and is_first:
+            self.check_parts(f"Step {incident.step}: {incident.what}")
         if incident.action == "stop":
             raise error_of(incident.kind)(incident.text)
         if 0 < self._max_skipped <= self.in_a_row:
@@ -110,22 +129,57 @@ class IncidentLog:
                 f"{counted(self.in_a_row, 'step')} in a row {'was' if self.in_a_row == 1 else 'were'} skipped "
                 f"(max_skipped_steps={self._max_skipped}). {incident.text}"
             )
+        if 0 < self._max_share * SHARE_OF < len(self._recent):
+            raise error_of(incident.kind)(
+                f"{len(self._recent)} of the last {SHARE_OF} steps were skipped "
+                f"(max_skipped_share={self._max_share:g}). {incident.text}"
+            )
 
-    def mark(self) -> tuple[int, int, int]:
+    def check_parts(self, when: str, *parts: str) -> None:
+        """Raises NonFiniteError where weights, optimizer state or rates (or those of the `parts`) are not finite."""
+        bad = self._diagnose()
+        if bad and (not parts or bad.keys() & set(parts)):
+            said = " and ".join(f"{part} ({names})" for part, names in bad.items())
+            raise NonFiniteError(
+                f"{when}. Not finite, whatever the samples are: {said}. No skipped step repairs that. Look for a "
+                "callback or a schedule that writes such values, and resume from the last checkpoint."
+            )
+
+    def finish(self, step: int) -> None:
+        """Sums up a run of so many steps; NonFiniteError where all were skipped, and skipped steps are limited."""
+        self.show()
+        if self.num_skipped == 0:
+            return
+        said = f"{self.num_skipped} of {counted(step, 'step')} had no update: see the warnings above"
+        if step <= self.num_skipped and self._max_skipped > 0:
+            raise NonFiniteError(f"{said}. The model was not trained at all; look at the data, or lower the rate.")
+        logger.warning("%s.", said)
+
+    def mark(self) -> JSONObject:
         """Returns the counts for `rewind`."""
-        return self.num_skipped, self.num_rollbacks, self.in_a_row
+        return {"counts": (self.num_skipped, self.num_rollbacks, self.in_a_row), "recent": self._recent}
 
-    def rewind(self, mark: tuple[int, int, int]) -> None:
+    def rewind(self, mark: JSONObject) -> None:
         """Puts the counts back to those of a mark: an error ended the run before the step was done."""
-        self.num_skipped, self.num_rollbacks, self.in_a_row = mark
+        self.num_skipped, self.num_rollbacks, self.in_a_row = mark["counts"]
+        self._recent = mark["recent"]
 
     def state(self) -> JSONObject:
-        """Returns the skipped steps before this one, if any."""
-        return {"skipped_in_a_row": self.in_a_row} if self.in_a_row else {}
+        """Returns the counts of bad steps, without those that are 0."""
+        counts = {
+            "skipped_in_a_row": self.in_a_row,
+            "skipped_steps": self.num_skipped,
+            "rollbacks": self.num_rollbacks,
+            "skipped_recently": list(self._recent),
+        }
+        return {name: count for name, count in counts.items() if count}
 
     def load(self, state: JSONObject) -> None:
-        """Continues the count of skipped steps."""
+        """Continues the counts; those that a checkpoint of an older version lacks begin at 0."""
         self.in_a_row = state.get("skipped_in_a_row", 0)
+        self.num_skipped = state.get("skipped_steps", 0)
+        self.num_rollbacks = state.get("rollbacks", 0)
+        self._recent = tuple(state.get("skipped_recently", ()))
 
     def show(self) -> None:
         """Logs the incidents since the last call, as a warning."""

@@ -43,8 +43,9 @@ import torch
 
 from trainwright._types import JSONObject, Optimizer, Scheduler
 from trainwright.config.plans import GuardPlan
+from trainwright.guard.diagnosis import WEIGHTS
 from trainwright.guard.history import NO_BOUND, SpikeHistory
-from trainwright.guard.incidents import NON_FINITE, SPIKE, Incident, IncidentLog, Record, error_of
+from trainwright.guard.incidents import NON_FINITE, SPIKE, Diagnose, Incident, IncidentLog, Record, error_of
 from trainwright.guard.rollback import Rollback, schedule_memory
 from trainwright.state.run_state import RunState
 
@@ -92,6 +93,9 @@ class NullGuard:
     def show(self) -> dict[str, float]:
         """Returns no values for a log."""
         return {}
+
+    def finish(self, step: int) -> None:
+        """Does nothing: no step is bad."""
 
     def close(self) -> None:
         """Does nothing: the optimizer was not changed."""
@@ -288,6 +292,7 @@ class HostGuard:
             assert self._rollback is not None
             run.is_updating = True  # an error from here on saves nothing
             step = self._rollback.go_back(error_of(kind))
+            self._log.check_parts(f"Step {run.state.global_step + 1}: {what}; the snapshot of step {step} is no better")
             incident = replace(incident, what=f"{what}; weights, optimizer and schedule are those of step {step} again")
         self._log.add(incident)
         return action == "warn"
@@ -305,11 +310,11 @@ class HostGuard:
         if self._rollback is not None:
             self._rollback.keep(run, is_saved=is_saved)
 
-    def mark(self) -> tuple[int, int, int]:
+    def mark(self) -> JSONObject:
         """Returns the counts of bad steps before a window."""
         return self._log.mark()
 
-    def rewind(self, mark: tuple[int, int, int]) -> None:
+    def rewind(self, mark: JSONObject) -> None:
         """Puts the counts back: the window under way does not count."""
         self._log.rewind(mark)
 
@@ -331,6 +336,12 @@ class HostGuard:
     def show(self) -> dict[str, float]:
         """Logs new incidents; returns the values that a log has of them."""
         return shown(self._log)
+
+    def finish(self, step: int) -> None:
+        """Sums up the bad steps of a run; see `IncidentLog.finish` for the errors."""
+        if self._policy in DECIDING:
+            self._log.check_parts(f"Training ends after step {step}", WEIGHTS)
+        self._log.finish(step)
 
     def close(self) -> None:
         """Does nothing: the optimizer was not changed."""
@@ -431,6 +442,11 @@ class DeviceGuard:
         self.settle()
         return shown(self._log)
 
+    def finish(self, step: int) -> None:
+        """Sums up the bad steps of a run; see `IncidentLog.finish` for the errors."""
+        self.settle()
+        self._at_once.finish(step)
+
     def close(self) -> None:
         """Takes the flag from the optimizer, which may be used by others."""
         if hasattr(self._optimizer, "found_inf"):
@@ -449,6 +465,7 @@ def make_guard(
     was_updated: Callable[[], bool] | None,
     has_scaler: bool,
     knows_norm: bool,
+    diagnose: Diagnose = dict,
 ) -> StepGuard:
     """Makes the guard of a run.
 
@@ -463,6 +480,7 @@ def make_guard(
         was_updated: for an engine that updates the weights as it clips: whether it made the update of a bad step.
         has_scaler: a loss scale (fp16) skips what overflows; its skips are no incidents.
         knows_norm: the engine tells the norm of each step.
+        diagnose: returns which of weights, optimizer state and rates are not finite; empty: none is.
 
     Returns:
         The guard.
@@ -471,7 +489,13 @@ def make_guard(
     has_nothing_to_do = policy == "ignore" and plan.on_spike == "off"
     if has_nothing_to_do or not knows_norm or steps_in_backward(optimizer):
         return NULL_GUARD
-    log = IncidentLog(report, max_skipped=plan.max_skipped_steps, record=record)
+    log = IncidentLog(
+        report,
+        max_skipped=plan.max_skipped_steps,
+        max_share=plan.max_skipped_share,
+        record=record,
+        diagnose=diagnose,
+    )
     spikes = None if plan.on_spike == "off" else Spikes(plan)
     needs_host = spikes is not None or rollback is not None or was_updated is not None
     if device.type == "cuda" and takes_found_inf(optimizer) and not needs_host:

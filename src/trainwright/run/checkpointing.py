@@ -145,8 +145,14 @@ class Checkpointer:
     def store(self, folder: str, model: Any) -> CheckpointStore:
         """The store below a directory, which refuses weights that are not finite unless such steps are ignored."""
         buffers = frozenset(name for name, _ in self.engine.unwrap(model).named_buffers())
-        is_strict = resolve.guard(self.args).on_nonfinite != "ignore"
-        return CheckpointStore(folder, weights=WeightCheck(is_strict, buffers, shards=self.form.pieces))
+        policy = resolve.guard(self.args).on_nonfinite
+        check = WeightCheck(
+            is_strict=policy != "ignore",
+            refuses_first=policy in ("skip", "rollback", "stop"),
+            buffers=buffers,
+            shards=self.form.pieces,
+        )
+        return CheckpointStore(folder, weights=check)
 
     def may_be_asynchronous(self, hooks: SaveHooks, run: TrainingRun) -> bool:
         """Returns whether a save may return before its files are there: not if user code may look at them."""

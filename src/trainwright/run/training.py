@@ -43,6 +43,7 @@ from trainwright.data.prepared_dataloader import make_prefetcher
 from trainwright.data.quarantine import QUARANTINE_NAME, Sample, add_to_quarantine, read_quarantine
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError, NestedCallError
+from trainwright.guard.diagnosis import WEIGHTS, find_bad_parts
 from trainwright.guard.incidents import Incident, NullRecorder
 from trainwright.guard.rollback import make_rollback
 from trainwright.guard.step_guard import NULL_GUARD, make_guard
@@ -354,11 +355,20 @@ class TrainingRun:
                 self.progress.recorded.drop(incident.step)
             parts["events"].fire("on_incident", self.progress, incident=incident)
 
+        def diagnose() -> dict[str, str]:
+            if engine.num_processes != engine.num_replicas:  # each has a part of the model, and would decide alone
+                return {}
+            bad = find_bad_parts(parts["model"], optimizer)
+            is_bad = torch.tensor(float(bool(bad)), device=engine.device)
+            is_bad_somewhere = stacked is not None and bool(stacked(is_bad).any())  # all processes ask together
+            return {WEIGHTS: "in another process"} if is_bad_somewhere and not bad else bad
+
         self.guard = make_guard(
             guards, report, record=self.recorder.record, optimizer=optimizer, device=engine.device,
             mean=None if stacked is None else lambda loss: stacked(loss).mean(), rollback=rollback,
             was_updated=(lambda: engine.step(optimizer)) if engine.updates_in_clip else None,
             has_scaler=engine.scales_loss, knows_norm=engine.knows_norm,
+            diagnose=diagnose,
         )  # fmt: skip
         meeting = self.progress.interrupts.meeting
         if meeting is not None:

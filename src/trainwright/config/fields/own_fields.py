@@ -257,6 +257,12 @@ class OurFields(FieldGroup, group="Ours"):
         shares_name=True,
         since="0.3",
     )
+    max_skipped_share: float = tunable(
+        0.5,
+        "Share of the last 100 steps above which skipped steps stop training with an error (0: any share).",
+        limits=Range(0, 1),
+        since="0.3",
+    )
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)

@@ -1,0 +1,58 @@
+"""What keeps a model from recovering by skipped steps: weights, optimizer state or rates that are not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from trainwright._types import Optimizer
+
+WEIGHTS, STATE, RATE = "the weights", "the optimizer state", "the learning rate"
+
+
+def find_bad_parts(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+    """Reads trained weights, the state of the optimizer and its rates once, each on its device.
+
+    Infinity in the state of an optimizer is no fault: some begin with it.
+
+    Args:
+        model: its trained weights, of sharded ones the part of this process.
+        optimizer: of the run.
+
+    Returns:
+        Those of `WEIGHTS`, `STATE` and `RATE` that are not finite, with what of them in words; empty if all are.
+    """
+    named = {parameter: name for name, parameter in model.named_parameters()}
+    found = {
+        WEIGHTS: [name for parameter, name in named.items() if parameter.requires_grad and not _is_sound(parameter)],
+        STATE: list(_bad_states(named, optimizer)),
+        RATE: list(_bad_rates(optimizer)),
+    }
+    return {part: _first_of(names) for part, names in found.items() if names}
+
+
+def _bad_states(named: dict[nn.Parameter, str], optimizer: Optimizer) -> Iterator[str]:
+    for parameter, state in getattr(optimizer, "state", {}).items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and not _is_sound(value, allows_infinity=True):
+                yield f"{key} of {named.get(parameter, 'a parameter')}"
+
+
+def _bad_rates(optimizer: Optimizer) -> Iterator[str]:
+    rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+    yield from (str(rate) for rate in rates if not math.isfinite(rate))
+
+
+def _is_sound(tensor: torch.Tensor, *, allows_infinity: bool = False) -> bool:
+    values = tensor.detach()
+    values = values.to_local() if hasattr(values, "to_local") else values  # of a sharded tensor, the part that is here
+    if not values.is_floating_point() or values.numel() == 0:
+        return True
+    return not bool(values.isnan().any() if allows_infinity else (~values.isfinite()).any())
+
+
+def _first_of(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
