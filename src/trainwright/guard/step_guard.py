@@ -250,9 +250,9 @@ class HostGuard:
         """
         if self._rollback is not None:
             self._rollback.follow(optimizer, scheduler)
-        if self._rollback is not None and self._rollback.leaves_out():
-            self._log.leave_out()
-            return False
+            if self._rollback.leaves_out():
+                self._log.leave_out()
+                return False
         spikes = self._spikes
         norm = read(grad_norm)
         loss = self._loss_of(run)
