@@ -70,6 +70,11 @@ class TailBatch(Batch):
         return partial(TailBatch, num_samples=self.num_samples, weight=self.weight), (dict(self),)
 
 
+def tail_batch(batch: Any, *, num_samples: int, weight: float) -> Any:  # a collator's, of any type
+    """Returns a batch of the tail with what counts of it; one that is not a mapping counts as a whole batch."""
+    return TailBatch(batch, num_samples=num_samples, weight=weight) if isinstance(batch, Mapping) else batch
+
+
 @dataclass(slots=True)
 class Prepared:
     """Model, optimizer and scheduler as the loop uses them, as an engine returns them."""

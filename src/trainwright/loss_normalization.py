@@ -112,7 +112,7 @@ class LossRule:
 
     def count(self, window: Sequence[Batch]) -> torch.Tensor | None:
         """Label items of a window that enter the loss, as a scalar on the labels' device; None if nobody asks."""
-        if not (self.counts_items or self.weights_items) or not window or "labels" not in window[0]:
+        if not (self.counts_items or self.weights_items) or not window or not has_labels(window[0]):
             return None
         try:
             counts = [self._num_items(batch) for batch in window]
@@ -122,9 +122,12 @@ class LossRule:
 
     def weight(self, batch: Batch, label_names: Sequence[str], batch_size: int) -> torch.Tensor | int:
         """Over how many items the mean loss of an evaluation batch was taken: label items, or samples without them."""
+        if type(batch) is not dict:
+            if not isinstance(batch, Mapping):  # a list, a tuple, an object: its labels have no name
+                return batch_size
+            if stands_in(batch):
+                return 0
         labels = batch.get("labels") if "labels" in label_names or not label_names else batch.get(label_names[0])
-        if type(batch) is not dict and stands_in(batch):
-            return 0
         if not isinstance(labels, torch.Tensor) or labels.is_floating_point() or "labels" not in batch:
             return batch_size
         targets = self._targets(batch)
@@ -161,7 +164,7 @@ class LossRule:
 
     def mean_of(self, loss: torch.Tensor, batch: Batch, num_items: torch.Tensor | int | None) -> torch.Tensor:
         """The mean loss of a micro-batch, from what `compute_loss` returned for it."""
-        if num_items is None or not self._arrives_scaled(num_items) or "labels" not in batch:
+        if num_items is None or not self._arrives_scaled(num_items) or not has_labels(batch):
             return loss
         items = self._num_items(batch).to(loss.device) * self.num_processes
         return loss * (num_items / items.clamp(min=1))
@@ -212,6 +215,16 @@ class LossRule:
 def stands_in(batch: object) -> bool:
     """Returns whether a batch only keeps its process in step, so that nothing of it counts."""
     return isinstance(batch, TailBatch) and batch.num_samples == 0
+
+
+def has_labels(batch: object) -> bool:
+    """Returns whether a batch has an entry `labels`; a list, a tuple and a tensor have no entries by name."""
+    if type(batch) is not dict and isinstance(batch, (list, tuple, torch.Tensor)):
+        return False
+    try:
+        return "labels" in batch  # type: ignore[operator]
+    except TypeError:  # an object without entries
+        return False
 
 
 # -- label smoothing ---------------------------------------------------------------------------------------------------

@@ -84,6 +84,20 @@ def find_batch_size(tensors: Any) -> int | None:
     return int(tensors.shape[0]) if getattr(tensors, "ndim", 0) >= 1 else None
 
 
+def num_samples_of(batch: Any) -> int | None:
+    """Counts the samples of a batch; a list of samples that no collator has joined has one entry for each.
+
+    Args:
+        batch: a mapping, list, tuple or tensor, or an object.
+
+    Returns:
+        The number of samples; None for an object that does not show it.
+    """
+    if isinstance(batch, list) and batch and isinstance(batch[0], (Mapping, list, tuple, str)):
+        return len(batch)
+    return find_batch_size(batch)
+
+
 def nested_concat(tensors: Any, new_tensors: Any, padding_index: int = IGNORE_INDEX) -> Any:
     """Joins two nested values of one structure along the first dimension.
 

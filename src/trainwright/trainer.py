@@ -1288,16 +1288,21 @@ class Trainer:
         """Returns a batch as the model gets it: on the device.
 
         Args:
-            inputs: name -> tensor, or nested dicts, lists and tuples of tensors.
+            inputs: name -> tensor, or nested dicts, lists and tuples of tensors. A subclass that computes the loss by
+                itself may have batches of any other type.
 
         Returns:
             The batch with its tensors on the device of the model; containers keep their type.
 
         Raises:
-            DataError: it is no dict, or an empty one.
+            DataError: it is empty; or it is not a dict, and the model gets its entries by name.
         """
-        if not (type(inputs) is dict or isinstance(inputs, Mapping)) or not inputs:
-            input_pipeline.raise_no_input(inputs, self.model, self._signature_columns)
+        if not (type(inputs) is dict or isinstance(inputs, Mapping)):
+            by_name = not is_overridden(self, "compute_loss", "training_step", "prediction_step")
+            input_pipeline.check_unnamed_batch(inputs, self.model, is_read_by_name=by_name)
+            return self._prepare_input(inputs)  # type: ignore[no-any-return]
+        if not inputs:
+            input_pipeline.raise_empty_batch(self.model, self._signature_columns)
         if METRICS in inputs:
             progress = self._run.progress
             share = progress.part_of_micro_batch

@@ -46,6 +46,8 @@ from trl import (
     KTOTrainer,
     RewardConfig,
     RewardTrainer,
+    RLOOConfig,
+    RLOOTrainer,
     SFTConfig,
     SFTTrainer,
 )
@@ -254,22 +256,30 @@ def trl_kto(folder: Path) -> dict[str, Any]:
 
 @case
 def trl_grpo(folder: Path) -> dict[str, Any]:
-    settings = OF_TRL | {"max_steps": 3, "eval_strategy": "no", "save_steps": 3, "logging_steps": 1}
-    args = GRPOConfig(output_dir=str(folder), num_generations=4, max_completion_length=6, **settings)
+    return trained(with_rewards(GRPOTrainer, GRPOConfig, folder))
+
+
+@case
+def trl_rloo(folder: Path) -> dict[str, Any]:
+    return trained(with_rewards(RLOOTrainer, RLOOConfig, folder))
+
+
+def with_rewards(trainer: Any, config: Any, folder: Path) -> Any:
+    """A trainer whose batches are lists of prompts; what it generates for them is evaluated too.
+
+    Once, at the end: transformers' evaluation advances the random numbers that the next step generates with.
+    """
+    settings = OF_TRL | {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "logging_steps": 1}
+    args = config(output_dir=str(folder), num_generations=4, max_completion_length=6, **settings)
     data = Dataset.from_dict({"prompt": [sentence(i, 4) for i in range(16)]})
 
     def likes_long_ones(completions: list[str], **kwargs: Any) -> list[float]:
         return [float(len(set(completion.split()))) for completion in completions]
 
-    return trained(
-        GRPOTrainer(
-            llama(folder),
-            args=args,
-            reward_funcs=likes_long_ones,
-            train_dataset=data,
-            processing_class=tokenizer("decoder"),
-        )
-    )
+    return trainer(
+        llama(folder), args=args, reward_funcs=likes_long_ones, train_dataset=data, eval_dataset=data.select(range(4)),
+        processing_class=tokenizer("decoder"),
+    )  # fmt: skip
 
 
 # -- sentence-transformers --------------------------------------------------------------------------------------------

@@ -208,8 +208,8 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("none at the start", {"eval_on_start": True}, "rules.first_evaluation_needs_data"),
     ("metrics by batch", {**EVAL, "batch_eval_metrics": True, "compute_metrics": accuracy}, "checks.check_metrics"),
     ("columns", {"train_dataset": datasets.Dataset.from_dict({"a": [1, 2]})}, "data.columns.remove_unused"),
-    ("no dict", {"data_collator": lambda rows: torch.zeros(2, 6)}, "run.input_pipeline.raise_no_input"),
-    ("empty batch", {"data_collator": lambda rows: {}}, "run.input_pipeline.raise_no_input"),
+    ("no dict", {"data_collator": lambda rows: torch.zeros(2, 6)}, "run.input_pipeline.check_unnamed_batch"),
+    ("empty batch", {"data_collator": lambda rows: {}}, "run.input_pipeline.raise_empty_batch"),
     ("no loss", {"data_collator": lambda rows: {"x": torch.zeros(2, 6)}}, "checks.raise_no_loss"),
     ("lengths", {"train_sampling_strategy": "group_by_length"}, "data.length_sampler.lengths_of"),
     (
@@ -404,6 +404,11 @@ def _wrapped(side: Side, folder: Path) -> None:
         check_wrapped_classes(module(), plugin)
 
 
+def _evaluated_without_names(side: Side, folder: Path) -> None:
+    cls = type("OwnLoss", (side.trainer,), {"compute_loss": lambda self, model, inputs, **how: inputs[0].mean()})
+    make_trainer(folder, side, cls, data_collator=lambda rows: [torch.zeros(2, 6)], **EVAL).evaluate()
+
+
 GENERATES = {"predict_with_generate": True}
 BAD_LENGTH = transformers.GenerationConfig()
 BAD_LENGTH.max_new_tokens = -1
@@ -411,6 +416,7 @@ Attempt = Callable[[Side, Path], object]
 CALLS: list[tuple[str, Attempt, str]] = [  # the last entry: what raises here
     ("evaluation of nothing", lambda side, folder: make_trainer(folder, side).evaluate(),
         "trainer.Trainer.get_eval_dataloader"),
+    ("evaluation of no dict", _evaluated_without_names, "evaluation.outputs.is_for_loss"),
     ("an optimizer set later", lambda side, folder: side.trainer.get_optimizer_cls_and_kwargs(
         SimpleNamespace(optim="nope", optim_args=None, learning_rate=0.1, adam_beta1=0.9, adam_beta2=0.9,
         adam_epsilon=0.1)), "optim.factory.spec_of"),

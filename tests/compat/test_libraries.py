@@ -25,7 +25,8 @@ CASES = {
     "trl_dpo": ("trl", "DPOTrainer", "preferences"),
     "trl_reward": ("trl", "RewardTrainer", "preferences"),
     "trl_kto": ("trl", "KTOTrainer", "labelled completions"),
-    "trl_grpo": ("trl", "GRPOTrainer", "generated completions and a reward"),
+    "trl_grpo": ("trl", "GRPOTrainer", "generated completions and a reward, with an evaluation"),
+    "trl_rloo": ("trl", "RLOOTrainer", "generated completions and a reward, with an evaluation"),
     "sentence_transformers_two_datasets": (
         "sentence-transformers", "SentenceTransformerTrainer", "two datasets, two losses",
     ),

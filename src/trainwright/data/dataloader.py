@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainwright._types import Batch, DatasetLike, Item, TailBatch
+from trainwright._types import Batch, DatasetLike, Item, tail_batch
 from trainwright.config.plans import LoaderPlan
 from trainwright.data.bad_sample import Pipe, name_samples_of_worker
 from trainwright.data.length_sampler import BatchOrder, SingleBatchCollator
@@ -149,14 +149,14 @@ class RankDataLoader(PreparedDataLoader):
             return _with_parts(fetched, batches)
         if part is None:
             return fetched
-        tail = partial(TailBatch, num_samples=part.num_samples, weight=part.weight)
+        tail = partial(tail_batch, num_samples=part.num_samples, weight=part.weight)
         return (batch if number < num_batches else tail(batch) for number, batch in enumerate(fetched, start=1))
 
 
 def _with_parts(fetched: Iterator[Batch], batches: EpochBatches) -> Iterator[Batch]:
     for number, batch in enumerate(fetched, start=1):
         part = batches.parts.pop(number, None)
-        yield batch if part is None else TailBatch(batch, num_samples=part.num_samples, weight=part.weight)
+        yield batch if part is None else tail_batch(batch, num_samples=part.num_samples, weight=part.weight)
 
 
 # -- workers -----------------------------------------------------------------------------------------------------------

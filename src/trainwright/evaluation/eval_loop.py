@@ -26,7 +26,7 @@ from trainwright.hooks import EvalHooks, Events
 from trainwright.loss_normalization import LossRule
 from trainwright.state.recorded_metrics import RecordedMetrics
 from trainwright.state.run_state import RunState
-from trainwright.tensor_tree import find_batch_size, map_nested, nested_numpify
+from trainwright.tensor_tree import map_nested, nested_numpify, num_samples_of
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class EvalContext:
     needs_labels: bool = False  # whether metrics without labels are worth a warning (evaluation) or not (prediction)
     keeps_results: bool = True
     ignore_keys: list[str] | None = None
+    batch_size: int = 1  # samples of a batch, of those that do not show how many they have
     loss_rows: int | None = None  # a batch's loss counts for so many rows; None: for those that it has
 
 
@@ -67,7 +68,7 @@ def evaluation_loop(
     results = PredictionAccumulator(session, known, run.recorded)
     run.interrupts.open()  # nothing is half done while evaluating: a signal may end it at once
     try:
-        num_seen, found_labels = _collect(session, run, hooks, dataloader, results)
+        num_seen, found_labels = _collect(session, run, hooks, dataloader, results, known=known)
     finally:
         run.interrupts.close()
     if known is None:
@@ -78,15 +79,21 @@ def evaluation_loop(
 
 
 def _collect(
-    session: EvalContext, run: RunState, hooks: EvalHooks, dataloader: Iterable[Batch], results: PredictionAccumulator
-) -> tuple[int, bool]:
-    """Runs all batches; returns the number of samples of this process, and whether there were labels."""
+    session: EvalContext, run: RunState, hooks: EvalHooks, dataloader: Iterable[Batch], results: PredictionAccumulator,
+    *, known: int | None,
+) -> tuple[int, bool]:  # fmt: skip
+    """Runs all batches; returns the number of samples of this process, and whether there were labels.
+
+    `known` is the number of samples of all processes, where there is one.
+    """
     num_seen, found_labels = 0, False
     lacking: Batch | None = None
     batches = _with_last(dataloader) if session.plan.streams_metrics else zip(dataloader, repeat(False))
     for inputs, is_last in batches:
         counts = not isinstance(inputs, TailBatch) or inputs.num_samples > 0
-        rows = find_batch_size(inputs) or 0
+        rows = num_samples_of(inputs)
+        if rows is None:  # an object: a whole batch, or what is left of the data
+            rows = session.batch_size if known is None else min(session.batch_size, max(known - num_seen, 0))
         num_seen += rows if counts else 0
         run.recorded.batch, run.recorded.items = inputs, None
         step = hooks.prediction_step(session.model, inputs, session.loss_only, ignore_keys=session.ignore_keys)
@@ -111,7 +118,8 @@ def warn_no_labels(label_names: Sequence[str], inputs: Batch) -> None:
     logger.warning(
         "compute_metrics is not called, because the evaluation batches have no labels: looked for %s; found %s. Rename "
         "the column, or name it with label_names=[...].",
-        ", ".join(label_names) or "labels, of which this model takes none", ", ".join(inputs),
+        ", ".join(label_names) or "labels, of which this model takes none",
+        ", ".join(inputs) if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}",
     )  # fmt: skip
 
 

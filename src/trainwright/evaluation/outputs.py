@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainwright._types import Batch, Model, Nested, counted, plain_numbers, printable, recordable, write_text
+from trainwright.errors import DataError
 from trainwright.html_table import html_pairs, html_section
 from trainwright.tensor_tree import nested_detach
 
@@ -92,7 +93,16 @@ def _in_short(value: Nested) -> object:
 
 
 def is_for_loss(inputs: Batch, label_names: Sequence[str], *, returns_loss: bool) -> bool:
-    """Returns whether a batch has all labels; where none are needed, whether it or the model asks for a loss."""
+    """Returns whether a batch has all labels; where none are needed, whether it or the model asks for a loss.
+
+    Raises:
+        DataError: the batch has no entries by name, so that labels cannot be found in it.
+    """
+    if not hasattr(inputs, "get"):
+        raise DataError(
+            f"An evaluation batch is a {type(inputs).__name__}, and labels are found by name, in a dict. Override "
+            "prediction_step to read batches of this type, or let the data_collator return a dict."
+        )
     for name in label_names:
         if inputs.get(name) is None:
             return False

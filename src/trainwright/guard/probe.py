@@ -6,7 +6,7 @@ notice it. Gradients and buffers of the model are unchanged afterwards; random s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,6 +122,8 @@ def _hooks(model: nn.Module, found: Findings) -> Iterator[None]:
 
 def rows_of(batch: Batch, rows: Sequence[int], size: int) -> Batch:
     """Returns some samples of a batch of `size`; entries without that first dimension are taken whole."""
+    if not isinstance(batch, Mapping):
+        return _rows(batch, rows, size)  # type: ignore[no-any-return]
     return {name: _rows(value, rows, size) for name, value in batch.items()}
 
 
@@ -162,5 +164,11 @@ def weights_not_finite(model: nn.Module) -> list[str]:
 
 
 def entries_not_finite(batch: Batch) -> list[str]:
-    """Returns the names of a batch's entries that have NaN or infinity."""
-    return [str(name) for name, value in batch.items() if not is_finite(value)]
+    """Returns the names of a batch's entries that have NaN or infinity; those of a list or tuple are numbered."""
+    return [str(name) for name, value in _entries(batch) if not is_finite(value)]
+
+
+def _entries(batch: object) -> Iterable[tuple[object, object]]:
+    if isinstance(batch, Mapping):
+        return batch.items()
+    return enumerate(batch) if isinstance(batch, (list, tuple)) else ()

@@ -8,7 +8,7 @@ nothing was updated; `window.rewind` puts back random states, losses and counts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from trainwright._types import Batch, Nested
 from trainwright.hooks import LoopEngine, RandomStates
 from trainwright.state.run_state import RunState
-from trainwright.tensor_tree import find_batch_size
+from trainwright.tensor_tree import num_samples_of
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def parts_of(batches: list[Batch], num_parts: int, *, needs_shares: bool) -> lis
     """
     if num_parts == 1 and (len(batches) == 1 or not needs_shares):
         return [MicroBatchPart(batch) for batch in batches]
-    sizes = [find_batch_size(batch) or 1 for batch in batches]
+    sizes = [num_samples_of(batch) or 1 for batch in batches]
     total = sum(sizes)
     return [
         MicroBatchPart(inputs, num / size, num / total)
@@ -52,7 +52,16 @@ def cut_window(batch: Batch, size: int, num_parts: int) -> Iterator[tuple[Batch,
         return
     for rows in torch.arange(size).tensor_split(min(num_parts, size)):
         first, last = int(rows[0]), int(rows[-1]) + 1
-        yield {name: _slice(value, first, last, size) for name, value in batch.items()}, last - first
+        yield _cut(batch, first, last, size), last - first
+
+
+def _cut(batch: Batch, first: int, last: int, size: int) -> Batch:
+    """Returns some samples of a batch: so many rows of each entry, or so many entries of a list of samples."""
+    if isinstance(batch, Mapping):
+        return {name: _slice(value, first, last, size) for name, value in batch.items()}
+    if isinstance(batch, (list, tuple)) and any(isinstance(value, torch.Tensor) for value in batch):
+        return type(batch)(_slice(value, first, last, size) for value in batch)
+    return _slice(batch, first, last, size)  # type: ignore[no-any-return]
 
 
 def _slice(value: object, first: int, last: int, size: int) -> Nested:
@@ -70,7 +79,7 @@ class MicroBatchRetry:
 
     def can_cut(self, run: RunState, error: BaseException, window: list[Batch]) -> bool:
         """Returns True if an error says that memory is full, and a micro-batch has several samples to cut."""
-        largest = max(find_batch_size(batch) or 1 for batch in window)
+        largest = max(num_samples_of(batch) or 1 for batch in window)
         return self._engine.is_out_of_memory(error) and run.num_parts < largest
 
     def cut(self, run: RunState) -> None:

@@ -359,7 +359,7 @@ def evaluation_context(
 
     return EvalContext(
         plan=resolve.evaluation(args), events=events, gather=gather, total=engine.sum, collect=engine.stacked,
-        device=engine.device,
+        batch_size=args.eval_batch_size, device=engine.device,
         compute_metrics=compute_metrics, needs_labels=not is_prediction, keeps_results=is_prediction or not streams,
         **parts,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import reprlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -102,7 +102,8 @@ def _look_at_metrics(trainer: Any, eval_set: str | None, ignore_keys: list[str] 
     if has_length(dataset) and len(dataset) == 0:  # its evaluation gives no metric, and says so
         return
     batch = _first_batch(trainer, eval_set)
-    if not trainer.label_names or any(batch.batch.get(name) is None for name in trainer.label_names):
+    has_names = isinstance(batch.batch, Mapping)
+    if not (has_names and trainer.label_names) or any(batch.batch.get(name) is None for name in trainer.label_names):
         return eval_loop.warn_no_labels(trainer.label_names, batch.batch)
     try:
         _metrics_of(trainer, batch, "eval" if eval_set is None else f"eval_{eval_set}", ignore_keys)

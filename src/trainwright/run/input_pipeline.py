@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
-from trainwright._types import DataLoaderLike, DatasetLike, Model
+from trainwright._types import DataLoaderLike, DatasetLike, Model, has_length
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
@@ -131,13 +131,23 @@ def random_states(args: Any) -> Any:
     return rng if resolve.checkpoint(args).saves_on_exception and saving_on_exception(args) is None else None
 
 
-def raise_no_input(batch: Any, model: Model, kept: list[str] | None) -> NoReturn:
-    """Raises DataError for a batch that is not a dict, or an empty one: it cannot be a model's input."""
-    if not isinstance(batch, Mapping):
+def check_unnamed_batch(batch: Any, model: Model, *, is_read_by_name: bool) -> None:
+    """Raises DataError for a batch that is no mapping, where its entries are read by name or there are none.
+
+    `is_read_by_name` says that no subclass computes the loss by itself.
+    """
+    if is_read_by_name and not hasattr(batch, "keys"):
         raise DataError(
-            f"A batch is a {type(batch).__name__}; it must be a dict from the model's inputs to tensors. Let the "
-            "data_collator return one, or override _prepare_inputs."
+            f"A batch is a {type(batch).__name__}; {type(model).__name__}.forward gets its inputs by name, from a "
+            "dict. Let the data_collator return a dict, or override compute_loss (and prediction_step, which "
+            "evaluations call) to read batches of this type."
         )
+    if has_length(batch) and len(batch) == 0:
+        raise DataError(f"A batch is an empty {type(batch).__name__}; see what the data_collator returns.")
+
+
+def raise_empty_batch(model: Model, kept: list[str] | None) -> NoReturn:
+    """Raises DataError for a batch without entries: it cannot be a model's input."""
     raise DataError(
         f"A batch is empty: no entry of the samples is an input of {type(model).__name__}.forward "
         f"({', '.join(name for name in kept or () if name != 'kwargs')}). Rename the columns, tokenize texts first, or "

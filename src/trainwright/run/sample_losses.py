@@ -34,7 +34,7 @@ from trainwright.engine.base import Engine
 from trainwright.errors import DataError, ModelError
 from trainwright.loss_kernels import token_losses
 from trainwright.loss_normalization import LossOutput, LossRule, stands_in
-from trainwright.tensor_tree import find_batch_size
+from trainwright.tensor_tree import num_samples_of
 
 logger = logging.getLogger(__name__)
 
@@ -239,13 +239,13 @@ class SampleLosses:
         batches, place = self._loader.window_samples, self._place
         if self._num_parts > 1:
             rows = [row for batch in batches for row in rows_of_batch(batch)]
-            self._place += find_batch_size(inputs) or 1
+            self._place += num_samples_of(inputs) or 1
             return rows[place : self._place]
         self._place += 1
         rows = rows_of_batch(batches[place])
         if not rows:
             self._say("samples of this stream, or of a dataloader of yours, are not in the ledger: it has no index")
-        elif "cu_seq_lens_q" in inputs:  # all rows are one
+        elif isinstance(inputs, Mapping) and "cu_seq_lens_q" in inputs:  # all rows are one
             return [[piece for row in rows for piece in row]]  # type: ignore[union-attr]
         return rows
 
@@ -473,6 +473,8 @@ def _tensors(
     outputs: Any, inputs: Batch, collated: Batch, *, given: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Logits, or what stands for them, and labels of a forward pass on one device; None where there are none."""
+    if not hasattr(inputs, "get") or not hasattr(collated, "get"):  # labels are found by name
+        return None
     logits = given
     if logits is None and isinstance(outputs, Mapping):
         logits = outputs.get("logits")

@@ -102,7 +102,7 @@ class FlopEstimator:
 def count_tokens(inputs: Mapping[str, Any], model: Model, processing_class: Any, *, mode: str) -> torch.Tensor | int:
     """Input tokens of a batch: "all" of them, or the "non_padding" ones (counted on their device, not read back)."""
     name = getattr(model, "main_input_name", "input_ids")
-    if name not in inputs:
+    if not isinstance(inputs, Mapping) or name not in inputs:
         _tell(
             model,
             f"Input tokens are not counted: the batch has no {name!r}. Set main_input_name on the model's class to the "

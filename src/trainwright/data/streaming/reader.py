@@ -24,7 +24,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from trainwright._types import Batch, DatasetLike, Item, TailBatch
+from trainwright._types import Batch, DatasetLike, Item, tail_batch
 from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.quarantine import NO_PLACES, KeptItems, Sample
 from trainwright.data.samplers import ChunkPart, RankShare
@@ -155,7 +155,7 @@ class StreamDataLoader(PreparedDataLoader):
         for batch, origin in fetched:
             self.origin = origin
             part = origin.part
-            yield batch if part is None else TailBatch(batch, num_samples=part.num_samples, weight=part.weight)
+            yield batch if part is None else tail_batch(batch, num_samples=part.num_samples, weight=part.weight)
 
 
 class _WithOrigin:
