@@ -20,7 +20,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +50,7 @@ from trainwright.optim import schedules
 from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
 from trainwright.run import build, checkpointing, console, input_pipeline, resume
 from trainwright.run.checkpointing import Checkpointer
+from trainwright.run.published import owned_by
 from trainwright.run.training import TrainingRun, restore, state_of
 from trainwright.state import model_modes
 from trainwright.state.recorded_metrics import METRICS
@@ -65,20 +65,6 @@ if TYPE_CHECKING:
     from trainwright.search.base import BestRun
 
 Items = torch.Tensor | int | None
-
-
-def _owned_by(owner: str, name: str) -> Any:
-    """A published attribute of the trainer that another object owns: read and assigned there.
-
-    `owner` names attributes from the trainer to that object. Reading calls no function of Python's, so that a hook may
-    do it in a step.
-    """
-    find = attrgetter(owner)
-
-    def assign(trainer: Any, value: Any) -> None:
-        setattr(find(trainer), name, value)
-
-    return property(attrgetter(f"{owner}.{name}"), assign)
 
 
 class Trainer:
@@ -123,30 +109,30 @@ class Trainer:
 
     # -- published attributes that the run or this process owns --------------------------------------------------------
 
-    state: TrainerState = _owned_by("_run.progress", "state")
-    control: TrainerControl = _owned_by("_run.progress", "control")
-    current_flos: float = _owned_by("_run.progress", "flos")
-    is_in_train: bool = _owned_by("_run", "is_training")
-    _trial: Any = _owned_by("_run", "trial")
-    _tr_loss: torch.Tensor = _owned_by("_run.progress.meter", "total")
-    _total_loss_scalar: float = _owned_by("_run.progress", "total_loss")
-    _globalstep_last_logged: int = _owned_by("_run.progress", "step_last_logged")
+    state: TrainerState = owned_by("_run.progress", "state")
+    control: TrainerControl = owned_by("_run.progress", "control")
+    current_flos: float = owned_by("_run.progress", "flos")
+    is_in_train: bool = owned_by("_run", "is_training")
+    _trial: Any = owned_by("_run", "trial")
+    _tr_loss: torch.Tensor = owned_by("_run.progress.meter", "total")
+    _total_loss_scalar: float = owned_by("_run.progress", "total_loss")
+    _globalstep_last_logged: int = owned_by("_run.progress", "step_last_logged")
 
-    accelerator: Any = _owned_by("_services.engine", "accelerator")
-    gather_function: Any = _owned_by("_services", "gather_function")
-    callback_handler: Any = _owned_by("_services", "callback_handler")
-    deepspeed: Any = _owned_by("_services.flags", "deepspeed")
-    is_deepspeed_enabled: bool = _owned_by("_services.flags", "is_deepspeed_enabled")
-    is_fsdp_enabled: bool = _owned_by("_services.flags", "is_fsdp_enabled")
-    push_in_progress: Any = _owned_by("_services.uploads", "in_progress")
-    hp_search_backend: Any = _owned_by("_search", "name")
-    hp_name: Any = _owned_by("_search", "hp_name")
-    hp_space: Any = _owned_by("_search", "space")
-    compute_objective: Any = _owned_by("_search", "compute_objective")
-    objective: Any = _owned_by("_search", "objective")
-    _engine: Any = _owned_by("_services", "engine")
-    _memory_tracker: Any = _owned_by("_services", "memory_tracker")
-    _eval_dataloaders: dict[str, Any] = _owned_by("_services", "eval_dataloaders")
+    accelerator: Any = owned_by("_services.engine", "accelerator")
+    gather_function: Any = owned_by("_services", "gather_function")
+    callback_handler: Any = owned_by("_services", "callback_handler")
+    deepspeed: Any = owned_by("_services.flags", "deepspeed")
+    is_deepspeed_enabled: bool = owned_by("_services.flags", "is_deepspeed_enabled")
+    is_fsdp_enabled: bool = owned_by("_services.flags", "is_fsdp_enabled")
+    push_in_progress: Any = owned_by("_services.uploads", "in_progress")
+    hp_search_backend: Any = owned_by("_search", "name")
+    hp_name: Any = owned_by("_search", "hp_name")
+    hp_space: Any = owned_by("_search", "space")
+    compute_objective: Any = owned_by("_search", "compute_objective")
+    objective: Any = owned_by("_search", "objective")
+    _engine: Any = owned_by("_services", "engine")
+    _memory_tracker: Any = owned_by("_services", "memory_tracker")
+    _eval_dataloaders: dict[str, Any] = owned_by("_services", "eval_dataloaders")
 
     checkpoint_items: dict[str, Stateful]
     """Further objects of yours, by name, that are saved and restored with every checkpoint: each has `state_dict` and

@@ -92,7 +92,8 @@ class Services:
 class NoUploads:
     """Stands in for the uploader until a repository is opened, and in all processes but the first."""
 
-    in_progress = None
+    def __init__(self) -> None:
+        self.in_progress: object = None
 
     def take_up(self) -> None:
         """Does nothing, as the others."""
@@ -107,8 +108,15 @@ class NoUploads:
 class NoSearch:
     """Stands in for `search.base.SearchState` while no search over hyperparameters is under way."""
 
-    name = space = hp_name = compute_objective = objective = None
     is_under_way = False
+
+    def __init__(self) -> None:
+        # Published by the trainer, where others may delete them.
+        self.name: object = None
+        self.space: object = None
+        self.hp_name: object = None
+        self.compute_objective: object = None
+        self.objective: object = None
 
 
 def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass of the user's

@@ -1,0 +1,91 @@
+"""Attributes that a trainer publishes while another object owns them: its run, its services or its search.
+
+They behave as plain attributes do: a test may assign them to a trainer whose constructor has not run, delete them, and
+put them back. What the owners do with them is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from trainwright.checkpoint.async_writer import CheckpointWriter
+from trainwright.config.plans import EnginePlan
+from trainwright.engine.base import Engine
+from trainwright.run.build import NoSearch, Services
+from trainwright.run.training import TrainingRun
+from trainwright.state.memory_tracker import TrainerMemoryTracker
+
+
+class Published(property):
+    """A published attribute, read and assigned at its owner.
+
+    Reading calls no function of Python's, so that a hook may do it in a step.
+    """
+
+    name = ""  # as the trainer's class spells it
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+
+def owned_by(owner: str, name: str) -> Any:
+    """Makes a published attribute of `Trainer`.
+
+    Args:
+        owner: names of attributes from the trainer to the owner, joined by dots.
+        name: the attribute of the owner.
+    """
+    find = attrgetter(owner)
+
+    def assign(trainer: Any, value: Any) -> None:
+        try:
+            found = find(trainer)
+        except AttributeError:  # the constructor has not run, or an owner was deleted
+            found = _make_owner(trainer, owner)
+        setattr(found, name, value)
+
+    def delete(trainer: Any) -> None:
+        try:
+            delattr(find(trainer), name)
+        except AttributeError:
+            raise AttributeError(f"{type(trainer).__name__!r} object has no attribute {attribute.name!r}") from None
+
+    attribute = Published(attrgetter(f"{owner}.{name}"), assign, delete)
+    return attribute
+
+
+def _make_owner(trainer: Any, owner: str) -> Any:
+    """Makes what is missing between a trainer and an owner, and returns that."""
+    found = trainer
+    for name in owner.split("."):
+        if not hasattr(found, name):
+            setattr(found, name, OWNERS[name]())
+        found = getattr(found, name)
+    return found
+
+
+def _services() -> Services:
+    services = Services(writer=CheckpointWriter(goes_on=False), memory_tracker=TrainerMemoryTracker(True))
+    services.engine = _engine()
+    return services
+
+
+def _engine() -> Engine:
+    """One device, until the constructor knows better; it has no accelerator but one that is assigned."""
+    device = torch.device("cpu")
+    engine = Engine(EnginePlan(device=device), None, device)  # type: ignore[arg-type]
+    del engine.accelerator
+    return engine
+
+
+# What holds published attributes that are assigned before the constructor of a trainer, which makes its own.
+OWNERS: dict[str, Callable[[], Any]] = {
+    "_run": lambda: TrainingRun.idle(None),
+    "_services": _services,
+    "_search": NoSearch,
+    "engine": _engine,
+}
