@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import transformers
@@ -336,3 +337,72 @@ def test_who_replaces_call_event_tells_the_callbacks_himself() -> None:
     assert hears.events == []
     assert watches.events == ["on_log"]
     assert before.control.should_save
+
+
+class CountsItself(DefaultFlowCallback):
+    """A callback of this package: not a watcher, although its time is the trainer's."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append("on_evaluate")
+
+    def on_incident(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.events.append("on_incident")
+
+
+CountsItself.__module__ = "trainwright.callbacks.of_a_test"
+
+
+class TellsItself(CallbackHandler):
+    """A subclass that counts, and leaves the rest to the base class."""
+
+    calls = 0
+
+    def call_event(self, event: str, *args: Any, **kwargs: Any) -> TrainerControl:
+        self.calls += 1
+        return super().call_event(event, *args, **kwargs)
+
+
+def replaced_on_the_instance(callbacks: list[Any]) -> CallbackHandler:
+    made = CallbackHandler(callbacks, None, None, None, None)
+
+    def call_event(event: str, args: Any, state: Any, control: Any, **kwargs: Any) -> TrainerControl:
+        """As SetFit has it."""
+        for callback in made.callbacks:
+            control = getattr(callback, event)(args, state, control, **kwargs) or control
+        return control
+
+    made.call_event = call_event  # type: ignore[method-assign]
+    return made
+
+
+@pytest.mark.parametrize(
+    "make", [lambda callbacks: TellsItself(callbacks, None, None, None, None), replaced_on_the_instance],
+    ids=["subclass", "instance"],
+)  # fmt: skip
+@pytest.mark.parametrize("direct", [False, True])
+def test_with_a_call_event_of_a_library_everybody_hears_an_event_once(make: Any, direct: bool) -> None:
+    ours, theirs, watches = CountsItself(), Hears(), Hears()
+    handled = make([ours, theirs])
+    handled.watch(watches)
+    here = run()
+    for event in ("on_evaluate", "on_incident"):
+        if direct:
+            getattr(handled, event)(None, here.state, here.control)
+        else:
+            handled.fire(event, here)
+    heard = ["on_evaluate", "on_incident"]
+    assert (ours.events, theirs.events, watches.events) == (heard, heard, heard)
+
+
+def test_a_call_event_that_is_taken_off_again_leaves_the_handlers_own() -> None:
+    hears = Hears()
+    handled = handler(hears)
+    with mock.patch.object(handled, "call_event", return_value=TrainerControl()) as replaced:
+        handled.fire("on_evaluate", run())
+    assert replaced.call_count == 1
+    assert hears.events == []
+    handled.fire("on_evaluate", run())
+    assert (replaced.call_count, hears.events) == (1, ["on_evaluate"])

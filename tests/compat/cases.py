@@ -365,6 +365,36 @@ def setfit_few_shots(folder: Path) -> dict[str, Any]:
 
 
 @case
+def setfit_early_stopping(folder: Path) -> dict[str, Any]:
+    """SetFit calls the callbacks itself, by a `call_event` of its own on the handler."""
+    import contextlib
+    import io
+
+    from setfit import SetFitModel
+    from setfit import Trainer as SetFitTrainer
+    from setfit import TrainingArguments as SetFitArguments
+    from sklearn.linear_model import LogisticRegression
+    from transformers import EarlyStoppingCallback
+
+    model = SetFitModel(model_body=encoder(folder), model_head=LogisticRegression(), labels=["a", "b"])
+    rows = range(16)
+    data = Dataset.from_dict({"text": [sentence(i, 4 + i % 2) for i in rows], "label": [i % 2 for i in rows]})
+    args = SetFitArguments(
+        output_dir=str(folder / "run"), batch_size=4, max_steps=20, body_learning_rate=1e-3, logging_steps=2,
+        eval_strategy="steps", eval_steps=2, save_steps=2, load_best_model_at_end=True, report_to="none",
+        metric_for_best_model="embedding_loss", show_progress_bar=False,
+    )  # fmt: skip
+    nothing_is_better = EarlyStoppingCallback(early_stopping_patience=3, early_stopping_threshold=100.0)
+    trainer = SetFitTrainer(
+        model=model, args=args, train_dataset=data, eval_dataset=data.select(range(8)), callbacks=[nothing_is_better]
+    )
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        trainer.train()
+    evaluations = [line for line in printed.getvalue().splitlines() if "eval_embedding_loss" in line]
+    return {**outcome(trainer.st_trainer), "steps": trainer.st_trainer.state.global_step, "printed": len(evaluations)}
+
+
+@case
 def setfit_default_arguments(folder: Path) -> dict[str, Any]:
     """Without arguments, after a training with an evaluation at each epoch; DVCLive cannot take SetFit's there."""
     from setfit import SetFitModel, training_args

@@ -32,6 +32,7 @@ CASES = {
     ),
     "cross_encoder": ("sentence-transformers", "CrossEncoderTrainer", "pairs with a label"),
     "setfit_few_shots": ("setfit", "Trainer", "few labelled texts, the best model loaded, then the head"),
+    "setfit_early_stopping": ("setfit", "Trainer", "few labelled texts, stopped early"),
     "setfit_default_arguments": ("setfit", "Trainer", "without arguments"),
     "peft_lora_with_the_plain_trainer": ("peft", "LoRA in the plain `Trainer`", "classification"),
 }  # fmt: skip

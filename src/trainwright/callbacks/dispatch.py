@@ -29,6 +29,7 @@ _CLEARS: dict[str, tuple[str, ...]] = {
     "on_evaluate": ("should_evaluate",),
     "on_save": ("should_save",),
 }
+OWN_EVENTS = frozenset({"on_exception", "on_incident"})  # that the original Trainer does not have
 
 
 def is_of_package(callback: Callback) -> bool:
@@ -60,7 +61,9 @@ class CallbackHandler(TrainerCallback):
         self.args: object = None  # the arguments that `fire` passes on
         self.watchers: list[Callback] = []
         self.clock = Clock()
-        self._table: dict[str, Heard] = {}
+        self._table: dict[str, Heard] = {}  # watchers, then callbacks
+        self._watching: dict[str, Heard] = {}  # the watchers alone
+        self._is_replaced = False  # whether `call_event` is a subclass's or a library's
         for callback in callbacks:
             self._append(callback)
         self.rebuild()
@@ -126,9 +129,21 @@ class CallbackHandler(TrainerCallback):
 
     def rebuild(self) -> None:
         """Builds the table of listeners; needed after `callbacks` was changed other than through the methods."""
-        heard = [(c, LOGGING) for c in self.watchers]
-        heard += [(c, LOGGING if is_of_package(c) else f"{CALLBACKS}.{type(c).__name__}") for c in self.callbacks]
-        self._table = {e: [(getattr(c, e), phase) for c, phase in heard if overrides(c, e)] for e in EVENTS}
+        watchers = [(c, LOGGING) for c in self.watchers]
+        callbacks = [(c, LOGGING if is_of_package(c) else f"{CALLBACKS}.{type(c).__name__}") for c in self.callbacks]
+        self._watching = _listeners(watchers)
+        self._table = _listeners([*watchers, *callbacks])
+        self._is_replaced = getattr(self.call_event, "__func__", None) is not _CALL_EVENT
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "call_event":  # SetFit puts its own on the instance
+            self.rebuild()
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        if name == "call_event":
+            self.rebuild()
 
     def watch(self, watcher: Callback) -> None:
         """Adds an internal listener, called before the callbacks at each event that it overrides.
@@ -155,6 +170,9 @@ class CallbackHandler(TrainerCallback):
     def fire(self, event: str, run: RunState, **kwargs: object) -> None:
         """Calls the listeners of an event; a control object that one of them returns becomes the run's.
 
+        A `call_event` of a subclass or a library calls the callbacks, and only watchers are called here. Events that
+        the original Trainer does not have are not passed to it, as it may call callbacks that lack the method.
+
         Args:
             event: one of `EVENTS`.
             run: holds `state` and `control`.
@@ -163,9 +181,8 @@ class CallbackHandler(TrainerCallback):
         for flag in _CLEARS.get(event, ()):
             setattr(run.control, flag, False)
         listeners = self._table[event]
-        if "call_event" in self.__dict__:  # a library replaced it on the instance, as SetFit does
-            watchers = [(listener, phase) for listener, phase in listeners if phase == LOGGING]
-            self._tell(watchers, self.args, run.state, run.control, kwargs)
+        if self._is_replaced and event not in OWN_EVENTS:
+            self._tell(self._watching[event], self.args, run.state, run.control, kwargs)
             run.control = self.call_event(event, self.args, run.state, run.control, **kwargs)
         elif listeners:
             run.control = self._tell(listeners, self.args, run.state, run.control, kwargs)
@@ -173,7 +190,7 @@ class CallbackHandler(TrainerCallback):
     def call_event(
         self, event: str, args: object, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> TrainerControl:
-        """Calls the listeners of an event and returns the resulting control object.
+        """Calls the callbacks, not the watchers, and returns the resulting control object.
 
         Args:
             event: one of `EVENTS`.
@@ -184,7 +201,8 @@ class CallbackHandler(TrainerCallback):
         """
         for flag in _CLEARS.get(event, ()):
             setattr(control, flag, False)
-        return self._tell(self._table[event], args, state, control, kwargs)
+        callbacks = self._table[event][len(self._watching[event]) :]
+        return self._tell(callbacks, args, state, control, kwargs)
 
     def _tell(
         self, heard: Heard, args: object, state: TrainerState, control: TrainerControl, kwargs: dict[str, object]
@@ -202,6 +220,15 @@ class CallbackHandler(TrainerCallback):
             if phase != LOGGING and control.should_training_stop and not is_stopping:  # ours say so themselves, and why
                 _say_who_stops(listener, state)
         return control
+
+
+_CALL_EVENT = CallbackHandler.call_event
+
+
+def _listeners(callbacks: Iterable[tuple[Callback, str]]) -> dict[str, Heard]:
+    """Returns the methods that callbacks override, by event, each with the phase that it is timed under."""
+    callbacks = list(callbacks)
+    return {e: [(getattr(c, e), phase) for c, phase in callbacks if overrides(c, e)] for e in EVENTS}
 
 
 def _say_who_stops(listener: Listener, state: TrainerState) -> None:
@@ -233,6 +260,7 @@ def _forward(event: str, extra: str | None) -> Listener:
     ) -> TrainerControl:
         if values and extra is not None:
             kw[extra] = values[0]
+        self._tell(self._watching[event], args, state, control, kw)
         return self.call_event(event, args, state, control, **kw)
 
     method.__name__ = event
