@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -18,6 +19,7 @@ from trainwright.config.fields import reproduces
 from trainwright.errors import GenerationConfigError, ModelError
 from trainwright.evaluation import generation
 from trainwright.evaluation.outputs import PredictionOutput
+from trainwright.hooks import is_overridden
 from trainwright.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,8 @@ class Seq2SeqTrainer(Trainer):
     the model's generation config, and with -100 between batches that are longer than it. Encoder-decoders are given the
     batch without its labels. Decoder-only models are given the prompt, and their predictions are what they add to it;
     the evaluation data may be the training data (labels of the prompt -100) or prompts with the answers as labels.
+    Where `prediction_step` is overridden, with `reproduce="transformers"` and under `trainwright.compat.install()`,
+    decoder-only models are given the whole input, and their predictions begin with it.
     With `num_return_sequences=n`, label row i has n predictions beside each other: rows n*i to n*i + n - 1.
 
     Raises:
@@ -170,11 +174,22 @@ class Seq2SeqTrainer(Trainer):
 
     def _task_of(self, batch: Batch) -> generation.Task:
         names = self.label_names or []
+        if self._continues_input(batch) and not self._keeps_prompts():
+            return generation.prompted_task_of(batch, names, pad_token_id=self._pad_token_id())
+        return generation.task_of(batch, names)
+
+    def _continues_input(self, batch: Batch) -> bool:
+        """Returns whether the model is a decoder alone, whose output begins with its input."""
         config = getattr(model_facts.core_model(self.model), "config", None)
-        # A decoder-only model continues its input, so that what it generates begins with it.
-        if config is None or getattr(config, "is_encoder_decoder", False) or "input_ids" not in batch:
-            return generation.task_of(batch, names)
-        return generation.prompted_task_of(batch, names, pad_token_id=self._pad_token_id())
+        return config is not None and not getattr(config, "is_encoder_decoder", False) and "input_ids" in batch
+
+    def _keeps_prompts(self) -> bool:
+        """Returns whether predictions begin with the prompt and labels are generated from too, as with transformers.
+
+        Code that was written for that blanks the prompt itself: an override of `prediction_step`, or a library that got
+        this class from `trainwright.compat.install()`.
+        """
+        return reproduces(self.args) or is_overridden(self, "prediction_step") or _stands_in_for_transformers()
 
     def _settings_for(self, task: generation.Task, asked: Settings) -> Settings:
         """Keywords of `generate`: what was asked, and what it would otherwise have to guess."""
@@ -186,7 +201,7 @@ class Seq2SeqTrainer(Trainer):
         has_length = any(name in settings or getattr(config, name, None) is not None for name in lengths)
         as_original = reproduces(self.args) and not task.prompt_width  # `_generate` sets a length after the first batch
         if not has_length and not as_original:
-            settings["max_new_tokens" if task.prompt_width else "max_length"] = DEFAULT_LENGTH
+            settings["max_new_tokens" if self._continues_input(task.inputs) else "max_length"] = DEFAULT_LENGTH
         if task.prompt_width and config.pad_token_id is None:
             settings.setdefault("pad_token_id", self._pad_token_id())
         return settings
@@ -203,7 +218,8 @@ class Seq2SeqTrainer(Trainer):
     def _loss_of(self, model: Any, batch: Batch) -> torch.Tensor:
         smooths = self.label_smoother is not None and self.compute_loss_func is None
         # In half precision, smoothing rounds otherwise where it divides by the items instead of averaging over them.
-        num_items = None if smooths else self._get_num_items_in_batch([batch], self.args.device)
+        as_mean = smooths or reproduces(self.args)  # the original tells the model no number here
+        num_items = None if as_mean else self._get_num_items_in_batch([batch], self.args.device)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, dict(batch), num_items_in_batch=num_items)
         return self._run.evaluated_loss(loss)
@@ -237,6 +253,12 @@ class Seq2SeqTrainer(Trainer):
             "config has a pad_token_id or an eos_token_id. Set model.config.pad_token_id, or pass the tokenizer as "
             "processing_class."
         )
+
+
+def _stands_in_for_transformers() -> bool:
+    """Returns whether `trainwright.compat.install()` has put this package's class in the place of transformers' own."""
+    transformers = sys.modules.get("transformers")
+    return transformers is not None and vars(transformers).get("Seq2SeqTrainer") is Seq2SeqTrainer
 
 
 def _completed(config: Any, model: Any) -> Any:

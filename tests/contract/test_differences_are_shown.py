@@ -39,6 +39,8 @@ SHOWN = {
     "a checkpoint of `save_only_model`": f"{ERRORS}::test_a_checkpoint_of_the_weights_alone",
     "with `predict_with_generate` and no length":
         "evaluation/test_generation_batches.py::test_without_a_length_twenty_tokens_are_written",
+    "with a decoder-only model":
+        "parity/test_prompts_are_kept.py::test_elsewhere_the_prompt_is_cut_off",
     "`label_smoothing_factor` or": "effects/optimizer_fields.py::the_target_is_spread",
     "SIGTERM ends":
         "signals/test_signals.py::test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_happened",
