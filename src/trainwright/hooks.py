@@ -213,6 +213,16 @@ def takes_no_grad_norm_too(hook: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def takes_metrics_too(hook: Callable[..., None]) -> Callable[..., None]:
+    """Lets an override of `_save_checkpoint` call it with the `metrics` of older versions, which have no effect."""
+
+    @functools.wraps(hook)
+    def call(trainer: object, model: object, trial: object, metrics: object = None) -> None:
+        hook(trainer, model, trial)
+
+    return call
+
+
 def left_out(function: object) -> Sequence[str]:
     """Parameters of a hook that an override with an older signature is not given."""
     left: Sequence[str] = getattr(function, "left_out", ())
@@ -240,7 +250,10 @@ def _parameters(base: Any) -> list[str]:
 
 
 def _adapter(function: Any, wanted: Sequence[str]) -> Callable[..., Any] | None:
-    """A function that calls `function` with those of the `wanted` parameters that it has; None where it has all."""
+    """A function that calls `function` with those of the `wanted` parameters that it has, and None for further ones.
+
+    None where `function` takes the wanted parameters and needs no others.
+    """
     try:
         taken: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
     except (TypeError, ValueError):  # no Python function: nothing is known of it
@@ -249,7 +262,9 @@ def _adapter(function: Any, wanted: Sequence[str]) -> Callable[..., Any] | None:
     takes_names, takes_more = inspect.Parameter.VAR_KEYWORD in kinds, inspect.Parameter.VAR_POSITIONAL in kinds
     own = [n for n, one in taken.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     missing = frozenset(wanted) - taken.keys()
-    if hasattr(function, "left_out") or not missing or (takes_names and takes_more):
+    # What an older version gave beyond the hook's parameters, as `metrics` of `_save_checkpoint`: None is given.
+    added = [name for name in own[len(wanted) :] if taken[name].default is inspect.Parameter.empty]
+    if hasattr(function, "left_out") or not (missing or added) or (takes_names and takes_more):
         return None
     # A parameter under a name of its own is the one that the hook has at its place.
     order = [
@@ -258,6 +273,8 @@ def _adapter(function: Any, wanted: Sequence[str]) -> Callable[..., Any] | None:
 
     @functools.wraps(function)
     def adapter(*args: Any, **kwargs: Any) -> Any:
+        if added:
+            kwargs = {**dict.fromkeys(name for name in added if name not in own[: len(args)]), **kwargs}
         fits = (len(args) <= len(own) or takes_more) and (takes_names or kwargs.keys() <= taken.keys())
         if fits or len(args) > len(order):
             return function(*args, **kwargs)

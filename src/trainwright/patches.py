@@ -220,20 +220,20 @@ def apply_liger_kernel(model: nn.Module, kernel_config: dict[str, bool] | None) 
     _apply_liger_kernel_to_instance(model=core_model(model), **(kernel_config or {}))
 
 
-@contextmanager
-def noisy_embeddings(model: nn.Module, alpha: float) -> Iterator[None]:
-    """Adds noise of at most `alpha / sqrt(tokens x dimensions)` to the input embeddings, in training mode only."""
+def add_noise_to_embeddings(model: nn.Module, alpha: float) -> torch.utils.hooks.RemovableHandle:
+    """Adds noise of at most `alpha / sqrt(tokens x dimensions)` to the input embeddings, in training mode only.
+
+    Returns:
+        The handle of the hook, whose `remove()` ends it.
+    """
     find = getattr(core_model(model), "get_input_embeddings", None)
     if find is None:
         raise ModelError(
             f"neftune_noise_alpha={alpha} adds noise to the input embeddings, and {type(model).__name__} has no "
             "get_input_embeddings() to find them by. Define it, or leave neftune_noise_alpha unset."
         )
-    handle = find().register_forward_hook(_noise(alpha))
-    try:
-        yield
-    finally:
-        handle.remove()
+    handle: torch.utils.hooks.RemovableHandle = find().register_forward_hook(_noise(alpha))
+    return handle
 
 
 def _noise(alpha: float) -> Callable[[torch.nn.Module, object, torch.Tensor], torch.Tensor]:

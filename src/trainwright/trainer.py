@@ -40,7 +40,14 @@ from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
 from trainwright.evaluation import outputs as results
 from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
-from trainwright.hooks import Stateful, accept_older_signatures, is_overridden, left_out, takes_no_grad_norm_too
+from trainwright.hooks import (
+    Stateful,
+    accept_older_signatures,
+    is_overridden,
+    left_out,
+    takes_metrics_too,
+    takes_no_grad_norm_too,
+)
 from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.driven import DrivenSteps, StepResult, result_of
 from trainwright.loop.fit import epochs, saving_last_step, steps_of_epoch
@@ -124,6 +131,9 @@ class Trainer:
     deepspeed: Any = owned_by("_services.flags", "deepspeed")
     is_deepspeed_enabled: bool = owned_by("_services.flags", "is_deepspeed_enabled")
     is_fsdp_enabled: bool = owned_by("_services.flags", "is_fsdp_enabled")
+    is_fsdp_xla_enabled: bool = owned_by("_services.flags", "is_fsdp_xla_enabled")
+    is_fsdp_xla_v1_enabled: bool = owned_by("_services.flags", "is_fsdp_xla_v1_enabled")
+    is_fsdp_xla_v2_enabled: bool = owned_by("_services.flags", "is_fsdp_xla_v2_enabled")
     push_in_progress: Any = owned_by("_services.uploads", "in_progress")
     hp_search_backend: Any = owned_by("_search", "name")
     hp_name: Any = owned_by("_search", "hp_name")
@@ -536,7 +546,9 @@ class Trainer:
             checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
             with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
                 self._prepare_model(trial, checkpoint)
-                patched = build.patched(self.args, self.model, self._engine, keeps_outputs=self._uses_outputs())
+                patched = build.patched(
+                    self.args, self.model, self._engine, keeps_outputs=self._uses_outputs(), noise=self._noise()
+                )
                 listening = run.progress.listening(grace_s=value_of(self.args, "signal_grace_s"))
                 with self._levers(checkpoint), patched, listening:
                     yield checkpoint
@@ -554,6 +566,52 @@ class Trainer:
             self._load_from_checkpoint(checkpoint)
             self._train_batch_size = resume.batch_size_of(checkpoint, self.args, self._train_batch_size)
         checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
+
+    @property
+    def neftune_noise_alpha(self) -> float | None:
+        """Noise of the input embeddings in training; that of the arguments."""
+        alpha: float | None = self.args.neftune_noise_alpha
+        return alpha
+
+    @neftune_noise_alpha.setter
+    def neftune_noise_alpha(self, value: float | None) -> None:
+        self.args.neftune_noise_alpha = value
+
+    @contextmanager
+    def _noise(self) -> Iterator[None]:
+        """Context of a run with `neftune_noise_alpha`."""
+        if self.neftune_noise_alpha is None:
+            yield
+            return
+        self._activate_neftune(self.model)
+        try:
+            yield
+        finally:
+            self._deactivate_neftune(self.model)
+
+    def _activate_neftune(self, model: Any) -> Any:
+        """Adds noise to the input embeddings (NEFTune) from here on; a run with `neftune_noise_alpha` calls it.
+
+        Args:
+            model: the model, wrapped or not.
+
+        Returns:
+            The model.
+        """
+        from trainwright.patches import add_noise_to_embeddings
+
+        assert self.neftune_noise_alpha is not None
+        self.neftune_hook_handle = add_noise_to_embeddings(model, self.neftune_noise_alpha)
+        return model
+
+    def _deactivate_neftune(self, model: Any) -> None:
+        """Ends what `_activate_neftune` began.
+
+        Args:
+            model: as given to `_activate_neftune`.
+        """
+        self.neftune_hook_handle.remove()
+        del self.neftune_hook_handle
 
     def _levers(self, checkpoint: str | None) -> AbstractContextManager[None]:
         """Context of a run with the settings that `speed` chooses, now or in the run of the checkpoint."""
@@ -959,11 +1017,8 @@ class Trainer:
         state.train_batch_size = self._train_batch_size
         if resume_from_checkpoint is None or not reproduces(self.args):
             state.compute_steps(self.args, max_steps)
-        state.max_steps, state.num_train_epochs = max_steps, num_train_epochs
         state.is_hyper_param_search = trial is not None
-        state.trial_name, state.trial_params = self._name_and_params(trial)
-        state.is_local_process_zero = self.is_local_process_zero()
-        state.is_world_process_zero = self.is_world_process_zero()
+        state.init_training_references(self, max_steps, num_train_epochs, trial)
         if resume_from_checkpoint is None:
             return 0, 0
         self._load_callback_state()
@@ -1871,6 +1926,7 @@ class Trainer:
 
         return search.folder_of_trial(self.args.output_dir, self._search.offer, trial, hp_name=self.hp_name)
 
+    @takes_metrics_too
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Writes `checkpoint-<step>` as a whole or not at all, then deletes what `save_total_limit` allows.
 

@@ -221,7 +221,7 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
         "checks.check_optimizers",
     ),
     ("half weights", {"model": module().half(), "fp16": True}, "checks.check_trainable"),
-    ("noise", {"neftune_noise_alpha": 5.0}, "patches.noisy_embeddings"),
+    ("noise", {"neftune_noise_alpha": 5.0}, "patches.add_noise_to_embeddings"),
     ("kernels", {"use_liger_kernel": True}, "errors.needs_package"),
     ("optimizer", {"optim": "nope"}, "config.enums.ExplicitEnum._missing_"),
     ("schedule", {"lr_scheduler_type": "nope"}, "config.enums.ExplicitEnum._missing_"),

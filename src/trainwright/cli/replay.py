@@ -69,7 +69,8 @@ def replay(folder: Path, *, model: str | None, precision: str | None, one_by_one
         except (TypeError, KeyError, ValueError) as error:
             raise BundleError(f"{folder / bundle.INCIDENT} holds what no run writes: {error!r}.") from error
         bare = trainer._engine.unwrap(trainer.model)
-        with build.patched(trainer.args, trainer.model, trainer._engine, keeps_outputs=trainer._uses_outputs()):
+        keeps, noise = trainer._uses_outputs(), trainer._noise()
+        with build.patched(trainer.args, trainer.model, trainer._engine, keeps_outputs=keeps, noise=noise):
             rng.restore(states)
             found = probe(bare, lambda: window_losses(trainer, trainer._run, bare, window))
             lines = [*_what_happened(folder, about), *_result(about, found, precision=precision)]

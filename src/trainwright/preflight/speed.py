@@ -235,7 +235,9 @@ class _Measurement:
             stack.enter_context(unchanged_random_states())
             stack.enter_context(with_attention(copied.model, settings.get(ATTENTION)))
             keeps = copied._uses_outputs()
-            stack.enter_context(build.patched(copied.args, copied.model, engine, keeps_outputs=keeps))
+            stack.enter_context(
+                build.patched(copied.args, copied.model, engine, keeps_outputs=keeps, noise=copied._noise())
+            )
             copied.model.train()
             yield copied
 

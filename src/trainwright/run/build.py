@@ -7,7 +7,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +48,9 @@ WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
 SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one has been seen
 
 
+XLA_FLAGS = ("is_fsdp_xla_enabled", "is_fsdp_xla_v1_enabled", "is_fsdp_xla_v2_enabled")  # a backend of TPUs
+
+
 @dataclass(kw_only=True)
 class Services:
     """Objects of a trainer in this process besides the user's objects; another process, or a copy, makes its own."""
@@ -58,7 +61,7 @@ class Services:
     uploads: Uploader | NoUploads = field(default_factory=lambda: NoUploads())  # an uploader once a repository is open
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)  # by the name of their set, where workers are kept
     # `is_<backend>_enabled` and a backend's own engine, as others read them from the trainer
-    flags: SimpleNamespace = field(default_factory=SimpleNamespace)
+    flags: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(**dict.fromkeys(XLA_FLAGS, False)))
     engine: Engine = field(init=False)  # the backend; `use_engine` exchanges it
     # a value of this process -> of all processes; others may exchange it
     gather_function: Callable[[Any], Any] = field(init=False)
@@ -251,8 +254,13 @@ def num_bytes(model: Model) -> int:
 
 
 @contextmanager
-def patched(args: Any, model: Model, engine: Engine, *, keeps_outputs: bool) -> Iterator[None]:
-    """The model as it is in training: with what the arguments change in it, and in mixed precision."""
+def patched(
+    args: Any, model: Model, engine: Engine, *, keeps_outputs: bool, noise: AbstractContextManager[None]
+) -> Iterator[None]:
+    """The model as it is in training: with what the arguments change in it, and in mixed precision.
+
+    `noise` is the context in which the trainer adds noise to its embeddings.
+    """
     from trainwright import patches
 
     with ExitStack() as stack:
@@ -264,8 +272,7 @@ def patched(args: Any, model: Model, engine: Engine, *, keeps_outputs: bool) -> 
         if resolve.compiles_blocks(args):
             backend, mode = args.torch_compile_backend, args.torch_compile_mode
             enter(patches.compiled_blocks(model, backend=backend, mode=mode))
-        if args.neftune_noise_alpha is not None:
-            enter(patches.noisy_embeddings(model, args.neftune_noise_alpha))
+        enter(noise)
         if (kernel := value_of(args, "loss_kernel")) is not None:
             from trainwright.loss_kernels import without_logits
 

@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 SAMPLE_EVERY_S = 0.01
 
-STAGES = {"__init__": "init", "train": "train", "_inner_training_loop": "train", "evaluate": "eval", "predict": "test"}
+STAGES = {
+    "__init__": "init",
+    "train": "train",
+    "_inner_training_loop": "train",
+    "_finalize_training": "train",
+    "evaluate": "eval",
+    "predict": "test",
+}
 
 
 class _PeakSampler(threading.Thread):
@@ -44,7 +51,12 @@ class TrainerMemoryTracker:
 
     Args:
         skip_memory_metrics: do nothing at all.
+
+    Attributes:
+        stages: method of the trainer -> name of its stage.
     """
+
+    stages = STAGES
 
     def __init__(self, skip_memory_metrics: bool = False) -> None:
         self.skip_memory_metrics = skip_memory_metrics
@@ -57,6 +69,12 @@ class TrainerMemoryTracker:
             self._process = psutil.Process()
         self._sampler: _PeakSampler | None = None
         self._before: dict[str, int] = {}
+
+    def cpu_mem_used(self) -> int:
+        """Returns the resident memory of this process, in bytes."""
+        import psutil
+
+        return int((self._process or psutil.Process()).memory_info().rss)
 
     def start(self, stage: str | None = None) -> None:
         """Starts a stage.

@@ -167,6 +167,21 @@ class TrainerState:
             self.stateful_callbacks = collect_states(list(self.stateful_callbacks))
         self._history_text = HistoryText()
 
+    def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
+        """Fills in what belongs to one training.
+
+        Args:
+            trainer: the trainer, which knows its trial and its place among the processes.
+            max_steps: optimizer steps of the run.
+            num_train_epochs: epochs of the run.
+            trial: trial of a search, or None.
+        """
+        self.max_steps = max_steps
+        self.num_train_epochs = num_train_epochs
+        self.trial_name, self.trial_params = trainer._name_and_params(trial)
+        self.is_local_process_zero = trainer.is_local_process_zero()
+        self.is_world_process_zero = trainer.is_world_process_zero()
+
     def save_to_json(self, json_path: str | Path) -> None:
         """Writes the record; log entries of the last save are not serialized again.
 

@@ -170,7 +170,9 @@ def _track(copied: AnyTrainer, samples: Sequence[Batch], num_items: Any) -> dict
     tracker = AllocationTracker(engine.device)
     engine.backward = tracker.marking(engine.backward)  # the engine of this copy alone
     with contextlib.ExitStack() as stack:
-        stack.enter_context(build.patched(copied.args, model, engine, keeps_outputs=copied._uses_outputs()))
+        stack.enter_context(
+            build.patched(copied.args, model, engine, keeps_outputs=copied._uses_outputs(), noise=copied._noise())
+        )
         stack.enter_context(tracker)
         tracker.count(model.parameters(), "weights")
         tracker.count(model.buffers(), "buffers")
