@@ -120,6 +120,7 @@ class Trainer:
     control: TrainerControl = owned_by("_run.progress", "control")
     current_flos: float = owned_by("_run.progress", "flos")
     is_in_train: bool = owned_by("_run", "is_training")
+    neftune_hook_handle: Any = owned_by("_run", "noise_handle")
     _trial: Any = owned_by("_run", "trial")
     _tr_loss: torch.Tensor = owned_by("_run.progress.meter", "total")
     _total_loss_scalar: float = owned_by("_run.progress", "total_loss")
@@ -601,7 +602,7 @@ class Trainer:
         from trainwright.patches import add_noise_to_embeddings
 
         assert self.neftune_noise_alpha is not None
-        self.neftune_hook_handle = add_noise_to_embeddings(model, self.neftune_noise_alpha)
+        self._run.noise_handle = add_noise_to_embeddings(model, self.neftune_noise_alpha)
         return model
 
     def _deactivate_neftune(self, model: Any) -> None:
@@ -610,8 +611,8 @@ class Trainer:
         Args:
             model: as given to `_activate_neftune`.
         """
-        self.neftune_hook_handle.remove()
-        del self.neftune_hook_handle
+        self._run.noise_handle.remove()
+        self._run.noise_handle = None
 
     def _levers(self, checkpoint: str | None) -> AbstractContextManager[None]:
         """Context of a run with the settings that `speed` chooses, now or in the run of the checkpoint."""

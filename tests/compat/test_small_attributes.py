@@ -56,7 +56,7 @@ def test_overrides_of_the_noise_are_called(tmp_path: Path) -> None:
     trainer = llama_trainer(tmp_path, cls=Noisy, neftune_noise_alpha=5.0)
     trainer.train()
     assert calls == ["begin", "end"]
-    assert not hasattr(trainer, "neftune_hook_handle")
+    assert trainer.neftune_hook_handle is None
 
 
 @pytest.mark.framework

@@ -158,10 +158,18 @@ def _comparable(value: Any) -> Any:
     return value
 
 
-def run_summary(args: Arguments, plan: StepPlan, state: Any, *, device: Any, num_replicas: int) -> list[str]:
-    """One line each for batches, steps, optimizer and rhythm, and one for what else differs from the defaults."""
-    total = f"{', about' if batch_formers(args) else ' ='} {counted(plan.total_batch_size, 'sample')} a step"
-    batch = f"{plan.micro_batches} accumulated x {_replicas(args, num_replicas)}{total}"
+def run_summary(
+    args: Arguments, plan: StepPlan, state: Any, *, device: Any, num_replicas: int, batch_size: int | None = None
+) -> list[str]:
+    """One line each for batches, steps, optimizer and rhythm, and one for what else differs from the defaults.
+
+    `batch_size` is the number of samples in a micro-batch of a device; None where the arguments say it.
+    """
+    size, num_samples = _batch(args), plan.total_batch_size
+    if batch_size is not None:
+        size, num_samples = str(batch_size), batch_size * plan.micro_batches * num_replicas * max(args.n_gpu, 1)
+    total = f"{', about' if batch_formers(args) else ' ='} {counted(num_samples, 'sample')} a step"
+    batch = f"{size} per device x {plan.micro_batches} accumulated x {_replicas(args, num_replicas)}{total}"
     warmup = f"{counted(args.get_warmup_steps(plan.max_steps), 'warm-up step')}, on {device}"
     lines = _lines(args, batch=batch, length=_length(args, plan), warmup=warmup, steps=state)
     summarized = {name for name, one in SETTINGS.items() if one.summarized}
@@ -172,7 +180,7 @@ def run_summary(args: Arguments, plan: StepPlan, state: Any, *, device: Any, num
 def _lines(args: Arguments, *, batch: str, length: str, warmup: str, steps: Any) -> list[str]:
     precision = "full precision" if args.mixed_precision == "no" else f"{args.mixed_precision} autocast"
     return [
-        f"batch     {_batch(args)} per device x {batch}",
+        f"batch     {batch}",
         f"length    {length}",
         f"optimizer {word(args.optim)}, learning rate {args.learning_rate:g}, {word(args.lr_scheduler_type)} after "
         f"{warmup} in {precision}",
@@ -193,7 +201,9 @@ def arguments_summary(args: Arguments) -> list[str]:
     micro_batches = resolve.micro_batches(args)
     total = f" = {counted(args.per_device_train_batch_size * micro_batches * args.world_size, 'sample')} a step"
     processes = counted(args.world_size, "process")
-    batch = f"{micro_batches} accumulated x {processes}{'' if batch_formers(args) else total}"
+    batch = (
+        f"{_batch(args)} per device x {micro_batches} accumulated x {processes}{'' if batch_formers(args) else total}"
+    )
     warmup = f"{counted(args.warmup_steps, 'warm-up step')},"
     if 0 < args.warmup_steps < 1:
         warmup = f"a warm-up of {args.warmup_steps:g} of all steps,"

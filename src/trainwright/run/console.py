@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from trainwright import model_facts
 from trainwright._types import JSONObject, Model, counted, printable
 from trainwright.config import rules
-from trainwright.config.fields import value_of
+from trainwright.config.fields import batch_formers, value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts
 from trainwright.data.mixture import MixtureDataset
@@ -48,7 +48,9 @@ def log_run_header(
     lines = source_lines(args, context.loader, context.plan, engine)
     if logger.isEnabledFor(logging.WARNING if args.should_log else logging.INFO):  # so they are shown
         plan, number = context.plan, engine.num_replicas
-        lines = [*run_summary(args, plan, state, device=engine.device, num_replicas=number), *lines]
+        size = _batch_size_in_force(args, context.loader, state, num_replicas=number)
+        summary = run_summary(args, plan, state, device=engine.device, num_replicas=number, batch_size=size)
+        lines = [*summary, *lines]
     if loss_note:
         lines.append(f"loss      {loss_note}")
     if start.checkpoint is not None:
@@ -59,6 +61,22 @@ def log_run_header(
     logger.info("***** Running training *****")  # as in transformers: tools look for it in the logs
     show_lines(args, lines)
     show_lines(args, (f"changed   {change}" for change in changed_args), level=logging.WARNING)
+
+
+def _batch_size_in_force(args: Any, loader: object, state: TrainerState, *, num_replicas: int) -> int | None:
+    """Returns the samples of a micro-batch of a device, where they are not those of the arguments.
+
+    A library may change `per_device_train_batch_size` after the constructor, which has no effect on the trainer's own
+    loader, and make a loader by itself.
+    """
+    if batch_formers(args):
+        return None
+    devices = max(args.n_gpu, 1)
+    size = (state.train_batch_size or args.train_batch_size) // devices
+    if num_replicas == devices == 1:
+        sizes = [getattr(part, "batch_size", None) for part in (loader, getattr(loader, "batch_sampler", None))]
+        size = next((one for one in sizes if type(one) is int and one > 0), size)
+    return None if size == args.per_device_train_batch_size == state.train_batch_size else size
 
 
 def source_lines(args: Any, loader: object, plan: StepPlan, engine: Engine) -> list[str]:

@@ -116,6 +116,7 @@ class TrainingRun:
         self.samples: SampleLosses | None = None  # losses of single samples; None: nobody asks for them
         self.curriculum: CurriculumRun | None = None  # asks for weights of samples; None: nothing changes their order
         self.quarantined: set[Sample] = set()  # samples that are left out since it began
+        self.noise_handle: Any = None  # of the hook that adds noise to the embeddings, while there is one
         self.flops = FlopEstimator()  # estimates the operations of a micro-batch
         self.driven_steps: DrivenSteps[Any] | None = None  # of `fit_step`, under way or at their end
         self._data_wait: DataWait | None = None
