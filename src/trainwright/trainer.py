@@ -1599,6 +1599,7 @@ class Trainer:
                 run.eval_mode_guard.discard_saved_weights()
             self._save_checkpoint(model, trial)
             self.callback_handler.fire("on_save", progress)
+            self._services.writer.accept_changes()
         progress.clock.mark(before)
 
     def store_flos(self) -> None:

@@ -26,6 +26,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainwright._types import is_instance_of
+from trainwright.checkpoint.changes import ChangeWatch
 from trainwright.checkpoint.deferred_io import IMMEDIATE, DeferredSink, FileSink, HostBuffers
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
@@ -66,6 +67,9 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._follow_ups: list[Callable[[bool], None]] | None = None  # of what is under way
+        # of the checkpoints that the user's code may be changing, in a process that commits; None: no such code is seen
+        self._watch: ChangeWatch | None = None
+        self._meet: Callable[[], None] | None = None  # waits until that code has returned in all processes
         self._lock = threading.Lock()
 
     def save(
@@ -79,13 +83,16 @@ class CheckpointWriter:
         check: Callable[[], None],
         write: Callable[[Path], None],
         after: Callable[[], None],
+        may_be_changed: bool = False,
     ) -> None:
         """Writes a checkpoint as a whole, or discards it. Every process calls it.
 
         The processes that commit (`writes`) have a directory of their own, others write into the main process's.
         `in_background` copies now and writes on a thread. `check` raises if there is no room: the main process calls it
         first. `write` writes the files into the directory that it gets, large ones into `sink`; `after` is called when
-        the checkpoint is on disk. Raises CheckpointWriteError where it, or the one before it, cannot be written.
+        the checkpoint is on disk. Where code of the user sees it then (`may_be_changed`), the caller calls
+        `accept_changes` after that code. Raises CheckpointWriteError where the checkpoint, or the one before it, cannot
+        be written.
         """
         self.wait()
         begun, before, self.newest = time.monotonic(), self.newest, manifest.step
@@ -93,7 +100,11 @@ class CheckpointWriter:
         try:
             with failures_named(store.root):
                 folder, own = _staging(store, manifest.step, ranks, check, writes=writes)
-            in_background = all(ranks.gather_objects(in_background))
+            everybodys = ranks.gather_objects((in_background, may_be_changed))
+            in_background = all(wanted for wanted, _ in everybodys)
+            if any(is_seen for _, is_seen in everybodys):
+                self._meet = ranks.barrier
+                self._watch = None if own is None else store.watch_for_changes(manifest.run_id)
             self.sink = later if in_background else IMMEDIATE
             with self._collecting(), discard_on_failure(store, own):
                 parted = ranks.num_processes > 1
@@ -173,8 +184,25 @@ class CheckpointWriter:
             except Exception:
                 logger.exception("What follows a checkpoint failed; the checkpoint itself is there.")
 
+    def accept_changes(self, *, with_others: bool = True) -> None:
+        """Lists the files anew that code of the user changed since the last save; nothing where there is no such code.
+
+        Every process calls it after that code: all wait for each other, unless others may have failed.
+        """
+        meet = self._meet
+        watch = self._watch
+        self._meet = self._watch = None
+        if meet is not None and with_others:
+            meet()
+        if watch is not None:
+            self.then(lambda is_written: watch.settle())
+
     def wait(self) -> None:
         """Waits for the pending write; a CheckpointWriteError where it could not be written."""
+        self.accept_changes()
+        self._join()
+
+    def _join(self) -> None:
         if self._thread is None:
             return
         self._thread.join()
@@ -186,15 +214,20 @@ class CheckpointWriter:
 
     def end(self) -> None:
         """Waits for the pending write, and frees the memory of the copies."""
+        self.accept_changes()
+        self._end()
+
+    def _end(self) -> None:
         try:
-            self.wait()
+            self._join()
         finally:
             self._buffers.drop()
 
     def end_after_failure(self) -> None:
         """Ends like `end` while another error is raised: an error of this writer is only logged."""
         try:
-            self.end()
+            self.accept_changes(with_others=False)
+            self._end()
         except Exception as error:
             logger.error("%s", error)
 

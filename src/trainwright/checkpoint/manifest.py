@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
+import shlex
 import sys
 import time
 import zlib
@@ -22,6 +24,7 @@ from trainwright._types import (
     is_count,
     read_json,
 )
+from trainwright.errors import CheckpointError
 
 FORMAT_VERSION = 1
 BLOCK_BYTES = 1 << 20
@@ -51,11 +54,14 @@ class Manifest:
         """Checksum that is equal for copies of one checkpoint only."""
         return _checksum_of(asdict(self))
 
+    def text(self) -> str:
+        """Returns the content of the file."""
+        values = asdict(self)
+        return json.dumps({**values, "crc32": _checksum_of(values)}, indent=2, sort_keys=True)
+
     def write(self, folder: Path) -> None:
         """Writes the manifest into a checkpoint."""
-        values = asdict(self)
-        text = json.dumps({**values, "crc32": _checksum_of(values)}, indent=2, sort_keys=True)
-        (folder / MANIFEST_NAME).write_text(text, encoding="utf-8")
+        (folder / MANIFEST_NAME).write_text(self.text(), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
@@ -95,10 +101,12 @@ def files_below(folder: Path) -> Iterator[Path]:
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
     """Returns size and digest of each file of a checkpoint that was just written."""
-    return {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, DIGEST: _digest_of_written(path)}
-        for path in files_below(folder)
-    }
+    return {path.relative_to(folder).as_posix(): describe_file(path) for path in files_below(folder)}
+
+
+def describe_file(path: Path) -> FileEntry:
+    """Returns size and digest of a file."""
+    return {"size": path.stat().st_size, DIGEST: _digest_of_written(path)}
 
 
 def _digest_of_written(path: Path) -> str:
@@ -164,20 +172,56 @@ def _problems(folder: Path) -> Iterator[str]:
     yield from filter(None, found)
 
 
-def _problem_of_file(folder: Path, name: str, expected: FileEntry) -> str | None:
+def differing_files(folder: Path, manifest: Manifest) -> dict[str, str]:
+    """Returns the files of a checkpoint that its manifest does not describe: "changed", "added" or "deleted" by name.
+
+    A CheckpointError where the manifest names a file outside of the directory.
+    """
+    found = {}
+    for name, expected in manifest.files.items():
+        if _is_outside(name):
+            raise CheckpointError(f"{folder}: {MANIFEST_NAME} names {name!r}, which lies outside of the directory.")
+        if _problem_of_file(folder, name, expected) is not None:
+            found[name] = "changed" if (folder / name).is_file() else "deleted"
+    names = (path.relative_to(folder).as_posix() for path in files_below(folder))
+    return found | {name: "added" for name in names if name not in manifest.files}
+
+
+def _is_outside(name: str) -> bool:
     paths = PurePosixPath(name), PureWindowsPath(name)  # it may come from any system
-    if any(path.is_absolute() or path.drive or ".." in path.parts for path in paths):
+    return any(path.is_absolute() or path.drive or ".." in path.parts for path in paths)
+
+
+def _problem_of_file(folder: Path, name: str, expected: FileEntry) -> str | None:
+    if _is_outside(name):
         return f"{MANIFEST_NAME} names {name!r}, which lies outside of the directory"
     path, kind = folder / name, next((kind for kind in (DIGEST, OLDER_DIGEST) if kind in expected), None)
+    cure = f"(if you changed it on purpose: {command_to_accept(folder)})"
     if not path.is_file():
-        return f"{name} is missing"
+        return f"{name} is missing {cure}"
     if path.stat().st_size != expected["size"]:
-        return f"{name} has {path.stat().st_size} bytes instead of {expected['size']}"
+        return f"{name} has {path.stat().st_size} bytes instead of {expected['size']} {cure}"
     if kind is None:
         return f"{name} has no checksum that this version can compute"
     if digest(path, kind) != expected[kind]:
-        return f"{name} was altered: its checksum does not match"
+        return f"{name} was altered: its checksum does not match {cure}"
     return None
+
+
+def command_to_accept(folder: Path) -> str:
+    """Returns the command that lists the files of a checkpoint as they are now."""
+    return f"trainwright verify --accept {shlex.quote(str(folder))}"
+
+
+def flush_path(path: Path) -> None:
+    """Flushes a file or a directory to the disk."""
+    if os.name == "nt" and path.is_dir():  # directories cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def links_that_leave(folder: Path) -> Iterator[str]:

@@ -28,7 +28,16 @@ from pathlib import Path
 import torch
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, replacing
-from trainwright.checkpoint.manifest import DIGEST, FileEntry, Manifest, describe_files, files_below, find_problem
+from trainwright.checkpoint.changes import ChangeWatch
+from trainwright.checkpoint.manifest import (
+    DIGEST,
+    FileEntry,
+    Manifest,
+    describe_files,
+    files_below,
+    find_problem,
+    flush_path,
+)
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, NonFiniteWeightsError
 from trainwright.host import is_process_alive
 
@@ -67,15 +76,18 @@ class WeightCheck:
             folder: with weights as safetensors, in torch's files, or sharded; other files are not read.
         """
         for path in sorted(path for pattern in WEIGHTS for path in folder.rglob(pattern)):
-            name = None if path.name.startswith(NOT_WEIGHTS) else self._first_in(path)
+            name = self.first_in(path)
             if name is not None:
                 return path.relative_to(folder).as_posix(), name
         shards = self.shards(folder)
         return next(((at, name) for at, name, one in shards if name not in self.buffers and not _is_finite(one)), None)
 
-    def _first_in(self, path: Path) -> str | None:
+    def first_in(self, path: Path) -> str | None:
+        """Returns the first tensor of a file of weights that is not finite; None for all other files, unread."""
         from safetensors import SafetensorError
 
+        if path.name.startswith(NOT_WEIGHTS) or not any(path.match(pattern) for pattern in WEIGHTS):
+            return None
         try:
             named = _tensors_of(path)
             return next((name for name, one in named if name not in self.buffers and not _is_finite(one)), None)
@@ -112,6 +124,7 @@ class CheckpointStore:
         self.root = Path(root)  # the directory
         self._weights = weights  # what is asked of the weights of a checkpoint that is committed
         self._token = f"t{uuid.uuid4().hex[:8]}"  # another store of this process has directories of its own
+        self.watch: ChangeWatch | None = None  # told of each checkpoint that is committed, if the user's code sees it
 
     def path(self, step: int) -> Path:
         return self.root / f"{PREFIX_CHECKPOINT_DIR}-{step}"
@@ -128,6 +141,15 @@ class CheckpointStore:
     def non_finite(self) -> set[int]:
         """Returns the steps of the checkpoints whose weights are marked as not finite."""
         return {step for step, path in _finals(self.root) if non_finite_mark(path) is not None}
+
+    def watch_for_changes(self, run_id: str) -> ChangeWatch:
+        """Returns a watch over the checkpoints of a run: those that are there, and those committed from now on."""
+        self.watch = ChangeWatch(self._weights.first_in)
+        for _, path in _finals(self.root):
+            manifest = Manifest.read(path)
+            if manifest is not None and manifest.run_id == run_id:
+                self.watch.add(path, manifest)
+        return self.watch
 
     def stage(self, step: int) -> Path:
         """Makes an empty directory to write a checkpoint into."""
@@ -162,8 +184,11 @@ class CheckpointStore:
             files[name]["non_finite"] = tensor
         if (before := max(self.owned_by(manifest.run_id), default=None)) is not None:
             link_unchanged(staging, files, self.path(before))
-        replace(manifest, files=files).write(staging)
+        manifest = replace(manifest, files=files)
+        manifest.write(staging)
         flush(staging)
+        if self.watch is not None:
+            self.watch.add(staging, manifest, final=final)
         replaced = self._beside(manifest.step, "replaced")
         if os.path.lexists(final):
             _delete(replaced)
@@ -171,7 +196,7 @@ class CheckpointStore:
             final.rename(replaced)
         staging.rename(final)
         _IN_USE.difference_update((staging.absolute(), replaced.absolute()))
-        _flush_one(self.root)
+        flush_path(self.root)
         _delete(replaced)
         return final
 
@@ -306,17 +331,7 @@ def _merge(source: Path, target: Path) -> None:
 def flush(folder: Path) -> None:
     """Flushes the files and directories below a directory, and itself, to the disk."""
     for path in [*folder.rglob("*"), folder]:
-        _flush_one(path)
-
-
-def _flush_one(path: Path) -> None:
-    if os.name == "nt" and path.is_dir():  # directories cannot be opened there
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        flush_path(path)
 
 
 def link_unchanged(staging: Path, files: Mapping[str, FileEntry], before: Path) -> int:

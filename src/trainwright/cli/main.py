@@ -325,6 +325,9 @@ def export(
 
 def verify(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or the output directory of a run: all in it.")],
+    accepts: Annotated[
+        bool, typer.Option("--accept", help="List the files as they are now: they were changed on purpose.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check that every file of a checkpoint is there and unchanged."""
@@ -335,6 +338,9 @@ def verify(
     folders = [store.path(step) for step in store.steps()] or [checkpoint]
     if not checkpoint.is_dir():
         raise CheckpointNotFoundError(f"There is no directory {checkpoint}.")
+    if accepts:
+        _accept(folders, as_json=as_json)
+        return
     results = {folder: list(problems(folder)) for folder in folders}
     if as_json:
         echo(_json([{"checkpoint": folder, "problems": found} for folder, found in results.items()]))
@@ -344,6 +350,22 @@ def verify(
             echo(f"    {problem}")
     if any(results.values()):
         raise typer.Exit(FAILED)
+
+
+def _accept(folders: list[Path], *, as_json: bool) -> None:
+    from trainwright.cli.verify import accepted
+    from trainwright.run.resume import find_unreadable
+
+    results = accepted(folders)
+    if as_json:
+        echo(_json([{"checkpoint": folder, "accepted": found} for folder, found in results.items()]))
+        return
+    for folder, found in results.items():
+        echo(f"{folder}: {intact(folder)}")
+        for name, kind in found.items():
+            echo(f"    {name} was {kind}, and is accepted")
+        if problem := find_unreadable(folder):
+            echo(f"    no run can resume from it: {problem}")
 
 
 def intact(folder: Path) -> str:

@@ -12,6 +12,8 @@ import torch
 
 from trainwright import checks
 from trainwright._types import CURRICULUM_NAME, DATA_POSITION_NAME, ITEMS_NAME, TRAINER_STATE_NAME, Model
+from trainwright.callbacks.base import overrides
+from trainwright.callbacks.dispatch import is_of_package
 from trainwright.checkpoint import async_writer, rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.manifest import Manifest, find_problem
@@ -59,6 +61,18 @@ SAVING_HOOKS = (
     "_maybe_log_save_evaluate", "_save_checkpoint", "save_model", "_save", "_save_optimizer_and_scheduler",
     "_save_scaler", "_save_rng_state", "_push_from_checkpoint",
 )  # fmt: skip
+
+
+# Methods whose overrides run on after a checkpoint is on the disk.
+HOOKS_AFTER_A_SAVE = ("_maybe_log_save_evaluate", "_save_checkpoint", "_push_from_checkpoint")
+
+
+def may_change_checkpoints(hooks: SaveHooks) -> bool:
+    """Returns whether code of the user runs after a checkpoint is written, and may change its files."""
+    if is_overridden(hooks, *HOOKS_AFTER_A_SAVE):
+        return True
+    callbacks = [one for one in hooks.callback_handler.callbacks if not is_of_package(one)]
+    return any(overrides(one, "on_save") and getattr(one, "looks_at_files", True) for one in callbacks)
 
 
 class WholeForm:
@@ -137,10 +151,16 @@ class Checkpointer:
                     part.write(self, hooks, run, folder)
 
         self.writer.save(
-            store, manifest, ranks=self.engine, writes=self.args.should_save, in_background=asynchronous,
-            check=check, write=write,
+            store,
+            manifest,
+            ranks=self.engine,
+            writes=self.args.should_save,
+            in_background=asynchronous,
+            check=check,
+            write=write,
             after=lambda: rotate(store, self.args, run_id=manifest.run_id, newest=step, best=best),
-        )  # fmt: skip
+            may_be_changed=may_change_checkpoints(hooks),
+        )
 
     def store(self, folder: str, model: Any) -> CheckpointStore:
         """The store below a directory, which refuses weights that are not finite unless such steps are ignored."""
