@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -198,13 +199,29 @@ def recordable(values: Mapping[Any, object], dropped: dict[str, str]) -> dict[st
 
 def read_json(path: str | Path, *, max_bytes: int) -> Any:
     """The value in a JSON file of a stranger; ValueError where it is too large, nested too deeply, or no JSON."""
-    size = Path(path).stat().st_size
-    if size > max_bytes:
-        raise ValueError(f"it has {size} bytes, and at most {max_bytes} are read")
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(read_bytes(path, max_bytes=max_bytes).decode())
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def read_bytes(path: str | Path, *, max_bytes: int) -> bytes:
+    """Returns the content of a stranger's file; ValueError where it is too large, or is a pipe, device or directory.
+
+    A pipe without a writer does not block it, and of an endless device nothing is read.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no regular file")
+        if status.st_size > max_bytes:
+            raise ValueError(f"it has {status.st_size} bytes, and at most {max_bytes} are read")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(max_bytes)
+    finally:
+        os.close(descriptor)
 
 
 # Control characters, and those that reverse the direction of text: as their escapes.

@@ -168,6 +168,73 @@ def test_a_file_that_is_no_lease_counts_by_its_time(text: str, tmp_path: Path) -
     lease.release()
 
 
+IMPOSSIBLE: dict[str, Any] = {
+    "since is not a number": {"since": float("nan")},
+    "since is infinite": {"since": float("inf")},
+    "since is before 1970": {"since": -1e300},
+    "since is after the year 9999": {"since": 1e18},
+    "since is text": {"since": "today"},
+    "began is not a number": {"began": float("nan")},
+    "pid is huge": {"pid": 10**30},
+    "pid is negative": {"pid": -1},
+    "token is a list": {"token": []},
+    "host is long": {"host": "h" * 60_000},
+}
+
+
+@pytest.mark.parametrize("facts", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+def test_values_that_no_run_writes_are_those_of_an_unknown_process(facts: dict[str, Any], tmp_path: Path) -> None:
+    path = left_by(tmp_path, age_s=LONG_AGO, **facts)
+    assert Holder.read(path) is None
+    os.utime(path)
+    obstacle = Lease(tmp_path).attempt()
+    assert obstacle is not None
+    assert obstacle.holder == "an unknown process"
+
+
+def test_a_lease_since_a_time_to_come_is_read_as_it_is(tmp_path: Path) -> None:
+    parent = psutil.Process(os.getppid())
+    left_by(tmp_path, pid=parent.pid, began=parent.create_time(), since=time.time() + 1e9)
+    with pytest.raises(ArgumentError, match=rf"in use by process {parent.pid} on .*, since 20\d\d-"):
+        take(Lease(tmp_path), alone, folder="out", wait_s=0)
+
+
+def as_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def as_endless_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def as_directory(path: Path) -> None:
+    (path / "inside").mkdir(parents=True)
+
+
+def as_link_to_nothing(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("name", [".lease-4.json", ".lease.0123.partial"])
+@pytest.mark.parametrize("make", [as_pipe, as_endless_device, as_directory, as_link_to_nothing])
+def test_what_is_no_file_holds_no_directory(
+    make: Callable[[Path], None], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said, and left where it is; a run neither waits for it nor writes through it."""
+    make(tmp_path / name)
+    lease = Lease(tmp_path)
+    assert lease.attempt() is None
+    lease.confirm()
+    second = Lease(tmp_path).attempt()
+    assert second is not None
+    assert second.is_alive
+    is_lease = name.endswith(".json")
+    assert names(tmp_path) == sorted([".lease-5.json" if is_lease else ".lease-1.json", name])
+    assert ("is no lease of a run: it is no regular file" in caplog.text) is is_lease
+    assert "cannot be claimed" not in caplog.text
+    lease.release()
+
+
 def test_of_many_that_find_a_stale_lease_one_takes_it(tmp_path: Path) -> None:
     left_by(tmp_path, pid=unused_pid())
     many = [Lease(tmp_path) for _ in range(8)]

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 import trainwright
+from trainwright.cli.ledger import answer
 from trainwright.data.ledger import LEDGER_NAME, Ledger, read_table
 from trainwright.errors import DataError
 from trainwright.run.sample_losses import kept_losses, rows_of_batch, segments
@@ -26,6 +27,70 @@ from .._support.two_processes import run, tell
 from ..contract import doubles
 
 SIZE, EPOCHS = 22, 2
+
+
+def as_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def as_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def with_about(text: str | None) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        table = parquet.read_table(path)
+        parquet.write_table(table.replace_schema_metadata(None if text is None else {"trainwright": text}), path)
+
+    return change
+
+
+def with_column(name: str, values: Any) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        table = parquet.read_table(path)
+        place = table.column_names.index(name)
+        table = table.remove_column(place)
+        parquet.write_table(table if values is None else table.append_column(name, [[values] * len(table)]), path)
+
+    return change
+
+
+DAMAGED_LEDGERS = {
+    "a pipe": as_pipe,
+    "a directory": as_directory,
+    "cut off": cut_off,
+    "no metadata": with_about(None),
+    "metadata of another type": with_about("[5]"),
+    "metadata nested too deeply": with_about("[" * 100_000),
+    "a huge number of samples": with_about('{"num_samples": 1e400, "sources": null}'),
+    "samples that are text": with_about('{"num_samples": "x", "sources": null}'),
+    "sources that are a number": with_about('{"num_samples": 4, "sources": 5}'),
+    "no visits": with_column("visits", None),
+    "visits that are text": with_column("visits", "x"),
+    "a negative sample": with_column("sample", -1),
+    "a huge sample": with_column("sample", 2**62),
+    "a sample that is no number": with_column("sample", float("nan")),
+}
+
+
+@pytest.mark.parametrize("change", DAMAGED_LEDGERS.values(), ids=DAMAGED_LEDGERS.keys())
+def test_a_ledger_that_no_run_writes_ends_in_a_sentence(change: Callable[[Path], None], tmp_path: Path) -> None:
+    ledger = Ledger()
+    ones = np.ones(4, np.int64)
+    ledger.add(np.arange(4), step=ones, visits=ones, tokens=ones, loss_sum=ones)
+    path = tmp_path / LEDGER_NAME
+    parquet.write_table(ledger.table({"num_samples": 6, "sources": None}), path)
+    assert answer(tmp_path, "never", number=9, data=None) == [{"sample": 4}, {"sample": 5}]
+    change(path)
+    for question in ("top", "never", "repeated", "text", "by-source"):
+        with pytest.raises(DataError, match=f"{LEDGER_NAME}"):
+            answer(tmp_path, question, number=9, data=None)
 
 
 class Classifier(nn.Module):

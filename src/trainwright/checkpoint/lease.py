@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import stat
 import threading
 import time
 import uuid
@@ -33,6 +34,8 @@ BEAT_S = 5.0
 STALE_S = 60.0
 POLL_S = 0.5  # between two attempts
 MAX_BYTES = 1 << 16
+LONGEST_TEXT = 255
+END_OF_TIME_S = 253_402_300_799  # the end of the year 9999, in seconds since the epoch
 _NAME = re.compile(r"^\.lease-(\d+)\.json$")
 _HELD: set[str] = set()  # tokens of the leases that trainers of this process hold
 
@@ -61,9 +64,15 @@ class Holder:
             holder = cls(**read_json(path, max_bytes=MAX_BYTES))
         except (OSError, ValueError, TypeError):
             return None
-        numbers = (holder.began, holder.since)
-        is_sound = type(holder.pid) is int and all(isinstance(number, (int, float)) for number in numbers)
-        return holder if is_sound else None
+        return holder if holder._is_sound() else None
+
+    def _is_sound(self) -> bool:
+        return (
+            all(isinstance(text, str) and len(text) <= LONGEST_TEXT for text in (self.host, self.place, self.token))
+            and type(self.pid) is int
+            and 0 <= self.pid < 1 << 31
+            and all(isinstance(one, (int, float)) and 0 <= one < END_OF_TIME_S for one in (self.began, self.since))
+        )
 
     def is_alive(self) -> bool | None:
         """Returns whether the process lives; None where this process cannot tell."""
@@ -107,6 +116,7 @@ class Lease:
         self._path: Path | None = None
         self._token = ""
         self._seen: dict[Path, tuple[int, float]] = {}  # time of a foreign lease, and when it was first seen with it
+        self._foreign: set[Path] = set()  # what has the name of a lease and is none, and was said
         self._is_over = threading.Event()
 
     def attempt(self) -> Obstacle | None:
@@ -132,6 +142,8 @@ class Lease:
                 self.release()
                 return obstacle
             for _, stale in before:
+                if self._is_foreign(stale):
+                    continue
                 holder = Holder.read(stale) or "an unknown process"
                 logger.warning("The run of %s ended without releasing %s; it is taken over.", holder, self._folder)
                 stale.unlink(missing_ok=True)
@@ -151,8 +163,9 @@ class Lease:
             holder = Holder.read(draft)
             # One of this process may be that of another trainer, which takes the lease just now.
             is_alive = None if holder is None or holder.pid == os.getpid() else holder.is_alive()
-            if is_alive is False or (is_alive is None and now - draft.stat().st_mtime > STALE_S):
-                draft.unlink(missing_ok=True)
+            with suppress(OSError):  # gone meanwhile, or a directory of that name
+                if is_alive is False or (is_alive is None and now - draft.lstat().st_mtime > STALE_S):
+                    draft.unlink()
 
     def confirm(self) -> None:
         """Makes sure before a save that the lease is this run's; a CheckpointWriteError where another run has it.
@@ -193,12 +206,27 @@ class Lease:
     def _obstacle(self, leases: list[tuple[int, Path]], now: float) -> Obstacle | None:
         """Returns the first of these leases that is not stale, by the clock of the disk."""
         for _, path in leases:
+            if self._is_foreign(path):
+                continue
             holder = Holder.read(path)
             is_alive = None if holder is None else holder.is_alive()
             is_alive = self._has_moved(path, now) if is_alive is None else is_alive
             if is_alive is not False:
                 return Obstacle(str(holder or "an unknown process"), is_alive=is_alive is True)
         return None
+
+    def _is_foreign(self, path: Path) -> bool:
+        """Returns whether a name of a lease is a link, pipe, device or directory, which no run makes; says so once."""
+        try:
+            mode = path.lstat().st_mode
+        except OSError:  # gone meanwhile
+            return False
+        if stat.S_ISREG(mode):
+            return False
+        if path not in self._foreign:
+            self._foreign.add(path)
+            logger.warning("%s is no lease of a run: it is no regular file. It is ignored; delete it.", path)
+        return True
 
     def _has_moved(self, path: Path, now: float) -> bool | None:
         """Returns True if a lease was touched since it was first seen, False once it is stale, None until then."""

@@ -71,7 +71,7 @@ class Manifest:
             if values.pop("crc32") != _checksum_of(values):
                 return None
             manifest = cls(**values)
-        except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             return None
         return manifest if manifest._is_sound() else None
 
@@ -161,7 +161,8 @@ def _problems(folder: Path) -> Iterator[str]:
     manifest = Manifest.read(folder)
     if manifest is None:
         if (folder / MANIFEST_NAME).exists():
-            (folder / MANIFEST_NAME).open("rb").close()  # raises where it may not be read
+            if (folder / MANIFEST_NAME).is_file():
+                (folder / MANIFEST_NAME).open("rb").close()  # raises where it may not be read
             yield f"{MANIFEST_NAME} is damaged"
         elif (folder / TRAINING_ARGS_JSON_NAME).is_file():  # which only this package writes
             yield f"{MANIFEST_NAME} is missing"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +69,8 @@ def _never(samples: Any, about: JSONObject, number: int) -> list[int]:
     num = about["num_samples"]
     if num is None:
         raise DataError("The ledger is of a stream without a length, so samples that never came are not known.")
-    seen = np.zeros(num, bool)
-    seen[samples] = True
-    return np.flatnonzero(~seen)[:number].tolist()  # type: ignore[no-any-return]
+    seen = set(samples.tolist())
+    return list(islice((sample for sample in range(num) if sample not in seen), number))
 
 
 def _of_source(name: str, columns: JSONObject) -> JSONObject:

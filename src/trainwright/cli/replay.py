@@ -53,12 +53,25 @@ def replay(folder: Path, *, model: str | None, precision: str | None, one_by_one
     Raises BundleError if the bundle is damaged or lacks what a replay needs, ModelError if the model cannot be made.
     """
     about = checked(folder)
-    batches, states = bundle.read_batches(folder), bundle.read_random_states(folder)
+    made = None if model is None else _from_user(model)
+    try:
+        return _replay(folder, about, model, made, precision=precision, one_by_one=one_by_one)
+    except (BundleError, ModelError):
+        raise
+    except Exception as error:  # whatever values of the files led to, no run writes them
+        raise BundleError(f"{folder} holds what no run writes: {error!r}.") from error
+
+
+def _replay(
+    folder: Path, about: JSONObject, model: str | None, made: object, *, precision: str | None, one_by_one: bool
+) -> Replayed:
+    batches = bundle.read_batches(folder)
+    states = bundle.read_random_states(folder)
     settings = _settings(folder, about) | {"gradient_accumulation_steps": len(batches) or 1}
     if precision is not None:
         settings |= {"bf16": precision == "bf16", "fp16": precision == "fp16"}
     with tempfile.TemporaryDirectory() as scratch:
-        trainer = _trainer(folder, about, settings, model, Path(scratch), to_fp32=precision == "fp32")
+        trainer = _trainer(folder, about, settings, model, made, Path(scratch), to_fp32=precision == "fp32")
         divisor = about.get("divisor")
         divisor = None if divisor is None else torch.tensor(float(divisor), device=trainer.args.device)
         window = Window(batches, _num_items(about, trainer.args.device), divisor=divisor)
@@ -95,6 +108,7 @@ def checked(folder: Path) -> JSONObject:
     about = bundle.read_object(folder, bundle.INCIDENT)
     if about.get("format") != 1:
         raise BundleError(f"{folder / bundle.INCIDENT} has format {about.get('format')!r}; this version reads 1.")
+    bundle.check_incident(folder, about)
     absent = about.get("missing") or {}
     for name in ("batch", "random states"):
         if name in absent and not str(absent[name]).startswith("kept as text"):
@@ -110,12 +124,19 @@ def _settings(folder: Path, about: JSONObject) -> JSONObject:
 
 
 def _trainer(
-    folder: Path, about: JSONObject, settings: JSONObject, model: str | None, scratch: Path, *, to_fp32: bool
+    folder: Path,
+    about: JSONObject,
+    settings: JSONObject,
+    model: str | None,
+    made: object,
+    scratch: Path,
+    *,
+    to_fp32: bool,
 ) -> Trainer:
     """Makes a trainer that computes the loss as the run did, with the weights of the bundle."""
     source = _source(folder, about)
     found = sharded_state.read_weights(source) if sharded_state.has_weights(source) else None
-    made = _from_user(model) if model is not None else _from_config(source, about, found)
+    made = _from_config(source, about, found) if model is None else made
     args = TrainingArguments(
         output_dir=str(scratch), report_to="none", use_cpu=about.get("device") == "cpu", save_strategy="no", **settings
     )
@@ -168,7 +189,13 @@ def _from_config(folder: Path, about: JSONObject, found: Mapping[str, torch.Tens
         )
     if found is None and not weight_files(folder):
         raise BundleError(f"{folder} has no weights: {(about.get('missing') or {}).get('weights')}.")
-    return make_pretrained(folder, name, attention=about.get("attn_implementation"), found=found)
+    bundle.check_config(folder, "config.json")
+    try:
+        return make_pretrained(folder, name, attention=about.get("attn_implementation"), found=found)
+    except ModelError as error:
+        if error.__cause__ is None:  # transformers has no model of that name
+            raise
+        raise BundleError(f"The files of {folder} are not those of a model: {error}") from error
 
 
 def _num_items(about: JSONObject, device: torch.device) -> torch.Tensor | int | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from trainwright._types import JSONObject, replacing
+from trainwright._types import JSONObject, is_count, replacing
 from trainwright.errors import DataError, needs_package
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LEDGER_NAME = "ledger.parquet"
+MAX_SAMPLES = 1 << 40
 ONE_SOURCE = "train"  # of a dataset that is no mixture
 DTYPES = {
     "visits": np.int32,
@@ -142,11 +143,28 @@ def read_table(path: Path) -> tuple[pa.Table, JSONObject]:
         import pyarrow as pa
         from pyarrow import parquet
     try:
-        table = parquet.read_table(path)
+        with path.open("rb") as file:  # a pipe or a directory does not come here: `is_file` chose the path
+            table = parquet.read_table(file)
         about = json.loads((table.schema.metadata or {})[b"trainwright"])
-    except (pa.ArrowException, KeyError, ValueError) as error:
-        raise DataError(f"{path} is not the ledger of a run: {error}.") from error
+        _check(table, about)
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path} is not the ledger of a run: {error or type(error).__name__}.") from error
     return table, about
+
+
+def _check(table: pa.Table, about: JSONObject) -> None:
+    """Raises ValueError for a table or metadata that no run writes."""
+    sources = about["sources"]
+    num_samples = about["num_samples"]
+    if not isinstance(sources, dict | None) or not (num_samples is None or is_count(num_samples)):
+        raise ValueError("its metadata holds values that no run writes")
+    for name in ("sample", "mean_loss", *DTYPES):
+        column = table[name].to_numpy()
+        if column.dtype.kind not in "iuf" or (name == "sample" and column.dtype.kind == "f"):
+            raise ValueError(f"the column {name} holds no numbers")
+    samples = table["sample"].to_numpy()
+    if len(samples) and not 0 <= samples.min() <= samples.max() < MAX_SAMPLES:
+        raise ValueError("it numbers samples as no data does")
 
 
 def read_columns(path: Path) -> Columns:

@@ -19,6 +19,8 @@ import base64
 import json
 import math
 import re
+import reprlib
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,17 @@ INCIDENT, BATCH, STRUCTURE, RNG, STACKS = (
 MOST_KEPT = 5
 MAX_BYTES = 256 << 20  # of a JSON file
 MAX_DEPTH = 32  # of a batch
+MAX_NUMBER = 1 << 20  # of threads, and of parts of a micro-batch
+MAX_LAYERS = 10_000
+MAX_SIZE = 1 << 40  # of any other number in the settings of a model
+ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flex_attention")  # no name that fetches code
+# Of `incident.json`: the type of each entry that a replay reads; an entry may be missing or null.
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "kind": str, "step": int, "what": str, "values": dict, "missing": dict, "parent": dict, "samples": list,
+    "losses": list, "loss_bits": list, "error": str, "origin": str, "is_exact": bool, "num_items": (int, float),
+    "num_items_is_tensor": bool, "divisor": (int, float), "num_parts": int, "loss_rule": dict, "model_class": str,
+    "is_pretrained": bool, "modules_in_eval_mode": list, "device": str, "environment": dict, "loss_settings": dict,
+}  # fmt: skip
 _NAME = re.compile(r"^step-\d+-[a-z]+(-rank\d+)?(-\d+)?$")
 
 
@@ -71,6 +84,54 @@ def read_object(folder: Path, name: str) -> JSONObject:
     return value
 
 
+def check_incident(folder: Path, about: JSONObject) -> None:
+    """Raises BundleError for an entry of `incident.json` that no run writes."""
+    place = folder / INCIDENT
+    for name, kinds in _KINDS.items():
+        value = about.get(name)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_huge = is_number and not abs(value) <= sys.maxsize  # so also NaN
+        if value is not None and (not isinstance(value, kinds) or is_huge):
+            raise BundleError(f"{place} holds what no run writes: {name} is {reprlib.repr(value)}.")
+    for name, value in (("num_parts", about.get("num_parts")), ("threads", _threads(about))):
+        if not isinstance(value, int) or not 1 <= value <= MAX_NUMBER:
+            raise BundleError(f"{place} holds what no run writes: {name} is {reprlib.repr(value)}.")
+    if about.get("attn_implementation") not in ATTENTION:
+        names = ", ".join(filter(None, ATTENTION))
+        raise BundleError(
+            f"{place} names the attention {reprlib.repr(about['attn_implementation'])}; a replay takes {names}. "
+            "Name a function that makes the model: --model module:function."
+        )
+
+
+def _threads(about: JSONObject) -> object:
+    return (about.get("environment") or {}).get("threads")
+
+
+def check_config(folder: Path, name: str) -> None:
+    """Raises BundleError where a model's settings have impossible sizes, or code as their attention."""
+    path = folder / name
+    waiting: list[object] = [read_object(folder, name)]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        if isinstance(value, dict):
+            waiting += value.values()
+            named = [inner for key, inner in value.items() if key.endswith("attn_implementation")]
+            check_sizes(path, value)
+            if odd := next((inner for inner in named if not isinstance(inner, dict) and inner not in ATTENTION), None):
+                raise BundleError(f"{path} names the attention {reprlib.repr(odd)}, which is not taken from a file.")
+
+
+def check_sizes(path: Path, values: JSONObject) -> None:
+    """Raises BundleError for a size that would build a model without end."""
+    for name, value in values.items():
+        most = MAX_LAYERS if "layer" in name else MAX_SIZE
+        if type(value) is int and abs(value) > most:
+            raise BundleError(f"{path} holds what no run writes: {name} is {reprlib.repr(value)}.")
+
+
 # -- batches ----------------------------------------------------------------------------------------------------------
 
 
@@ -96,7 +157,7 @@ def read_batches(folder: Path) -> list[Batch]:
         batches = [_decode(one, tensors, MAX_DEPTH) for one in structure]  # type: ignore[union-attr]  # checked here
         if not all(isinstance(batch, dict) for batch in batches):
             raise TypeError("a batch is not a dict")
-    except (TypeError, KeyError, ValueError, IndexError) as error:
+    except (TypeError, KeyError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise BundleError(f"{folder / STRUCTURE} holds what no run writes: {error!r}.") from error
     return batches
 
@@ -151,7 +212,7 @@ def read_random_states(folder: Path) -> States:
         numpy = states["numpy"]
         python = (version, tuple(words), gauss)
         return {**states, "python": python, "numpy": numpy if isinstance(numpy, dict) else tuple(numpy)}
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, OverflowError, RecursionError, RuntimeError) as error:
         raise BundleError(f"{folder / RNG} holds what no run writes: {error!r}.") from error
 
 

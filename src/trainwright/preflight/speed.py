@@ -8,7 +8,6 @@ changes the samples of a batch, or random draws, is suggested and never taken.
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
 import shutil
@@ -25,7 +24,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from trainwright._types import TRAINING_ARGS_JSON_NAME, Batch, DataLoaderLike, JSONObject, has_length
+from trainwright._types import TRAINING_ARGS_JSON_NAME, Batch, DataLoaderLike, JSONObject, has_length, read_json
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
@@ -126,7 +125,7 @@ def _noted(speed: object, checkpoint: str | None) -> Choice | None:
     if isinstance(speed, dict):
         return Choice(settings=speed, note=f"{in_words(speed) or 'as the arguments are'}: set by hand")
     try:
-        saved = json.loads((Path(checkpoint or "") / TRAINING_ARGS_JSON_NAME).read_text(encoding="utf-8"))["speed"]
+        saved = read_json(Path(checkpoint or "") / TRAINING_ARGS_JSON_NAME, max_bytes=1 << 26)["speed"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if not isinstance(saved, dict):

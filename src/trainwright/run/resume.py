@@ -12,7 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright._types import DATA_POSITION_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, DatasetLike, counted
+from trainwright._types import (
+    DATA_POSITION_NAME,
+    TRAINER_STATE_NAME,
+    TRAINING_ARGS_JSON_NAME,
+    DatasetLike,
+    counted,
+    read_json,
+)
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.store import CheckpointStore, verified
@@ -30,6 +37,8 @@ if TYPE_CHECKING:
     from trainwright.config.summary import Difference
 
 logger = logging.getLogger(__name__)
+
+MAX_ARGUMENT_BYTES = 64 << 20  # of the file of arguments
 
 
 # -- which checkpoint -------------------------------------------------------------------------------------------------
@@ -352,11 +361,14 @@ def load_checkpoint_args(
     from trainwright.config.summary import diff_args, impossible_changes
 
     try:
-        then = json.loads((Path(checkpoint) / TRAINING_ARGS_JSON_NAME).read_text(encoding="utf-8"))
+        then = read_json(Path(checkpoint) / TRAINING_ARGS_JSON_NAME, max_bytes=MAX_ARGUMENT_BYTES)
     except (OSError, ValueError):
         then = None
     now = json.loads(args.to_json_string())
-    found = diff_args(then, now) if isinstance(then, dict) else []
+    try:
+        found = diff_args(then, now) if isinstance(then, dict) else []
+    except RecursionError:  # values that could be read, and are nested too deeply to be compared
+        found = []
     problems = list(impossible_changes(found, has_own_optimizer=has_own_optimizer))
     if problems:
         raise CheckpointError(f"{checkpoint} cannot be resumed from with these arguments:\n  " + "\n  ".join(problems))

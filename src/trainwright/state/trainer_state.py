@@ -116,6 +116,17 @@ _KINDS: dict[str, type | tuple[type, ...]] = {  # of the fields that a resume re
     "log_history": list, "stateful_callbacks": dict, "train_batch_size": int,
 }  # fmt: skip
 
+_NEVER_NEGATIVE = (
+    "epoch",
+    "global_step",
+    "max_steps",
+    "num_train_epochs",
+    "num_input_tokens_seen",
+    "total_flos",
+    "best_global_step",
+    "train_batch_size",
+)
+
 
 @dataclass
 class TrainerState:
@@ -223,6 +234,10 @@ class TrainerState:
         for name in ("global_step", "epoch", "max_steps", "total_flos", "num_input_tokens_seen"):
             if name in values and values[name] is None:
                 raise ValueError(f"{name} is null")
+        for name in _NEVER_NEGATIVE:
+            value = values.get(name)
+            if value is not None and not value >= 0:  # so also NaN
+                raise ValueError(f"invalid {name}: {reprlib.repr(value)}")
         if not all(isinstance(entry, dict) for entry in values.get("log_history") or ()):
             raise ValueError("log_history has an entry that is not a JSON object")
         known = {field.name for field in dataclasses.fields(cls)}

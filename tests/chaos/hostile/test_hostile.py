@@ -87,6 +87,9 @@ STATES = {
     "a-word": '"global_step"',
     "step-is-text": '{"global_step": "three"}',
     "history-is-a-number": '{"global_step": 3, "log_history": 5}',
+    "step-is-negative": '{"global_step": -5}',
+    "epoch-is-not-a-number": '{"global_step": 3, "epoch": NaN}',
+    "operations-are-negative": '{"global_step": 3, "total_flos": -1.0}',
     "callbacks-are-a-number": '{"global_step": 3, "stateful_callbacks": 5}',
 }
 
@@ -97,6 +100,17 @@ def test_a_record_of_another_shape_is_refused(text: str, checkpoint: Path, tmp_p
     sign_again(checkpoint)
     with pytest.raises(CheckpointError, match=r"trainer_state\.json"):
         make_trainer(tmp_path / "run").train(resume_from_checkpoint=str(checkpoint))
+
+
+@pytest.mark.parametrize("depth", [800, 200_000])
+def test_arguments_that_are_nested_too_deeply_are_not_compared(depth: int, checkpoint: Path, tmp_path: Path) -> None:
+    path = checkpoint / "training_args.json"
+    values = path.read_text().rstrip().removesuffix("}")
+    path.write_text(values + ', "lr_scheduler_kwargs": ' + "[" * depth + "]" * depth + "}")
+    sign_again(checkpoint)
+    trainer = make_trainer(tmp_path / "run")
+    trainer.train(resume_from_checkpoint=str(checkpoint))
+    assert trainer.state.global_step == 14
 
 
 def test_what_ours_writes_holds_nothing_but_numbers_and_tensors(checkpoint: Path) -> None:
