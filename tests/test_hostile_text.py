@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from trainwright import TrainerCallback
+from trainwright import TrainerCallback, _types
 from trainwright._types import printable, without_tokens
 from trainwright.callbacks.progress import aligned, readable
 from trainwright.cli.main import echo
 from trainwright.evaluation.outputs import print_metrics
+from trainwright.guard import bundle
 from trainwright.hub.model_card import CardContent, write_card
 from trainwright.journal import record
 from trainwright.report.run_page import write_report
@@ -157,6 +159,73 @@ def test_every_record_of_the_package_is_clean_for_every_handler(
 def test_a_command_masks_and_escapes_its_message(capsys: pytest.CaptureFixture[str]) -> None:
     echo(f"{SECRETS[0][0]}\n{ESC}", err=True)
     assert capsys.readouterr().err == f"https://***@host/x\n{SHOWN}\n"
+
+
+# -- values that are secrets, whatever their form ----------------------------------------------------------------------
+
+PLAIN = "correct horse battery"  # no pattern tells that this is a key
+
+
+@pytest.fixture
+def hidden() -> Iterator[set[str]]:
+    before = set(_types._hidden)
+    yield _types._hidden
+    _types._hidden.clear()
+    _types._hidden.update(before)
+
+
+@pytest.mark.parametrize("name", ["MY_KEY", "SOME_TOKEN_2", "db_password", "THE_SECRET"])
+def test_the_value_of_a_variable_with_such_a_name_is_masked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, PLAIN)
+    assert without_tokens(f"cannot log in with {PLAIN}!") == "cannot log in with ***!"
+    assert without_tokens(PLAIN) == "***"
+    assert without_tokens("https://h/?q=correct%20horse%20battery&r=correct+horse+battery") == "https://h/?q=***&r=***"
+    monkeypatch.delenv(name)
+    assert without_tokens(PLAIN) == PLAIN
+
+
+@pytest.mark.parametrize("value", ["", "true", "0", "false", "12345", "disabled", "30000.5", "/", "abcde"])
+def test_a_value_that_is_ordinary_text_masks_nothing(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", value)
+    text = f"{value} is a value, in 0 of 30000.5 words, disabled and true"
+    assert without_tokens(text) == text
+
+
+def test_a_path_and_the_inside_of_a_word_are_not_masked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path))
+    monkeypatch.setenv("LOGIN_PASSWORD", "batter")
+    assert without_tokens(f"{tmp_path}: battery, batter") == f"{tmp_path}: battery, ***"
+
+
+def test_of_a_secret_of_several_lines_each_line_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSH_KEY", "-----BEGIN KEY-----\nabcdefghijklmnopqrst\n-----END KEY-----")
+    assert without_tokens("line 2: abcdefghijklmnopqrst") == "line 2: ***"
+
+
+class FailsToLogIn(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        logging.getLogger("trainwright.somewhere").warning("refused: %s", PLAIN)
+        if state.global_step == 2:
+            raise ConnectionError(f"no entry with {PLAIN} or tok-en-of-hub")
+
+
+def test_secrets_reach_no_log_journal_report_or_bundle(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture, hidden: set[str]
+) -> None:
+    monkeypatch.setenv("SERVICE_SECRET", PLAIN)
+    settings = {"max_steps": 3, "hub_token": "tok-en-of-hub", "log_level": "warning", "save_strategy": "steps"}
+    trainer = make_trainer(tmp_path, callbacks=[FailsToLogIn], **settings)
+    with pytest.raises(ConnectionError):
+        trainer.train()
+    write_report(tmp_path)
+    bundle.write_json(tmp_path / "incident.json", {"what": f"{PLAIN} and tok-en-of-hub"})
+    texts = [path.read_text() for path in tmp_path.rglob("*") if path.suffix in (".json", ".jsonl", ".html")]
+    assert len(texts) >= 3
+    for text in (*texts, caplog.text):
+        assert PLAIN not in text
+        assert "tok-en-of-hub" not in text
+    assert "no entry with *** or ***" in (tmp_path / record.JOURNAL_NAME).read_text()
+    assert "refused: ***" in caplog.text
 
 
 # -- the model card --------------------------------------------------------------------------------------------------

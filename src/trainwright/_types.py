@@ -15,6 +15,7 @@ from functools import partial
 from numbers import Number
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
+from urllib.parse import quote, quote_plus
 
 # A batch maps the names of a model's inputs to tensors (or nested containers of them); its values are the user's.
 Batch: TypeAlias = dict[str, Any]
@@ -219,7 +220,7 @@ def read_bytes(path: str | Path, *, max_bytes: int) -> bytes:
         if status.st_size > max_bytes:
             raise ValueError(f"it has {status.st_size} bytes, and at most {max_bytes} are read")
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(max_bytes)
+            return file.read(status.st_size)  # not `max_bytes`: room for that many would be taken
     finally:
         os.close(descriptor)
 
@@ -250,8 +251,48 @@ def printable(text: str, *, lines: bool = False) -> str:
     return text if text.isprintable() else text.translate(_LINE_ESCAPES if lines else _ESCAPES)
 
 
+_SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)  # in the name of an environment variable
+SHORTEST_SECRET = 6
+LONG_SECRET = 8  # of this length on, a secret is found inside a longer word too
+_ORDINARY = {"enable", "enabled", "disable", "disabled", "default", "offline", "online", "always", "warning"}
+_hidden: set[str] = set()  # secrets that are no environment variables
+
+
+def hide(secret: object) -> None:
+    """Masks a text, such as a Hub token, in all that is logged or recorded from now on."""
+    if isinstance(secret, str):
+        _hidden.add(secret)
+
+
+def _is_secret(value: str) -> bool:
+    """Returns whether a value can be masked by itself: short words, small numbers and paths are ordinary text."""
+    if len(value) < SHORTEST_SECRET or value.lower() in _ORDINARY:
+        return False
+    is_number = value.replace(".", "", 1).isdigit() and len(value) < LONG_SECRET
+    return not is_number and not (value.startswith(("/", "~", ".")) and os.path.exists(os.path.expanduser(value)))
+
+
+def _secret_values() -> list[str]:
+    """Returns the secrets of this process, each also as it is in a URL, and its long lines; the longest first."""
+    values = {value.strip() for name, value in os.environ.items() if _SECRET_NAME.search(name)} | _hidden
+    found = set()
+    for value in filter(_is_secret, values):
+        lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= SHORTEST_TOKEN]
+        for one in (value, *lines):
+            found |= {one, quote(one, safe=""), quote_plus(one)}
+    return sorted(found, key=len, reverse=True)
+
+
 def without_tokens(text: str) -> str:
-    """Returns text with *** in the place of what looks like a key: in a URL, a header, an assignment, by its form."""
+    """Returns text with *** in the place of secrets and of what looks like a key.
+
+    Secrets are the values given to `hide`, and those of environment variables with KEY, TOKEN, SECRET or PASSWORD in
+    their names. A key is known by its form: in a URL, a header, an assignment.
+    """
+    for secret in _secret_values():
+        if secret in text:
+            pattern = re.escape(secret) if len(secret) >= LONG_SECRET else rf"(?<!\w){re.escape(secret)}(?!\w)"
+            text = re.sub(pattern, "***", text)
     if len(text) < SHORTEST_TOKEN and ":" not in text and "=" not in text:  # nearly all values of arguments
         return text
     for pattern, mask in _SECRETS:

@@ -169,8 +169,15 @@ class CheckpointWriter:
                 self._buffers.give_back()
                 self._follow_up()
 
-        self._thread = threading.Thread(target=run, name="checkpoint-writer")  # no daemon: python waits for its end
-        self._thread.start()
+        thread = threading.Thread(target=run, name="checkpoint-writer")  # no daemon: python waits for its end
+        try:
+            thread.start()
+        except RuntimeError as error:  # no memory for its stack
+            logger.warning("Training waits while a checkpoint is written: %s.", error)
+            self._follow_ups = None
+            work()
+            return
+        self._thread = thread
 
     def _follow_up(self) -> None:
         while True:
@@ -302,15 +309,17 @@ def failures_named(root: Path) -> Iterator[None]:
         yield
     except Exception as error:
         words = ("PytorchStreamWriter", "inline_container", "iostream", "I/O error", "IoError")  # of other languages
-        is_of_disk = isinstance(error, OSError) or any(word in f"{type(error).__name__} {error}" for word in words)
+        is_named = any(word in f"{type(error).__name__} {error}" for word in words)
+        is_of_disk = isinstance(error, (OSError, MemoryError)) or is_named
         if isinstance(error, CheckpointError) or not is_of_disk:
             raise
         free = free_bytes(root)
         left = "" if free is None else f" ({size_text(free)} free there)"
-        is_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        is_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+        what = str(error) or type(error).__name__
         cure = "Free memory of this machine" if is_memory else "Make room"
         raise CheckpointWriteError(
-            f"A checkpoint could not be written to {root}: {error}{left}. Those before it are untouched. {cure}, "
+            f"A checkpoint could not be written to {root}: {what}{left}. Those before it are untouched. {cure}, "
             "keep fewer (save_total_limit), save less (save_only_model=True), or choose another output_dir and "
             "resume; save_failure='continue' trains on without it."
         ) from error

@@ -106,7 +106,11 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
 
 def describe_file(path: Path) -> FileEntry:
     """Returns size and digest of a file."""
-    return {"size": path.stat().st_size, DIGEST: _digest_of_written(path)}
+    try:
+        value = _digest_of_written(path)
+    except (MemoryError, OSError, ValueError):  # no room to map the file, or a disk that cannot map
+        value = digest(path)
+    return {"size": path.stat().st_size, DIGEST: value}
 
 
 def _digest_of_written(path: Path) -> str:

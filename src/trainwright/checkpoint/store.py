@@ -14,6 +14,7 @@ marked or refused. Buffers are not looked at: masks and ranges that are observed
 from __future__ import annotations
 
 import filecmp
+import json
 import logging
 import os
 import pickle
@@ -51,6 +52,7 @@ _BESIDE = re.compile(
 
 MIN_BYTES = 1 << 20  # smaller files save nothing worth having, and they are the ones that people edit in place
 PIECE = 1 << 18  # elements that are compared at once, so that they stay in the cache
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # of safetensors
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 NOT_WEIGHTS = ("optimizer", "rng_state")  # beginnings of names
 _IN_USE: set[Path] = set()  # staging directories that this process is writing, maybe behind training's back
@@ -89,10 +91,34 @@ class WeightCheck:
         if path.name.startswith(NOT_WEIGHTS) or not any(path.match(pattern) for pattern in WEIGHTS):
             return None
         try:
-            named = _tensors_of(path)
-            return next((name for name, one in named if name not in self.buffers and not _is_finite(one)), None)
+            try:
+                return self._first_of(_tensors_of(path))
+            except (MemoryError, OSError):  # no room to map the whole file
+                return self._first_of(_pieces_of(path)) if path.suffix == ".safetensors" else None
         except (SafetensorError, pickle.UnpicklingError, RuntimeError, AttributeError):  # the user's own, so named
             return None
+
+    def _first_of(self, named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+        return next((name for name, one in named if name not in self.buffers and not _is_finite(one)), None)
+
+
+def _pieces_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the floating-point tensors of a safetensors file in pieces of `PIECE` elements, through one buffer."""
+    with path.open("rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(header_bytes))
+        for name, about in header.items():
+            dtype = FLOATS.get(about.get("dtype"))
+            if dtype is None:  # the metadata, and numbers that cannot be infinite
+                continue
+            start, end = about["data_offsets"]
+            file.seek(8 + header_bytes + start)
+            left = end - start
+            buffer = bytearray(min(left, PIECE * dtype.itemsize))
+            while left > 0:
+                size = file.readinto(memoryview(buffer)[: min(left, len(buffer))])
+                left -= size
+                yield name, torch.frombuffer(buffer, dtype=dtype, count=size // dtype.itemsize)
 
 
 def _tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:

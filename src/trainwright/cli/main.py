@@ -20,7 +20,7 @@ import typer
 import typer.core
 
 from trainwright import errors
-from trainwright._types import counted, printable, write_text
+from trainwright._types import counted, hide, printable, write_text
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError, did_you_mean
 from trainwright.log_handler import for_log
@@ -276,6 +276,7 @@ def push(
     from trainwright.hub.outbox import Outbox
     from trainwright.hub.uploader import Uploader
 
+    hide(token)
     waiting = Outbox(run).waiting()
     if not waiting:
         echo(f"Nothing waits in {run}: all of it is on the Hub, or it was trained without push_to_hub.")

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trainwright._types import MANIFEST_NAME, JSONObject, counted
+from trainwright._types import MANIFEST_NAME, JSONObject, counted, without_tokens
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.weights import load_weights, make_pretrained, weight_files
@@ -225,7 +225,7 @@ def _what_happened(folder: Path, about: JSONObject) -> list[str]:
 def _is_same(about: JSONObject, found: Findings) -> bool:
     bits = about.get("loss_bits")
     is_same = [bundle.bits(one) for one in found.losses] == bits or (found.error != "" and not bits)
-    return is_same and found.error == about.get("error")
+    return is_same and without_tokens(found.error) == without_tokens(about.get("error") or "")
 
 
 def _result(about: JSONObject, found: Findings, *, precision: str | None) -> list[str]:

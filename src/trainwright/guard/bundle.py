@@ -28,7 +28,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from trainwright._types import Batch, JSONObject, TailBatch, json_value, read_json
+from trainwright._types import Batch, JSONObject, TailBatch, json_value, read_json, without_tokens
 from trainwright.errors import BundleError
 from trainwright.state.forward_states import States
 
@@ -69,8 +69,8 @@ def free_name(root: Path, step: int, kind: str) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:  # Any: nested JSON
-    """Writes JSON; numbers that are not finite, and other objects, as text."""
-    path.write_text(json.dumps(json_value(value), indent=1), encoding="utf-8")
+    """Writes JSON; numbers that are not finite, and other objects, as text; secrets as ***."""
+    path.write_text(json.dumps(json_value(value, text=without_tokens), indent=1), encoding="utf-8")
 
 
 def read_object(folder: Path, name: str) -> JSONObject:
@@ -200,7 +200,8 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> Any:
 
 def write_random_states(states: States, folder: Path) -> None:
     """Writes plain random states (`checkpoint.rng.plain`) as JSON, those of torch in base 64."""
-    write_json(folder / RNG, {name: _random_json(state) for name, state in states.items()})
+    values = json_value({name: _random_json(state) for name, state in states.items()})
+    (folder / RNG).write_text(json.dumps(values, indent=1), encoding="utf-8")  # base 64 that no mask may change
 
 
 def read_random_states(folder: Path) -> States:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainwright import model_facts
-from trainwright._types import Model, Trial, has_length
+from trainwright._types import Model, Trial, has_length, hide
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
 from trainwright.checkpoint.async_writer import CheckpointWriter
@@ -136,6 +136,7 @@ def arguments_of_trainer(args: Any, model: Model) -> Any:
     """Returns the arguments, or the default ones; seed and log level are theirs from then on."""
     if args is None:
         args = TrainingArguments(output_dir="tmp_trainer")
+    hide(getattr(args, "hub_token", None))
     if model_facts.num_devices(model) > 1:
         args._n_gpu = 1  # the model has the GPUs: it is not copied to them
     seed_everything(args)
