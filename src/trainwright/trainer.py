@@ -58,6 +58,7 @@ from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERN
 from trainwright.run import build, checkpointing, console, input_pipeline, resume
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.published import owned_by
+from trainwright.run.refusal import unchanged_if_refused
 from trainwright.run.training import TrainingRun, restore, state_of
 from trainwright.state import model_modes
 from trainwright.state.recorded_metrics import METRICS
@@ -159,6 +160,7 @@ class Trainer:
 
     # -- construction --------------------------------------------------------------------------------------------------
 
+    @unchanged_if_refused
     def __init__(
         self,
         model: Any = None,

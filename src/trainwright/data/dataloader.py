@@ -26,6 +26,7 @@ from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.sampler_factory import order_by
 from trainwright.data.samplers import EpochBatches, Order, RankShare
 from trainwright.data.seeding import SeededCollator, SeededItems, seed_worker
+from trainwright.state.interrupts import leave_signals_to_parent
 
 if TYPE_CHECKING:
     from trainwright.data.streaming.lookahead_buffer import BatchFormer
@@ -168,9 +169,7 @@ def start_worker(worker_id: int, seeds: dict[str, int], stacks: Pipe | None = No
     `seeds` are arguments of `seed_worker`; empty: the worker keeps torch's seed. `stacks`: where the worker writes its
     stack when it is signalled.
     """
-    for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    leave_signals_to_parent()
     if stacks is not None and hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR2, file=stacks[1].fileno(), all_threads=False)
     main = multiprocessing.parent_process()

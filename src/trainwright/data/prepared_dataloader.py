@@ -6,6 +6,7 @@ Owns the attributes that they read, and puts batches on the device. The training
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import multiprocessing
 import traceback
@@ -21,6 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
 from trainwright.data.bad_sample import LoaderWorkers
 from trainwright.data.epochs import set_epoch_of
+from trainwright.state.interrupts import blocked, held_back
 
 # Any: batches, datasets and samplers are the user's own types; GradientState is not typed.
 
@@ -64,7 +66,8 @@ class PreparedDataLoader(DataLoader[Any]):
         if self.num_workers == 0:
             return super().__iter__()
         before = set(multiprocessing.active_children())
-        batches = super().__iter__()
+        with held_back(), blocked():  # until `start_worker` ignores signals
+            batches = super().__iter__()
         started = [child for child in multiprocessing.active_children() if child not in before and child.daemon]
         workers = LoaderWorkers(self, started) if started or self._persistent is None else self._persistent
         workers.num_given = 0
@@ -201,7 +204,10 @@ def host_batches(dataloader: DataLoaderLike) -> Iterator[Batch]:
     A dataloader of ours whose `__iter__` was replaced is iterated by that.
     """
     is_ours = issubclass(type(dataloader), PreparedDataLoader) and type(dataloader).__iter__ is ITERATES
-    return dataloader.host_batches() if is_ours else iter(dataloader)
+    if is_ours:
+        return dataloader.host_batches()
+    with held_back() if getattr(dataloader, "num_workers", 0) else contextlib.nullcontext():
+        return iter(dataloader)
 
 
 # -- copies ahead of their use -----------------------------------------------------------------------------------------

@@ -30,6 +30,10 @@ def saving_last_step(session: LoopContext, run: RunState, hooks: TrainHooks) -> 
         yield
     except Interrupted:
         save_and_leave(session, run, hooks)
+    except (GeneratorExit, SystemExit, KeyboardInterrupt):  # as of another run in this process, for the same signal
+        if run.is_interrupted and not run.is_updating:
+            save_at_early_end(session, run, hooks)
+        raise
     except Exception as error:
         if session.random_states is not None:
             save_before_raising(session, run, hooks, error)
@@ -182,6 +186,11 @@ def wait_for_data(
     except Interrupted:
         give_up(session, run)
         raise
+    except (RuntimeError, OSError, EOFError) as error:  # of workers that the signal has ended
+        if not run.is_interrupted:
+            raise
+        session.loader.rewind()
+        raise Interrupted from error
     finally:
         run.clock.mark(OTHER)
     return window
@@ -202,6 +211,22 @@ def prepared_window(
 
 def save_and_leave(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
     """Saves the last finished step after a signal, then ends the process as the signal asked."""
+    save_after_signal(session, run, hooks)
+    run.interrupts.leave()
+
+
+def save_at_early_end(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
+    """Saves the last finished step of a run that is left in a step, after a signal; a failure is only logged."""
+    if run.step_under_way:
+        session.loader.rewind()
+    try:
+        save_after_signal(session, run, hooks)
+    except Exception as error:
+        logger.warning("Step %d could not be saved: %r", run.state.global_step, error)
+
+
+def save_after_signal(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
+    """Saves the last finished step where the run does so after a signal, and logs whether it is saved."""
     step = run.state.global_step
     if session.saves_on_interrupt and step > 0 and run.saved_step != step:
         hooks._save_checkpoint(session.model, session.trial)
@@ -209,7 +234,6 @@ def save_and_leave(session: LoopContext, run: RunState, hooks: TrainHooks) -> No
         "Interrupted by %s after step %d, which is %s. Resume with resume_from_checkpoint=True.",
         signal.Signals(run.interrupts.received or 0).name, step, "saved" if run.saved_step == step else "not saved",
     )  # fmt: skip
-    run.interrupts.leave()
 
 
 def save_before_raising(session: LoopContext, run: RunState, hooks: TrainHooks, error: Exception) -> None:

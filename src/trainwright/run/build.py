@@ -25,7 +25,7 @@ from trainwright.config.arguments import TrainingArguments
 from trainwright.config.coerce import WARM_UP
 from trainwright.config.fields import reproduces, value_of
 from trainwright.config.plans import StepPlan
-from trainwright.config.rules.stages import RunFacts
+from trainwright.config.rules.stages import RunFacts, check_run
 from trainwright.data.seeding import enable_full_determinism, set_seed
 from trainwright.distributed.world import reading_launchers_variables
 from trainwright.engine.base import Engine
@@ -154,6 +154,9 @@ def seed_everything(args: Any) -> None:
 
 def make_engine(args: Any, model: Model = None) -> Engine:
     """`model`: the one to train, if it is there already: its weights may be distributed over processes."""
+    if args.tf32:  # refused before the engine sets it
+        device = torch.device(args.device)
+        check_run(args, RunFacts(device_type=device.type, supports_tf32=supports_tf32(device)))
     with reading_launchers_variables():
         return select_engine(resolve.engine(args, None if model is None else model_facts.model_layout(model)))
 

@@ -1,0 +1,116 @@
+"""A refused construction changes nothing in the process: what it had set by then is put back.
+
+Random states are left as they are, seeded: the next trainer seeds them again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec
+
+import torch
+
+from trainwright.state.interrupts import SIGNALS, is_main_thread
+
+# Any: states of accelerate hold objects of many types; a trainer may lack what its constructor has not come to.
+
+P = ParamSpec("P")
+LOGGERS = (None, "trainwright", "transformers", "accelerate")
+
+
+def unchanged_if_refused(construct: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
+    """Decorates the constructor of a trainer: if it raises, the process is as before."""
+
+    @wraps(construct)
+    def constructs(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:
+        before = ProcessSettings()
+        try:
+            construct(self, *args, **kwargs)
+        except BaseException:
+            if "_services" in vars(self):
+                self._services.memory_tracker.abandon()
+            before.put_back()
+            raise
+
+    return constructs
+
+
+class ProcessSettings:
+    """What the constructor of a trainer may set in the process, as it is now."""
+
+    def __init__(self) -> None:
+        self._environment = dict(os.environ)
+        self._loggers = [(logger, logger.level, list(logger.handlers)) for logger in map(logging.getLogger, LOGGERS)]
+        self._dtype = torch.get_default_dtype()
+        self._is_deterministic = torch.are_deterministic_algorithms_enabled()
+        self._warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+        self._precision = _precision()
+        self._states = None if torch.distributed.is_available() and torch.distributed.is_initialized() else _states()
+        self._signals = {number: signal.getsignal(number) for number in SIGNALS} if is_main_thread() else {}
+
+    def put_back(self) -> None:
+        """Puts back what differs."""
+        if dict(os.environ) != self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
+        for logger, level, handlers in self._loggers:
+            if logger.level != level:
+                logger.setLevel(level)
+            logger.handlers[:] = handlers
+        torch.set_default_dtype(self._dtype)
+        torch.use_deterministic_algorithms(self._is_deterministic, warn_only=self._warns_only)
+        for (owner, name), value in self._precision.items():
+            if getattr(owner, name) != value:
+                setattr(owner, name, value)
+        if self._states is not None and not torch.distributed.is_initialized():
+            _put_states_back(self._states)
+        for number, handler in self._signals.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+
+
+def _precision() -> dict[tuple[Any, str], bool]:
+    """Switches of CUDA's libraries; none where the newer ones of torch are in use, beside which these raise."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    switches = [(cudnn, "deterministic"), (cudnn, "benchmark"), (cudnn, "allow_tf32"), (matmul, "allow_tf32")]
+    found: dict[tuple[Any, str], bool] = {}
+    for owner, name in switches:
+        with suppress(RuntimeError):
+            found[owner, name] = getattr(owner, name)
+    return found
+
+
+def _kinds_of_state() -> list[Any]:
+    """Returns accelerate's classes whose instances share one dictionary."""
+    if "accelerate.state" not in sys.modules:
+        return []
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    return [PartialState, AcceleratorState, GradientState]  # in the order in which they need each other
+
+
+def _states() -> list[dict[str, Any]]:
+    return [dict(vars(kind())) if _is_initialized(kind) else {} for kind in _kinds_of_state()]
+
+
+def _put_states_back(before: list[dict[str, Any]]) -> None:
+    """Gives each state its entries again; one that there was not is empty again."""
+    kinds = _kinds_of_state()
+    found = [vars(kind()) if _is_initialized(kind) else None for kind in kinds]
+    for state, values in zip(found, before or [{} for _ in kinds], strict=True):
+        if state is not None and state != values:
+            state.clear()
+            state.update(values)
+
+
+def _is_initialized(kind: Any) -> bool:
+    """Returns True if a state has been made, without making it: an instance of accelerate's classes would."""
+    if kind.__name__ == "AcceleratorState":
+        return bool(sys.modules["accelerate.state"].is_initialized())
+    return bool(kind.initialized.fget(kind))  # the property looks at the dictionary that all instances share
