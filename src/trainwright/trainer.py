@@ -543,8 +543,8 @@ class Trainer:
         self._services.use_clock(run.progress.clock)
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder, engine = self._get_output_dir(trial), self._engine
-        with self._using_run(run), run.alone_in(folder, self.args, engine), engine.together(run.progress.interrupts):
-            self._memory_tracker.start("train")
+        together, measuring = engine.together(run.progress.interrupts), self._memory_tracker.measuring("train")
+        with self._using_run(run), run.alone_in(folder, self.args, engine), together, measuring:
             checkpoint = engine.agree(lambda: resume.find_checkpoint(wanted, self.args.output_dir))
             checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
             with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
@@ -1716,12 +1716,12 @@ class Trainer:
                 chosen = name if eval_dataset is None else part
                 results |= self.evaluate(chosen, ignore_keys, metric_key_prefix=f"{metric_key_prefix}_{name}")
             return results
-        self._memory_tracker.start("eval")
-        dataloader = self.get_eval_dataloader(eval_dataset)
-        loss_only = True if self.compute_metrics is None else None
-        metrics: Any = self._timed_loop(dataloader, "Evaluation", loss_only, ignore_keys, metric_key_prefix).metrics
-        self.log(metrics)
-        self.callback_handler.fire("on_evaluate", self._run.progress, metrics=metrics)
+        with self._memory_tracker.measuring("eval"):
+            dataloader = self.get_eval_dataloader(eval_dataset)
+            loss_only = True if self.compute_metrics is None else None
+            metrics: Any = self._timed_loop(dataloader, "Evaluation", loss_only, ignore_keys, metric_key_prefix).metrics
+            self.log(metrics)
+            self.callback_handler.fire("on_evaluate", self._run.progress, metrics=metrics)
         self._memory_tracker.stop_and_update_metrics(metrics, stage="eval")
         return metrics  # type: ignore[no-any-return]
 
@@ -1738,10 +1738,10 @@ class Trainer:
         Returns:
             Predictions and labels as numpy arrays (nested as the model's output), one row for each sample, in order.
         """
-        self._memory_tracker.start("test")
-        dataloader = self.get_test_dataloader(test_dataset)
-        output = self._timed_loop(dataloader, "Prediction", None, ignore_keys, metric_key_prefix)
-        self.callback_handler.fire("on_predict", self._run.progress, metrics=output.metrics)
+        with self._memory_tracker.measuring("test"):
+            dataloader = self.get_test_dataloader(test_dataset)
+            output = self._timed_loop(dataloader, "Prediction", None, ignore_keys, metric_key_prefix)
+            self.callback_handler.fire("on_predict", self._run.progress, metrics=output.metrics)
         self._memory_tracker.stop_and_update_metrics(output.metrics, stage="test")
         return PredictionOutput(output.predictions, output.label_ids, output.metrics)
 

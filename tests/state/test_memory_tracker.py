@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from trainwright import TrainerCallback, TrainerMemoryTracker
 
@@ -82,3 +84,35 @@ def test_a_training_that_fails_leaves_no_thread_and_can_be_measured_again(tmp_pa
         trainer.train()
     assert threading.active_count() == before
     assert any("eval_mem_" in name for name in trainer.evaluate())
+
+
+def test_no_error_leaves_a_thread(tmp_path: Path) -> None:
+    """In an evaluation, in a prediction, and in a training that is refused before it begins."""
+
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            raise ZeroDivisionError
+
+    trainer = make_trainer(tmp_path, model=Fails(), skip_memory_metrics=False, eval_dataset=data.vectors(4))
+    before = threading.active_count()
+    for work, error in (
+        (trainer.evaluate, ZeroDivisionError),
+        (lambda: trainer.predict(data.vectors(4)), ZeroDivisionError),
+        (lambda: trainer.train(resume_from_checkpoint=str(tmp_path / "nowhere")), ValueError),
+    ):
+        with pytest.raises(error):
+            work()
+        assert threading.active_count() == before
+
+
+def test_a_stage_that_begins_again_leaves_no_thread() -> None:
+    tracker = TrainerMemoryTracker()
+    before = threading.active_count()
+    tracker.start("train")
+    tracker.start("train")
+    tracker.stop_and_update_metrics({}, stage="train")
+    assert threading.active_count() == before

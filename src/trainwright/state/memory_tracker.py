@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,6 +87,7 @@ class TrainerMemoryTracker:
         stage = stage or _stage_of_caller()
         if self.skip_memory_metrics or self.cur_stage not in (None, stage):
             return
+        self.abandon()  # the same stage, begun before and never ended
         self.cur_stage = stage
         gc.collect()
         assert self._process is not None
@@ -112,6 +115,17 @@ class TrainerMemoryTracker:
             return
         metrics.update({**self._init_report, **report})
         self._init_report = {}
+
+    @contextmanager
+    def measuring(self, stage: str) -> Iterator[None]:
+        """Starts a stage, and ends it if the context raises: an error leaves no thread behind."""
+        self.start(stage)
+        try:
+            yield
+        except BaseException:
+            if self.cur_stage == stage:
+                self.abandon()
+            raise
 
     def abandon(self) -> None:
         """Ends a stage that failed, without a report; later stages are measured again."""
