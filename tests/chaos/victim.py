@@ -7,14 +7,18 @@ outside of this script knows of it: places are overridden hooks and patched call
 
 Run as a script it is a nursery: it imports everything once, and forks a run for each line of JSON on its input, whose
 process id it answers. To an empty line it answers with the exit status of that run (negative: killed by that signal).
+Each run leads a process group of its own, with its workers, and ends with all stacks in its log if it hangs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import json
 import os
 import random
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -35,6 +39,7 @@ from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 
 NUM_SAMPLES, FEATURES, NUM_STEPS = 40, 6, 20
+HANGS_S = 150
 
 
 class Model(nn.Module):
@@ -174,7 +179,10 @@ def nursery() -> None:
             continue
         process = os.fork()
         if process == 0:
+            os.setpgid(0, 0)
             live(json.loads(line))
+        with contextlib.suppress(OSError):  # it may have done so, or be gone
+            os.setpgid(process, process)
         print(process, flush=True)
 
 
@@ -183,8 +191,13 @@ def live(arguments: list[str]) -> NoReturn:
     with open(f"{arguments[1]}.log", "w", encoding="utf-8") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+        faulthandler.dump_traceback_later(HANGS_S, exit=True, file=log)
         try:
             save_over(*arguments[1:]) if arguments[0] == "save over" else main(*arguments)
+        except SystemExit as end:
+            os._exit(int(end.code or 0))
+        except KeyboardInterrupt:
+            os._exit(128 + signal.SIGINT)
         except BaseException:
             traceback.print_exc()
             log.flush()
