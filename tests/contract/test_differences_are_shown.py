@@ -23,6 +23,8 @@ SHOWN = {
     "a changed learning rate": f"{CHANGED}::test_a_changed_learning_rate_takes_effect_at_the_schedules_position",
     "a resumed run keeps the intervals": f"{CHANGED}::test_the_rhythm_passed_now_wins",
     "a resumed run draws other": f"{SURFACE}::test_a_resume_ends_with_the_weights_of_its_own_straight_run",
+    "a dataset with `set_epoch`": "data/test_epochs.py::test_a_resumed_run_has_the_samples_of_its_epoch",
+    "workers that persist keep": "data/test_epochs.py::test_a_dataset_within_another_is_told_too",
     "a resumed stream that has had": f"{EXACT}::test_a_stream_goes_on_where_it_was",
     "`auto_find_batch_size`": "effects/length_fields.py::batches_that_do_not_fit_are_cut",
     "with `dataloader_persistent_workers`": f"{SURFACE}::test_another_dataset_has_a_dataloader_of_its_own",

@@ -179,12 +179,12 @@ class IncidentRecorder:
 
         Where processes hold parts of the weights, all of them look at the same step, and forward passes are run only.
         """
-        seen, engine = Evidence(all_samples=self._samples(window)), self._engine
+        before, engine = self._states_before(window), self._engine
+        seen = Evidence(all_samples=self._samples(window), states=before)
         if engine.holds_parts and (error or engine.updates_in_clip):  # of this process alone, or too late
             return seen
         progress = self._run.progress
         kept, after = progress.forward_states.of(window.batches), rng.capture()
-        before = self._states_before(window)
         try:
             rng.restore(before)
             found = self._probe(window)
@@ -193,7 +193,7 @@ class IncidentRecorder:
             num_later = 0 if progress.window is window else self._num_losses(progress.window)
             trained = progress.meter.newest(len(found.losses) + num_later)[: len(found.losses)]
             is_same = [bundle.bits(one) for one in found.losses] == [bundle.bits(one) for one in trained]
-            seen.found, seen.states = found, before
+            seen.found = found
             seen.is_exact = is_known and (found.error == error if error else is_same)
             if not found.is_finite and found.error == error and not engine.holds_parts:
                 seen.rows = contents.bad_rows(self._hooks, self._run, self._model, window, error=found.error) or []
