@@ -2,12 +2,14 @@
 
 import json
 import logging
+import random
 import re
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -39,6 +41,27 @@ class Drops(Model):
 
 def dropping() -> nn.Module:
     return doubles.model(Drops)
+
+
+class DrawsFrom(Model):
+    """Its loss depends on numbers of python's and numpy's generators, from its forward pass number `first` on."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first, self.num = first, 0
+
+    def forward(self, x: Any, labels: Any = None, constant: Any = None, flat: Any = None) -> dict[str, Any]:
+        self.num += 1
+        if self.num >= self.first:
+            x = x * (random.random() + float(np.random.rand()))
+        return super().forward(x, labels, constant, flat)
+
+
+@pytest.mark.parametrize(("first", "is_exact"), [(1, True), (2, False)])
+def test_a_model_that_draws_from_numpy(first: int, is_exact: bool, tmp_path: Path) -> None:
+    """All states are copied where the first step of a run drew from them; a bundle says where one is missing."""
+    trained(tmp_path, model=DrawsFrom(first), poison={ROW: POISONS["gradient-alone"]}, settings={"max_steps": 4})
+    assert only_one(tmp_path)["is_exact"] == is_exact
 
 
 def folders(output_dir: Path) -> list[Path]:
