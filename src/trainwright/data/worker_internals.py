@@ -1,6 +1,6 @@
 """The one place that reaches into torch's loop of a DataLoader's worker, for which torch has no public way.
 
-Two names of `torch.utils.data._utils.worker`, checked with torch 2.10 and 2.13:
+Two names of `torch.utils.data._utils.worker`, checked with torch 2.13:
 - `_worker_info`: what `get_worker_info` returns. Its objects refuse assignments, and a dataset may have imported the
   function, so neither can be replaced for one source of a mixture, or watched.
 - `ExceptionWrapper`: turns an error into text within the worker, the only moment at which its frames can be looked at.
