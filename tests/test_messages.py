@@ -162,3 +162,60 @@ def test_a_longer_run_at_a_rate_near_zero_is_warned_about(
         ]
         assert "had nearly ended" not in caplog.text
         assert first[1] > 10 * first[0]
+
+
+class OfALibrary(TrainingArguments):
+    """Sets a field by itself, as sentence-transformers' arguments do."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.ddp_broadcast_buffers = False
+
+
+def of_a_library(folder: Path, **settings: Any) -> TrainingArguments:
+    """Arguments with defaults of another library's, assigned after the constructor, as SetFit's trainer does."""
+    args = OfALibrary(str(folder), use_cpu=True, report_to="none", save_strategy="no", **SPOKEN, **settings)
+    args.per_device_train_batch_size = 2
+    args.num_train_epochs = 1
+    args.max_steps = 3
+    args.logging_steps = 50
+    return args
+
+
+def test_nothing_is_said_of_what_a_library_has_set(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = make_trainer(tmp_path)
+    trainer = Trainer(model=made.model, args=of_a_library(tmp_path), train_dataset=data.vectors(8))
+    trainer.train()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("how", ["constructor", "setter"])
+def test_of_what_the_user_set_it_is_said(how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = make_trainer(tmp_path)
+    asked = {"ddp_broadcast_buffers": False, "logging_steps": 20}
+    args = of_a_library(tmp_path, **(asked if how == "constructor" else {}))
+    if how == "setter":
+        args.set_logging(steps=20, report_to="none", level="warning")
+    args.logging_steps = 20
+    Trainer(model=made.model, args=args, train_dataset=data.vectors(8)).train()
+    said = " ".join(record.getMessage() for record in caplog.records)
+    assert "logging_steps=20 is not reached" in said
+    assert ("ddp_broadcast_buffers has no effect" in said) == (how == "constructor")
+
+
+def test_the_plan_shows_the_batch_size_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = make_trainer(tmp_path)
+
+    class OwnLoader(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(self.train_dataset, batch_size=self.args.per_device_train_batch_size)
+
+    for cls, size in ((Trainer, 8), (OwnLoader, 2)):  # the trainer's own loader is that of the constructor
+        args = OfALibrary(str(tmp_path), use_cpu=True, report_to="none", save_strategy="no", max_steps=1, **SPOKEN)
+        trainer = cls(model=made.model, args=args, train_dataset=data.vectors(8))
+        trainer.args.per_device_train_batch_size = 2
+        trainer.train()
+        assert (
+            f"batch     {size} per device x 1 accumulated x 1 process = {size} samples a step"
+            in capsys.readouterr().out
+        )

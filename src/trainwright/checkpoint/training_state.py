@@ -31,6 +31,7 @@ from trainwright._types import (
 )
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.rng import numpy_globals
+from trainwright.config.fields import ASKED_FOR
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, CheckpointError
 from trainwright.hooks import Stateful
@@ -256,7 +257,11 @@ def save_arguments(args: Arguments, folder: Path) -> None:
     values = json.loads(args.to_json_string())
     (folder / TRAINING_ARGS_JSON_NAME).write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
     shown = copy.copy(args)
-    state = {n: None if n.endswith("_token") else value for n, value in vars(args).items() if n != "_zero_init"}
+    state = {
+        n: None if n.endswith("_token") else value
+        for n, value in vars(args).items()
+        if n not in ("_zero_init", ASKED_FOR)
+    }
     vars(shown).clear()
     vars(shown).update(state)
     try:

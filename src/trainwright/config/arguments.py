@@ -25,11 +25,13 @@ from trainwright.config import resolve, rules, summary
 from trainwright.config.aliases import Translation
 from trainwright.config.coerce import DICT_FIELDS, coerce, verbosity
 from trainwright.config.fields import (
+    ASKED_FOR,
     POSITIONS,
     GenerationFields,
     OlderFields,
     OurFields,
     SharedFields,
+    changed_fields,
     defaults_of,
     reproduces,
 )  # fmt: skip
@@ -117,6 +119,7 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        vars(self)[ASKED_FOR] = changed_fields(self)
         problems = coerce(self._typed)
         finish(self, problems + rules.violations(self._typed))
         vars(self)["_zero_init"] = self._start_zero3()

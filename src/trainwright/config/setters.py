@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.config.aliases import share_of_steps
 from trainwright.config.coerce import as_enum
 from trainwright.config.enums import HubStrategy, IntervalStrategy, OptimizerNames, SaveStrategy, SchedulerType
+from trainwright.config.fields import ASKED_FOR
 from trainwright.errors import ArgumentError, warn_older_name
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ class Setters:
     def _set(self, **values: Any) -> Self:
         for name, value in values.items():
             setattr(self, name, value)
+        asked = vars(self).get(ASKED_FOR)
+        if asked is not None:
+            vars(self)[ASKED_FOR] = asked | values.keys()
         return self
 
     def set_training(

@@ -87,6 +87,9 @@ def _declared_anew(kind: type) -> frozenset[str]:
     return frozenset(name for name in ours.keys() & theirs.keys() if theirs[name] is not ours[name])
 
 
+ASKED_FOR = "_asked_for"  # attribute of arguments: names of the fields that the user chose
+
+
 def changed_fields(args: object) -> set[str]:
     """Returns the fields that do not hold their default, and those that `args` lacks."""
     changed = set()
@@ -95,6 +98,16 @@ def changed_fields(args: object) -> set[str]:
         if value is not default and (type(value) is not type(default) or value != default):
             changed.add(name)
     return changed
+
+
+def was_asked_for(args: object, name: str) -> bool:
+    """Returns whether the user chose the value of a field: in a call of the constructor, or of one of the setters.
+
+    Others may be a library's: a subclass sets some in `__post_init__`, and SetFit assigns its own defaults. Arguments
+    of transformers do not keep it, and every value of theirs counts as chosen.
+    """
+    asked: set[str] | None = vars(args).get(ASKED_FOR)
+    return asked is None or name in asked
 
 
 def batch_formers(args: object) -> list[str]:

@@ -6,7 +6,7 @@ from functools import partial
 
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.enums import word
-from trainwright.config.fields import RANGES, SETTINGS, value_of
+from trainwright.config.fields import RANGES, SETTINGS, value_of, was_asked_for
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, all_set, no_effect, rule
 
@@ -33,7 +33,7 @@ def _without(args: Arguments, name: str, switch: str) -> str | None:
 
 def _family(args: Arguments, members: tuple[str, ...], where: str) -> str | None:
     """One message about all members of a family that were set."""
-    names = [name for name in members if value_of(args, name) != SETTINGS[name].default]
+    names = [name for name in members if value_of(args, name) != SETTINGS[name].default and was_asked_for(args, name)]
     return no_effect(names, where) if names else None
 
 
@@ -153,7 +153,7 @@ def warmup_of_a_constant_rate(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, "num_train_epochs", "max_steps")
 def epochs_beside_steps(args: Arguments) -> str | None:
-    if args.max_steps > 0 and args.num_train_epochs != 3.0:
+    if args.max_steps > 0 and args.num_train_epochs != 3.0 and was_asked_for(args, "num_train_epochs"):
         return f"num_train_epochs={args.num_train_epochs} has no effect: max_steps={args.max_steps} sets the length."
     return None
 

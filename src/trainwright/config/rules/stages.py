@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
 
-from trainwright.config.fields import SETTINGS, changed_fields, out_of_range, value_of
+from trainwright.config.fields import SETTINGS, changed_fields, out_of_range, value_of, was_asked_for
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 
@@ -114,8 +114,8 @@ def violations(args: Arguments, facts: RunFacts = NOTHING_KNOWN) -> list[str]:
 
 
 def advise(args: Arguments) -> list[str]:
-    """Returns what is set but has no effect beside the other settings; of defaults alone no rule speaks."""
-    changed = changed_fields(args)
+    """Returns what is set but has no effect beside the other settings; of what nobody asked for no rule speaks."""
+    changed = {name for name in changed_fields(args) if was_asked_for(args, name)}
     concerned = [one for one in of_stage(Stage.ADVICE) if not one.fields.isdisjoint(changed)]
     return [message for one in concerned if (message := one.message(args, NOTHING_KNOWN))]
 

@@ -12,7 +12,7 @@ from functools import partial
 from trainwright._types import counted
 from trainwright.config.coerce import parse_steps
 from trainwright.config.enums import word
-from trainwright.config.fields import defaults_of, value_of
+from trainwright.config.fields import defaults_of, value_of, was_asked_for
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import RunFacts, Stage, no_effect, rule
 
@@ -210,6 +210,8 @@ def _never(args: Arguments, facts: RunFacts, what: str) -> str | None:
     if facts.max_steps is None or getattr(args, f"{what}_strategy") != "steps" or not isinstance(steps, (int, float)):
         return None
     is_default = steps == defaults_of(type(args)).get(f"{what}_steps")  # nobody chose it: a short run need not reach it
+    sources = ("eval_steps", "logging_steps") if what == "eval" else (f"{what}_steps",)  # None: as often as the log
+    is_default = is_default or not any(was_asked_for(args, name) for name in sources)
     if is_default or 0 < steps <= facts.max_steps:
         return None
     but = "" if what == "logging" else "; after the last step it is done once"
