@@ -1344,7 +1344,7 @@ class Trainer:
         if not (type(inputs) is dict or isinstance(inputs, Mapping)):
             by_name = not is_overridden(self, "compute_loss", "training_step", "prediction_step")
             input_pipeline.check_unnamed_batch(inputs, self.model, is_read_by_name=by_name)
-            return self._prepare_input(inputs)  # type: ignore[no-any-return]
+            return self._prepare_input(inputs)
         if not inputs:
             input_pipeline.raise_empty_batch(self.model, self._signature_columns)
         if METRICS in inputs:

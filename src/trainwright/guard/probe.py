@@ -123,7 +123,7 @@ def _hooks(model: nn.Module, found: Findings) -> Iterator[None]:
 def rows_of(batch: Batch, rows: Sequence[int], size: int) -> Batch:
     """Returns some samples of a batch of `size`; entries without that first dimension are taken whole."""
     if not isinstance(batch, Mapping):
-        return _rows(batch, rows, size)  # type: ignore[no-any-return]
+        return _rows(batch, rows, size)
     return {name: _rows(value, rows, size) for name, value in batch.items()}
 
 

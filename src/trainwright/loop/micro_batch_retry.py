@@ -61,7 +61,7 @@ def _cut(batch: Batch, first: int, last: int, size: int) -> Batch:
         return {name: _slice(value, first, last, size) for name, value in batch.items()}
     if isinstance(batch, (list, tuple)) and any(isinstance(value, torch.Tensor) for value in batch):
         return type(batch)(_slice(value, first, last, size) for value in batch)
-    return _slice(batch, first, last, size)  # type: ignore[no-any-return]
+    return _slice(batch, first, last, size)
 
 
 def _slice(value: object, first: int, last: int, size: int) -> Nested:

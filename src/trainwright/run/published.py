@@ -77,7 +77,7 @@ def _services() -> Services:
 def _engine() -> Engine:
     """One device, until the constructor knows better; it has no accelerator but one that is assigned."""
     device = torch.device("cpu")
-    engine = Engine(EnginePlan(device=device), None, device)  # type: ignore[arg-type]
+    engine = Engine(EnginePlan(device=device), None, device)
     del engine.accelerator
     return engine
 
