@@ -395,6 +395,8 @@ def test_with_a_call_event_of_a_library_everybody_hears_an_event_once(make: Any,
             handled.fire(event, here)
     heard = ["on_evaluate", "on_incident"]
     assert (ours.events, theirs.events, watches.events) == (heard, heard, heard)
+    if isinstance(handled, TellsItself):
+        assert handled.calls == (2 if direct else 1)  # on_incident is no event of the original's
 
 
 def test_a_call_event_that_is_taken_off_again_leaves_the_handlers_own() -> None:
