@@ -387,7 +387,9 @@ def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = T
     text = pickle.dumps(recipe)
     with tempfile.TemporaryDirectory() as folder:
         # Kept by this process, as by torchrun: a free port that is only looked up may be taken when it is used.
-        store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+            "localhost", 0, is_master=True, wait_for_workers=False
+        )
         processes = [_start(rank, num_processes, store.port, folder) for rank in range(num_processes)]
         try:
             for process in processes:
