@@ -194,11 +194,14 @@ TRAINS: list[tuple[str, dict[str, Any], str]] = [
     ("a sampler of fewer", {"sampler": Claims(26, 10)}, "says by len() 26 gave 10 ends early"),
 ]
 
+CLOSED = module()
 RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises here
     ("no model", {"model": None}, "checks.check_models"),
     ("two models", {"model": module(), "model_init": module}, "checks.check_models"),
     ("init of two", {"model_init": lambda a, b: None}, "run.build.call_model_init"),
     ("init of none", {"model_init": lambda: None}, "run.build.call_model_init"),
+    ("closure", {"model": CLOSED, "optimizers": (torch.optim.LBFGS(CLOSED.parameters()), None)},
+     "checks.check_needs_no_closure"),
     ("no data", {"train_dataset": None}, "trainer.Trainer.get_train_dataloader"),
     ("empty data", {"train_dataset": []}, "checks.check_has_samples"),
     ("no batch", {"dataloader_drop_last": True, "per_device_train_batch_size": 64}, "checks.check_has_batches"),

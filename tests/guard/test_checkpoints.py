@@ -127,7 +127,7 @@ def test_all_processes_refuse_or_mark_a_checkpoint_alike(engine: str, tmp_path: 
     )  # fmt: skip
     for told in done.told:
         for name in ("asynchronous", "at once"):
-            assert told[name] == {"steps": [1, 2], "bad": [], "marks": [], "newest": 3}, name
+            assert told[name] == {"steps": [1, 2], "bad": [], "marks": [], "newest": 4}, name
         assert (told["marked"]["steps"], told["marked"]["bad"]) == ([1, 2, 3, 4], [3, 4])
         assert all("is not finite" in mark for mark in told["marked"]["marks"])
     assert "is not written: " in done.out

@@ -63,7 +63,7 @@ def test_weights_that_the_last_step_broke_are_an_error_too(tmp_path: Path) -> No
 
 def test_a_bad_snapshot_is_not_gone_back_to(tmp_path: Path) -> None:
     settings = {**SAVES, "save_strategy": "no", "on_nonfinite": "rollback", "rollback_every": 3}
-    with pytest.raises(NonFiniteError, match=r"the snapshot of step 3 is no better.*the weights"):
+    with pytest.raises(NonFiniteError, match=r"the snapshot of step 3 is not better.*the weights"):
         trained(tmp_path, settings=settings, callbacks=[Writes("state", step=2)])
 
 

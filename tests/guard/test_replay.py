@@ -18,7 +18,7 @@ from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.weights import make_pretrained
 from trainwright.cli.replay import Replayed, replay
-from trainwright.errors import BundleError, ModelError
+from trainwright.errors import BundleError, ModelError, NonFiniteError
 from trainwright.guard import bundle
 
 from .._support.subprocesses import ROOT, run_python
@@ -163,7 +163,8 @@ def test_a_model_of_transformers_needs_no_function(settings: dict[str, Any], tmp
         tmp_path, model=llama(tie_word_embeddings=True), train_dataset=rows, callbacks=[Breaks()],
         settings={"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "max_steps": 2, **settings},
     )  # fmt: skip
-    one.train()
+    with pytest.raises(NonFiniteError, match="the weights"):
+        one.train()
     results = {folder.name: replay(folder, **NO_OPTIONS) for folder in folders(tmp_path)}  # type: ignore[arg-type]
     result, requested = results["step-000002-nonfinite"], results["step-000002-request"]
     assert result.is_same, result.lines

@@ -292,7 +292,9 @@ class HostGuard:
             assert self._rollback is not None
             run.is_updating = True  # an error from here on saves nothing
             step = self._rollback.go_back(error_of(kind))
-            self._log.check_parts(f"Step {run.state.global_step + 1}: {what}; the snapshot of step {step} is no better")
+            self._log.check_parts(
+                f"Step {run.state.global_step + 1}: {what}; the snapshot of step {step} is not better"
+            )
             incident = replace(incident, what=f"{what}; weights, optimizer and schedule are those of step {step} again")
         self._log.add(incident)
         return action == "warn"
