@@ -112,7 +112,7 @@ class Fails(TrainerCallback):
 
 
 def test_an_error_leaves_no_token_in_journal_and_report(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, callbacks=[Fails()], max_steps=2)
+    trainer = make_trainer(tmp_path, journal=True, callbacks=[Fails()], max_steps=2)
     with pytest.raises(RuntimeError, match="Authorization"):
         trainer.train()
     page = write_report(tmp_path)

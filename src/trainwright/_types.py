@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import secrets
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -120,7 +121,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     The file may not exist yet. After an error in the context what was written is removed.
     """
     path = Path(path)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    # A name that nobody can guess: a link that lies there already would be written through.
+    partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     try:
         yield partial
         os.replace(partial, path)

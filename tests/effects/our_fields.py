@@ -269,3 +269,16 @@ def visits_and_losses_of_each_sample_are_written(bench: Bench) -> None:
     assert table["visits"].to_pylist() == [1] * 12
     assert not ledger().exists()
     assert not bench.changes_weights({"ledger": True})
+
+
+@shows("journal")
+def the_record_of_a_run_that_neither_saves_nor_tracks_is_written_if_it_is_asked_for(bench: Bench) -> None:
+    def has_journal(**settings: Any) -> bool:
+        return (Path(bench.train(**settings).args.output_dir) / "journal.jsonl").exists()
+
+    assert not has_journal(save_strategy="no")
+    assert has_journal(save_strategy="no", journal=True)
+    assert has_journal(save_strategy="no", report_to="tensorboard")
+    assert has_journal(save_strategy="steps")
+    assert not has_journal(save_strategy="steps", journal=False)
+    assert not bench.changes_weights({"journal": True})

@@ -115,7 +115,11 @@ def test_what_the_package_warns_of_in_a_run_is_written_down_with_its_step(tmp_pa
                 logging.getLogger("trainwright.somewhere").info("not this")
                 logging.getLogger("another").warning("nor that")
 
-    train(make_trainer(tmp_path / "run", max_steps=3, save_strategy="no", callbacks=[Warns()], log_level="info"))
+    train(
+        make_trainer(
+            tmp_path / "run", max_steps=3, save_strategy="no", journal=True, callbacks=[Warns()], log_level="info"
+        )
+    )
     logging.getLogger("trainwright.somewhere").warning("after the run")
     (warning,) = read(tmp_path / "run").of("warning")
     assert (warning["step"], warning["text"]) == (2, "the sky is falling")
@@ -125,7 +129,7 @@ def test_what_the_package_warns_of_in_a_run_is_written_down_with_its_step(tmp_pa
 def test_the_journal_is_not_touched_between_two_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     monkeypatch.setattr(record.OpenFile, "append", lambda file, line: written.append(json.loads(line)["kind"]))
-    train(make_trainer(tmp_path, max_steps=6, logging_steps=3, save_strategy="no"))
+    train(make_trainer(tmp_path, max_steps=6, logging_steps=3, save_strategy="no", journal=True))
     assert written == ["start", "log", "log", "log", "end", "time"]
 
 
@@ -133,14 +137,86 @@ def test_a_journal_that_cannot_be_written_is_said_once_and_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     os.makedirs(tmp_path / "run" / record.JOURNAL_NAME)  # a directory lies where the file would
-    trainer = make_trainer(tmp_path / "run", callbacks=[StopAt(3)], log_level="warning")
+    trainer = make_trainer(tmp_path / "run", callbacks=[StopAt(3)], log_level="warning", journal=True)
     train(trainer)
     assert trainer.state.global_step == 3
     assert caplog.text.count("cannot be written") == 1
 
 
 def test_another_process_than_the_first_writes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = make_trainer(tmp_path, max_steps=2, save_strategy="no")
+    trainer = make_trainer(tmp_path, max_steps=2, save_strategy="no", journal=True)
     monkeypatch.setattr(type(trainer), "is_world_process_zero", lambda self: False)
     train(trainer)
     assert not (tmp_path / record.JOURNAL_NAME).exists()
+
+
+class FailsAt(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise RuntimeError("as planned")
+
+
+def test_a_run_that_fails_before_its_first_log_or_save_leaves_nothing_in_its_directory(tmp_path: Path) -> None:
+    """Scripts that look for an empty directory begin again there."""
+    fails = FailsAt(2)
+    trainer = make_trainer(tmp_path / "run", callbacks=[fails], logging_steps=3, save_strategy="steps")
+    with pytest.raises(RuntimeError, match="as planned"):
+        trainer.train()
+    assert list((tmp_path / "run").iterdir()) == []
+    fails.step = 4
+    with pytest.raises(RuntimeError, match="as planned"):
+        trainer.train()
+    assert [entry["kind"] for entry in read(tmp_path / "run").entries] == ["start", "log", "failed", "time"]
+    with pytest.raises(RuntimeError, match="as planned"):
+        make_trainer(tmp_path / "run", callbacks=[FailsAt(1)], logging_steps=3, save_strategy="steps").train()
+    assert [entry["kind"] for entry in read(tmp_path / "run").entries] == ["start", "failed", "time"], "it was there"
+
+
+def test_a_run_that_neither_saves_nor_tracks_leaves_nothing_in_its_directory(tmp_path: Path) -> None:
+    make_trainer(tmp_path / "run", max_steps=2, save_strategy="no", report_to="none").train()
+    assert not (tmp_path / "run").exists() or list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["a file", "nothing"])
+def test_a_journal_does_not_follow_a_link(target: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    theirs = tmp_path / "theirs"
+    if target == "a file":
+        theirs.write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / record.JOURNAL_NAME).symlink_to(theirs)
+    make_trainer(tmp_path / "run", max_steps=2, log_level="warning", save_strategy="steps").train()
+    assert caplog.text.count("it is a symbolic link, which is not followed; delete it") == 1
+    assert not theirs.exists() if target == "nothing" else theirs.read_text() == "precious"
+
+
+def test_a_journal_that_becomes_a_link_on_the_way_is_not_followed(tmp_path: Path) -> None:
+    journal = record.FileJournal(tmp_path, "run")
+    journal.write("log", step=1, values={})
+    (tmp_path / record.JOURNAL_NAME).rename(tmp_path / "moved")
+    (tmp_path / record.JOURNAL_NAME).symlink_to(tmp_path / "moved")
+    journal.write("log", step=2, values={})
+    assert len((tmp_path / "moved").read_text().splitlines()) == 1
+    journal.close()
+
+
+def test_a_pipe_in_the_place_of_the_journal_blocks_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / record.JOURNAL_NAME)
+    make_trainer(tmp_path, max_steps=2, log_level="warning", save_strategy="steps").train()
+    assert "it is no regular file; delete it" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["training_args.json", "training_args.bin"])
+def test_files_of_arguments_take_the_place_of_a_link(name: str, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.write_text("precious")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(theirs)
+    make_trainer(tmp_path / "run").save_model()
+    assert theirs.read_text() == "precious"
+    assert not (tmp_path / "run" / name).is_symlink()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "model.safetensors", "training_args.bin", "training_args.json"
+    ]  # fmt: skip

@@ -85,7 +85,13 @@ def test_a_sleep_is_attributed_to_its_phase_and_all_phases_sum_to_the_wall_time(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainwright.state.run_state.perf_counter", lambda: Time.now)
-    settings: dict[str, Any] = {"save_strategy": "no", "max_steps": 6, "logging_steps": 1, **PHASES[phase]}
+    settings: dict[str, Any] = {
+        "save_strategy": "no",
+        "journal": True,
+        "max_steps": 6,
+        "logging_steps": 1,
+        **PHASES[phase],
+    }
     trainer = make_trainer(tmp_path, **settings)
     began = Time.now
     train(trainer)

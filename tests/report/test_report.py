@@ -86,7 +86,7 @@ def test_a_comparison_says_for_each_pair_where_the_losses_part_and_which_argumen
 
 def test_two_real_runs_part_where_their_seeds_make_them(tmp_path: Path) -> None:
     for name, rate in (("one", 1e-2), ("two", 2e-2)):
-        train(make_trainer(tmp_path / name, max_steps=4, learning_rate=rate))
+        train(make_trainer(tmp_path / name, journal=True, max_steps=4, learning_rate=rate))
     text = comparison(read_runs([tmp_path / "one", tmp_path / "two"]))
     assert "differ for the first time at step 2" in text  # the first loss is from before the first update
     assert "learning_rate" in text

@@ -28,6 +28,8 @@ from trainwright._types import (
     StateDict,
     is_count,
     read_json,
+    replacing,
+    write_text,
 )
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.rng import numpy_globals
@@ -255,7 +257,7 @@ def save_arguments(args: Arguments, folder: Path) -> None:
     Nothing of ours reads the object. Arguments of a class that cannot be pickled are a dict of their values there.
     """
     values = json.loads(args.to_json_string())
-    (folder / TRAINING_ARGS_JSON_NAME).write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
+    write_text(folder / TRAINING_ARGS_JSON_NAME, json.dumps(values, indent=2, sort_keys=True))
     shown = copy.copy(args)
     state = {
         n: None if n.endswith("_token") else value
@@ -264,10 +266,11 @@ def save_arguments(args: Arguments, folder: Path) -> None:
     }
     vars(shown).clear()
     vars(shown).update(state)
-    try:
-        torch.save(shown, folder / TRAINING_ARGS_NAME)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        torch.save(values, folder / TRAINING_ARGS_NAME)
+    with replacing(folder / TRAINING_ARGS_NAME) as beside:  # a link of that name is replaced, not followed
+        try:
+            torch.save(shown, beside)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            torch.save(values, beside)
 
 
 def check_readable(path: Path) -> None:

@@ -17,6 +17,7 @@ import os
 import platform
 import re
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -44,6 +45,7 @@ PACKAGES = ("trainwright", "torch", "transformers", "accelerate", "datasets", "p
 SECRET = re.compile("token(?!izer|s_seen)|secret|password|api_?key")  # in the names of arguments
 # Kinds of entries that belong to a step, so that a resume from an earlier one supersedes them.
 OF_A_STEP = ("log", "evaluation", "save", "delivered", "incident", "warning")
+BEGIN_A_FILE = ("log", "evaluation", "save")
 
 Entry = dict[str, Any]  # Any: whatever JSON holds
 
@@ -57,10 +59,19 @@ class NullJournal:
 
 
 class FileJournal:
-    """Appends to the journal in a run's directory. What goes wrong is said once and never ends a run."""
+    """Appends to the journal in a run's directory. What goes wrong is said once and never ends a run.
 
-    def __init__(self, folder: str | Path, run_id: str) -> None:
+    Args:
+        folder: the run's directory.
+        run_id: id of the run.
+        waits: a file that is not there yet is made with the first log or save; entries before it wait in memory. So a
+            run that fails earlier leaves no file.
+    """
+
+    def __init__(self, folder: str | Path, run_id: str, *, waits: bool = False) -> None:
         self.path = Path(folder) / JOURNAL_NAME
+        self._waits = waits
+        self._waiting: list[bytes] = []  # lines of before the file is made
         self.run_id = run_id
         self._lock = threading.Lock()
         self._has_failed = False
@@ -71,8 +82,12 @@ class FileJournal:
             entry = {"kind": kind, "run": self.run_id, "time": time.time(), **json_value(values, text=without_tokens)}
             line = json.dumps(entry) + "\n"
             with self._lock:
-                self._append(line.encode())
+                self._waiting.append(line.encode())
+                if not self._waits or kind in BEGIN_A_FILE or os.path.lexists(self.path):
+                    while self._waiting:
+                        self._append(self._waiting.pop(0))
         except Exception as error:  # also from the text of an object that somebody logged
+            self._waiting.clear()
             is_first, self._has_failed = not self._has_failed, True  # set first: a warning is an entry itself
             if is_first:
                 logger.warning("%s cannot be written, so this run is not recorded there: %s", self.path, error)
@@ -80,15 +95,28 @@ class FileJournal:
     def _append(self, line: bytes) -> None:
         """Appends to the file, which stays open for as long as nobody else writes to it or moves it."""
         if self._file is None or not self._file.is_as_left(self.path):
-            self.close()
+            self._close_file()
             self._file = OpenFile(self.path)
         self._file.append(line)
 
     def close(self) -> None:
-        """Closes the file; a later entry opens it again."""
+        """Closes the file; a later entry opens it again. Entries that wait for the file are dropped."""
+        self._waiting.clear()
+        self._close_file()
+
+    def _close_file(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+# Journals of runs under way, by the path of their file, which may not be there yet.
+_LIVE: weakref.WeakValueDictionary[str, FileJournal] = weakref.WeakValueDictionary()
+
+
+def live_journal(folder: str | Path) -> FileJournal | None:
+    """Returns the journal of the run of this process that writes into a directory; None without one."""
+    return _LIVE.get(os.path.abspath(Path(folder) / JOURNAL_NAME))
 
 
 Journal: TypeAlias = NullJournal | FileJournal
@@ -99,10 +127,16 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed; delete it")
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        for name in ("O_BINARY", "O_NOFOLLOW", "O_NONBLOCK"):  # the last for a pipe of that name
+            flags |= getattr(os, name, 0)
         self._number = os.open(path, flags, 0o666)
         self.close = weakref.finalize(self, os.close, self._number)
         self._status = os.fstat(self._number)
+        if not stat.S_ISREG(self._status.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file; delete it")
         self._size = self._status.st_size
         if self._size > 0:
             os.lseek(self._number, -1, os.SEEK_END)
@@ -118,7 +152,7 @@ class OpenFile:
     def is_as_left(self, path: Path) -> bool:
         """Returns False if the last line is unfinished, or the file was moved, deleted or written to by others."""
         try:
-            status = os.stat(path)
+            status = os.lstat(path)
         except OSError:
             return False
         return status.st_size == self._size and os.path.samestat(status, self._status)
@@ -227,7 +261,10 @@ class JournalListener:
         self, journal: Journal, step_now: Callable[[], int], *, checkpoint: str | None, facts: JSONObject
     ) -> None:
         """Starts the journal of a run; `facts` describe it, `step_now` returns its step."""
-        self.journal, self.step_now = journal, step_now
+        self.journal = journal
+        self.step_now = step_now
+        if isinstance(journal, FileJournal):
+            _LIVE[os.path.abspath(journal.path)] = journal
         journal.write("start" if checkpoint is None else "resume", step=step_now(), checkpoint=checkpoint, **facts)
         self._warnings.listen()
 
@@ -258,6 +295,8 @@ class JournalListener:
         times = {phase: round(value, 4) for phase, value in phases if value > 0}
         self.journal.write("time", time_by_phase=times, **peak_memory())
         self.journal.close()
+        if isinstance(self.journal, FileJournal):
+            _LIVE.pop(os.path.abspath(self.journal.path), None)
         return seconds
 
     def on_exception(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:

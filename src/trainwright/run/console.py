@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from trainwright import model_facts
-from trainwright._types import JSONObject, Model, counted, printable
+from trainwright._types import JSONObject, Model, counted, is_instance_of, printable
 from trainwright.config import rules
 from trainwright.config.fields import batch_formers, value_of
 from trainwright.config.plans import StepPlan
@@ -136,11 +136,19 @@ def begin_journal(
     keeper: JournalListener, context: LoopContext, args: Any, progress: RunState, *, folder: str, run_id: str,
     model: Model, levers: JSONObject | None, **data: Any,
 ) -> None:  # fmt: skip
-    """Opens the journal of a run and writes down what it is. Only the first process writes, where output is saved."""
+    """Begins the journal of a run with what it is. Only the first process writes, where output is saved.
+
+    A run that neither saves nor tracks has a journal only with `journal=True`.
+    """
     journal: Journal = NullJournal()
     facts: dict[str, Any] = {}
-    if args.should_save and progress.state.is_world_process_zero:
-        journal = FileJournal(folder, run_id)
+    wanted = value_of(args, "journal")
+    if wanted is None:
+        callbacks = getattr(context.events, "callbacks", ())
+        tracks = any(is_instance_of(one, "trainwright.trackers.base", "TrackerCallback") for one in callbacks)
+        wanted = args.save_strategy != "no" or tracks
+    if wanted and args.should_save and progress.state.is_world_process_zero:
+        journal = FileJournal(folder, run_id, waits=True)
         facts = {**facts_of_run(args, context.engine.device, data), "plan": dataclasses.asdict(context.plan)}
         facts |= {"model": model_facts.summary(model)} | ({} if levers is None else {"levers": levers})
     keeper.begin(journal, lambda: progress.state.global_step, checkpoint=context.start.checkpoint, facts=facts)

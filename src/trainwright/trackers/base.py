@@ -196,7 +196,6 @@ class TrackerCallback(TrainerCallback):
         self._guard = TrackerThread(self.name)
         self._missed: set[tuple[int, str]] = set()  # (step, name) of values that were not taken; two threads add to it
         self._handle: str | None = None  # id of the run at the service
-        self._run_id: str | None = None  # id of the run in the journal; empty: there is no journal
         self._resumed_at = 0  # the step from which training resumed
         self._is_caught_up = False  # whether values of a killed process were sent again
 
@@ -241,7 +240,8 @@ class TrackerCallback(TrainerCallback):
         if state.global_step > 0 and self._handle is None and (known := known_run(args)) is not None:
             handles = [str(entry["handle"]) for entry in known.of("tracker") if entry["name"] == self.name]
             self._handle = handles[-1] if handles else None
-        self._run_id, self._resumed_at, self._is_caught_up = None, state.global_step, False
+        self._resumed_at = state.global_step
+        self._is_caught_up = False
         state, model = copy.copy(state), kwargs.pop("model", None)  # training changes the record
         self._guard.submit(lambda: self._open(args, state, model))
         if not type(self).__module__.startswith("trainwright.trackers."):
@@ -340,10 +340,11 @@ class TrackerCallback(TrainerCallback):
         self._write_down(args, "tracker", handle=handle)
 
     def _write_down(self, args: Arguments, kind: str, **values: object) -> None:
-        if self._run_id is None:
-            self._run_id = "" if (known := known_run(args)) is None else known.run_id
-        if self._run_id:
-            record.FileJournal(args.output_dir, self._run_id).write(kind, name=self.name, **values)
+        journal = record.live_journal(args.output_dir)
+        if journal is None and (known := known_run(args)) is not None:
+            journal = record.FileJournal(args.output_dir, known.run_id)
+        if journal is not None:
+            journal.write(kind, name=self.name, **values)
 
     def _backfill(self, args: Arguments, state: TrainerState, model: object) -> None:
         """Sends the values that were not taken, from the journal, in the order of steps."""
@@ -364,8 +365,9 @@ def as_of(state: TrainerState, step: int, values: Mapping[str, object]) -> Train
 
 
 def known_run(args: Arguments) -> record.Record | None:
-    """Reads the journal of this run; None if there is none."""
+    """Reads the journal of this run; None if there is none, or nothing in it yet."""
+    journal = record.live_journal(args.output_dir)
     try:
-        return record.read(args.output_dir)
+        return record.read(args.output_dir, None if journal is None else journal.run_id)
     except (OSError, ValueError):
         return None

@@ -263,6 +263,11 @@ class OurFields(FieldGroup, group="Ours"):
         limits=Range(0, 1),
         since="0.3",
     )
+    journal: bool | None = not_compared(
+        None,
+        "Record the run in journal.jsonl (None: if it saves or has a tracker).",
+        since="0.3",
+    )
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
