@@ -112,7 +112,7 @@ class Fails(TrainerCallback):
 
 
 def test_an_error_leaves_no_token_in_journal_and_report(tmp_path: Path) -> None:
-    (tmp_path / record.JOURNAL_NAME).touch()  # of an earlier run: a new one begins with the first log, which never comes
+    (tmp_path / record.JOURNAL_NAME).touch()  # a new one would begin with the first log, which never comes
     trainer = make_trainer(tmp_path, journal=True, callbacks=[Fails()], max_steps=2)
     with pytest.raises(RuntimeError, match="Authorization"):
         trainer.train()

@@ -213,18 +213,14 @@ def read_bytes(path: str | Path, *, max_bytes: int) -> bytes:
 
     A pipe without a writer does not block it, and of an endless device nothing is read.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is no regular file")
-        if status.st_size > max_bytes:
-            raise ValueError(f"it has {status.st_size} bytes, and at most {max_bytes} are read")
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(status.st_size)  # not `max_bytes`: room for that many would be taken
-    finally:
-        os.close(descriptor)
+    path = Path(path)
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is no regular file")
+    if status.st_size > max_bytes:
+        raise ValueError(f"it has {status.st_size} bytes, and at most {max_bytes} are read")
+    with path.open("rb") as file:
+        return file.read(status.st_size)  # not `max_bytes`: room for that many would be taken
 
 
 # Control characters, and those that reverse the direction of text: as their escapes.
