@@ -289,8 +289,8 @@ def without_tokens(text: str) -> str:
     """
     for secret in _secret_values():
         if secret in text:
-            pattern = re.escape(secret) if len(secret) >= LONG_SECRET else rf"(?<!\w){re.escape(secret)}(?!\w)"
-            text = re.sub(pattern, "***", text)
+            exact = re.escape(secret) if len(secret) >= LONG_SECRET else rf"(?<!\w){re.escape(secret)}(?!\w)"
+            text = re.sub(exact, "***", text)
     if len(text) < SHORTEST_TOKEN and ":" not in text and "=" not in text:  # nearly all values of arguments
         return text
     for pattern, mask in _SECRETS:

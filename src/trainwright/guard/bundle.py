@@ -89,8 +89,7 @@ def check_incident(folder: Path, about: JSONObject) -> None:
     place = folder / INCIDENT
     for name, kinds in _KINDS.items():
         value = about.get(name)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        is_huge = is_number and not abs(value) <= sys.maxsize  # so also NaN
+        is_huge = isinstance(value, (int, float)) and not abs(value) <= sys.maxsize  # so also NaN
         if value is not None and (not isinstance(value, kinds) or is_huge):
             raise BundleError(f"{place} holds what no run writes: {name} is {reprlib.repr(value)}.")
     for name, value in (("num_parts", about.get("num_parts")), ("threads", _threads(about))):
