@@ -38,7 +38,9 @@ def heard() -> Iterator[list[int]]:
 
 
 def trainer(folder: Path, **settings: Any) -> Any:
-    return make_trainer(folder, **{"max_steps": 3, "save_strategy": "steps", "save_steps": 100, "log_level": "warning"} | settings)
+    return make_trainer(
+        folder, **{"max_steps": 3, "save_strategy": "steps", "save_steps": 100, "log_level": "warning"} | settings
+    )
 
 
 def end(number: int, contexts: list[Any]) -> None:
