@@ -146,7 +146,7 @@ def test_a_signal_in_an_inner_training_saves_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at_step", [1, 2])
 def test_one_signal_saves_both_loops_that_take_turns(at_step: int, tmp_path: Path) -> None:
     loops = [trainer(tmp_path / name, max_steps=6).steps() for name in "ab"]
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as ended:  # noqa: PT012 -- where it is raised is not said
         for number, pair in enumerate(zip(*loops, strict=True), start=1):
             for step in pair:
                 for batch in step.batches:
