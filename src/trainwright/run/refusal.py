@@ -88,11 +88,10 @@ def _precision() -> dict[tuple[Any, str], bool]:
 
 def _kinds_of_state() -> list[Any]:
     """Returns accelerate's classes whose instances share one dictionary."""
-    if "accelerate.state" not in sys.modules:
+    state = sys.modules.get("accelerate.state")  # which the engine imports
+    if state is None:
         return []
-    from accelerate.state import AcceleratorState, GradientState, PartialState
-
-    return [PartialState, AcceleratorState, GradientState]  # in the order in which they need each other
+    return [state.PartialState, state.AcceleratorState, state.GradientState]  # in the order of what each one needs
 
 
 def _states() -> list[dict[str, Any]]:
