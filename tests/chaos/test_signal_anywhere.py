@@ -1,4 +1,4 @@
-"""A run whose process group is signalled at any moment, and started again, ends with the weights of a whole one."""
+"""A run whose process group is signalled at any moment, and started again, ends with the weights of a quiet one."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def wait_for_data(
     except (RuntimeError, OSError, EOFError) as error:  # of workers that the signal has ended
         if not run.is_interrupted:
             raise
-        session.loader.rewind()
+        give_up(session, run)
         raise Interrupted from error
     finally:
         run.clock.mark(OTHER)
@@ -218,7 +218,7 @@ def save_and_leave(session: LoopContext, run: RunState, hooks: TrainHooks) -> No
 def save_at_early_end(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
     """Saves the last finished step of a run that is left in a step, after a signal; a failure is only logged."""
     if run.step_under_way:
-        session.loader.rewind()
+        give_up(session, run)
     try:
         save_after_signal(session, run, hooks)
     except Exception as error:
