@@ -216,7 +216,7 @@ def read_bytes(path: str | Path, *, max_bytes: int) -> bytes:
     path = Path(path)
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it is not a regular file")
     if status.st_size > max_bytes:
         raise ValueError(f"it has {status.st_size} bytes, and at most {max_bytes} are read")
     with path.open("rb") as file:

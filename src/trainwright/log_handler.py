@@ -24,7 +24,7 @@ class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the
     and within a run once.
     """
 
-    said: ClassVar[set[str] | None] = None  # warnings of the run under way; None between runs
+    said: ClassVar[list[set[str]]] = []  # warnings of each run under way, the latest run last; none between runs
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the line or lines of a record."""
@@ -44,21 +44,24 @@ class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the
             return False
         if os.environ.get("RANK", "0") != "0" and not logging.getLogger(record.name).isEnabledFor(logging.INFO):
             return True  # log_level_replica="info" shows those of every process
-        known, text = self.said, record.getMessage()
-        is_known = known is not None and text in known
-        if known is not None:
-            known.add(text)
+        if not self.said:
+            return False
+        known = self.said[-1]
+        text = record.getMessage()
+        is_known = text in known
+        known.add(text)
         return is_known
 
 
 @contextmanager
 def each_warning_once() -> Iterator[None]:
-    """Within the context a warning with the same text is shown once."""
-    before, PackageHandler.said = PackageHandler.said, set()
+    """Within the context a warning with the same text is shown once. Contexts may end in any order."""
+    known: set[str] = set()
+    PackageHandler.said.append(known)
     try:
         yield
     finally:
-        PackageHandler.said = before
+        PackageHandler.said[:] = [one for one in PackageHandler.said if one is not known]
 
 
 def _clean(record: logging.LogRecord) -> None:

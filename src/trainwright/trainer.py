@@ -160,7 +160,6 @@ class Trainer:
 
     # -- construction --------------------------------------------------------------------------------------------------
 
-    @unchanged_if_refused
     def __init__(
         self,
         model: Any = None,
@@ -178,56 +177,59 @@ class Trainer:
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
         tokenizer: Any = None,
     ) -> None:
-        checks.check_models(model, model_init)
-        self.args = build.arguments_of_trainer(args, model)
-        self._services = build.Services.for_arguments(self.args)
-        self._services.memory_tracker.start("init")
-        self._run = TrainingRun.idle(self.args)
-        self._search: Any = build.NoSearch()  # or a Searching
+        with unchanged_if_refused(self):
+            checks.check_models(model, model_init)
+            self.args = build.arguments_of_trainer(args, model)
+            self._services = build.Services.for_arguments(self.args)
+            self._services.memory_tracker.start("init")
+            self._run = TrainingRun.idle(self.args)
+            self._search: Any = build.NoSearch()  # or a Searching
 
-        # The user's objects.
-        self.model, self.model_init = model, model_init
-        makes_loader = not is_overridden(self, "get_train_dataloader")  # another one may take a dict as it is
-        self.train_dataset = mixture.as_mixture(train_dataset) if makes_loader else train_dataset
-        self.eval_dataset = eval_dataset
-        self.processing_class = build.one_processing_class(processing_class, tokenizer)
-        self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
-        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
-        self.optimizer, self.lr_scheduler = optimizers
-        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        default = columns.default_collator(self.processing_class, self.args, given=data_collator)
-        self._default_collator, self.data_collator = default, default if data_collator is None else data_collator
+            # The user's objects.
+            self.model, self.model_init = model, model_init
+            makes_loader = not is_overridden(self, "get_train_dataloader")  # another one may take a dict as it is
+            self.train_dataset = mixture.as_mixture(train_dataset) if makes_loader else train_dataset
+            self.eval_dataset = eval_dataset
+            self.processing_class = build.one_processing_class(processing_class, tokenizer)
+            self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+            self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+            self.optimizer, self.lr_scheduler = optimizers
+            self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+            default = columns.default_collator(self.processing_class, self.args, given=data_collator)
+            self._default_collator, self.data_collator = default, default if data_collator is None else data_collator
 
-        # The model on its device.
-        self._train_batch_size = self.args.train_batch_size
-        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
-        self._signature_columns: list[str] | None = None
-        self.checkpoint_items: dict[str, Stateful] = {}
-        self._created_lr_scheduler = False
-        self.create_accelerator_and_postprocess()
-        model = self.call_model_init() if model is None else model
-        checks.check_head(model)
-        self.is_model_parallel, placed = model_facts.num_devices(model) > 1, self.args.place_model_on_device
-        self.place_model_on_device = not self.is_model_parallel if placed is None else placed
-        self._adopt_model(model)
-        self.model_accepts_loss_kwargs = model_facts.accepts_loss_kwargs(model)
-        self.can_return_loss = model_facts.returns_loss_by_default(model)
-        self.label_names = model_facts.find_label_names(model) if (names := self.args.label_names) is None else names
-        self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
+            # The model on its device.
+            self._train_batch_size = self.args.train_batch_size
+            self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
+            self._signature_columns: list[str] | None = None
+            self.checkpoint_items: dict[str, Stateful] = {}
+            self._created_lr_scheduler = False
+            self.create_accelerator_and_postprocess()
+            model = self.call_model_init() if model is None else model
+            checks.check_head(model)
+            self.is_model_parallel, placed = model_facts.num_devices(model) > 1, self.args.place_model_on_device
+            self.place_model_on_device = not self.is_model_parallel if placed is None else placed
+            self._adopt_model(model)
+            self.model_accepts_loss_kwargs = model_facts.accepts_loss_kwargs(model)
+            self.can_return_loss = model_facts.returns_loss_by_default(model)
+            self.label_names = (
+                model_facts.find_label_names(model) if (names := self.args.label_names) is None else names
+            )
+            self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
 
-        # What cannot work together is refused; then callbacks, repository and directory are opened.
-        checks.check_optimizers(self.args, optimizers, optimizer_cls_and_kwargs, model_init)
-        own = self.lr_scheduler is not None
-        checks.check_datasets(self.args, self.train_dataset, eval_dataset, self.data_collator, has_own_schedule=own)
-        checks.check_metrics(self.args, compute_metrics)
-        self._use_callbacks(callbacks)
-        if self.args.push_to_hub:
-            self._open_repository()
-        if self.args.should_save:
-            checks.make_output_dir(self.args.output_dir)
-        self.state = self._fresh_state()
-        self.callback_handler.fire("on_init_end", self._run.progress)
-        self._services.memory_tracker.stop_and_update_metrics(stage="init")
+            # What cannot work together is refused; then callbacks, repository and directory are opened.
+            checks.check_optimizers(self.args, optimizers, optimizer_cls_and_kwargs, model_init)
+            own = self.lr_scheduler is not None
+            checks.check_datasets(self.args, self.train_dataset, eval_dataset, self.data_collator, has_own_schedule=own)
+            checks.check_metrics(self.args, compute_metrics)
+            self._use_callbacks(callbacks)
+            if self.args.push_to_hub:
+                self._open_repository()
+            if self.args.should_save:
+                checks.make_output_dir(self.args.output_dir)
+            self.state = self._fresh_state()
+            self.callback_handler.fire("on_init_end", self._run.progress)
+            self._services.memory_tracker.stop_and_update_metrics(stage="init")
 
     # Pickles and copies: a deep one gets an engine and other services of its own, a shallow one shares them.
     __getstate__, __setstate__, __copy__ = state_of, restore, build.with_parts

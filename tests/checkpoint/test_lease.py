@@ -230,7 +230,7 @@ def test_what_is_no_file_holds_no_directory(
     assert second.is_alive
     is_lease = name.endswith(".json")
     assert names(tmp_path) == sorted([".lease-5.json" if is_lease else ".lease-1.json", name])
-    assert ("is no lease of a run: it is no regular file" in caplog.text) is is_lease
+    assert ("is not a lease of a run: it is not a regular file" in caplog.text) is is_lease
     assert "cannot be claimed" not in caplog.text
     lease.release()
 

@@ -19,7 +19,14 @@ DEMANDED = {
     "__init__.py": {"FSDPOption", "FSDP_MODEL_NAME", "ShardedDDPOption", "integrations.deepspeed"},
     "compat/__init__.py": {"integrations.deepspeed"},
     "compat/helpers.py": {"ShardedDDPOption", "_ShardedDDPOption", "FairScale is not used; write fsdp=True"},
-    "trainer.py": {"is_deepspeed_enabled", "is_fsdp_enabled", "deepspeed"},
+    "trainer.py": {
+        "is_deepspeed_enabled",
+        "is_fsdp_enabled",
+        "deepspeed",
+        "is_fsdp_xla_enabled",
+        "is_fsdp_xla_v1_enabled",
+        "is_fsdp_xla_v2_enabled",
+    },
     "_types.py": {"FSDP_MODEL_NAME", "pytorch_model_fsdp"},
     "patches.py": {"optimize_ddp"},  # a setting of torch's compiler
     "optim/optimizer_table.py": {"adamw_torch_xla", "torch_xla", "torch_xla.amp.syncfree:AdamW"},  # a row of a package

@@ -77,6 +77,8 @@ SHOWN = {
     "`model_init` beside": f"{ERRORS}::test_an_optimizer_for_a_model_that_is_yet_to_be_made",
     "`fp16=True` has": "effects/precision_fields.py::the_forward_pass_is_in_float16_and_the_loss_is_scaled",
     "a dict of datasets as": "data/test_mixture.py::test_a_union_trains_as_the_sources_one_after_the_other_do",
+    "a callback's `on_save`": "checkpoint/test_changes.py::test_checkpoints_verify_with_what_a_listener_made_of_them",
+    "a negative `global_step`": "chaos/hostile/test_hostile.py::test_a_record_of_another_shape_is_refused",
     "`EarlyStoppingCallback` without": f"{ERRORS}::test_early_stopping_without_what_it_watches",
 }  # fmt: skip
 

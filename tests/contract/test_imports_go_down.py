@@ -42,7 +42,7 @@ ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
 
 TRANSFORMERS = ("checkpoint.weights", "data.columns", "optim.schedules", "seq2seq_trainer", "patches", "compat",
                 "cli.tasks", "config.zero3_init", "run.search")  # fmt: skip
-ACCELERATE = ("engine", "config.arguments", "compat.helpers")
+ACCELERATE = ("engine", "config.arguments", "compat.helpers", "data.prepared_dataloader")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
 BROUGHT_ALONG: dict[str, str | tuple[str, ...]] = {
     "tensorboard": "trackers.services",

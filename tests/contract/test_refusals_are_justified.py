@@ -30,7 +30,8 @@ OURS = (
     "loss_kernels",
     "data.columns.named_columns", "data.columns.check_named",  # columns that a class or a collator names
     "loop.step.divide_by_items", "engine.deepspeed.DeepSpeedEngine.scale_gradients",  # losses with their items
-    "loop.driven", "checks.check_drives_itself", "loop.fit.prepared_window",  # loops and windows of one's own
+    "loop.driven", "checks.check_drives_itself",  # loops of one's own
+    "loop.fit.prepared_window", "loop.fit.wait_for_data",  # windows of one's own, workers that a signal ended
     "checkpoint.training_state.states_of_items", "checkpoint.training_state._check_plain_state",  # objects of one's own
     "checkpoint.training_state.load_items",
     # Several datasets together, and the ledger of samples.

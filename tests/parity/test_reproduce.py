@@ -75,7 +75,13 @@ CASES: dict[str, Case] = {
     "`fp16=True` has": {"fp16": True},
 }  # fmt: skip
 # Rows that the last tests of this file compare.
-ALSO = ("with `dataloader_persistent_workers`", "early stopping ignores NaN", "what a collator or a dataset draws")
+ALSO = (
+    "with `dataloader_persistent_workers`",
+    "early stopping ignores NaN",
+    "what a collator or a dataset draws",
+    "with a decoder-only model",
+    "workers that persist keep",
+)
 KEPT = ("log", "state", "weights", "evaluated before", "evaluated", "predicted", "resumed log", "resumed state",
         "resumed weights")  # fmt: skip
 

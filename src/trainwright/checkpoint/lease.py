@@ -225,7 +225,7 @@ class Lease:
             return False
         if path not in self._foreign:
             self._foreign.add(path)
-            logger.warning("%s is no lease of a run: it is no regular file. It is ignored; delete it.", path)
+            logger.warning("%s is not a lease of a run: it is not a regular file. It is ignored; delete it.", path)
         return True
 
     def _has_moved(self, path: Path, now: float) -> bool | None:

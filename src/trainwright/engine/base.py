@@ -332,7 +332,8 @@ class Engine:
 
     def published_flags(self) -> dict[str, Any]:
         """Attributes of the trainer that name its backend; read again when it is set up."""
-        return {"deepspeed": None} | {
+        of_tpus = dict.fromkeys(("is_fsdp_xla_enabled", "is_fsdp_xla_v1_enabled", "is_fsdp_xla_v2_enabled"), False)
+        return {"deepspeed": None, **of_tpus} | {
             f"is_{brand}_enabled": getattr(self.accelerator.state, f"{brand}_plugin", None) is not None
             for brand in ("deepspeed", "fsdp")
         }

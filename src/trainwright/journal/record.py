@@ -136,7 +136,7 @@ class OpenFile:
         self.close = weakref.finalize(self, os.close, self._number)
         self._status = os.fstat(self._number)
         if not stat.S_ISREG(self._status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file; delete it")
+            raise OSError(errno.EINVAL, "it is not a regular file; delete it")
         self._size = self._status.st_size
         if self._size > 0:
             os.lseek(self._number, -1, os.SEEK_END)

@@ -48,9 +48,6 @@ WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
 SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one has been seen
 
 
-XLA_FLAGS = ("is_fsdp_xla_enabled", "is_fsdp_xla_v1_enabled", "is_fsdp_xla_v2_enabled")  # a backend of TPUs
-
-
 @dataclass(kw_only=True)
 class Services:
     """Objects of a trainer in this process besides the user's objects; another process, or a copy, makes its own."""
@@ -61,7 +58,7 @@ class Services:
     uploads: Uploader | NoUploads = field(default_factory=lambda: NoUploads())  # an uploader once a repository is open
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)  # by the name of their set, where workers are kept
     # `is_<backend>_enabled` and a backend's own engine, as others read them from the trainer
-    flags: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(**dict.fromkeys(XLA_FLAGS, False)))
+    flags: SimpleNamespace = field(default_factory=SimpleNamespace)
     engine: Engine = field(init=False)  # the backend; `use_engine` exchanges it
     # a value of this process -> of all processes; others may exchange it
     gather_function: Callable[[Any], Any] = field(init=False)

@@ -9,10 +9,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -20,25 +19,20 @@ from trainwright.state.interrupts import SIGNALS, is_main_thread
 
 # Any: states of accelerate hold objects of many types; a trainer may lack what its constructor has not come to.
 
-P = ParamSpec("P")
 LOGGERS = (None, "trainwright", "transformers", "accelerate")
 
 
-def unchanged_if_refused(construct: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
-    """Decorates the constructor of a trainer: if it raises, the process is as before."""
-
-    @wraps(construct)
-    def constructs(self: Any, *args: P.args, **kwargs: P.kwargs) -> None:
-        before = ProcessSettings()
-        try:
-            construct(self, *args, **kwargs)
-        except BaseException:
-            if "_services" in vars(self):
-                self._services.memory_tracker.abandon()
-            before.put_back()
-            raise
-
-    return constructs
+@contextmanager
+def unchanged_if_refused(trainer: Any) -> Iterator[None]:
+    """Around the construction of a trainer: if it raises, the process is as before."""
+    before = ProcessSettings()
+    try:
+        yield
+    except BaseException:
+        if "_services" in vars(trainer):
+            trainer._services.memory_tracker.abandon()
+        before.put_back()
+        raise
 
 
 class ProcessSettings:
