@@ -12,7 +12,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -22,7 +22,7 @@ from trainwright._types import JSONObject, Model, is_instance_of
 
 def core_model(model: Model) -> Any:
     """The model inside adapters (PEFT) and a compiled wrapper: the one whose `forward` names the inputs."""
-    model = uncompiled(model)
+    model = cast(Model, uncompiled(model))
     if is_instance_of(model, "peft", "PeftModel"):
         return model.get_base_model()
     if is_instance_of(model, "peft", "PeftMixedModel"):
@@ -30,9 +30,10 @@ def core_model(model: Model) -> Any:
     return model
 
 
-def uncompiled(model: Model) -> Any:
+def uncompiled(model: Model) -> nn.Module:
     """Returns the module inside the wrapper of `torch.compile`, whose only child it is; any other model itself."""
-    return next(model.children()) if type(model).__name__ == "OptimizedModule" else model
+    inner: nn.Module = next(model.children()) if type(model).__name__ == "OptimizedModule" else model
+    return inner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

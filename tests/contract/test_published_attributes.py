@@ -47,7 +47,7 @@ def test_all_may_be_assigned_before_the_constructor_in_any_order_and_it_takes_ov
         for name, value in values.items():
             setattr(trainer, name, value)
         assert all(getattr(trainer, name) is value for name, value in values.items())
-        trainer.__init__(model=made.model, args=made.args, train_dataset=made.train_dataset)
+        Trainer.__init__(trainer, model=made.model, args=made.args, train_dataset=made.train_dataset)
         assert not any(getattr(trainer, name) is value for name, value in values.items())
         assert train(trainer).global_step > 0
 

@@ -205,7 +205,8 @@ def host_batches(dataloader: DataLoaderLike) -> Iterator[Batch]:
     """
     is_ours = issubclass(type(dataloader), PreparedDataLoader) and type(dataloader).__iter__ is ITERATES
     if is_ours:
-        return dataloader.host_batches()
+        batches: Iterator[Batch] = dataloader.host_batches()
+        return batches
     with held_back() if getattr(dataloader, "num_workers", 0) else contextlib.nullcontext():
         return iter(dataloader)
 
