@@ -19,7 +19,7 @@ from trainwright.loop.context import LoopContext
 from trainwright.state.run_state import RunState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)  # not frozen: one is made in each step, and that would take three times as long
 class WindowMark:
     """A run before a window."""
 
