@@ -37,8 +37,14 @@ def answer(run: Path, question: str, *, number: int, data: Path | None) -> list[
         found = [{"sample": one} for one in _never(columns["sample"], about, number)]
     else:
         rows = _chosen(question, columns)[:number]
-        found = [{name: columns[name][row].item() if hasattr(columns[name][row], "item") else columns[name][row]
-                  for name in SHOWN if name in columns} for row in rows]  # fmt: skip
+        found = [
+            {
+                name: columns[name][row].item() if hasattr(columns[name][row], "item") else columns[name][row]
+                for name in SHOWN
+                if name in columns
+            }
+            for row in rows
+        ]
     if about["sources"] and None in about["sources"].values():  # samples are no rows of a file
         text_of = None
     else:
@@ -56,7 +62,8 @@ def ledger_file(run: Path) -> Path:
 
 
 def _chosen(question: str, columns: JSONObject) -> Sequence[int]:
-    visits, loss = columns["visits"], columns["mean_loss"]
+    visits = columns["visits"]
+    loss = columns["mean_loss"]
     if question == "top":
         return [row for row in np.argsort(-loss, kind="stable").tolist() if not np.isnan(loss[row])]
     if question == "repeated":
@@ -77,9 +84,12 @@ def _of_source(name: str, columns: JSONObject) -> JSONObject:
     part = columns["source"] == name
     tokens = int(columns["tokens"][part].sum())
     return {
-        "source": name, "samples": int(part.sum()), "visits": int(columns["visits"][part].sum()), "tokens": tokens,
+        "source": name,
+        "samples": int(part.sum()),
+        "visits": int(columns["visits"][part].sum()),
+        "tokens": tokens,
         "mean_loss": float(columns["loss_sum"][part].sum()) / tokens if tokens else None,
-    }  # fmt: skip
+    }
 
 
 def _texts(run: Path, data: Path | None, num_samples: int | None) -> Callable[[int], str] | None:

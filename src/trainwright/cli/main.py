@@ -32,9 +32,13 @@ if TYPE_CHECKING:
 FAILED = 1
 USAGE = 2
 OF_THE_USER = (
-    errors.ArgumentError, errors.CheckpointNotFoundError, errors.DataError, errors.MetricError,
-    errors.MissingPackageError, errors.ModelError,
-)  # fmt: skip
+    errors.ArgumentError,
+    errors.CheckpointNotFoundError,
+    errors.DataError,
+    errors.MetricError,
+    errors.MissingPackageError,
+    errors.ModelError,
+)
 
 
 @contextmanager
@@ -228,7 +232,8 @@ def compare(
             f"`trainwright runs` lists those below a directory; `trainwright report {runs[0]}` shows one."
         )
     records = read_runs(runs)
-    pairs, first = partings(records, tolerance), first_difference(records, tolerance)
+    pairs = partings(records, tolerance)
+    first = first_difference(records, tolerance)
     if as_json:
         found = {"parts_at_step": first, "pairs": [dataclasses.asdict(pair) for pair in pairs]}
         echo(_json({"runs": list(records), **found, "arguments": differing_arguments(records)}))
@@ -251,7 +256,8 @@ def runs(
 
     from trainwright.report.run_table import ago, find_runs, readable_time
 
-    found, now = find_runs(folder), time.time()
+    found = find_runs(folder)
+    now = time.time()
     if as_json:
         echo(_json([dataclasses.asdict(one) for one in found]))
         return

@@ -82,7 +82,8 @@ def _replay(
         except (TypeError, KeyError, ValueError) as error:
             raise BundleError(f"{folder / bundle.INCIDENT} holds what no run writes: {error!r}.") from error
         bare = trainer._engine.unwrap(trainer.model)
-        keeps, noise = trainer._uses_outputs(), trainer._noise()
+        keeps = trainer._uses_outputs()
+        noise = trainer._noise()
         with build.patched(trainer.args, trainer.model, trainer._engine, keeps_outputs=keeps, noise=noise):
             rng.restore(states)
             found = probe(bare, lambda: window_losses(trainer, trainer._run, bare, window))
@@ -214,7 +215,8 @@ def _what_happened(folder: Path, about: JSONObject) -> list[str]:
     if values:
         lines.append("values    " + ", ".join(f"{name} {value}" for name, value in values.items()))
     if not weight_files(folder):
-        source, step = _source(folder, about), int(about.get("step") or 1) - 1
+        source = _source(folder, about)
+        step = int(about.get("step") or 1) - 1
         before = step - int((about.get("parent") or {}).get("step", step))
         apart = f"{counted(before, 'step')} before the incident's"
         where = "the function's" if source == folder else f"{source.name}'s, {apart}"
@@ -286,13 +288,15 @@ def _one_by_one(trainer: Trainer, bare: Any, window: Window, about: JSONObject) 
 
     The last lines name the largest loss and the largest norm of the gradient, if all are finite.
     """
-    lines, values = [], list[tuple[float, float, str]]()
+    lines = []
+    values = list[tuple[float, float, str]]()
     for number, batch in enumerate(window.batches):
         size = find_batch_size(batch) or 1
         for row in range(size):
             one = Window([rows_of(batch, [row], size)], window.num_items)
             found = probe(bare, lambda one=one: window_losses(trainer, trainer._run, bare, one))  # type: ignore[misc]
-            place, norm = _place(about, number, row), math.hypot(*found.gradients.values())
+            place = _place(about, number, row)
+            norm = math.hypot(*found.gradients.values())
             if found.error:
                 lines.append(f"one       {place}: {found.error}")
                 continue

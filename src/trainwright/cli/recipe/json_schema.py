@@ -13,8 +13,15 @@ from trainwright.config.arguments import Seq2SeqTrainingArguments
 from trainwright.config.deprecated import OLD_NAMES
 from trainwright.config.fields import CHOICES
 
-KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object",
-         type(None): "null"}  # fmt: skip
+KINDS = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
 
 
 def json_schema() -> JSONObject:
@@ -38,7 +45,8 @@ def json_schema() -> JSONObject:
 
 
 def _of_part(kind: type, path: Path) -> JSONObject:
-    hints, properties = get_type_hints(kind), {}
+    hints = get_type_hints(kind)
+    properties = {}
     for one in dataclasses.fields(kind):
         nested = NESTED.get((*path, one.name))
         about = {"description": one.metadata["help"]}
@@ -57,7 +65,8 @@ def _of_part(kind: type, path: Path) -> JSONObject:
 
 def _of_training() -> JSONObject:
     """The fields of the arguments; a text may stand for any value, as TrainingArguments converts it."""
-    hints, properties = get_type_hints(Seq2SeqTrainingArguments), {}
+    hints = get_type_hints(Seq2SeqTrainingArguments)
+    properties = {}
     for one in dataclasses.fields(Seq2SeqTrainingArguments):
         if one.init:
             choices = [choice for choice in CHOICES.get(one.name, ()) if choice is not None]
@@ -65,8 +74,12 @@ def _of_training() -> JSONObject:
             properties[one.name] = {**found, "description": one.metadata.get("help", "")}
     older = {name: {"deprecated": True} for name in OLD_NAMES if name not in properties}
     about = "Any field of TrainingArguments."
-    return {"type": ["object", "null"], "additionalProperties": False, "properties": {**properties, **older},
-            "description": about}  # fmt: skip
+    return {
+        "type": ["object", "null"],
+        "additionalProperties": False,
+        "properties": {**properties, **older},
+        "description": about,
+    }
 
 
 def _takes_none(hint: Any) -> bool:

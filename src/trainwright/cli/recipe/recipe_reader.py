@@ -43,8 +43,14 @@ OPTIONAL: dict[str, type] = {
 TOP = ("task", "model", "data", *OPTIONAL, "training")
 NESTED: dict[Path, type] = {("model", "learn_tokenizer"): LearnPart, ("data", "image"): ImagePart}
 Found = Iterator[tuple[Path, str]]
-KINDS = {"str": "text", "int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list",
-         "dict": "names with values"}  # fmt: skip
+KINDS = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "names with values",
+}
 
 
 def read_tree(file: FilePath, overrides: Sequence[str] = (), typed: Sequence[str] = ()) -> Tree:
@@ -85,14 +91,19 @@ def _typed(words: Sequence[str]) -> Iterator[tuple[str, str]]:
             if not sign:
                 has_value = bool(left) and not left[0].startswith("--") and re.match(r"[\w.]+=", left[0]) is None
                 value = left.pop(0) if has_value else "true"
-                word, sign = f"{word} {value}" if has_value else word, "="
+                if has_value:
+                    word = f"{word} {value}"
+                sign = "="
         yield word, f"{_whole(name)}{sign}{value}"
 
 
 def _whole(name: str) -> str:
     """Returns the path of a name that is typed without its parents; of several, that of `training`."""
     found = [path for path in known_paths() if path.rpartition(".")[2] == name]
-    return found[0] if len(found) == 1 else f"training.{name}" if f"training.{name}" in found else name
+    if len(found) == 1:
+        return found[0]
+    of_training = f"training.{name}"
+    return of_training if of_training in found else name
 
 
 def checked(tree: Tree, base: FilePath) -> Recipe:
@@ -101,7 +112,9 @@ def checked(tree: Tree, base: FilePath) -> Recipe:
     if isinstance(value.get("data"), list):
         value["data"] = {"sources": value["data"]}
     tree.refuse([*(wrong := list(_problems(tree))), *(_values_of_known_names(value, base) if wrong else ())])
-    data, model, training = dict(value["data"]), dict(value.get("model") or {}), dict(value.get("training") or {})
+    data = dict(value["data"])
+    model = dict(value.get("model") or {})
+    training = dict(value.get("training") or {})
     problems = list(_resolve(data, model, training, base, value["task"]))
     parts = {"model": _made(ModelPart, model, ("model",)), "data": _made(DataPart, data, ("data",))}
     parts |= {name: _made(kind, value[name] or {}, (name,)) for name, kind in OPTIONAL.items() if name in value}
@@ -113,7 +126,8 @@ def checked(tree: Tree, base: FilePath) -> Recipe:
 
 def _values_of_known_names(value: JSONObject, base: FilePath) -> Found:
     """Yields the problems of values whose names are known, to report them with those of unknown names."""
-    training, task = value.get("training"), value.get("task")
+    training = value.get("training")
+    task = value.get("task")
     if isinstance(training, dict):
         generates = task in TASKS and TASKS[task].generates
         known = {name: one for name, one in training.items() if name in training_names(generates=generates)}
@@ -128,7 +142,8 @@ def known_paths() -> list[str]:
 
 
 def _problem_of_name(path: Path) -> str | None:
-    full, known = ".".join(path), known_paths()
+    full = ".".join(path)
+    known = known_paths()
     free = {("model", "config"), ("data", "columns"), ("data", "where"), ("data", "labels")}
     if full in known or full in OPTIONAL or path[:2] in free:
         return None
@@ -198,7 +213,8 @@ def _mismatch(value: object, hint: Any, metadata: Mapping[str, Any]) -> str | No
         return f"{value!r} is not {wanted}."
     if isinstance(value, list) and list[str] in members and not all(isinstance(item, str) for item in value):
         return f"{value!r} is not a list of texts."
-    choices, low = metadata.get("choices"), metadata.get("low")
+    choices = metadata.get("choices")
+    low = metadata.get("low")
     if choices is not None and value not in choices:
         return f"{value!r} is not one of {', '.join(choices)}.{did_you_mean(str(value), choices)}"
     if low is not None and isinstance(value, (int, float)) and value < low:
@@ -233,7 +249,8 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: Fi
             except PlaceError as error:
                 yield ("model", name), f"model.{name}: {error}"
     if data.get("chat_template") is not None and data["chat_template"] not in CHAT_TEMPLATES:
-        named, data["chat_template"] = data["chat_template"], absolute(data["chat_template"], base)
+        named = data["chat_template"]
+        data["chat_template"] = absolute(data["chat_template"], base)
         if not FilePath(data["chat_template"]).is_file():
             said = f"{named!r} is neither a file nor one of {', '.join(CHAT_TEMPLATES)}."
             yield ("data", "chat_template"), f"data.chat_template: {said}{did_you_mean(named, CHAT_TEMPLATES)}"
@@ -258,12 +275,14 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: Fi
 
 def _resolve_sources(sources: list[Any], training: JSONObject, base: FilePath) -> Found:
     """Makes the paths of sources absolute and names them, in place; their shares become `training.mixture`."""
-    shares, at = {}, ("data", "sources")
+    shares = {}
+    at = ("data", "sources")
     for one in sources:
         if not isinstance(one, dict) or not isinstance(one.get("path"), str) or one.keys() - {"path", "name", "share"}:
             yield at, f"data.sources: {one!r} is not of the form {{path: FILE, name: NAME, share: 0.3}}."
             return
-        one["path"], one["name"] = absolute(one["path"], base), str(one.get("name") or FilePath(one["path"]).stem)
+        one["name"] = str(one.get("name") or FilePath(one["path"]).stem)
+        one["path"] = absolute(one["path"], base)
         try:
             files(one["path"])
         except PlaceError as error:
@@ -283,7 +302,9 @@ def _resolve_sources(sources: list[Any], training: JSONObject, base: FilePath) -
 
 
 def _contradictions(recipe: Recipe) -> Found:
-    data, model, spec = recipe.data, recipe.model, recipe.spec
+    data = recipe.data
+    model = recipe.model
+    spec = recipe.spec
     if data.train is None and data.dataset is None and not data.sources:
         yield ("data",), "data.train is missing: a file, or several (or data.dataset, or data.sources)."
     if data.sources and (data.train is not None or data.dataset is not None):
@@ -411,7 +432,8 @@ def _beside(path: FilePath) -> str:
 
 # -- the part `training`, whose fields are those of TrainingArguments; and the files of `init` -------------------------
 
-PATHS, MAYBE_PATHS = names_with("path"), names_with("maybe_path")
+PATHS = names_with("path")
+MAYBE_PATHS = names_with("maybe_path")
 WORDS = {**dict.fromkeys((*TRUE_WORDS, "on"), True), **dict.fromkeys((*FALSE_WORDS, "off"), False)}
 
 

@@ -133,32 +133,64 @@ class TaskSpec:
 
 TASKS: dict[str, TaskSpec] = {
     "text-classification": TaskSpec(
-        title="one label for a text", model_class="AutoModelForSequenceClassification", adapter="SEQ_CLS",
-        needs=("text", "label"), takes=("text_pair",), only=("labels", "max_length")),
+        title="one label for a text",
+        model_class="AutoModelForSequenceClassification",
+        adapter="SEQ_CLS",
+        needs=("text", "label"),
+        takes=("text_pair",),
+        only=("labels", "max_length"),
+    ),
     "token-classification": TaskSpec(
-        title="a tag for each word", model_class="AutoModelForTokenClassification", adapter="TOKEN_CLS",
+        title="a tag for each word",
+        model_class="AutoModelForTokenClassification",
+        adapter="TOKEN_CLS",
         needs=("words", "tags"),
-        only=("labels", "max_length")),
+        only=("labels", "max_length"),
+    ),
     "causal-lm": TaskSpec(
-        title="go on with a text", model_class="AutoModelForCausalLM", adapter="CAUSAL_LM", needs=("text",),
-        only=("max_length",)),
+        title="go on with a text",
+        model_class="AutoModelForCausalLM",
+        adapter="CAUSAL_LM",
+        needs=("text",),
+        only=("max_length",),
+    ),
     "masked-lm": TaskSpec(
-        title="fill in hidden words", model_class="AutoModelForMaskedLM", needs=("text",),
-        only=("max_length", "mask_share")),
+        title="fill in hidden words",
+        model_class="AutoModelForMaskedLM",
+        needs=("text",),
+        only=("max_length", "mask_share"),
+    ),
     "seq2seq": TaskSpec(
-        title="a text from a text", model_class="AutoModelForSeq2SeqLM", needs=("source", "target"), generates=True,
-        only=("max_length", "max_target_length"), adapter="SEQ_2_SEQ_LM"),
+        title="a text from a text",
+        model_class="AutoModelForSeq2SeqLM",
+        needs=("source", "target"),
+        generates=True,
+        only=("max_length", "max_target_length"),
+        adapter="SEQ_2_SEQ_LM",
+    ),
     "chat": TaskSpec(
-        title="answer in a conversation", model_class="AutoModelForCausalLM", adapter="CAUSAL_LM", needs=(),
+        title="answer in a conversation",
+        model_class="AutoModelForCausalLM",
+        adapter="CAUSAL_LM",
+        needs=(),
         takes=("messages", "instruction", "input", "output", "system"),
-        only=("max_length", "chat_template", "loss_on", "system")),
+        only=("max_length", "chat_template", "loss_on", "system"),
+    ),
     "image-classification": TaskSpec(
-        title="one label for an image", model_class="AutoModelForImageClassification", needs=("image", "label"),
-        only=("labels", "image")),
+        title="one label for an image",
+        model_class="AutoModelForImageClassification",
+        needs=("image", "label"),
+        only=("labels", "image"),
+    ),
     "regression": TaskSpec(
-        title="a number for a text", model_class="AutoModelForSequenceClassification", adapter="SEQ_CLS",
-        needs=("text", "label"), takes=("text_pair",), only=("max_length",)),
-}  # fmt: skip
+        title="a number for a text",
+        model_class="AutoModelForSequenceClassification",
+        adapter="SEQ_CLS",
+        needs=("text", "label"),
+        takes=("text_pair",),
+        only=("max_length",),
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,12 @@ def with_adapter(model: nn.Module, material: TaskSource) -> nn.Module:
 def described(part: LoraPart) -> str:
     """Describes an adapter in a few words."""
     named = part.target_modules if isinstance(part.target_modules, str) else ", ".join(part.target_modules)
-    kind = "DoRA" if part.use_dora else "rsLoRA" if part.use_rslora else "LoRA"
+    if part.use_dora:
+        kind = "DoRA"
+    elif part.use_rslora:
+        kind = "rsLoRA"
+    else:
+        kind = "LoRA"
     return f"{kind} of rank {part.r} on {named}"
 
 

@@ -69,7 +69,8 @@ class AnswerMask:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, everything: bool = False) -> None:
         """With `everything`, all tokens carry loss."""
-        self._tokenizer, self._everything = tokenizer, everything
+        self._tokenizer = tokenizer
+        self._everything = everything
         self._has_blocks = GENERATION.search(str(tokenizer.get_chat_template())) is not None
         self._marks = tuple(tokenizer.all_special_tokens)
 
@@ -85,13 +86,16 @@ class AnswerMask:
                 )
             except Exception as error:  # a template raises what it likes: TemplateError, TypeError, ...
                 raise ConversationError(f"the chat template refuses it: {first_line(error)}") from None
-            ids, mask = found["input_ids"], found["assistant_masks"]  # type: ignore[index,call-overload]
+            ids = found["input_ids"]  # type: ignore[index,call-overload]
+            mask = found["assistant_masks"]  # type: ignore[index,call-overload]
         else:
-            text, spans = _rendered(self._tokenizer, messages), list(self._spans(messages))
+            text = _rendered(self._tokenizer, messages)
+            spans = list(self._spans(messages))
             given = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
             ids = given["input_ids"]
-            mask = [any(start < end_of and at < stop for start, stop in spans)
-                    for at, end_of in given["offset_mapping"]]  # fmt: skip
+            mask = [
+                any(start < end_of and at < stop for start, stop in spans) for at, end_of in given["offset_mapping"]
+            ]
         return {"input_ids": ids, "labels": [one if own else IGNORE_INDEX for one, own in zip(ids, mask, strict=True)]}
 
     def _spans(self, messages: Sequence[Message]) -> Iterator[tuple[int, int]]:

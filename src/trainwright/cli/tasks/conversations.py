@@ -13,10 +13,20 @@ from trainwright.cli.recipe.schema import Recipe
 Message = dict[str, Any]  # role and content, as chat templates take them; Any: tool calls
 
 ROLES = {
-    "user": "user", "human": "user", "prompter": "user",
-    "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant", "model": "assistant",
-    "system": "system", "developer": "system", "tool": "tool", "function": "tool", "observation": "tool",
-}  # fmt: skip
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "system": "system",
+    "developer": "system",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
 # Columns that are found by themselves, by what they have.
 NAMES = {
     "messages": ("messages", "conversations", "conversation", "dialogue", "dialog"),

@@ -13,7 +13,8 @@ from trainwright.checkpoint.weights import ADAPTER_FILES, export_model, weight_f
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError, needs_package
 
-CONFIG_NAME, ADAPTER_CONFIG_NAME = "config.json", "adapter_config.json"
+CONFIG_NAME = "config.json"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
 
 
 def chosen(folder: Path) -> tuple[Path, str]:

@@ -112,7 +112,8 @@ def of_conversations(
     shape: Shape, part: str, rows: Iterable[Mapping[str, object]], numbers: Sequence[int]
 ) -> tuple[list[int], Iterator[Finding]]:
     """Returns the numbers of the rows that are conversations, and what is wrong with the others."""
-    used, wrong = set(numbers), defaultdict[str, list[int]](list)
+    used = set(numbers)
+    wrong = defaultdict[str, list[int]](list)
     for number, row in enumerate(rows, start=1):
         if number in used:
             try:

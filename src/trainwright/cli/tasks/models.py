@@ -24,7 +24,8 @@ def quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging as hf_logging
 
     logs: Any = hf_logging
-    level, had_bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
+    level = logs.get_verbosity()
+    had_bars = logs.is_progress_bar_enabled()
     logs.set_verbosity_error()
     logs.disable_progress_bar()
     try:
@@ -83,8 +84,11 @@ def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
         if model.quantization is not None:
             said = f"the weights cannot be loaded in {model.quantization} on this machine: {first_line(error)}. Take "
             material.wrong(f"{said}the entry out to train the adapter on whole weights.", "model", "quantization")
-        material.wrong(f"{config.model_type} cannot be used for {material.recipe.task}: {first_line(error)}",
-                       "model", "path" if model.path is not None else "config")  # fmt: skip
+        material.wrong(
+            f"{config.model_type} cannot be used for {material.recipe.task}: {first_line(error)}",
+            "model",
+            "path" if model.path is not None else "config",
+        )
 
 
 def _check_names(material: TaskSource, given: JSONObject, config: ModelConfig) -> None:
@@ -109,7 +113,11 @@ def _of_tokenizer(tokenizer: PreTrainedTokenizerBase | None, config: ModelConfig
     return found
 
 
-PAD, BEGIN, END, UNKNOWN, MASK = "<pad>", "<s>", "</s>", "<unk>", "<mask>"
+PAD = "<pad>"
+BEGIN = "<s>"
+END = "</s>"
+UNKNOWN = "<unk>"
+MASK = "<mask>"
 FOLDER = "tokenizer"  # under output_dir: where a learned one is kept, for other processes and for a resume
 LIMIT = 1024  # tokens, where neither model nor tokenizer nor recipe says how long a text may be
 NO_LIMIT = 1 << 30  # a tokenizer without a limit says a number beyond any text

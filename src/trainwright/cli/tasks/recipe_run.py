@@ -55,8 +55,15 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     set_seed(args.seed)  # a new head is drawn at random
     material = load(recipe, tree)
     if not len(material.eval) and args.eval_strategy != "no":
-        tree.refuse([(("training", "eval_strategy"), "training.eval_strategy: there are no rows to evaluate on. "
-                      "Name them in data.eval, or set data.eval_share above 0.")])  # fmt: skip
+        tree.refuse(
+            [
+                (
+                    ("training", "eval_strategy"),
+                    "training.eval_strategy: there are no rows to evaluate on. "
+                    "Name them in data.eval, or set data.eval_share above 0.",
+                )
+            ]
+        )
     build: Callable[..., TaskObjects] = getattr(task_builders, recipe.task.replace("-", "_"))
     with quiet_transformers(), without_retries():
         parts = build(material, args)
@@ -166,7 +173,8 @@ def upload(trainer: Trainer) -> None:
     try:
         trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
     except Exception as error:  # of the Hub, or of its HTTP client, which differs between versions
-        why, then = in_a_line(error), f"Send it with `trainwright push {folder}`"
+        why = in_a_line(error)
+        then = f"Send it with `trainwright push {folder}`"
         raise TrainwrightError(f"The model is in {folder} and was not uploaded: {why}. {then}.") from error
 
 

@@ -86,13 +86,19 @@ def load(recipe: Recipe, tree: Tree) -> TaskSource:
     train = _shuffled(train, recipe.data.split_seed)
     if held is None and recipe.data.eval_share > 0:
         num = int(len(train) * recipe.data.eval_share)
-        train, held = _taken(train, num, len(train)), _taken(train, 0, num)
+        held = _taken(train, 0, num)
+        train = _taken(train, num, len(train))
     elif held is not None:
         held = _shuffled(held, recipe.data.split_seed)
     material.train = _cut(train, recipe.data.max_train_rows)
     material.eval = _cut([] if held is None else held, recipe.data.max_eval_rows)
     if len(material.train) == 0:
-        cause = "where" if recipe.data.where else "train" if recipe.data.dataset is None else "dataset"
+        if recipe.data.where:
+            cause = "where"
+        elif recipe.data.dataset is None:
+            cause = "train"
+        else:
+            cause = "dataset"
         material.wrong("no row is left to train on.", "data", cause)
     return material
 
@@ -100,7 +106,8 @@ def load(recipe: Recipe, tree: Tree) -> TaskSource:
 def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
     """Returns the rows that `where` chooses, and that are conversations in a chat; looks at what they hold."""
     _check_columns(material, rows)
-    recipe, is_dataset = material.recipe, hasattr(rows, "column_names")
+    recipe = material.recipe
+    is_dataset = hasattr(rows, "column_names")
     numbers = _chosen(rows, recipe.data.where) if recipe.data.where else list(range(1, len(rows) + 1))
 
     def column(name: str) -> Iterable[object]:
@@ -212,8 +219,11 @@ def _chosen(rows: Rows, where: JSONObject) -> list[int]:
     """Returns the numbers of the rows, from 1, whose columns have the values."""
     wanted = {name: _values([value]) for name, value in where.items()}
     shown = rows.select_columns(list(wanted)) if hasattr(rows, "column_names") else rows
-    return [number for number, row in enumerate(shown, start=1)
-            if all(str(row.get(name)) in values for name, values in wanted.items())]  # fmt: skip
+    return [
+        number
+        for number, row in enumerate(shown, start=1)
+        if all(str(row.get(name)) in values for name, values in wanted.items())
+    ]
 
 
 def _shuffled(rows: Rows, seed: int) -> Rows:
@@ -243,9 +253,20 @@ def texts(cells: Iterable[object]) -> list[str]:
 
 Row = dict[str, Any]  # Any: a cell of a table
 
-SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text",
-            ".md": "text", ".parquet": "parquet", ".pq": "parquet", ".conll": "conll", ".conllu": "conll",
-            ".bio": "conll"}  # fmt: skip
+SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "text",
+    ".md": "text",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".conll": "conll",
+    ".conllu": "conll",
+    ".bio": "conll",
+}
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 MAX_CELL = 1 << 30  # characters: a text may be a whole book
 
@@ -406,9 +427,15 @@ def _images(path: Path, data: DataPart) -> Iterator[Row]:
 
 
 READERS: dict[str, Callable[[Path, DataPart], Iterator[Row]]] = {
-    "csv": _csv, "tsv": _tsv, "json": _json, "jsonl": _jsonl, "parquet": _parquet, "text": _text, "conll": _conll,
+    "csv": _csv,
+    "tsv": _tsv,
+    "json": _json,
+    "jsonl": _jsonl,
+    "parquet": _parquet,
+    "text": _text,
+    "conll": _conll,
     "images": _images,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -442,8 +469,9 @@ def find_labels(material: TaskSource, role: str) -> Labels:
         unknown = _sorted(values - labels.number_of.keys())
         if unknown:
             hint = did_you_mean(unknown[0], list(labels.number_of))
-            material.wrong(f"the {part} rows have labels that are not listed: {', '.join(unknown[:5])}.{hint}",
-                           "data", "labels")  # fmt: skip
+            material.wrong(
+                f"the {part} rows have labels that are not listed: {', '.join(unknown[:5])}.{hint}", "data", "labels"
+            )
     if len(labels.names) < 2 or len(labels.names) > findings.MOST_LABELS:
         where = material.recipe.column(role)
         said = "only one label" if len(labels.names) < 2 else f"{len(labels.names)} labels"

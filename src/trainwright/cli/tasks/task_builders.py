@@ -106,11 +106,13 @@ def token_classification(material: TaskSource, args: TrainingArguments) -> TaskO
         for number, row in enumerate(columns[tags]):
             word_of = found.word_ids(number)
             is_first = [word is not None and (at == 0 or word_of[at - 1] != word) for at, word in enumerate(word_of)]
-            of_rows.append([labels.of(row[word]) if first else IGNORE_INDEX
-                            for word, first in zip(word_of, is_first, strict=True)])  # fmt: skip
+            of_rows.append(
+                [labels.of(row[word]) if first else IGNORE_INDEX for word, first in zip(word_of, is_first, strict=True)]
+            )
         return {**found, "labels": of_rows}
 
-    collator, about = DataCollatorForTokenClassification(tokenizer), f"tags: {shown(labels.names)}"
+    collator = DataCollatorForTokenClassification(tokenizer)
+    about = f"tags: {shown(labels.names)}"
     scores = {"compute_metrics": task_metrics.of_spans(labels.names), "preprocess_logits": task_metrics.best_guess}
     return text_objects(material, config, tokenizer, encode, data_collator=collator, about=about, **scores)
 
@@ -128,7 +130,8 @@ def _check_lengths(material: TaskSource) -> None:
 def causal_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     """Makes the objects of a causal model: samples are texts with an end token; long texts are several samples."""
     tokenizer, config, length = text_parts(material, args, ["text"])
-    column, end = material.recipe.column("text"), [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    column = material.recipe.column("text")
+    end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
 
     def encode(columns: Columns) -> Columns:
         rows = tokenizer(texts(columns[column]), add_special_tokens=False, verbose=False)["input_ids"]
@@ -171,13 +174,16 @@ def chat(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     if num_added and embeddings.num_embeddings < len(tokenizer):
         model.resize_token_embeddings(len(tokenizer))
     generation: Any = model.generation_config
-    generation.eos_token_id, generation.pad_token_id = end_tokens(tokenizer), tokenizer.pad_token_id
+    generation.eos_token_id = end_tokens(tokenizer)
+    generation.pad_token_id = tokenizer.pad_token_id
     labels = [label for row in itertools.islice(objects.train, 1000) for label in row["labels"]]
     share = 1 - labels.count(IGNORE_INDEX) / len(labels)
     left = len(material.train) - len(objects.train)
     if left:
-        material.notes.append(f"data.max_length: {counted(left, 'conversation')} without an answer in the "
-                              f"first {length} tokens: left out.")  # fmt: skip
+        material.notes.append(
+            f"data.max_length: {counted(left, 'conversation')} without an answer in the "
+            f"first {length} tokens: left out."
+        )
     names = list(shape.columns.values())
     where = f"the column{'s' * (len(names) > 1)} {', '.join(names)}"
     return replace(objects, about=f"conversations in {where}, loss on {share:.0%} of the tokens")
@@ -221,7 +227,10 @@ class Images:
     """Dataset of pixels and labels."""
 
     def __init__(self, rows: Rows, image: Callable[[Row], Pixels], label_column: str, labels: Labels) -> None:
-        self._rows, self._image, self._label_column, self._labels = rows, image, label_column, labels
+        self._rows = rows
+        self._image = image
+        self._label_column = label_column
+        self._labels = labels
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -236,7 +245,8 @@ def image_classification(material: TaskSource, args: TrainingArguments) -> TaskO
     labels = find_labels(material, "label")
     config = load_config(material, **labels.for_config)
     processor = _processor(material)
-    column, label_column = material.recipe.column("image"), material.recipe.column("label")
+    column = material.recipe.column("image")
+    label_column = material.recipe.column("label")
     is_of_pixels = is_range(column)
     reader = _of_pixels(material, column, config) if is_of_pixels else _of_files(material, column, processor, config)
     parts = {name: Images(rows, reader, label_column, labels) for name, rows in material.parts}
@@ -279,8 +289,12 @@ def _of_pixels(material: TaskSource, column: str, config: ModelConfig) -> Callab
     first, _, last = column.partition("-")
     names = [str(number) for number in range(int(first), int(last) + 1)]
     if len(names) != part.channels * height * width:
-        material.wrong(f"{counted(len(names), 'column')} cannot be {part.channels} x {height} x {width} (data.image).",
-                       "data", "columns", "image")  # fmt: skip
+        material.wrong(
+            f"{counted(len(names), 'column')} cannot be {part.channels} x {height} x {width} (data.image).",
+            "data",
+            "columns",
+            "image",
+        )
 
     def read(row: Row) -> Pixels:
         pixels = np.asarray([float(row[name]) for name in names], dtype=np.float32)

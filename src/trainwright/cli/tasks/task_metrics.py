@@ -18,7 +18,8 @@ Span = tuple[int, int, str]
 
 def accuracy_and_f1(prediction: EvalPrediction) -> Scores:
     """Computes the share of right labels, and the mean of the labels' F1 scores."""
-    guessed, labels = prediction.predictions.argmax(axis=-1), prediction.label_ids
+    guessed = prediction.predictions.argmax(axis=-1)
+    labels = prediction.label_ids
     scores = []
     for label in np.unique(labels):
         hits = np.sum((guessed == label) & (labels == label))
@@ -28,7 +29,8 @@ def accuracy_and_f1(prediction: EvalPrediction) -> Scores:
 
 def of_numbers(prediction: EvalPrediction) -> Scores:
     """Computes Pearson's correlation (0 where all predictions are alike), and two mean errors."""
-    guessed, labels = np.ravel(prediction.predictions).astype(float), np.ravel(prediction.label_ids).astype(float)
+    guessed = np.ravel(prediction.predictions).astype(float)
+    labels = np.ravel(prediction.label_ids).astype(float)
     spread = guessed.std() * labels.std()
     pearson = float(np.mean((guessed - guessed.mean()) * (labels - labels.mean())) / spread) if spread > 0 else 0.0
     error = guessed - labels
@@ -59,9 +61,11 @@ def of_spans(names: Sequence[str]) -> Callable[[EvalPrediction], Scores]:
             num_right += sum(one == other for one, other in zip(found, true, strict=True))
             num_words += len(true)
             if has_spans:
-                spans_found, spans_true = spans(found), spans(true)
-                hits, num_found, num_true = (hits + len(spans_found & spans_true), num_found + len(spans_found),
-                                             num_true + len(spans_true))  # fmt: skip
+                spans_found = spans(found)
+                spans_true = spans(true)
+                hits += len(spans_found & spans_true)
+                num_found += len(spans_found)
+                num_true += len(spans_true)
         accuracy = {"accuracy": num_right / max(num_words, 1)}
         if not has_spans:
             return accuracy
@@ -74,13 +78,15 @@ def of_spans(names: Sequence[str]) -> Callable[[EvalPrediction], Scores]:
 def spans(tags: Sequence[str]) -> set[Span]:
     """Returns the entities in a row of tags: first word, word after the last, type."""
     found: set[Span] = set()
-    start, kind = 0, ""
+    start = 0
+    kind = ""
     for at, tag in enumerate([*tags, "O"]):
         if kind and tag != f"I-{kind}":
             found.add((start, at, kind))
             kind = ""
         if tag.startswith("B-") or (tag.startswith("I-") and not kind):
-            start, kind = at, tag[2:]
+            start = at
+            kind = tag[2:]
     return found
 
 
