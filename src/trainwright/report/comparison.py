@@ -28,20 +28,31 @@ def comparison(records: dict[str, Record], *, tolerance: float = TOLERANCE) -> s
     marks = [] if parting is None else [Mark(parting, "the losses part")]
     names = dict.fromkeys(name for record in records.values() for name in record.values)
     shared = [
-        name for name in names
-        if sum(len(record.values.get(name, ())) > 1 for record in records.values()) > 1
-        and not name.endswith(NOT_DRAWN)
-    ]  # fmt: skip
+        name
+        for name in names
+        if sum(len(record.values.get(name, ())) > 1 for record in records.values()) > 1 and not name.endswith(NOT_DRAWN)
+    ]
     shared.sort(key=lambda name: (name != "loss", not name.endswith("loss")))
     num_points = NUM_POINTS // max(len(shared) * len(records), 1)
     charts = []
     for name in shared:
         # Curves that lie over each other are all seen: later ones are thinner, and each has a dash pattern of its own.
-        curves = [Curve(label, *record.series(name), dash=i % 4, width=max(5 - 1.5 * i, 2))
-                  for i, (label, record) in enumerate(records.items())]  # fmt: skip
+        curves = [
+            Curve(label, *record.series(name), dash=i % 4, width=max(5 - 1.5 * i, 2))
+            for i, (label, record) in enumerate(records.items())
+        ]
         is_loss = name == "loss"
-        charts.append(figure(readable(name), curves, marks=marks if is_loss else (), is_wide=is_loss, explains=is_loss,
-                             height=320 if is_loss else 220, num_points=num_points))  # fmt: skip
+        charts.append(
+            figure(
+                readable(name),
+                curves,
+                marks=marks if is_loss else (),
+                is_wide=is_loss,
+                explains=is_loss,
+                height=320 if is_loss else 220,
+                num_points=num_points,
+            )
+        )
     said = "are the same at every step" if parting is None else f"differ for the first time at step {parting}"
     about = {label: {name: value for name, value, _ in facts(record, label)} for label, record in records.items()}
     rows = dict.fromkeys(name for found in about.values() for name in found)
@@ -49,16 +60,27 @@ def comparison(records: dict[str, Record], *, tolerance: float = TOLERANCE) -> s
     heading = ("", *records)
     return document(
         " / ".join(records),
-        [grid([
-            table("Where the losses part", [(" and ".join(found.runs), found)
-                                            for found in partings(records, tolerance)]),
-            *charts,
-            table("Runs", [heading, *((name, *(found.get(name, "") for found in about.values())) for name in rows)]),
-            table("Arguments that differ", [heading, *((name, *values) for name, values in differing.items())]
-                  if differing else []),
-        ])],
+        [
+            grid(
+                [
+                    table(
+                        "Where the losses part",
+                        [(" and ".join(found.runs), found) for found in partings(records, tolerance)],
+                    ),
+                    *charts,
+                    table(
+                        "Runs",
+                        [heading, *((name, *(found.get(name, "") for found in about.values())) for name in rows)],
+                    ),
+                    table(
+                        "Arguments that differ",
+                        [heading, *((name, *values) for name, values in differing.items())] if differing else [],
+                    ),
+                ]
+            )
+        ],
         note=f"The losses {said} (to {tolerance:g}, relative).",
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

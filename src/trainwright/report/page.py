@@ -18,7 +18,8 @@ from trainwright.html_table import html_section, html_table
 ASSETS = Path(__file__).parent / "assets"
 NUM_POINTS = 50_000  # of all curves of a page, which stays below 1.5 MB
 FEWEST_POINTS = 100  # of one curve
-NARROW, WIDE = '<section class="card">', '<section class="card wide">'
+NARROW = '<section class="card">'
+WIDE = '<section class="card wide">'
 WORDS = {
     "eval": "evaluation",
     "lr": "learning rate",
@@ -85,7 +86,8 @@ def tiles(facts: Iterable[tuple[str, str, str]]) -> str:
 
 def grid(cards: Iterable[str], kind: str = "grid") -> str:
     """Returns cards side by side: in rows, or if `kind` is "columns" one below the other, in two columns."""
-    shown, is_left = [card for card in cards if card], True
+    shown = [card for card in cards if card]
+    is_left = True
     for i, one in enumerate(shown):
         is_alone = is_left and one.startswith(NARROW) and not "".join(shown[i + 1 : i + 2]).startswith(NARROW)
         shown[i] = one.replace(NARROW, WIDE, 1) if is_alone else one
@@ -113,9 +115,11 @@ def shares(title: str, parts: Sequence[tuple[str, float, str]], *, note: str = "
     total = sum(size for _, size, _ in parts)
     if total <= 0:
         return ""
-    bar, legend = "", ""
+    bar = ""
+    legend = ""
     for i, (name, size, text) in enumerate(parts):
-        shown, color = f"{html.escape(name)}: {text}, {size / total:.1%}", f"background:var(--c{i % 8})"
+        shown = f"{html.escape(name)}: {text}, {size / total:.1%}"
+        color = f"background:var(--c{i % 8})"
         bar += f'<span style="flex:{size / total:.5f} 0 0;{color}" title="{shown}"></span>'
         legend += f'<span><i style="{color}"></i>{shown}</span>'
     note = f'<p class="soft">{html.escape(note)}</p>' if note else ""
@@ -123,10 +127,19 @@ def shares(title: str, parts: Sequence[tuple[str, float, str]], *, note: str = "
 
 
 def figure(
-    title: str, curves: Sequence[Curve], *, marks: Sequence[Mark] = (), is_wide: bool = False, explains: bool = False,
-    height: int = 220, num_points: int = NUM_POINTS, xname: str = "step", labels: Sequence[str] | None = None,
-    log_x: bool = False, points: bool = False,
-) -> str:  # fmt: skip
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    marks: Sequence[Mark] = (),
+    is_wide: bool = False,
+    explains: bool = False,
+    height: int = 220,
+    num_points: int = NUM_POINTS,
+    xname: str = "step",
+    labels: Sequence[str] | None = None,
+    log_x: bool = False,
+    points: bool = False,
+) -> str:
     """Returns a chart: values beneath the pointer, zoom by dragging, a logarithmic axis.
 
     `explains`: its legend names the kinds of marks. `num_points`: of a curve with more, so many. `labels`: the
@@ -134,10 +147,17 @@ def figure(
     """
     drawn = [asdict(curve) | dict(zip("xy", thinned(curve.x, curve.y, num_points), strict=True)) for curve in curves]
     spec = {
-        "title": title, "curves": drawn, "marks": [asdict(mark) for mark in marks], "explains": explains,
-        "height": height, "xname": xname, "labels": labels, "log_x": log_x, "points": points,
+        "title": title,
+        "curves": drawn,
+        "marks": [asdict(mark) for mark in marks],
+        "explains": explains,
+        "height": height,
+        "xname": xname,
+        "labels": labels,
+        "log_x": log_x,
+        "points": points,
         "smooth": xname == "step",
-    }  # fmt: skip
+    }
     text = json.dumps(spec, allow_nan=False).replace("<", "\\u003c")
     plot = f'<div class="plot"><script type="application/json">{text}</script></div>'
     return card(title, plot, is_wide=is_wide, tools=f'<button data-log="{html.escape(title)}">log</button>')
@@ -149,7 +169,8 @@ def thinned(x: Sequence[float], y: Sequence[float | None], num_points: int) -> t
     num_points = max(num_points, FEWEST_POINTS)
     if len(x) <= num_points:
         return list(x), values
-    size, kept = math.ceil(2 * len(x) / num_points), list[int]()
+    size = math.ceil(2 * len(x) / num_points)
+    kept = list[int]()
     for begin in range(0, len(x), size):
         finite = [(value, i) for i, value in enumerate(values[begin : begin + size], begin) if value is not None]
         kept += sorted({min(finite)[1], max(finite)[1]}) if finite else [begin]

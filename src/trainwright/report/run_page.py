@@ -32,15 +32,32 @@ from trainwright.units import count_text, duration_text, size_text
 
 WATCH_S = 5  # from one version of a page to the next
 # Drawn nowhere: what only grows or says how long an evaluation took, and the sums of a run. A table has them.
-NOT_DRAWN = ("epoch", "total_flos", "step", "num_input_tokens_seen", "_runtime", "_steps_per_second",
-             "train_samples_per_second", "train_tokens_per_second")  # fmt: skip
+NOT_DRAWN = (
+    "epoch",
+    "total_flos",
+    "step",
+    "num_input_tokens_seen",
+    "_runtime",
+    "_steps_per_second",
+    "train_samples_per_second",
+    "train_tokens_per_second",
+)
 BY_SOURCE = ("loss", "tokens", "samples")  # of a mixture, in the log as loss/<source>
 LAST = ("Evaluation speed, samples/s", "Memory, bytes")  # charts at the end of the page
 # Kinds of entries that are written as they happen, and what the time before one went into.
 TIMED = {"start": "", "resume": "", "log": "training", "evaluation": "evaluation", "save": "saving"}
-PHASES = {"data": "Data", "host_to_device": "Data", "training": "Training", "forward": "Forward pass",
-          "backward": "Backward pass", "optimizer": "Optimizer", "evaluation": "Evaluation", "saving": "Saving",
-          "logging": "Logging and callbacks", "callbacks": "Logging and callbacks"}  # fmt: skip
+PHASES = {
+    "data": "Data",
+    "host_to_device": "Data",
+    "training": "Training",
+    "forward": "Forward pass",
+    "backward": "Backward pass",
+    "optimizer": "Optimizer",
+    "evaluation": "Evaluation",
+    "saving": "Saving",
+    "logging": "Logging and callbacks",
+    "callbacks": "Logging and callbacks",
+}
 COUNTED = "Losses since the last log"  # an incident that counts those that have entries of their own, if guarded
 
 
@@ -55,7 +72,8 @@ def write_report(run: str | Path, output: str | Path | None = None, *, watch: bo
     """
     run = Path(run)
     folder = run if run.is_dir() else run.parent
-    path, title = folder / "report.html" if output is None else Path(output), folder.resolve().name
+    path = folder / "report.html" if output is None else Path(output)
+    title = folder.resolve().name
     if (run / SEARCH_NAME).is_file():
         from trainwright.report.search_page import search_page
 
@@ -88,7 +106,9 @@ def last_start(record: Record) -> Entry:
 
 def facts(record: Record, title: str) -> Iterator[tuple[str, str, str]]:
     """Yields the headline facts: label, value, note."""
-    run, start, best = summary(record, title), last_start(record), best_of(record)
+    run = summary(record, title)
+    start = last_start(record)
+    best = best_of(record)
     state, _, error = run.state.partition(": ")
     yield "State", state.capitalize(), f"step {run.steps.replace('/', ' of ')}" + (f", {error}" if error else "")
     losses = [value for value in record.series("loss")[1] if math.isfinite(value)]
@@ -97,7 +117,12 @@ def facts(record: Record, title: str) -> Iterator[tuple[str, str, str]]:
     elif losses:
         yield "Loss", f"{losses[-1]:.4g}", "last logged"
     num_resumes = len(record.of("resume"))
-    resumed = f"resumed {num_resumes} times" if num_resumes > 1 else "resumed once" if num_resumes else "in one go"
+    if num_resumes > 1:
+        resumed = f"resumed {num_resumes} times"
+    elif num_resumes == 1:
+        resumed = "resumed once"
+    else:
+        resumed = "in one go"
     yield "Duration", duration_text(run.seconds), resumed
     speed, unit = throughput(record)
     rate = statistics.median([value for value in speed.y if value is not None] or [0.0])
@@ -109,12 +134,14 @@ def facts(record: Record, title: str) -> Iterator[tuple[str, str, str]]:
     peak = of_gpu or max((entry["peak_memory_bytes"] for entry in peaks), default=0)
     yield "Peak memory", size_text(peak) if peak else "", "tensors on the GPU" if of_gpu else "of the process"
     model = start.get("model", {})
-    trained, size = model.get("trained_parameters", 0), model.get("parameters", 0)
+    trained = model.get("trained_parameters", 0)
+    size = model.get("parameters", 0)
     part = f", {count_text(trained)} of them trained" if trained != size else ""
     yield "Model", model.get("class", ""), f"{count_text(size)} parameters{part}"
     rows, held_out = (num_rows(start.get("data", {}).get(name, {})) for name in ("train", "eval"))
     yield "Data", f"{rows:,} rows" if rows else "", f"{held_out:,} to evaluate" if held_out else ""
-    bad, num_warnings = len(incidents(record)), len(warnings(record))
+    bad = len(incidents(record))
+    num_warnings = len(warnings(record))
     yield "Incidents", str(bad), f"{num_warnings} warning{'s' * (num_warnings != 1)}" if num_warnings else "no warnings"
 
 
@@ -126,7 +153,10 @@ def num_rows(data: Entry) -> int:
 
 def throughput(record: Record) -> tuple[Curve, str]:
     """Returns the speed of training at each log, without the time of evaluations and saves, and its unit."""
-    steps, rates, batch, before = list[float](), list[float](), None, None
+    steps = list[float]()
+    rates = list[float]()
+    batch = None
+    before = None
     for entry in record.entries:
         if entry["kind"] not in TIMED or "time" not in entry:
             continue
@@ -161,10 +191,13 @@ def warnings(record: Record) -> list[Entry]:
 
 def marks(record: Record) -> list[Mark]:
     """Returns the events of a run that its curves show."""
-    saves, resumes = record.of("save"), record.of("resume")
+    saves = record.of("save")
+    resumes = record.of("resume")
     best = str(saves[-1].get("best")) if saves else ""
-    kinds = [("best checkpoint" if best.endswith(f"checkpoint-{save['step']}") else "checkpoint", save["step"])
-             for save in saves]  # fmt: skip
+    kinds = [
+        ("best checkpoint" if best.endswith(f"checkpoint-{save['step']}") else "checkpoint", save["step"])
+        for save in saves
+    ]
     return [
         *(Mark(step, kind) for kind, step in kinds),
         *(Mark(entry["step"], "resumed") for entry in resumes),
@@ -191,9 +224,11 @@ def charts(record: Record) -> Iterator[str]:
     tokens, samples = (groups.get(f"{what} by source", []) for what in ("Tokens", "Samples"))
     if tokens and [curve.y for curve in tokens] == [curve.y for curve in samples]:  # labels are no tokens
         del groups["Tokens by source"]
-    events, (speed, unit) = marks(record), throughput(record)
+    events = marks(record)
+    speed, unit = throughput(record)
     num_points = NUM_POINTS // (1 + sum(map(len, groups.values())))
-    loss, lines = groups.pop("Loss", None), [mark for mark in events if "checkpoint" not in mark.kind]
+    loss = groups.pop("Loss", None)
+    lines = [mark for mark in events if "checkpoint" not in mark.kind]
     if loss:
         yield figure("Loss", loss, marks=events, is_wide=True, explains=True, height=300, num_points=num_points)
     if len(speed.x) > 1:
@@ -206,10 +241,12 @@ def place(name: str, names: list[str]) -> tuple[str, str]:
     """Returns the chart of a logged value, and its curve there; `names` are those of the evaluation datasets."""
     if "_mem_" in name:
         return LAST[1], readable(name).lower()
-    rest, who = name.removeprefix("eval_"), "training"
+    rest = name.removeprefix("eval_")
+    who = "training"
     if rest != name:
         dataset = next((one for one in sorted(names, key=len, reverse=True) if rest.startswith(f"{one}_")), "")
-        rest, who = rest.removeprefix(f"{dataset}_") if dataset else rest, f"evaluation {dataset}".rstrip()
+        rest = rest.removeprefix(f"{dataset}_") if dataset else rest
+        who = f"evaluation {dataset}".rstrip()
     family, _, member = rest.partition("/")
     if not member:
         return (LAST[0] if rest == "samples_per_second" else readable(rest)), who
@@ -222,17 +259,22 @@ def place(name: str, names: list[str]) -> tuple[str, str]:
 
 def time_by_phase(record: Record) -> dict[str, float]:
     """Returns seconds by phase: as measured; by the journal's times where a process was killed or still runs."""
-    total, seen, before = defaultdict[str, float](float), defaultdict[str, float](float), None
+    total = defaultdict[str, float](float)
+    seen = defaultdict[str, float](float)
+    before = None
     for entry in [*record.entries, {"kind": "resume"}]:
         kind = entry["kind"]
         if kind in ("start", "resume"):
             for phase, seconds in seen.items():
                 total[phase] += seconds
-            seen, before = defaultdict(float), entry.get("time")
+            seen = defaultdict(float)
+            before = entry.get("time")
         elif kind == "time":  # what is written later is not of the training
-            seen, before = defaultdict(float, entry["time_by_phase"]), None
+            seen = defaultdict(float, entry["time_by_phase"])
+            before = None
         elif kind in TIMED and before is not None:
-            gap, before = entry["time"] - before, entry["time"]
+            gap = entry["time"] - before
+            before = entry["time"]
             taken = sum(value for name, value in entry.get("values", {}).items() if name.endswith("_runtime"))
             inner = min(gap, taken) if kind == "evaluation" and taken else gap
             seen[TIMED[kind]] += inner
@@ -258,31 +300,63 @@ def tables(record: Record) -> list[str]:
     best = [mark.step for mark in marks(record) if mark.kind == "best checkpoint"]
     levers: list[Entry] = next((e["levers"]["rows"] for e in record.entries if e.get("levers", {}).get("rows")), [])
     events = [
-        (f"step\u00a0{entry['step']}", f"resumed from {entry.get('checkpoint', '')}" if entry["kind"] == "resume" else
-         "saved" + ", the best" * (entry["step"] in best))
-        for entry in record.entries if entry["kind"] in ("save", "resume")
-    ]  # fmt: skip
+        (
+            f"step\u00a0{entry['step']}",
+            f"resumed from {entry.get('checkpoint', '')}"
+            if entry["kind"] == "resume"
+            else "saved" + ", the best" * (entry["step"] in best),
+        )
+        for entry in record.entries
+        if entry["kind"] in ("save", "resume")
+    ]
     parts = [
-        table("Incidents and warnings", [(f"step\u00a0{entry['step']}", entry.get("text") or ended(entry))
-                                         for entry in sorted(shown, key=lambda entry: entry["step"])]),
-        table("Levers of speed", [
-            (row["lever"], *(f"{name}={value}" for name, value in row["settings"].items()), row["ratio"] or "",
-             row["proof"], row["result"])
-            for row in levers
-        ]),
-        *(card(f"Traceback of step {entry['step']}", f"<pre>{html.escape(entry.get('traceback', ''))}</pre>")
-          for entry in record.of("failed") if entry.get("error") not in STOPPED),
-        grid([
-            table("Checkpoints and resumes", events),
-            table("Arguments that differ from the defaults", [*flat(start.get("changed", {})).items()]),
-            table("Data", described(start.get("data", {}))),
-            table("Environment", [(name.removeprefix("packages.").removesuffix("_bytes"),
-                                   size_text(value) if name.endswith("_bytes") and isinstance(value, int) else value)
-                                  for name, value in flat(start.get("environment", {})).items() if value is not None]),
-        ], "columns wide"),
+        table(
+            "Incidents and warnings",
+            [
+                (f"step\u00a0{entry['step']}", entry.get("text") or ended(entry))
+                for entry in sorted(shown, key=lambda entry: entry["step"])
+            ],
+        ),
+        table(
+            "Levers of speed",
+            [
+                (
+                    row["lever"],
+                    *(f"{name}={value}" for name, value in row["settings"].items()),
+                    row["ratio"] or "",
+                    row["proof"],
+                    row["result"],
+                )
+                for row in levers
+            ],
+        ),
+        *(
+            card(f"Traceback of step {entry['step']}", f"<pre>{html.escape(entry.get('traceback', ''))}</pre>")
+            for entry in record.of("failed")
+            if entry.get("error") not in STOPPED
+        ),
+        grid(
+            [
+                table("Checkpoints and resumes", events),
+                table("Arguments that differ from the defaults", [*flat(start.get("changed", {})).items()]),
+                table("Data", described(start.get("data", {}))),
+                table(
+                    "Environment",
+                    [
+                        (
+                            name.removeprefix("packages.").removesuffix("_bytes"),
+                            size_text(value) if name.endswith("_bytes") and isinstance(value, int) else value,
+                        )
+                        for name, value in flat(start.get("environment", {})).items()
+                        if value is not None
+                    ],
+                ),
+            ],
+            "columns wide",
+        ),
         table("All logged values", values_of(record), is_folded=True),
         table("All arguments", [*flat(start.get("arguments", {})).items()], is_folded=True),
-    ]  # fmt: skip
+    ]
     return [part for part in parts if part]
 
 

@@ -54,7 +54,8 @@ def summary(record: Record, name: str) -> RunSummary:
     starts = [entry for entry in record.entries if entry["kind"] in ("start", "resume")]
     last = starts[-1] if starts else {}
     steps = [entry.get("step", 0) for entry in record.entries if isinstance(entry.get("step"), int)]
-    total, best = last.get("plan", {}).get("max_steps"), best_of(record)
+    total = last.get("plan", {}).get("max_steps")
+    best = best_of(record)
     return RunSummary(
         name=name,
         state=_state(record.entries, last),
@@ -135,5 +136,6 @@ def ago(when: float, now: float) -> str:
 def readable_time(seconds: float) -> str:
     """`1:02:03` or `2:03`."""
     whole = int(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
+    hours = whole // 3600
+    minutes = whole // 60 % 60
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -25,7 +25,8 @@ def search_page(found: SearchRecord, *, title: str) -> str:
     best = [(one.id, ", ".join(map(_short, one.values)), *_settings(one)) for one in found.best()]
     rows = [("trial", "state", "objective", "parameters", "time", "error")]
     for one in found.trials:
-        taken, values = "" if one.seconds is None else duration_text(one.seconds), ", ".join(map(_short, one.values))
+        taken = "" if one.seconds is None else duration_text(one.seconds)
+        values = ", ".join(map(_short, one.values))
         rows.append((one.id, one.state, values, ", ".join(_settings(one)), taken, one.error or ""))
     return document(title, [grid([*cards, table("Best", best), table("Trials", rows)])])
 
@@ -62,8 +63,12 @@ def _scatter(trials: Sequence[TrialRecord], name: str, number: int, *, title: st
     labels = None if len(numbers) == len(given) else list(dict.fromkeys(map(str, given)))
     places = numbers if labels is None else [labels.index(str(value)) for value in given]
     order = sorted(range(len(done)), key=places.__getitem__)
-    curve = Curve("objective", [places[i] for i in order], [done[i].values[number] for i in order],
-                  text=[f"trial {done[i].id}" for i in order])  # fmt: skip
+    curve = Curve(
+        "objective",
+        [places[i] for i in order],
+        [done[i].values[number] for i in order],
+        text=[f"trial {done[i].id}" for i in order],
+    )
     spans_tens = labels is None and min(places) > 0 and max(places) / min(places) >= 10
     return figure(title, [curve], xname=name, labels=labels, log_x=spans_tens, points=True)
 
