@@ -55,8 +55,11 @@ class BestRun(NamedTuple):
     run_summary: object = None
 
     def _repr_html_(self) -> str:
-        return html_section(f"best trial: {self.run_id}", html_pairs({"objective": self.objective}),
-                            html_section("hyperparameters", html_pairs(self.hyperparameters)))  # fmt: skip
+        return html_section(
+            f"best trial: {self.run_id}",
+            html_pairs({"objective": self.objective}),
+            html_section("hyperparameters", html_pairs(self.hyperparameters)),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

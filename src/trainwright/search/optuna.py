@@ -22,7 +22,11 @@ OF_OPTIMIZE = ("timeout", "n_jobs", "gc_after_trial", "catch")
 OF_THE_STUDY = tuple(name for name in inspect.signature(optuna.create_study).parameters if "direction" not in name)
 
 # Attributes of a trial, for dashboards and for a search that is resumed.
-FOLDER, OWNER, INTERRUPTED, GOES_ON, METRICS = "folder", "owner", "interrupted", "goes_on_from", "metrics"
+FOLDER = "folder"
+OWNER = "owner"
+INTERRUPTED = "interrupted"
+GOES_ON = "goes_on_from"
+METRICS = "metrics"
 
 
 class OptunaBackend:
@@ -71,7 +75,8 @@ class OptunaBackend:
         how = {name: options.pop(name) for name in OF_OPTIMIZE if name in options}
         goes_on = plan.settings.failed_trials == "continue" and host.num_processes == 1
         how["catch"] = how.get("catch", (Exception,)) if goes_on else ()
-        num_trials, resumes = plan.num_trials, plan.settings.resume_search
+        num_trials = plan.num_trials
+        resumes = plan.settings.resume_search
         if resumes:
             options = {"study_name": "search", **options, "load_if_exists": True}
         study = optuna.create_study(directions=_directions(plan), **options)
@@ -93,7 +98,9 @@ def _same(host: TrainerHandle, decide: Callable[[], BestRun | list[BestRun]]) ->
 
 class _Objective:
     def __init__(self, host: TrainerHandle, plan: SearchPlan, attempts: TrialRunner) -> None:
-        self._host, self._plan, self._attempts = host, plan, attempts
+        self._host = host
+        self._plan = plan
+        self._attempts = attempts
         self.mistake: SearchSpaceError | None = None
 
     def __call__(self, trial: optuna.Trial) -> Objective:

@@ -123,11 +123,14 @@ def _record_of(trial: Trial, folder: str) -> TrialRecord:
     objective = (trial.last_result or {}).get(OBJECTIVE)
     error = trial.get_pickled_error() if trial.status == "ERROR" else None
     return TrialRecord(
-        id=trial.trial_id, state=search_record.FAILED if trial.status == "ERROR" else search_record.PRUNED,
-        params=json_value(trial.config), values=[] if objective is None else [float(objective)],
-        error=None if trial.status != "ERROR" else str(error or "it failed").strip().splitlines()[-1], folder=folder,
+        id=trial.trial_id,
+        state=search_record.FAILED if trial.status == "ERROR" else search_record.PRUNED,
+        params=json_value(trial.config),
+        values=[] if objective is None else [float(objective)],
+        error=None if trial.status != "ERROR" else str(error or "it failed").strip().splitlines()[-1],
+        folder=folder,
         seconds=seconds,
-    )  # fmt: skip
+    )
 
 
 def _draws(domains: Params) -> Iterator[tuple[str, object]]:

@@ -30,7 +30,10 @@ logger = logging.getLogger(__name__)
 SEARCH_NAME = "search.json"
 MAX_BYTES = 1 << 28
 MODEL_FOLDER = "model"  # in a trial's directory: its model, while it is the best one and is wanted
-FINISHED, PRUNED, FAILED, INTERRUPTED = "finished", "pruned", "failed", "interrupted"
+FINISHED = "finished"
+PRUNED = "pruned"
+FAILED = "failed"
+INTERRUPTED = "interrupted"
 
 
 @dataclass(slots=True)
@@ -94,11 +97,22 @@ def finished(id: str, params: JSONObject, outcome: TrialResult) -> TrialRecord:
     """Makes the record of a completed or pruned trial; one with a non-finite objective counts as failed."""
     values = [] if outcome.objective is None else values_of(outcome.objective)
     is_bad = not all(math.isfinite(value) for value in values)
+    if is_bad:
+        state = FAILED
+    elif outcome.was_pruned:
+        state = PRUNED
+    else:
+        state = FINISHED
     return TrialRecord(
-        id=id, state=FAILED if is_bad else PRUNED if outcome.was_pruned else FINISHED, params=params, values=values,
-        curve=[[step, values_of(objective)] for step, objective in outcome.curve], metrics=outcome.metrics,
-        error=f"the objective is {outcome.objective}" if is_bad else None, folder=outcome.folder,
-    )  # fmt: skip
+        id=id,
+        state=state,
+        params=params,
+        values=values,
+        curve=[[step, values_of(objective)] for step, objective in outcome.curve],
+        metrics=outcome.metrics,
+        error=f"the objective is {outcome.objective}" if is_bad else None,
+        folder=outcome.folder,
+    )
 
 
 def importance(trials: Sequence[TrialRecord], objective: int = 0) -> dict[str, float]:
