@@ -78,7 +78,9 @@ def settings_of(args: Arguments, model: object) -> Values:
 def config_of(model: object) -> Values:
     """Returns the model's configuration as a dict; empty where it has none."""
     config: Any = getattr(model, "config", None)  # of the user's model
-    return {} if config is None else dict(config) if isinstance(config, dict) else config.to_dict()
+    if config is None:
+        return {}
+    return dict(config) if isinstance(config, dict) else config.to_dict()
 
 
 def numbers(values: Mapping[str, object]) -> dict[str, float]:
@@ -132,7 +134,8 @@ class TrackerThread:
 
     def reopen(self) -> None:
         """Enables a disabled tracker again."""
-        self.is_disabled, self._num_failures = False, 0
+        self.is_disabled = False
+        self._num_failures = 0
 
     def _work(self) -> None:
         while True:
@@ -242,14 +245,16 @@ class TrackerCallback(TrainerCallback):
             self._handle = handles[-1] if handles else None
         self._resumed_at = state.global_step
         self._is_caught_up = False
-        state, model = copy.copy(state), kwargs.pop("model", None)  # training changes the record
+        state = copy.copy(state)  # training changes the record
+        model = kwargs.pop("model", None)
         self._guard.submit(lambda: self._open(args, state, model))
         if not type(self).__module__.startswith("trainwright.trackers."):
             self._guard.flush()
 
     def on_log(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if state.is_world_process_zero and self.takes_values:
-            values, state = plain_numbers(dict(kwargs.get("logs", {}))), copy.copy(state)
+            values = plain_numbers(dict(kwargs.get("logs", {})))
+            state = copy.copy(state)
             missed = partial(self._missed.update, {(state.global_step, name) for name in values})
             self._report(self.send, values, args, state, kwargs.get("model"), missed=missed)
 
@@ -259,9 +264,15 @@ class TrackerCallback(TrainerCallback):
             self._report(self.predicted, values, args, copy.copy(state), kwargs.get("model"))
 
     def _report(
-        self, send: Callable[[Values, TrainerState], None], values: Values, args: Arguments, state: TrainerState,
-        model: object, *, missed: Call | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        send: Callable[[Values, TrainerState], None],
+        values: Values,
+        args: Arguments,
+        state: TrainerState,
+        model: object,
+        *,
+        missed: Call | None = None,
+    ) -> None:
         def call() -> None:
             self._open(args, state, model)
             send(values, state)
@@ -281,7 +292,8 @@ class TrackerCallback(TrainerCallback):
     def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if not state.is_world_process_zero:
             return
-        state, folder = copy.copy(state), Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        state = copy.copy(state)
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
 
         def call() -> None:
             if self._initialized:
@@ -313,8 +325,10 @@ class TrackerCallback(TrainerCallback):
         elif self._missed:
             logger.warning(
                 "%s did not take %s, which %s has.",
-                self.name, counted(len(self._missed), "value"), record.JOURNAL_NAME,
-            )  # fmt: skip
+                self.name,
+                counted(len(self._missed), "value"),
+                record.JOURNAL_NAME,
+            )
 
     def _open(self, args: Arguments, state: TrainerState, model: object) -> None:
         if not self._initialized:
@@ -360,7 +374,8 @@ class TrackerCallback(TrainerCallback):
 def as_of(state: TrainerState, step: int, values: Mapping[str, object]) -> TrainerState:
     """Returns a copy of the record with step and epoch of an earlier log."""
     then = copy.copy(state)
-    then.global_step, then.epoch = step, cast(float, values.get("epoch", state.epoch))
+    then.global_step = step
+    then.epoch = cast(float, values.get("epoch", state.epoch))
     return then
 
 

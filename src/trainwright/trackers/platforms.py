@@ -245,7 +245,8 @@ class KubeflowCallback(TrackerCallback):
         self._last_post = -PAUSE_S
 
     def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
-        self._start, self._first_step = time.monotonic(), state.global_step
+        self._start = time.monotonic()
+        self._first_step = state.global_step
         self._post(state, percent=0)
 
     def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
@@ -319,7 +320,8 @@ class AzureMLCallback(TrackerCallback):
 class CodeCarbonCallback(TrackerCallback):
     """Writes emissions.csv into the output directory when training ends."""
 
-    name, takes_values = "codecarbon", False
+    name = "codecarbon"
+    takes_values = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -343,7 +345,8 @@ class FlyteCallback(TrackerCallback):
         sync_checkpoints: pass checkpoints to the task.
     """
 
-    name, takes_values = "flyte", False  # `close` shows the whole log
+    name = "flyte"
+    takes_values = False  # `close` shows the whole log
 
     def __init__(self, save_log_history: bool = True, sync_checkpoints: bool = True) -> None:
         super().__init__()

@@ -58,8 +58,12 @@ class ClearMLCallback(TrackerCallback):
     def saved(self, folder: Path, args: Arguments, state: TrainerState) -> None:
         if is_set("CLEARML_LOG_MODEL"):
             model = self._clearml.OutputModel(task=self._clearml_task, name=folder.name)
-            model.update_weights_package(weights_path=str(folder), target_filename=folder.name, auto_delete_file=False,
-                                         iteration=state.global_step)  # fmt: skip
+            model.update_weights_package(
+                weights_path=str(folder),
+                target_filename=folder.name,
+                auto_delete_file=False,
+                iteration=state.global_step,
+            )
 
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if self._is_own:
@@ -210,8 +214,11 @@ class NeptuneCallback(TrackerCallback):
         self._neptune = client("neptune", "neptune")
         if log_checkpoints not in (None, "same", "last", "best"):
             raise ArgumentError(f"log_checkpoints={log_checkpoints!r}; choose of None, same, last, best.")
-        self._run, self._is_own, self._base = run, run is None, base_namespace
-        self._log_parameters, self._log_checkpoints = log_parameters, log_checkpoints
+        self._run = run
+        self._is_own = run is None
+        self._base = base_namespace
+        self._log_parameters = log_parameters
+        self._log_checkpoints = log_checkpoints
         self._given = {"api_token": api_token, "project": project, "name": name, **neptune_run_kwargs}
 
     @property
@@ -264,7 +271,8 @@ class NeptuneCallback(TrackerCallback):
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if self._is_own:
             self._run.stop()
-            self._run, self._initialized = None, False
+            self._run = None
+            self._initialized = False
 
 
 class SwanLabCallback(TrackerCallback):
@@ -359,7 +367,8 @@ class TensorBoardCallback(TrackerCallback):
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         self.tb_writer.close()
         if self._is_own:
-            self.tb_writer, self._initialized = None, False
+            self.tb_writer = None
+            self._initialized = False
 
 
 class TrackioCallback(TrackerCallback):
@@ -379,9 +388,14 @@ class TrackioCallback(TrackerCallback):
             settings["model/num_parameters"] = model.num_parameters()
         name = state.trial_name or args.run_name or self._handle
         self._trackio.init(
-            project=args.project, name=name, space_id=args.trackio_space_id, resume="allow",
-            private=args.hub_private_repo, bucket_id=args.trackio_bucket_id, config=settings,
-        )  # fmt: skip
+            project=args.project,
+            name=name,
+            space_id=args.trackio_space_id,
+            resume="allow",
+            private=args.hub_private_repo,
+            bucket_id=args.trackio_bucket_id,
+            config=settings,
+        )
         self._space_id = self._trackio.context_vars.current_space_id.get()
         run = self._trackio.context_vars.current_run.get()
         if getattr(run, "name", None):
@@ -401,9 +415,11 @@ class TrackioCallback(TrackerCallback):
             self._initialized = False
         if self._space_id is not None and args.trackio_static_space_id is not False:
             self._static_space_id = self._trackio.freeze(
-                space_id=self._space_id, project=args.project, new_space_id=self._static_name(args),
+                space_id=self._space_id,
+                project=args.project,
+                new_space_id=self._static_name(args),
                 private=args.hub_private_repo,
-            )  # fmt: skip
+            )
             tag(kwargs.get("model"), self._static_space_id or self._space_id)
 
     def on_push_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
@@ -414,9 +430,13 @@ class TrackioCallback(TrackerCallback):
 
     def _publish(self, args: Arguments, model: object) -> None:
         self._static_space_id = self._trackio.sync(
-            project=args.project, sdk="static", space_id=self._static_name(args), private=args.hub_private_repo,
-            bucket_id=args.trackio_bucket_id, force=True,
-        )  # fmt: skip
+            project=args.project,
+            sdk="static",
+            space_id=self._static_name(args),
+            private=args.hub_private_repo,
+            bucket_id=args.trackio_bucket_id,
+            force=True,
+        )
         tag(model, self._static_space_id)
 
     def _static_name(self, args: Arguments) -> str:
