@@ -80,7 +80,9 @@ def account_problem(token: str | None) -> str | None:
                 refused.append(f"the Hub refuses the token. {cure}")
 
     why = _failure(ask)
-    return refused[0] if refused else None if why is None else f"{why}."
+    if refused:
+        return refused[0]
+    return None if why is None else f"{why}."
 
 
 def _failure(ask: Callable[[], object]) -> str | None:

@@ -29,10 +29,20 @@ _MARKDOWN = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "[": "\\[", "
 TAGS = ("generated_from_trainer", "trainwright")
 PACKAGES = ("trainwright", "transformers", "torch", "datasets", "tokenizers", "peft")
 SETTINGS = (
-    "learning_rate", "per_device_train_batch_size", "per_device_eval_batch_size", "seed",
-    "gradient_accumulation_steps", "optim", "lr_scheduler_type", "warmup_steps", "num_train_epochs", "max_steps",
-    "weight_decay", "max_grad_norm", "label_smoothing_factor",
-)  # fmt: skip
+    "learning_rate",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "seed",
+    "gradient_accumulation_steps",
+    "optim",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "num_train_epochs",
+    "max_steps",
+    "weight_decay",
+    "max_grad_norm",
+    "label_smoothing_factor",
+)
 
 Losses: TypeAlias = Mapping[str, Sequence[tuple[int, float]]]
 Names: TypeAlias = str | Sequence[str] | None
@@ -121,7 +131,11 @@ def digest(text: str) -> str:
 
 def listed(names: Names) -> list[str]:
     """Returns names as a list, each in one line."""
-    return [] if names is None else [one_line(names)] if isinstance(names, str) else [one_line(name) for name in names]
+    if names is None:
+        return []
+    if isinstance(names, str):
+        return [one_line(names)]
+    return [one_line(name) for name in names]
 
 
 def one_line(text: object) -> str:
@@ -146,25 +160,35 @@ def metadata(facts: CardContent) -> str:
         known |= {"eval_results": _results(facts, numbers), "model_name": one_line(facts.model_name)}
     data = ModelCardData(
         library_name="peft" if facts.is_adapter else "transformers",
-        tags=list(dict.fromkeys([*TAGS, *listed(facts.tags)])), datasets=tags or None,
-        metrics=[name for name in numbers if name != "loss"] or None, ignore_metadata_errors=False, **known,
-    )  # fmt: skip
+        tags=list(dict.fromkeys([*TAGS, *listed(facts.tags)])),
+        datasets=tags or None,
+        metrics=[name for name in numbers if name != "loss"] or None,
+        ignore_metadata_errors=False,
+        **known,
+    )
     return str(data.to_yaml()).strip()
 
 
 def _results(facts: CardContent, numbers: Mapping[str, float]) -> list[EvalResult]:
     from huggingface_hub import EvalResult
 
-    kinds, names = listed(facts.dataset_tags), listed(facts.dataset)
+    kinds = listed(facts.dataset_tags)
+    names = listed(facts.dataset)
     config = next(iter(listed(facts.dataset_args)), None)
-    kind, title = (kinds or names)[0], (names or kinds)[0]
+    kind = (kinds or names)[0]
+    title = (names or kinds)[0]
     data: JSONObject = {"dataset_type": kind, "dataset_name": title, "dataset_config": config}
     return [
-        EvalResult(task_type=task, metric_type=name, metric_value=value,
-                   metric_name=name.replace("_", " ").capitalize(), **data)
+        EvalResult(
+            task_type=task,
+            metric_type=name,
+            metric_value=value,
+            metric_name=name.replace("_", " ").capitalize(),
+            **data,
+        )
         for task in listed(facts.tasks)
         for name, value in numbers.items()
-    ]  # fmt: skip
+    ]
 
 
 def body(facts: CardContent, *, has_picture: bool) -> str:
@@ -234,11 +258,14 @@ def collect(
     last = history[-1] if history else {}
     others = ("step", "epoch", "training loss")
     return CardContent(
-        **chosen, results={n: v for n, v in last.items() if n not in others and isinstance(v, (int, float))},
-        history=history, losses=losses_of(log_history), settings=settings(args),
+        **chosen,
+        results={n: v for n, v in last.items() if n not in others and isinstance(v, (int, float))},
+        history=history,
+        losses=losses_of(log_history),
+        settings=settings(args),
         versions={name: version for name in PACKAGES if (version := installed(name)) is not None},
         is_adapter=hasattr(model, "peft_config"),
-    )  # fmt: skip
+    )
 
 
 def base_of(model: nn.Module) -> str | None:

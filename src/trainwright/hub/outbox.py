@@ -33,19 +33,40 @@ TICKET_BYTES = 1 << 20
 
 # Of an output directory: checkpoints go where the strategy says, the journal (which names paths and commits of this
 # machine) and what is half-written stay here.
-NOT_FROM_ROOT = ("_*", f"{PREFIX_CHECKPOINT_DIR}-*", "journal.jsonl", ".*.partial", f".{PREFIX_CHECKPOINT_DIR}-*",
-                 ".lease-*", "incidents/*", ".git/*", ".cache/*")  # fmt: skip
+NOT_FROM_ROOT = (
+    "_*",
+    f"{PREFIX_CHECKPOINT_DIR}-*",
+    "journal.jsonl",
+    ".*.partial",
+    f".{PREFIX_CHECKPOINT_DIR}-*",
+    ".lease-*",
+    "incidents/*",
+    ".git/*",
+    ".cache/*",
+)
 # Of a checkpoint: what only a resume needs is no part of the model.
 NOT_OF_THE_MODEL = (
-    _types.OPTIMIZER_NAME, _types.SCHEDULER_NAME, _types.SCALER_NAME, _types.TRAINER_STATE_NAME, _types.MANIFEST_NAME,
-    _types.GUARD_STATE_NAME, _types.CURRICULUM_NAME, "rng_state*.pth", "data_position*.pth", "optimizer.bin",
-    "optimizer_*/*", "pytorch_model_*", "global_step*/*", "latest",
-)  # fmt: skip
+    _types.OPTIMIZER_NAME,
+    _types.SCHEDULER_NAME,
+    _types.SCALER_NAME,
+    _types.TRAINER_STATE_NAME,
+    _types.MANIFEST_NAME,
+    _types.GUARD_STATE_NAME,
+    _types.CURRICULUM_NAME,
+    "rng_state*.pth",
+    "data_position*.pth",
+    "optimizer.bin",
+    "optimizer_*/*",
+    "pytorch_model_*",
+    "global_step*/*",
+    "latest",
+)
 
 
 def files_below(folder: Path, *, without: Iterable[str] = ()) -> dict[str, Path]:
     """Relative path -> file, of all that fit no pattern; directories that a pattern covers are not looked into."""
-    patterns, found = tuple(without), {}
+    patterns = tuple(without)
+    found = {}
     for place, folders, names in os.walk(folder):
         below = Path(place).relative_to(folder)
         # A pattern that ends in a star covers a directory if it fits its name and a slash: a star fits slashes too.
@@ -55,7 +76,8 @@ def files_below(folder: Path, *, without: Iterable[str] = ()) -> dict[str, Path]
             if not any(one.endswith("*") and fnmatch(f"{(below / name).as_posix()}/", one) for one in patterns)
         ]
         for name in names:
-            path, relative = Path(place, name), (below / name).as_posix()
+            path = Path(place, name)
+            relative = (below / name).as_posix()
             if not any(fnmatch(relative, one) for one in patterns) and path.is_file():
                 found[relative] = path
     return dict(sorted(found.items()))
@@ -110,7 +132,8 @@ class Outbox:
     def put(self, ticket: Ticket, *, linked: Mapping[str, Path], copied: Mapping[str, Path] | None = None) -> Upload:
         """Adds an upload, as a whole or not at all: linked files that nobody changes any more, and copied ones."""
         name = f"{time.time_ns():020d}-{next(self._numbers)}"
-        partial, final = self.folder / f"{name}{PARTIAL}", self.folder / name
+        partial = self.folder / f"{name}{PARTIAL}"
+        final = self.folder / name
         with self._lock:
             partial.mkdir(parents=True)
         for path, source in {**(copied or {}), **linked}.items():

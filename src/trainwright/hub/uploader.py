@@ -121,15 +121,26 @@ class Uploader:
     """
 
     def __init__(
-        self, root: str | Path, name: str, *, token: str | None = None, private: bool | None = None,
-        revision: str | None = None, tell: Callable[..., None] = lambda **values: None,
-    ) -> None:  # fmt: skip
+        self,
+        root: str | Path,
+        name: str,
+        *,
+        token: str | None = None,
+        private: bool | None = None,
+        revision: str | None = None,
+        tell: Callable[..., None] = lambda **values: None,
+    ) -> None:
         self.repo: str | None = None  # full name of the repository, once the Hub has told it
         self.progress = PushInProgress()  # the uploads under way
         self.in_progress: PushInProgress | None = None  # those of the last checkpoint; None before the first
-        self._root, self._name = Path(root), name
-        self._api, self._private, self._revision = HfApi(library_name=LIBRARY, token=token), private, revision
-        self._outbox, self._lane, self._tell = Outbox(root), UploadQueue(), tell
+        self._root = Path(root)
+        self._name = name
+        self._api = HfApi(library_name=LIBRARY, token=token)
+        self._private = private
+        self._revision = revision
+        self._outbox = Outbox(root)
+        self._lane = UploadQueue()
+        self._tell = tell
         self._in_lane: set[Path] = set()
         self._failed: set[Path] = set()  # uploads whose failure was logged
         self._left: list[Upload] = []  # those of which was said that the Hub does not have them
@@ -140,10 +151,13 @@ class Uploader:
     ) -> Uploader:
         """Returns the uploader of a trainer; `token` and `private` win over the arguments."""
         return cls(
-            args.output_dir, outbox.repo_name(args), token=args.hub_token if token is None else token,
-            private=args.hub_private_repo if private is None else private, revision=args.hub_revision,
+            args.output_dir,
+            outbox.repo_name(args),
+            token=args.hub_token if token is None else token,
+            private=args.hub_private_repo if private is None else private,
+            revision=args.hub_revision,
             tell=lambda **values: keeper.journal.write("push", **values),
-        )  # fmt: skip
+        )
 
     @property
     def is_busy(self) -> bool:
@@ -158,8 +172,10 @@ class Uploader:
                 raise
             logger.warning(
                 "The Hub cannot be reached (%s). Training continues; uploads wait in %s and are tried again when it "
-                "ends.", in_a_line(error), self._outbox.folder,
-            )  # fmt: skip
+                "ends.",
+                in_a_line(error),
+                self._outbox.folder,
+            )
             return self._name
 
     def _repo(self) -> str:
@@ -178,9 +194,14 @@ class Uploader:
         self.progress = PushInProgress([self._submit(upload) for upload in self._outbox.waiting()])
 
     def push_checkpoint(
-        self, checkpoint: Path, args: Arguments, state: TrainerState, *, when_there: WhenThere,
+        self,
+        checkpoint: Path,
+        args: Arguments,
+        state: TrainerState,
+        *,
+        when_there: WhenThere,
         announce: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Uploads the model of a checkpoint, by `hub_strategy` all of it, asynchronously, one at a time.
 
         `when_there` calls its argument when the checkpoint is on disk; `announce` is called if the upload starts now.
@@ -192,7 +213,8 @@ class Uploader:
         if starts:
             announce()
         path = {"checkpoint": "last-checkpoint", "all_checkpoints": checkpoint.name}.get(strategy)
-        by_steps, step = getattr(args.save_strategy, "value", args.save_strategy) == "steps", state.global_step
+        by_steps = getattr(args.save_strategy, "value", args.save_strategy) == "steps"
+        step = state.global_step
         message = f"Training in progress, {f'step {step}' if by_steps else f'epoch {int(state.epoch)}'}"
         jobs: list[Job] = [Future() for _ in range(1 if path is None else 2)] if starts else []
         self.in_progress = self.progress = self.progress if self.is_busy else PushInProgress()
@@ -268,10 +290,14 @@ class Uploader:
     def _upload(self, api: HfApi, folder: Path, ticket: Ticket, *, ignored: Sequence[str] = ()) -> object:
         """Uploads a directory as one commit, by `HfApi.upload_folder` as transformers does, where libraries wrap it."""
         return api.upload_folder(
-            repo_id=ticket.repo or self._repo(), folder_path=str(folder), path_in_repo=ticket.path or None,
-            commit_message=ticket.message, token=api.token, ignore_patterns=list(ignored) or None,
+            repo_id=ticket.repo or self._repo(),
+            folder_path=str(folder),
+            path_in_repo=ticket.path or None,
+            commit_message=ticket.message,
+            token=api.token,
+            ignore_patterns=list(ignored) or None,
             revision=ticket.revision,
-        )  # fmt: skip
+        )
 
     def _forget(self, sent: Ticket, *, before: str) -> None:
         older = (one for one in self._outbox.waiting() if one.folder.name < before and is_over(one, sent))
@@ -319,13 +345,18 @@ class Uploader:
         left = self._outbox.waiting()
         if left and left != self._left:
             self._left = left
-            lines = [f"  {ticket.message!r} -> {ticket.path or 'the root'} of {ticket.repo or 'the repository'}"
-                     for ticket in (upload.ticket for upload in left)]  # fmt: skip
+            lines = [
+                f"  {ticket.message!r} -> {ticket.path or 'the root'} of {ticket.repo or 'the repository'}"
+                for ticket in (upload.ticket for upload in left)
+            ]
             logger.warning(
                 "The Hub does not have %s yet; the files are in %s:\n%s\nSend them with `trainwright push "
                 "%s`; the next training with this output_dir does too.",
-                counted(len(left), "upload"), self._outbox.folder, "\n".join(lines), self._root,
-            )  # fmt: skip
+                counted(len(left), "upload"),
+                self._outbox.folder,
+                "\n".join(lines),
+                self._root,
+            )
         return left
 
     def abandon_after(self, error: BaseException) -> None:
