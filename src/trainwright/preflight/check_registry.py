@@ -172,7 +172,9 @@ def check(*, when: Moment, needs: tuple[str, ...] = (), about: str) -> Callable[
 
 def look_at(facts: CheckFacts, *moments: Moment) -> CheckReport:
     """Runs the checks of these moments. A check that raises is reported as not done."""
-    findings, passed, not_done = [], [], []
+    findings = []
+    passed = []
+    not_done = []
     for one in CHECKS.values():
         if one.when not in moments:
             continue

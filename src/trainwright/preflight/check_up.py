@@ -85,9 +85,16 @@ def known_facts(
     trainer: AnyTrainer, plan: StepPlan | None, folder: str, *, optimizer: Optimizer | None, is_brief: bool
 ) -> CheckFacts:
     """Returns what is known of a run before its first batch; `is_brief`: only problems are wanted, and quickly."""
-    args, engine = trainer.args, trainer._engine
+    args = trainer.args
+    engine = trainer._engine
     optimizer_bytes = 0 if args.save_only_model else async_writer.estimated_optimizer_bytes(trainer.model)
     is_comparable = not steps_in_backward(args) and engine.trains_bare
+    if engine.holds_parts:
+        max_elements: int | None = 0
+    elif is_brief:
+        max_elements = MAX_ELEMENTS
+    else:
+        max_elements = None
     return CheckFacts(
         args=args,
         model=trainer.model,
@@ -102,7 +109,7 @@ def known_facts(
         checkpoint_bytes=async_writer.weights_bytes(trainer.model) + optimizer_bytes,
         free_bytes=async_writer.free_bytes(Path(folder)),
         supports_bf16=supports_bf16(engine.device),
-        max_elements=0 if engine.holds_parts else MAX_ELEMENTS if is_brief else None,
+        max_elements=max_elements,
         is_brief=is_brief,
     )
 

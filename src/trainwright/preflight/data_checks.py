@@ -28,7 +28,12 @@ def columns(facts: CheckFacts) -> Iterator[Finding]:
     for name in dropped:
         absent = [one for one in facts.taken or () if one not in (facts.columns or ())]
         close = difflib.get_close_matches(name, absent, n=1, cutoff=0.85)
-        meant = close[0] if close else "labels" if lacks_labels and name.lower() in LIKE_LABELS else None
+        if close:
+            meant = close[0]
+        elif lacks_labels and name.lower() in LIKE_LABELS:
+            meant = "labels"
+        else:
+            meant = None
         if meant is not None:
             yield warning(
                 f"The column {name!r} is dropped: {model}.forward does not take it.",
@@ -73,7 +78,8 @@ def masked_labels(facts: CheckFacts) -> Iterator[Finding]:
         )
         return
     rows = [one.flatten(1).eq(IGNORE_INDEX).all(dim=1) for one in labels if one.dim() > 1]
-    num_rows, empty = sum(len(one) for one in rows), sum(int(one.sum()) for one in rows)
+    num_rows = sum(len(one) for one in rows)
+    empty = sum(int(one.sum()) for one in rows)
     if masked / total > MUCH_MASKED:
         yield warning(
             f"{masked / total:.1%} of the labels of the first step are masked.",
@@ -141,7 +147,9 @@ def pad_is_eos(facts: CheckFacts) -> Iterator[Finding]:
         return
     ends = masked = 0
     for batch in facts.batches or ():
-        ids, labels, mask = batch.get("input_ids"), batch.get("labels"), _mask(batch)
+        ids = batch.get("input_ids")
+        labels = batch.get("labels")
+        mask = _mask(batch)
         if not isinstance(ids, torch.Tensor) or not isinstance(labels, torch.Tensor) or ids.shape != labels.shape:
             continue
         is_end = ids.eq(eos) if mask is None else ids.eq(eos) & mask.ne(0)
@@ -178,7 +186,8 @@ def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
 def num_classes(model: nn.Module) -> int | None:
     """Returns the number of classes of a label, for models whose class shows that labels are classes."""
     core = model_facts.core_model(model)
-    name, config = type(core).__name__, getattr(core, "config", None)
+    name = type(core).__name__
+    config = getattr(core, "config", None)
     if name.endswith(("ForSequenceClassification", "ForTokenClassification", "ForImageClassification")):
         is_choice = getattr(config, "problem_type", None) in (None, "single_label_classification")
         number = getattr(config, "num_labels", None)
@@ -202,7 +211,8 @@ def _mask(batch: Batch) -> torch.Tensor | None:
 
 
 def _row_lengths(batch: Batch) -> list[int]:
-    mask, ids = _mask(batch), batch.get("input_ids")
+    mask = _mask(batch)
+    ids = batch.get("input_ids")
     if mask is not None:
         return [int(length) for length in mask.ne(0).sum(dim=1).tolist()]
     return [ids.shape[1]] * ids.shape[0] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else []

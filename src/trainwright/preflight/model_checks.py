@@ -147,7 +147,8 @@ def _lost_and_altered(model: nn.Module) -> tuple[list[str], list[str]]:
             for parameter in twin.parameters():
                 parameter.fill_(float("nan")) if parameter.is_floating_point() else parameter.zero_()
         missing = set(weights.load_weights(twin, Path(folder)).missing_keys)
-    before, after = dict(model.named_parameters()), dict(twin.named_parameters())
+    before = dict(model.named_parameters())
+    after = dict(twin.named_parameters())
     differing = [name for name in before if not torch.equal(before[name], after[name])]
     trainable = {name for name, parameter in before.items() if parameter.requires_grad}
     if weights.is_adapter(model):  # the file holds the adapter alone; the base comes from where it came from
@@ -176,7 +177,8 @@ def disk(facts: CheckFacts) -> Iterator[Finding]:
         return
     keep = resolve.checkpoint(facts.args).keep_last
     kept = saves if keep is None else min(saves, keep + 1)  # the newest is there before the oldest goes
-    each, needed = size_text(facts.checkpoint_bytes), facts.checkpoint_bytes * kept
+    each = size_text(facts.checkpoint_bytes)
+    needed = facts.checkpoint_bytes * kept
     if needed > facts.free_bytes:
         yield warning(
             f"{counted(kept, 'checkpoint')} of about {each} to be kept, {size_text(needed)}; "
@@ -188,7 +190,8 @@ def disk(facts: CheckFacts) -> Iterator[Finding]:
 
 
 def _num_saves(facts: CheckFacts) -> int:
-    plan, strategy = facts.plan, word(facts.args.save_strategy)
+    plan = facts.plan
+    strategy = word(facts.args.save_strategy)
     if plan is None or plan.has_open_end or strategy not in ("steps", "epoch"):
         return 0 if strategy == "no" else 1
     if strategy == "epoch":
@@ -254,10 +257,12 @@ def effective_batch(facts: CheckFacts) -> Iterator[Finding]:
 
 @check(when="full", needs=("plan", "step"), about="how long it will take")
 def time_left(facts: CheckFacts) -> Iterator[Finding]:
-    plan, seconds = facts.plan, facts.step.seconds if facts.step is not None else None
+    plan = facts.plan
+    seconds = facts.step.seconds if facts.step is not None else None
     if plan is None or plan.has_open_end or seconds is None:
         return
-    total, limit = plan.max_steps * seconds, resolve.checkpoint(facts.args).max_train_s
+    total = plan.max_steps * seconds
+    limit = resolve.checkpoint(facts.args).max_train_s
     if limit is not None and total > limit:
         yield warning(
             f"{counted(plan.max_steps, 'step')} of {seconds:.3g} s: {duration_text(total)}, and "

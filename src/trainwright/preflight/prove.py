@@ -94,22 +94,48 @@ class ProofReport:
 COPIES = 8  # of the weights: two models, gradients and states of one, and what a checkpoint takes
 WINDOW = 8  # samples of the step whose gradients are compared
 NUM_EVALUATED = 48
-EXACT, ROUNDED = 1e-4, 3e-2  # gaps that come from adding in another order, in fp32 and in 16 bits
+# Gaps that come from adding in another order.
+EXACT = 1e-4  # in fp32
+ROUNDED = 3e-2  # in 16 bits
 
 # A short run for its own sake: nothing is logged, shown, evaluated or ended early.
 SHORT: JSONObject = {
-    "eval_strategy": "no", "eval_on_start": False, "logging_strategy": "no", "save_strategy": "no", "ledger": False,
-    "push_to_hub": False, "load_best_model_at_end": False, "metric_for_best_model": None, "disable_tqdm": True,
-    "save_total_limit": None, "preflight": False, "max_train_time": None, "save_every": None,
-    "resume_from_checkpoint": None, "report_to": [], "auto_find_batch_size": False, "save_only_model": False,
-    "overwrite_output_dir": None, "hang_timeout": 0.0, "slurm_requeue": False, "dataloader_num_workers": 0,
-    "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None, "profile": None, "speed": None,
-}  # fmt: skip
+    "eval_strategy": "no",
+    "eval_on_start": False,
+    "logging_strategy": "no",
+    "save_strategy": "no",
+    "ledger": False,
+    "push_to_hub": False,
+    "load_best_model_at_end": False,
+    "metric_for_best_model": None,
+    "disable_tqdm": True,
+    "save_total_limit": None,
+    "preflight": False,
+    "max_train_time": None,
+    "save_every": None,
+    "resume_from_checkpoint": None,
+    "report_to": [],
+    "auto_find_batch_size": False,
+    "save_only_model": False,
+    "overwrite_output_dir": None,
+    "hang_timeout": 0.0,
+    "slurm_requeue": False,
+    "dataloader_num_workers": 0,
+    "dataloader_persistent_workers": False,
+    "dataloader_prefetch_factor": None,
+    "profile": None,
+    "speed": None,
+}
 # One order of samples, whatever the batches: only then can two ways to split them be compared.
 IN_ORDER: JSONObject = {
-    "train_sampling_strategy": "sequential", "max_tokens_per_batch": None, "packing": None, "max_steps": 1,
-    "max_grad_norm": 0.0, "warmup_steps": 0, "neftune_noise_alpha": None,
-}  # fmt: skip
+    "train_sampling_strategy": "sequential",
+    "max_tokens_per_batch": None,
+    "packing": None,
+    "max_steps": 1,
+    "max_grad_norm": 0.0,
+    "warmup_steps": 0,
+    "neftune_noise_alpha": None,
+}
 
 
 def prove(trainer: AnyTrainer, *, num_steps: int) -> ProofReport:
@@ -229,7 +255,8 @@ def accumulation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
         one = _gradients(trainer, per_device_train_batch_size=1, gradient_accumulation_steps=WINDOW, **more)
         return one, _gradients(trainer, per_device_train_batch_size=4, gradient_accumulation_steps=2, **more)
 
-    seen, allowed = gap(*both()), allowed_gap(trainer)
+    seen = gap(*both())
+    allowed = allowed_gap(trainer)
     evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} of the largest"
     if seen <= allowed:
         return True, evidence, ""
@@ -239,10 +266,11 @@ def accumulation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
             return False, evidence, f"loss_weighting='items': tried, and then they differ by {cured:.2g}."
     if any(isinstance(module, BATCH_NORMS) for module in trainer.model.modules()):
         return False, evidence, "Batch normalisation sees micro-batches; use GroupNorm, or freeze its statistics."
-    return False, evidence, (
+    cure = (
         "The loss of a sample depends on what it is batched with: look at padding without an attention_mask, and at "
         "losses that are neither a sum over num_items_in_batch nor a mean over label items."
-    )  # fmt: skip
+    )
+    return False, evidence, cure
 
 
 def allowed_gap(trainer: AnyTrainer) -> float:
@@ -267,10 +295,11 @@ def evaluation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
             losses.append(copied.evaluate()["eval_loss"])
     seen = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-12)
     evidence = f"{losses[0]:.6g} in batches of 8, {losses[1]:.6g} in batches of 3"
-    return seen <= allowed_gap(trainer), evidence, (
+    cure = (
         "The loss is not a mean over the items of a batch, or a sample's depends on its neighbours: look at padding "
         "without an attention_mask, and at sums in the loss."
-    )  # fmt: skip
+    )
+    return seen <= allowed_gap(trainer), evidence, cure
 
 
 def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
@@ -292,10 +321,11 @@ def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
         ) from error
     seen = gap(one, two)
     evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} of the largest"
-    return seen <= EXACT, evidence, (
+    cure = (
         "A loss that is a mean over label items needs average_tokens_across_devices=True and a model that takes "
         "num_items_in_batch, or loss_weighting='items'; batch normalisation needs SyncBatchNorm."
-    )  # fmt: skip
+    )
+    return seen <= EXACT, evidence, cure
 
 
 def _recipe(trainer: AnyTrainer, sizes: JSONObject) -> JSONObject:
@@ -414,17 +444,27 @@ def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = T
 
 def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.Popen[bytes]:
     world = {
-        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_processes, "LOCAL_WORLD_SIZE": num_processes,
-        "MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True,
-        "OMP_NUM_THREADS": 1, "CUDA_VISIBLE_DEVICES": "",
-    }  # fmt: skip
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": num_processes,
+        "LOCAL_WORLD_SIZE": num_processes,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "OMP_NUM_THREADS": 1,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     env = {**os.environ, **{name: str(value) for name, value in world.items()}}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     with open(Path(folder) / f"{rank}.log", "wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "trainwright.preflight.prove", folder],
-            stdin=subprocess.PIPE, stdout=log, stderr=log, env=env, start_new_session=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=env,
+            start_new_session=True,
+        )
 
 
 def main() -> None:

@@ -201,7 +201,8 @@ class _Measurement:
     """Times and gradients of steps over the first batches, with one choice of settings or another."""
 
     def __init__(self, trainer: AnyTrainer, restore: Any) -> None:
-        self._trainer, self._restore = trainer, restore
+        self._trainer = trainer
+        self._restore = restore
         self._started = now()
         copied = self._copy({})
         loader = copied.get_train_dataloader()
@@ -209,7 +210,8 @@ class _Measurement:
         if plan.has_open_end or plan.max_steps < MIN_STEPS:
             steps = "an unknown number of" if plan.has_open_end else str(plan.max_steps)
             raise TooShort(f"{SHARE:.0%} of a run of {steps} steps do not pay for it")
-        self._num_steps, micro_batches = plan.max_steps, resolve.micro_batches(copied.args)
+        self._num_steps = plan.max_steps
+        micro_batches = resolve.micro_batches(copied.args)
         self._batches, self._read_s = _read(loader, min(micro_batches, NUM_BATCHES))
         self._share = micro_batches / len(self._batches)  # of a whole step in one that is measured
         self._plain = self._tried({}, updates=False)
@@ -228,7 +230,8 @@ class _Measurement:
     @contextmanager
     def _trying(self, settings: JSONObject) -> Iterator[AnyTrainer]:
         """A copy of the trainer whose model is as in a run with the settings."""
-        copied, engine = self._copy(settings), self._trainer._engine
+        copied = self._copy(settings)
+        engine = self._trainer._engine
         with ExitStack() as stack:
             stack.callback(self._restore)
             stack.enter_context(unchanged_random_states())
@@ -267,7 +270,8 @@ class _Measurement:
 
     def _times(self, copied: AnyTrainer, batches: Iterator[object] | None = None) -> float:
         """Median seconds of a step after one that sets things up; where given, a batch is waited for before each."""
-        optimizer, seconds = self._optimizer(copied), []
+        optimizer = self._optimizer(copied)
+        seconds = []
         for _ in range(NUM_TIMED + 1):
             begun = now()
             if batches is not None:
@@ -292,7 +296,8 @@ class _Measurement:
         rows: list[Row] = []
         first_s = self._seconds + self._read_s
         for lever in self._levers():
-            needed, left = 3 * (NUM_TIMED + 2) * self._seconds + lever.setup_s, self._left()
+            needed = 3 * (NUM_TIMED + 2) * self._seconds + lever.setup_s
+            left = self._left()
             if needed > left:
                 why = f"it may take {needed:.1f} s, and {max(left, 0):.1f} s of the {self._budget_s:.1f} s are left"
                 rows.append(Row(lever.name, lever.settings, f"not measured: {why}"))
@@ -301,10 +306,12 @@ class _Measurement:
                 row, seconds = self._try(lever, kept)
             except Exception as error:
                 reason = f"rejected: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
-                row, seconds = Row(lever.name, lever.settings, reason), None
+                row = Row(lever.name, lever.settings, reason)
+                seconds = None
             rows.append(row)
             if seconds is not None:
-                kept, self._seconds = kept | lever.settings, seconds
+                kept = kept | lever.settings
+                self._seconds = seconds
         rows += [row for row in (self._workers(kept), self._padding()) if row is not None]
         for row in rows:
             kept = kept | (row.settings if row.result == "kept" else {})
@@ -319,7 +326,8 @@ class _Measurement:
 
     def _levers(self) -> Iterator[Lever]:
         """Those that apply to the model, the arguments and the device, the quickest to try first."""
-        args, device = self._trainer.args, self._trainer._engine.device
+        args = self._trainer.args
+        device = self._trainer._engine.device
         core = core_model(self._trainer.model)
         makes_optimizer = self._trainer.optimizer is None and self._trainer.optimizer_cls_and_kwargs is None
         if makes_optimizer and args.optim == "adamw_torch":
@@ -343,7 +351,8 @@ class _Measurement:
         if (kernel := lever.settings.get("loss_kernel")) is not None and (reason := self._unused(kernel)):
             return replace(row, result=f"rejected: {reason}"), None
         plain = self._tried({}, updates=True) if lever.changes_update else self._plain
-        limit, seconds = allowed_gap(self._trainer), None
+        limit = allowed_gap(self._trainer)
+        seconds = None
         with self._trying(kept | lever.settings) as copied:
             difference = self._difference(self._found(copied, updates=lever.changes_update), plain)
             if difference <= limit:
@@ -364,7 +373,8 @@ class _Measurement:
 
     def _unused(self, kernel: str) -> str | None:
         """Returns the reason why a kernel cannot compute the model's loss; None if it can."""
-        obstacle, keeps = self._trainer._engine.changes_layers, self._trainer._uses_outputs()
+        obstacle = self._trainer._engine.changes_layers
+        keeps = self._trainer._uses_outputs()
         with without_logits(self._trainer.model, kernel, keeps_outputs=keeps, obstacle=obstacle) as reason:
             return reason
 
@@ -401,7 +411,8 @@ class _Measurement:
         if not all(torch.equal(*pair) for pair in pairs):
             return replace(row, result="suggested: samples draw random numbers, and would draw others")
         with self._trying({name: value for name, value in kept.items() if name != "torch_compile"}) as copied:
-            seconds, alone = self._times(copied, batches), self._times(copied)
+            seconds = self._times(copied, batches)
+            alone = self._times(copied)
         before = self._read_s + alone
         row = replace(row, ratio=round(seconds / before, 3), proof="the batches are the same")
         if seconds > WORTH_KEEPING * before:

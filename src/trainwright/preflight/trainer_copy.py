@@ -36,7 +36,9 @@ def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **pa
     windows = {"prepare_window": list, "checkpoint_items": {}}
     parts = {"args": args, "_services": services, "_run": run, "_train_batch_size": size, **windows, **parts}
     copied = build.with_parts(trainer, **parts, model_wrapped=parts.get("model", trainer.model))
-    model, optimizer, schedule = copied.model, copied.optimizer, copied.lr_scheduler
+    model = copied.model
+    optimizer = copied.optimizer
+    schedule = copied.lr_scheduler
     handler = CallbackHandler([DefaultFlowCallback], model, trainer.processing_class, optimizer, schedule)
     handler.args = args
     services.use_callbacks(handler, run.progress.clock)

@@ -93,7 +93,9 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _look(self, moment: str) -> None:
         before = self.peaks.get(moment)
         if before is None or self._total > before.total_bytes:
-            modules, kinds = +self._modules, +self._kinds  # those above 0
+            # a unary plus drops the counts of 0 and below
+            modules = +self._modules
+            kinds = +self._kinds
             self.peaks[moment] = PeakMemory(
                 total_bytes=self._total, by_kind=dict(kinds), by_module=dict(modules), moment=moment
             )

@@ -74,7 +74,8 @@ def _tried(trainer: AnyTrainer, budget: int | None) -> list[SettingsChange]:
             size: int | None = predicted_peak(trainer, settings).total_bytes
             reason = ""
         except Exception as error:
-            size, reason = None, f"{type(error).__name__}: {error}".splitlines()[0]
+            size = None
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
         found.append(SettingsChange(settings=settings, price=price, peak_bytes=size, reason=reason))
         if budget is not None and size is not None and size <= budget:
             break
@@ -116,7 +117,8 @@ def measured_peak(trainer: AnyTrainer, error: Exception) -> PeakMemory:
             "measuring it."
         ) from error
     rows = max(find_batch_size(batch) or 1 for batch in _batches(_with_settings(trainer, trainer.model, {})))
-    few, more = max(rows // 4, 1), max(rows // 2, 2)
+    few = max(rows // 4, 1)
+    more = max(rows // 2, 2)
     one, two = (_measured(trainer, number) for number in (few, more))
     steps = (rows - few) / (more - few)
     return max((_grown(one[m], two[m], steps) for m in one if m in two), key=lambda peak: peak.total_bytes)
@@ -152,7 +154,9 @@ def _grown(one: PeakMemory, two: PeakMemory, steps: float) -> PeakMemory:
 def _with_settings(trainer: AnyTrainer, model: Any, settings: dict[str, Any]) -> Any:
     """A copy with an engine, an optimizer and a schedule of its own."""
     copied = copy_of(trainer, settings, model=model, optimizer=None, lr_scheduler=None)
-    copied.args.on_nonfinite, copied.args.on_spike = "ignore", "off"  # stand-ins have no values to guard
+    # Stand-ins have no values to guard.
+    copied.args.on_nonfinite = "ignore"
+    copied.args.on_spike = "off"
     copied._services.use_engine(build.make_engine(copied.args))
     return copied
 
@@ -166,7 +170,8 @@ def _batches(copied: AnyTrainer) -> list[Batch]:
 
 def _track(copied: AnyTrainer, samples: Sequence[Batch], num_items: Any) -> dict[str, PeakMemory]:
     """The peaks of a step at which the optimizer has its states, and in which an earlier micro-batch left gradients."""
-    engine, model = copied._engine, copied.model
+    engine = copied._engine
+    model = copied.model
     tracker = AllocationTracker(engine.device)
     engine.backward = tracker.marking(engine.backward)  # the engine of this copy alone
     with contextlib.ExitStack() as stack:
@@ -179,14 +184,16 @@ def _track(copied: AnyTrainer, samples: Sequence[Batch], num_items: Any) -> dict
         tracker.count(tensors_of(list(samples)), "batch")
         stack.enter_context(tracker.inside(model))
         session = _session(copied)
-        window, hooks = Window(list(samples), num_items), _MarkedHooks(copied, tracker)
+        window = Window(list(samples), num_items)
+        hooks = _MarkedHooks(copied, tracker)
         if steps_in_backward(copied.args):
             _take_step(session, copied._run.progress, hooks, window)
         else:
             _make_states(session, model, keeps_gradients=resolve.micro_batches(copied.args) > 1)
         tracker.count(tensors_of([*getattr(session.optimizer, "state", {}).values()]), "optimizer")
         tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
-        tracker.peaks, tracker.moment = {}, "forward"
+        tracker.peaks = {}
+        tracker.moment = "forward"
         _take_step(session, copied._run.progress, hooks, window)
     return tracker.peaks
 
@@ -235,7 +242,8 @@ class _MarkedHooks:
 
 
 def _session(copied: AnyTrainer) -> LoopContext:
-    run, args = copied._run, copied.args
+    run = copied._run
+    args = copied.args
     run.plan = build.step_plan(args, copied.set_initial_training_values(args, copied.get_train_dataloader()))
     model, loader = copied._prepare_for_training(run.plan.max_steps, None, None)
     parts = {"model": model, "loader": loader, "optimizer": copied.optimizer, "scheduler": copied.lr_scheduler}
@@ -272,7 +280,8 @@ ANOTHER = "another optimizer: other numbers"
 
 def changes(args: Arguments, *, can_bf16: bool) -> Iterator[tuple[Settings, str]]:
     """Yields settings that take less memory, with their price: first each alone, then together."""
-    size, steps = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    size = args.per_device_train_batch_size
+    steps = args.gradient_accumulation_steps
     by_samples = not batch_formers(args)
     factors = [k for k in (2, 4, 8, 16, 32, 64) if size % k == 0] if by_samples else []
     smaller: list[Settings] = [
@@ -287,6 +296,7 @@ def changes(args: Arguments, *, can_bf16: bool) -> Iterator[tuple[Settings, str]
     prices: list[str] = []
     for step, price in ((smaller[-1:], SMALLER), (recomputed, RECOMPUTED), (rounded, ROUNDED), (another, ANOTHER)):
         for settings in step:
-            together, prices = together | settings, [*prices, price]
+            together |= settings
+            prices = [*prices, price]
             if len(prices) > 1 or price is ANOTHER:
                 yield dict(together), ", ".join(prices)
