@@ -201,7 +201,8 @@ def _from_args(spec: OptimizerSpec, args: Arguments) -> Kwargs:
     if spec.adam == "betas":
         kwargs["betas"] = _adam(args)["betas"]
     elif spec.adam != "no":
-        always, adam = spec.adam == "always", _adam(args)
+        always = spec.adam == "always"
+        adam = _adam(args)
         kwargs |= {name: value for name, value in adam.items() if always or value != ADAM_DEFAULTS[name]}
     if spec.decay:
         kwargs["weight_decay"] = args.weight_decay
@@ -219,7 +220,8 @@ def load_class(name: str, spec: OptimizerSpec) -> OptimizerClass:
     module, _, attribute = spec.path.partition(":")
     if spec.package is None:
         return cast(OptimizerClass, getattr(importlib.import_module(module), attribute))
-    package, found = Requirement(spec.package), None
+    package = Requirement(spec.package)
+    found = None
     cure = f"Install it: pip install --upgrade {shlex.quote(spec.package)}"
     with suppress(importlib.metadata.PackageNotFoundError):
         found = importlib.metadata.version(package.name)
@@ -276,7 +278,8 @@ def _saves_as(
     optimizer: Foreign, encode: Convert, decode: Callable[[State], None], loadable: Convert = lambda state: state
 ) -> None:
     """Replaces saving by `encode`, and loading by a load of the `loadable` part and `decode` of the rest."""
-    save, load = optimizer.state_dict, optimizer.load_state_dict
+    save = optimizer.state_dict
+    load = optimizer.load_state_dict
 
     def load_state_dict(state_dict: State) -> None:
         load(loadable(state_dict))

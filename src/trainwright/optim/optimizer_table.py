@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 UNSET = object()
-TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
+TRUE = ("true", "1", "yes")
+FALSE = ("false", "0", "no")
 
 
 class Option(NamedTuple):
@@ -162,7 +163,9 @@ def _options(convert: Callable[[str], Any], *names: str, **defaults: object) -> 
     return {**{name: Option(convert) for name in names}, **{n: Option(convert, value) for n, value in defaults.items()}}
 
 
-BITSANDBYTES, GALORE, LOMO = "bitsandbytes>=0.46", "galore-torch", "lomo-optim"
+BITSANDBYTES = "bitsandbytes>=0.46"
+GALORE = "galore-torch"
+LOMO = "lomo-optim"
 IN_BACKWARD = (no_accumulation, no_fp16, one_process)
 RMSPROP = _options(number, "momentum", "alpha", "eps", "weight_decay") | _options(flag, "centered")
 ADEMAMIX = _options(number, "beta1", "beta2", "eps", beta3=0.9999, alpha=5.0) | _options(whole, "t_alpha", "t_beta3")

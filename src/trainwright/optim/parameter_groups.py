@@ -140,8 +140,10 @@ def _say_what_is_left_out(model: nn.Module, targets: Targets, linear: Sequence[s
         if found and not is_regex and name not in known and not list(module.children()):
             logger.warning(
                 "optim_target_modules fits %s, a %s; %s projects linear layers only, so it is trained as it is.",
-                name, type(module).__name__, optimizer,
-            )  # fmt: skip
+                name,
+                type(module).__name__,
+                optimizer,
+            )
     for target in [] if isinstance(targets, str) else targets:
         if not any(check_target_module_exists([target], name) for name in linear):
             logger.warning("optim_target_modules: %r fits no linear layer. %s", target, nearest(target, linear))
@@ -247,7 +249,8 @@ def _with_patterns(rates: dict[str, float], patterns: Mapping[str, float | str],
 
 def with_own_rates(groups: Iterable[Group], model: nn.Module, args: Arguments) -> list[Group]:
     """Splits each group by the rates that `args` give its parameters, the highest first."""
-    by_name, result = own_rates(model, args), list[Group]()
+    by_name = own_rates(model, args)
+    result = list[Group]()
     rates = {id(p): by_name[name] for name, p in model.named_parameters() if name in by_name}
     for group in groups:
         by_rate: dict[float, list[nn.Parameter]] = defaultdict(list)

@@ -89,9 +89,18 @@ SHAPES = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
 OF_RATES = {"learning_rate", "lr_groups", "layerwise_lr_decay", *SHAPES}
 BASES = ("base_lrs", "_init_lrs")
 OF_PLATEAUS = (
-    "mode", "factor", "patience", "threshold", "threshold_mode", "cooldown", "warmup", "min_lrs", "max_lrs", "eps",
+    "mode",
+    "factor",
+    "patience",
+    "threshold",
+    "threshold_mode",
+    "cooldown",
+    "warmup",
+    "min_lrs",
+    "max_lrs",
+    "eps",
     "window_size",
-)  # fmt: skip
+)
 
 
 def make_schedule(
@@ -231,7 +240,8 @@ def settings_of(optimizer: Optimizer, scheduler: LRScheduler) -> RequestedSettin
 def changed_rate(optimizer: Optimizer, asked: RequestedSettings) -> tuple[float, float] | None:
     """Returns the first base rate that a loaded state changed: (loaded, requested); None if there is none."""
     for group, fresh in zip(getattr(optimizer, "param_groups", ()), asked.groups, strict=False):
-        before, now = group.get("initial_lr"), fresh.get("initial_lr")
+        before = group.get("initial_lr")
+        now = fresh.get("initial_lr")
         if before is not None and now is not None and float(before) != float(now):
             return float(before), float(now)
     return None
@@ -274,7 +284,8 @@ def continue_towards(scheduler: LRScheduler, build: Build, *, before: int, now: 
     if len(horizons) == 1:
         return False
     factors = [_factors(build, scheduler, length) for _, length in horizons]
-    course, length = factors[0], horizons[0][1]
+    course = factors[0]
+    length = horizons[0][1]
     for (since, following), fresh in zip(horizons[1:], factors[1:], strict=True):
         course = [_continued(f0, f1, since, length, following) for f0, f1 in zip(course, fresh, strict=True)]
         length = following
@@ -289,7 +300,8 @@ def continue_towards(scheduler: LRScheduler, build: Build, *, before: int, now: 
 def _continued(f0: Factor, f1: Factor, since: int, before: int, now: int) -> Factor:
     """Returns g of the file's head; before step `since`, f0."""
     stands = f0(since if since < before else max(before - 1, 0))
-    fresh, end = f1(since), f1(now)
+    fresh = f1(since)
+    end = f1(now)
     if stands == fresh or since >= now:
         return lambda s: f1(s) if s >= since else f0(s)
     floor = end if stands >= end < fresh else 0.0
