@@ -19,17 +19,28 @@ FIELDS = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "train_batch_size": "per_device_train_batch_size x gradient_accumulation_steps x processes",
-    "gradient_clipping": "max_grad_norm", "optimizer.params.lr": "learning_rate",
-    "optimizer.params.betas": "adam_beta1, adam_beta2", "optimizer.params.eps": "adam_epsilon",
-    "optimizer.params.weight_decay": "weight_decay", "scheduler.params.warmup_max_lr": "learning_rate",
-    "fp16.enabled": "fp16", "bf16.enabled": "bf16",
-}  # fmt: skip
-MADE_IF_MISSING = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size",
-                   "gradient_clipping")  # fmt: skip
+    "gradient_clipping": "max_grad_norm",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.betas": "adam_beta1, adam_beta2",
+    "optimizer.params.eps": "adam_epsilon",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+    "fp16.enabled": "fp16",
+    "bf16.enabled": "bf16",
+}
+MADE_IF_MISSING = (
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "train_batch_size",
+    "gradient_clipping",
+)
 LATE = (
-    "scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps", "zero_optimization.reduce_bucket_size",
-    "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.stage3_param_persistence_threshold",
-)  # fmt: skip
+    "scheduler.params.total_num_steps",
+    "scheduler.params.warmup_num_steps",
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold",
+)
 PLAIN = {"scheduler.params.warmup_min_lr": 0, "fp16.auto_cast": False}  # what "auto" stands for there
 
 

@@ -73,7 +73,8 @@ def translate(given: Given, defaults: Given) -> Translation:
 
 def _translate_one(name: str, original: Given, given: dict[str, Any], defaults: Given) -> str | None:
     """Write into `given` what one older name means; or say why that cannot be."""
-    row, value = OLD_NAMES[name], original[name]
+    row = OLD_NAMES[name]
+    value = original[name]
     try:
         meaning = row.meaning(value, {**original, **given})
     except ValueError as reason:

@@ -12,23 +12,34 @@ from trainwright.config.enums import FSDPOption, word
 from trainwright.config.protocol import Arguments
 
 SHARDING = (
-    FSDPOption.FULL_SHARD, FSDPOption.SHARD_GRAD_OP, FSDPOption.NO_SHARD, FSDPOption.HYBRID_SHARD,
+    FSDPOption.FULL_SHARD,
+    FSDPOption.SHARD_GRAD_OP,
+    FSDPOption.NO_SHARD,
+    FSDPOption.HYBRID_SHARD,
     FSDPOption.HYBRID_SHARD_ZERO2,
-)  # fmt: skip
+)
 # In version 2, whether the word frees parameters after the forward pass; `no_shard` keeps whole models.
 RESHARDS: dict[str, bool] = {
-    FSDPOption.FULL_SHARD: True, FSDPOption.SHARD_GRAD_OP: False, FSDPOption.HYBRID_SHARD: True,
+    FSDPOption.FULL_SHARD: True,
+    FSDPOption.SHARD_GRAD_OP: False,
+    FSDPOption.HYBRID_SHARD: True,
     FSDPOption.HYBRID_SHARD_ZERO2: False,
-}  # fmt: skip
+}
 HYBRID = (FSDPOption.HYBRID_SHARD, FSDPOption.HYBRID_SHARD_ZERO2)  # parts within a node, copies between nodes
 XLA = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
 OF_VERSION_1 = ("forward_prefetch", "backward_prefetch", "use_orig_params", "sync_module_states", "limit_all_gathers")
 WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 DEFAULTS = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
 OF_BOTH_VERSIONS = (
-    "version", "auto_wrap_policy", "transformer_layer_cls_to_wrap", "cpu_offload", "cpu_ram_efficient_loading",
-    "state_dict_type", "activation_checkpointing", "reshard_after_forward",
-)  # fmt: skip
+    "version",
+    "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap",
+    "cpu_offload",
+    "cpu_ram_efficient_loading",
+    "state_dict_type",
+    "activation_checkpointing",
+    "reshard_after_forward",
+)
 KEYS = frozenset({*DEFAULTS, *XLA, *OF_BOTH_VERSIONS, *OF_VERSION_1})
 
 
@@ -52,7 +63,8 @@ def coerce_fsdp(args: Arguments) -> list[str]:
         problems.append(f"fsdp_config['auto_wrap_policy']={policy!r} is none of {', '.join(WRAP_POLICIES)}.")
     if unknown := sorted(set(config) - KEYS):
         problems.append(f"fsdp_config has unknown keys {unknown}. Known: {', '.join(sorted(KEYS))}.")
-    args.fsdp, args.fsdp_config = True, {**DEFAULTS, **config}
+    args.fsdp = True
+    args.fsdp_config = {**DEFAULTS, **config}
     return problems
 
 
@@ -93,7 +105,8 @@ def wrap_policy(config: Mapping[str, Any]) -> str:
 
 def without_effect(config: Mapping[str, Any], *, on_cpu: bool) -> list[str]:
     """Keys of a plain configuration that change nothing, each with the reason."""
-    is_version_2, policy = version_of(config) == 2, wrap_policy(config)
+    is_version_2 = version_of(config) == 2
+    policy = wrap_policy(config)
     names = dict.fromkeys(XLA, "XLA is not used")
     if is_version_2:
         names |= dict.fromkeys(OF_VERSION_1, "version 1 only")

@@ -165,9 +165,11 @@ def run_summary(
 
     `batch_size` is the number of samples in a micro-batch of a device; None where the arguments say it.
     """
-    size, num_samples = _batch(args), plan.total_batch_size
+    size = _batch(args)
+    num_samples = plan.total_batch_size
     if batch_size is not None:
-        size, num_samples = str(batch_size), batch_size * plan.micro_batches * num_replicas * max(args.n_gpu, 1)
+        size = str(batch_size)
+        num_samples = batch_size * plan.micro_batches * num_replicas * max(args.n_gpu, 1)
     total = f"{', about' if batch_formers(args) else ' ='} {counted(num_samples, 'sample')} a step"
     batch = f"{size} per device x {plan.micro_batches} accumulated x {_replicas(args, num_replicas)}{total}"
     warmup = f"{counted(args.get_warmup_steps(plan.max_steps), 'warm-up step')}, on {device}"
@@ -212,7 +214,8 @@ def arguments_summary(args: Arguments) -> list[str]:
 
 
 def _batch(args: Arguments) -> str:
-    budget, packing = value_of(args, "max_tokens_per_batch"), value_of(args, "packing")
+    budget = value_of(args, "max_tokens_per_batch")
+    packing = value_of(args, "packing")
     if budget is not None:
         return f"up to {budget} tokens"
     if packing is not None:
@@ -231,7 +234,8 @@ def _length(args: Arguments, plan: StepPlan) -> str:
 
 
 def _rhythm(args: Arguments, steps_of: object, name: str) -> str:
-    kind, steps = word(getattr(args, f"{name}_strategy")), getattr(steps_of, f"{name}_steps")
+    kind = word(getattr(args, f"{name}_strategy"))
+    steps = getattr(steps_of, f"{name}_steps")
     if kind == "steps" and steps is not None and steps < 1:
         return f"every {steps:g} of all steps"
     return {"no": "never", "epoch": "every epoch", "best": "at each best evaluation"}.get(

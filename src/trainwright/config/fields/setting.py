@@ -74,7 +74,8 @@ COUNT = Range(1, whole=True)
 MAYBE_COUNT = Range(1, whole=True, optional=True)
 NOT_NEGATIVE = Range(0)
 USUALLY_NOT_NEGATIVE = Range(0, only_warns=True)
-ANY_NUMBER, ANY_WHOLE = Range(-math.inf), Range(-math.inf, whole=True)
+ANY_NUMBER = Range(-math.inf)
+ANY_WHOLE = Range(-math.inf, whole=True)
 SHARE = Range(0, 1, open_high=True, only_warns=True)
 BY_RULES = None  # what the numbers may be depends on other fields, or on more than limits: rules/ checks it
 

@@ -448,8 +448,20 @@ class ScriptFields(FieldGroup, group="Run"):
 
 @dataclass(init=False, repr=False, eq=False)
 class SharedFields(  # dataclasses collect fields from the last base to the first
-    ScriptFields, DistributedFields, DataFields, AcceleratorFields, SeedFields, ResumeFields, BestModelFields,
-    HubFields, SavingFields, EvaluationFields, LoggingFields, PrecisionFields, OptimizerFields, LengthFields,
+    ScriptFields,
+    DistributedFields,
+    DataFields,
+    AcceleratorFields,
+    SeedFields,
+    ResumeFields,
+    BestModelFields,
+    HubFields,
+    SavingFields,
+    EvaluationFields,
+    LoggingFields,
+    PrecisionFields,
+    OptimizerFields,
+    LengthFields,
     OutputFields,
-):  # fmt: skip
+):
     """The fields that our arguments share with transformers'."""

@@ -21,9 +21,14 @@ OF_THE_HUB = ("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "
 OF_ROLLBACKS = ("max_rollbacks", "rollback_every", "rollback_skip_samples")
 OF_SPIKES = ("spike_threshold", "spike_window", "spike_warmup")
 OF_SEVERAL_PROCESSES = (
-    "ddp_backend", "ddp_timeout", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_broadcast_buffers",
-    "ddp_static_graph", "eval_use_gather_object",
-)  # fmt: skip
+    "ddp_backend",
+    "ddp_timeout",
+    "ddp_find_unused_parameters",
+    "ddp_bucket_cap_mb",
+    "ddp_broadcast_buffers",
+    "ddp_static_graph",
+    "eval_use_gather_object",
+)
 
 
 def _without(args: Arguments, name: str, switch: str) -> str | None:
@@ -93,7 +98,8 @@ def accelerator_settings(args: Arguments) -> str | None:
     config = args.accelerator_config
     if config is None or args.world_size > 1:
         return None
-    usual, names = AcceleratorConfig(), ("split_batches", "dispatch_batches", "even_batches")
+    usual = AcceleratorConfig()
+    names = ("split_batches", "dispatch_batches", "even_batches")
     idle = [f"accelerator_config.{name}" for name in names if getattr(config, name) != getattr(usual, name)]
     if (config.gradient_accumulation_kwargs or {}).get("sync_each_batch"):
         idle.append("accelerator_config.gradient_accumulation_kwargs['sync_each_batch']")
@@ -164,7 +170,8 @@ all_set(Stage.ADVICE, "last_batch_of_a_budget", _said, "dataloader_drop_last", "
 
 @rule(Stage.ADVICE, "save_total_limit", "save_keep_every", "save_keep_every_steps")
 def kept_beyond_no_limit(args: Arguments) -> str | None:
-    where, members = "without save_total_limit: all checkpoints are kept", ("save_keep_every", "save_keep_every_steps")
+    where = "without save_total_limit: all checkpoints are kept"
+    members = ("save_keep_every", "save_keep_every_steps")
     return None if (args.save_total_limit or 0) > 0 else _family(args, members, where)
 
 

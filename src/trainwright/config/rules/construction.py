@@ -58,8 +58,13 @@ def profiled_steps(args: Arguments) -> str | None:
 
 
 LEVERS = (
-    "attn_implementation", "dataloader_num_workers", "loss_kernel", "optim", "torch_compile", "torch_compile_backend",
-)  # fmt: skip
+    "attn_implementation",
+    "dataloader_num_workers",
+    "loss_kernel",
+    "optim",
+    "torch_compile",
+    "torch_compile_backend",
+)
 
 
 @rule(Stage.CONSTRUCTION, "speed")
@@ -185,7 +190,8 @@ def one_accumulation(args: Arguments) -> str | None:
 
 
 _said = "save_only_model=True leaves out what load_best_model_at_end=True loads under deepspeed. Set either to False."
-_called, _needs = "sharded_best_needs_full_checkpoints", ("save_only_model", "load_best_model_at_end", "deepspeed")
+_called = "sharded_best_needs_full_checkpoints"
+_needs = ("save_only_model", "load_best_model_at_end", "deepspeed")
 all_set(Stage.CONSTRUCTION, _called, _said, *_needs)
 
 
@@ -243,7 +249,8 @@ for _what, _name in (
 
 @rule(Stage.CONSTRUCTION, "max_tokens_per_batch", "packing")
 def one_way_to_form_batches(args: Arguments) -> str | None:
-    budget, packing = value_of(args, "max_tokens_per_batch"), value_of(args, "packing")
+    budget = value_of(args, "max_tokens_per_batch")
+    packing = value_of(args, "packing")
     if budget and packing:
         return (
             f"max_tokens_per_batch={budget} and packing={packing!r} both form batches by "
@@ -310,7 +317,8 @@ def _problem_of_shares(shares: object, name: str, *, takes_passes: bool) -> str 
             parsed.append(parse_share(value))
         except (ValueError, TypeError):
             return f"{name}: {value!r} of {source!r} is neither a share from 0 up nor passes, as in {EXAMPLE}."
-    by_pass, sums = [source for source, (_, passes) in zip(shares, parsed, strict=True) if passes], [0.0, 0.0]
+    by_pass = [source for source, (_, passes) in zip(shares, parsed, strict=True) if passes]
+    sums = [0.0, 0.0]
     for number, passes in parsed:
         sums[passes] += number
     if by_pass and not takes_passes:
@@ -324,7 +332,8 @@ def _problem_of_shares(shares: object, name: str, *, takes_passes: bool) -> str 
 
 @rule(Stage.CONSTRUCTION, "mixture", "mixture_schedule")
 def shares_of_sources(args: Arguments) -> str | None:
-    mixture, schedule = value_of(args, "mixture"), value_of(args, "mixture_schedule")
+    mixture = value_of(args, "mixture")
+    schedule = value_of(args, "mixture_schedule")
     if mixture is not None:
         both = "mixture and mixture_schedule both say what is trained on. Keep one of them."
         return _problem_of_shares(mixture, "mixture", takes_passes=True) or (None if schedule is None else both)

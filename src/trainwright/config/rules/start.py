@@ -19,8 +19,12 @@ from trainwright.config.rules.stages import RunFacts, Stage, no_effect, rule
 # Schedules whose rate at a step is the same however long the run is.
 WITHOUT_LENGTH = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
 OF_THE_BEST = (
-    "lr_scheduler_type", "eval_strategy", "save_strategy", "load_best_model_at_end", "metric_for_best_model",
-)  # fmt: skip
+    "lr_scheduler_type",
+    "eval_strategy",
+    "save_strategy",
+    "load_best_model_at_end",
+    "metric_for_best_model",
+)
 COMPUTED_BY_EVALUATION = ("loss", "runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
 
@@ -66,9 +70,17 @@ def needs_length(args: Arguments, *, has_own_schedule: bool = False) -> str | No
 
 
 @rule(
-    Stage.START, "num_train_epochs", "lr_scheduler_type", "warmup_steps", "logging_strategy", "logging_steps",
-    "eval_strategy", "eval_steps", "save_strategy", "save_steps",
-)  # fmt: skip
+    Stage.START,
+    "num_train_epochs",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "logging_strategy",
+    "logging_steps",
+    "eval_strategy",
+    "eval_steps",
+    "save_strategy",
+    "save_steps",
+)
 def open_end_is_possible(args: Arguments, facts: RunFacts) -> str | None:
     needs = needs_length(args, has_own_schedule=facts.has_own_schedule) if facts.has_open_end else None
     if needs is None:
@@ -238,7 +250,8 @@ def evaluation_is_reached(args: Arguments, facts: RunFacts) -> str | None:
 
 @rule(Stage.WARNING, "num_train_epochs", "max_steps", "profile")
 def profiled_steps_are_reached(args: Arguments, facts: RunFacts) -> str | None:
-    steps, length = value_of(args, "profile"), facts.max_steps
+    steps = value_of(args, "profile")
+    length = facts.max_steps
     last = None if steps is None else parse_steps(steps).last
     if length is None or last is None or last <= length:
         return None
