@@ -79,14 +79,20 @@ def evaluation_loop(
 
 
 def _collect(
-    session: EvalContext, run: RunState, hooks: EvalHooks, dataloader: Iterable[Batch], results: PredictionAccumulator,
-    *, known: int | None,
-) -> tuple[int, bool]:  # fmt: skip
+    session: EvalContext,
+    run: RunState,
+    hooks: EvalHooks,
+    dataloader: Iterable[Batch],
+    results: PredictionAccumulator,
+    *,
+    known: int | None,
+) -> tuple[int, bool]:
     """Runs all batches; returns the number of samples of this process, and whether there were labels.
 
     `known` is the number of samples of all processes, where there is one.
     """
-    num_seen, found_labels = 0, False
+    num_seen = 0
+    found_labels = False
     lacking: Batch | None = None
     batches = _with_last(dataloader) if session.plan.streams_metrics else zip(dataloader, repeat(False))
     for inputs, is_last in batches:
@@ -95,7 +101,8 @@ def _collect(
         if rows is None:  # an object: a whole batch, or what is left of the data
             rows = session.batch_size if known is None else min(session.batch_size, max(known - num_seen, 0))
         num_seen += rows if counts else 0
-        run.recorded.batch, run.recorded.items = inputs, None
+        run.recorded.batch = inputs
+        run.recorded.items = None
         step = hooks.prediction_step(session.model, inputs, session.loss_only, ignore_keys=session.ignore_keys)
         run.recorded.batch = None
         found_labels = found_labels or step[2] is not None
@@ -120,7 +127,7 @@ def warn_no_labels(label_names: Sequence[str], inputs: Batch) -> None:
         "the column, or name it with label_names=[...].",
         ", ".join(label_names) or "labels, of which this model takes none",
         ", ".join(inputs) if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}",
-    )  # fmt: skip
+    )
 
 
 def _num_samples(dataloader: object, hooks: EvalHooks) -> int | None:
@@ -210,7 +217,8 @@ class PredictionAccumulator:
 
     def add(self, inputs: Batch, step: Step, *, rows: int, shown: Nested, counts: bool, is_last: bool) -> None:
         """Adds loss, logits and labels of so many rows, and inputs to show; nothing of a batch that does not count."""
-        session, (loss, logits, labels) = self.session, step
+        session = self.session
+        loss, logits, labels = step
         items = self._recorded.items
         repeated = None  # three operations, so only where somebody asks
         if loss is not None and (session.plan.averages_batches or "loss" in session.plan.include):
@@ -265,7 +273,8 @@ class PredictionAccumulator:
 
     def _exchange(self) -> tuple[float | None, dict[str, float]]:
         """Returns the mean loss and the recorded numbers of all processes."""
-        session, recorded = self.session, self._recorded
+        session = self.session
+        recorded = self._recorded
         num_bytes = torch.tensor([[recorded.num_bytes(), 0.0]], dtype=torch.float64)
         *sums, (num_bytes, _) = session.total(torch.cat([self._mean.sums(), num_bytes])).cpu()
         recorded.read_with(torch.zeros(()))
@@ -333,7 +342,8 @@ class StreamingMetric:
     def add(self, predictions: Nested, references: Nested) -> None:
         """Adds one batch: predictions and labels, with one row for each sample."""
         if self._takes_arrays:
-            predictions, references = nested_numpify(predictions), nested_numpify(references)
+            predictions = nested_numpify(predictions)
+            references = nested_numpify(references)
         if self._names is None:
             self._feed(predictions, references)
         else:

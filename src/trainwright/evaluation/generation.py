@@ -35,7 +35,8 @@ class Task:
 
 def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
     """Makes the task of an encoder-decoder model: its inputs are all entries but the labels and those made of them."""
-    labels, decoder_input = batch.get("labels"), batch.get("decoder_input_ids")
+    labels = batch.get("labels")
+    decoder_input = batch.get("decoder_input_ids")
     skipped = {"labels", *label_names}
     if labels is not None and decoder_input is not None and labels.shape == decoder_input.shape:
         skipped |= {"decoder_input_ids", "decoder_attention_mask"}  # made of the labels: nothing would be left to write
@@ -45,7 +46,8 @@ def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
 
 def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: int) -> Task:
     """Makes the task of a model that continues its prompt, padded at the left; DataError where there is no prompt."""
-    ids, labels = batch["input_ids"], batch.get("labels")
+    ids = batch["input_ids"]
+    labels = batch.get("labels")
     mask = whole = _mask_of(batch, pad_token_id)
     together = False
     if labels is not None and ids.shape == labels.shape:
@@ -87,7 +89,8 @@ def new_tokens(generated: Nested, task: Task, *, batch_size: int) -> torch.Tenso
             f"generate() gave {rows.shape[0]} rows for {batch_size} samples; predictions need the same number of rows "
             "for each sample. Return num_return_sequences rows for each."
         )
-    prompt, width = task.inputs.get("input_ids"), task.prompt_width
+    prompt = task.inputs.get("input_ids")
+    width = task.prompt_width
     # Models that embed the prompt themselves give back what is new and nothing else.
     if width == 0 or rows.shape[1] < width or prompt is None:
         return rows
@@ -147,7 +150,8 @@ def _at_left(batch: Batch, mask: torch.Tensor, *, pad_token_id: int) -> Batch:
 def _joined(batch: Batch, prompts: Batch, labels: torch.Tensor, *, pad_token_id: int) -> Batch:
     """Prompt and answer in one row, padded at the right so that positions count from the first token."""
     is_answer = labels.ne(IGNORE_INDEX)
-    ids, mask = prompts["input_ids"], prompts["attention_mask"].bool()
+    ids = prompts["input_ids"]
+    mask = prompts["attention_mask"].bool()
     keep = torch.cat([mask, is_answer], dim=1)
     tokens = torch.cat([ids, labels], dim=1)
     targets = torch.cat([torch.full_like(ids, IGNORE_INDEX), labels], dim=1)

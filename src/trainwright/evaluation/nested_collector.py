@@ -72,10 +72,12 @@ class NestedCollector:
         if isinstance(store, GrowingArray) and not isinstance(arrays, (list, tuple, Mapping)):
             store.add(arrays)
             return store
-        is_mapping, is_array = isinstance(store, Mapping), isinstance(store, GrowingArray)
+        is_mapping = isinstance(store, Mapping)
+        is_array = isinstance(store, GrowingArray)
         is_alike = isinstance(arrays, Mapping if is_mapping else (list, tuple)) and not is_array
         if not is_alike or (is_mapping and store.keys() - arrays.keys()):
-            before, now = "an array" if is_array else _named(store), _named(arrays)
+            before = "an array" if is_array else _named(store)
+            now = _named(arrays)
             raise DataError(
                 f"A batch of results is {now} where earlier ones were {before}; they cannot be joined. Leave parts "
                 "out with ignore_keys, or set eval_do_concat_batches=False to get a list."
@@ -85,8 +87,9 @@ class NestedCollector:
             logger.warning(
                 "A batch of results has %d parts where earlier ones had %d. Those that not every batch has are left "
                 "out; set eval_do_concat_batches=False to get all, as a list.",
-                len(arrays), len(store),
-            )  # fmt: skip
+                len(arrays),
+                len(store),
+            )
         if is_mapping:
             for key in store:
                 store[key] = self._joined(store[key], arrays[key])
@@ -150,8 +153,11 @@ class ArrayStorage:
             logger.warning(
                 "The results of this evaluation need %.1f GB and little more than %.1f GB of memory are free: they go "
                 "to a temporary file in %s. preprocess_logits_for_metrics, or a metric with update() and compute(), "
-                "keeps less.", size_bytes / 1e9, max(self._left_bytes, 0) / 1e9, self._folder or tempfile.gettempdir(),
-            )  # fmt: skip
+                "keeps less.",
+                size_bytes / 1e9,
+                max(self._left_bytes, 0) / 1e9,
+                self._folder or tempfile.gettempdir(),
+            )
         self._has_told = True
         with tempfile.TemporaryFile(prefix=".trainwright-results-", dir=self._folder) as file:
             return np.memmap(file, dtype=dtype, mode="w+", shape=shape)
@@ -175,10 +181,12 @@ class GrowingArray:
     """
 
     def __init__(self, num_rows: int | None, storage: ArrayStorage) -> None:
-        self._expected, self._storage = num_rows, storage
+        self._expected = num_rows
+        self._storage = storage
         self._array: Any = None  # numpy's array or memmap; None before the first rows
         self._widths: tuple[int, ...] = ()
-        self._num, self._is_padded = 0, False
+        self._num = 0
+        self._is_padded = False
 
     def add(self, rows: npt.ArrayLike) -> None:
         """Appends an array of shape (rows, ...); another number of dimensions than before is a DataError."""
@@ -207,7 +215,8 @@ class GrowingArray:
         shape = (self._num, *self._widths)
         if array.shape == shape:
             return np.asarray(array)
-        flat, size = array.reshape(-1), int(np.prod(shape))
+        flat = array.reshape(-1)
+        size = int(np.prod(shape))
         if array.shape[1:] != self._widths:  # rows move forward, so none is overwritten before it has moved
             row_size = int(np.prod(self._widths))
             for first, last in _blocks(array, self._num):
@@ -221,14 +230,16 @@ class GrowingArray:
 
     def _make_room(self, num: int, widths: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Makes the array large enough, and of a type that holds both the old rows and the new ones."""
-        have, dtype = self._array.shape, np.promote_types(self._array.dtype, dtype)
+        have = self._array.shape
+        dtype = np.promote_types(self._array.dtype, dtype)
         if self._is_padded and dtype.kind in "bu":  # these have no -100
             dtype = np.promote_types(dtype, np.int8)
         need = (num, *widths)
         if dtype == self._array.dtype and all(n <= size for n, size in zip(need, have, strict=True)):
             return
         shape = tuple(size if n <= size else max(n, size * 3 // 2) for n, size in zip(need, have, strict=True))
-        larger, old = self._storage.empty(shape, dtype), self._array
+        larger = self._storage.empty(shape, dtype)
+        old = self._array
         self._storage.give_back(old)
         for first, last in reversed(_blocks(old, self._num)):
             moved = _region(first, last, self._widths)
@@ -241,7 +252,8 @@ class GrowingArray:
         """Pads earlier rows to the new widths."""
         for axis, (before, now) in enumerate(zip(self._widths, widths, strict=True)):
             if before < now:
-                inner, outer = map(slice, widths[:axis]), map(slice, self._widths[axis + 1 :])
+                inner = map(slice, widths[:axis])
+                outer = map(slice, self._widths[axis + 1 :])
                 region = (slice(self._num), *inner, slice(before, now), *outer)
                 self._array[region] = IGNORE_INDEX
         self._widths = widths

@@ -28,8 +28,10 @@ class EvalPrediction:
     """
 
     def __init__(self, predictions: Nested, label_ids: Nested, inputs: Nested = None, losses: Nested = None) -> None:
-        self.predictions, self.label_ids = predictions, label_ids
-        self.inputs, self.losses = inputs, losses
+        self.predictions = predictions
+        self.label_ids = label_ids
+        self.inputs = inputs
+        self.losses = losses
         extras = (extra for extra in (inputs, losses) if extra is not None)
         self.elements: tuple[Nested, ...] = (predictions, label_ids, *extras)
 
@@ -178,8 +180,9 @@ def record_of(values: Mapping[str, object], named: set[str]) -> dict[str, Any]: 
         logger.warning(
             "The metric %s is %s, which the record of a run cannot hold: it is left out of log_history and "
             "trainer_state.json. Return numbers (or text, or lists of them) from compute_metrics, and log them.",
-            printable(name), dropped[name],
-        )  # fmt: skip
+            printable(name),
+            dropped[name],
+        )
     named.update(dropped)
     return kept
 
