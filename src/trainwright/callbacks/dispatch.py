@@ -51,11 +51,19 @@ class CallbackHandler(TrainerCallback):
         clock: gets the seconds that each class of callbacks takes.
     """
 
-    def __init__(self, callbacks: Iterable[Given], model: object, processing_class: object, optimizer: object,
-                 lr_scheduler: object) -> None:  # fmt: skip
+    def __init__(
+        self,
+        callbacks: Iterable[Given],
+        model: object,
+        processing_class: object,
+        optimizer: object,
+        lr_scheduler: object,
+    ) -> None:
         self.callbacks: list[Callback] = []
-        self.model, self.processing_class = model, processing_class
-        self.optimizer, self.lr_scheduler = optimizer, lr_scheduler
+        self.model = model
+        self.processing_class = processing_class
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
         self.train_dataloader: object = None
         self.eval_dataloader: object = None
         self.args: object = None  # the arguments that `fire` passes on
@@ -208,12 +216,21 @@ class CallbackHandler(TrainerCallback):
         self, heard: Heard, args: object, state: TrainerState, control: TrainerControl, kwargs: dict[str, object]
     ) -> TrainerControl:
         for listener, phase in heard:
-            before, is_stopping = self.clock.mark(phase), control.should_training_stop
+            before = self.clock.mark(phase)
+            is_stopping = control.should_training_stop
             result = listener(
-                args, state, control, model=self.model, processing_class=self.processing_class,
-                tokenizer=self.processing_class, optimizer=self.optimizer, lr_scheduler=self.lr_scheduler,
-                train_dataloader=self.train_dataloader, eval_dataloader=self.eval_dataloader, **kwargs,
-            )  # fmt: skip
+                args,
+                state,
+                control,
+                model=self.model,
+                processing_class=self.processing_class,
+                tokenizer=self.processing_class,
+                optimizer=self.optimizer,
+                lr_scheduler=self.lr_scheduler,
+                train_dataloader=self.train_dataloader,
+                eval_dataloader=self.eval_dataloader,
+                **kwargs,
+            )
             self.clock.mark(before)
             if result is not None:
                 control = result if isinstance(result, TrainerControl) else _read_result(result, control, listener)

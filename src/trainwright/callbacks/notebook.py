@@ -10,19 +10,23 @@ from tqdm.std import tqdm
 
 from trainwright._types import has_length
 from trainwright.callbacks.base import NO_LOGS, Logs, TrainerCallback
-from trainwright.callbacks.progress import Eta, is_quiet, known_steps, latest, pauses_left
+from trainwright.callbacks.progress import Eta, is_quiet, known_steps, latest, next_pause, pauses_left
 from trainwright.config.protocol import Arguments
 from trainwright.html_table import cell_text
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.units import count_text
 
 INTERVAL_S = 0.25  # between two updates of the display, other than the last one
-MAX_ROWS, NUM_NEWEST = 50, 15  # of the table; above that number the older rows are thinned out
+MAX_ROWS = 50  # of the table; above that number the older rows are thinned out
+NUM_NEWEST = 15  # rows of the table that are always shown
 MAX_LEN = 40  # of a value that is text, in characters
 NOT_SHOWN = ("_runtime", "_per_second", "_preparation_time", "total_flos", "_tokens_seen")
 OF_THE_BAR = ("epoch", "step", "grad_norm", "learning_rate")
 CELL = "text-align: right; padding: .15em .6em"
-RUNNING, DONE, FAILED = "#3b82f6", "#22a35a", "#d9534f"  # colours of the bar, on light and on dark
+# Colours of the bar, on light and on dark.
+RUNNING = "#3b82f6"
+DONE = "#22a35a"
+FAILED = "#d9534f"
 
 Column = tuple[str, str]  # "training" or the name of an evaluated set, and the name of a value
 Values = dict[Column, object]
@@ -40,7 +44,9 @@ class NotebookProgressCallback(TrainerCallback):
         self._pace = Eta()
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._panel, self._pace, self._is_training = None, Eta(), True
+        self._panel = None
+        self._pace = Eta()
+        self._is_training = True
         if state.is_world_process_zero and not is_quiet(args):
             self._panel = _Panel(state.trial_name or "")
             for entry in state.log_history:  # of before a resume
@@ -49,8 +55,7 @@ class NotebookProgressCallback(TrainerCallback):
 
     def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self._panel is not None:
-            pause = "evaluation" if control.should_evaluate else "save" if control.should_save else None
-            self._pace.step_done(pause=pause)
+            self._pace.step_done(pause=next_pause(control))
             if self._panel.is_due():
                 self._show_training(args, state)
 
@@ -102,21 +107,28 @@ class NotebookProgressCallback(TrainerCallback):
     def on_train_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self._panel is not None and self._is_training:
             self._show_training(args, state, "finished", colour=DONE)
-        self._panel, self._is_training = None, False
+        self._panel = None
+        self._is_training = False
 
     def on_exception(
-        self, args: Arguments, state: TrainerState, control: TrainerControl, exception: BaseException | None = None,
+        self,
+        args: Arguments,
+        state: TrainerState,
+        control: TrainerControl,
+        exception: BaseException | None = None,
         **kwargs: object,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if self._panel is not None:
             how = f"failed: {type(exception).__name__}" if isinstance(exception, Exception) else "interrupted"
             self._show_training(args, state, how, colour=FAILED)
-        self._panel, self._is_training = None, False
+        self._panel = None
+        self._is_training = False
 
     def _show_training(self, args: Arguments, state: TrainerState, end: str = "", *, colour: str = RUNNING) -> None:
         if self._panel is None:
             return
-        total, step = known_steps(state), self._pace.step_s
+        total = known_steps(state)
+        step = self._pace.step_s
         words = [end] if end else []
         words.append(f"step {state.global_step}" + (f"/{total}" if total else ""))
         words.append(f"epoch {state.epoch or 0:.2f}" + (f"/{state.num_train_epochs:g}" if total else ""))
@@ -138,7 +150,8 @@ class _Panel:
         self.num_batches = 0  # of the evaluation under way
         self.num_all_batches: int | None = None
         self._title = title
-        self._began, self._shown_at = time.monotonic(), 0.0
+        self._began = time.monotonic()
+        self._shown_at = 0.0
         self._handle: Any = None  # of IPython, which has no types
 
     def is_due(self) -> bool:
@@ -157,8 +170,7 @@ class _Panel:
             total = self.num_all_batches
             count = f"evaluation: batch {self.num_batches}" + (f"/{total}" if total else "")
             bars.append(bar((self.num_batches, total) if total else None, [count], RUNNING))
-        bundle = {"text/html": f"<div>{''.join(bars)}{self.table.html()}</div>",
-                  "text/plain": " · ".join(words)}  # fmt: skip
+        bundle = {"text/html": f"<div>{''.join(bars)}{self.table.html()}</div>", "text/plain": " · ".join(words)}
         if self._handle is None:
             self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         else:

@@ -68,7 +68,8 @@ class CheckpointManager:
     """
 
     def __init__(self, trainer: SavingTrainer, kill_wait: float = 3) -> None:
-        self.trainer, self.kill_wait = trainer, kill_wait
+        self.trainer = trainer
+        self.kill_wait = kill_wait
         self.is_checkpoint_requested = self._is_set_up = False
         self._previous: Callable[[int, FrameType | None], Any] | int | None = None  # as `signal` returns it
 
@@ -118,7 +119,8 @@ class JITCheckpointCallback(TrainerCallback):
 
     def on_step_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self.jit_manager is not None and self.jit_manager.is_checkpoint_requested:
-            control.should_save, control.should_training_stop = False, True  # it is saved here
+            control.should_save = False  # it is saved here
+            control.should_training_stop = True
             self.jit_manager.execute_jit_checkpoint()
 
     on_pre_optimizer_step = on_step_end = on_epoch_end = on_step_begin

@@ -20,7 +20,10 @@ class StepProfiler(TrainerCallback):
 
     def __init__(self, folder: str, first: int | None, num: int, *, warm_up: int = 2) -> None:
         self._folder = Path(folder) / FOLDER
-        self._asked, self._num, self._warm_up, self._first = first, num, warm_up, 0
+        self._asked = first
+        self._num = num
+        self._warm_up = warm_up
+        self._first = 0
         self._profiler: Any = None  # torch.profiler.profile while it traces; its methods have no types
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
@@ -49,7 +52,8 @@ class StepProfiler(TrainerCallback):
     def _write(self, args: Arguments, state: TrainerState) -> None:
         if self._profiler is None:
             return
-        profiler, self._profiler = self._profiler, None
+        profiler = self._profiler
+        self._profiler = None
         path = self._folder / f"steps-{self._first}-{state.global_step}-rank{args.process_index}.json.gz"
         try:
             profiler.stop()

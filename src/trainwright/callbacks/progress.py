@@ -32,7 +32,8 @@ class Eta:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._step, self._pauses = EMA(WEIGHT), defaultdict[str, EMA](EMA)
+        self._step = EMA(WEIGHT)
+        self._pauses = defaultdict[str, EMA](EMA)
         self._last: float | None = None
         self._next_pause: str | None = None
 
@@ -45,7 +46,8 @@ class Eta:
                 self._step(took)
             else:
                 self._pauses[self._next_pause](max(0.0, took - self._step()))
-        self._last, self._next_pause = now, pause
+        self._last = now
+        self._next_pause = pause
 
     @property
     def step_s(self) -> float | None:
@@ -64,7 +66,8 @@ class Eta:
 Bar: TypeAlias = "tqdm[Any]"  # what it iterates over is nothing: it is moved by hand
 
 MAX_STR_LEN = 100
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+DIM = "\x1b[2m"
+PLAIN = "\x1b[0m"
 FORMAT = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}, {rate_fmt}{postfix}]"
 WITHOUT_END = "{n_fmt} steps [{elapsed}, {rate_fmt}{postfix}]"
 SHOWN = {"loss": "loss", "learning_rate": "lr", "train_tokens_per_second": "tokens/s"}
@@ -96,7 +99,8 @@ class ProgressCallback(TrainerCallback):
         self._pace = Eta()
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self.current_step, self._pace = state.global_step, Eta()
+        self.current_step = state.global_step
+        self._pace = Eta()
         if state.is_world_process_zero and _can_redraw() and not is_quiet(args):
             self.training_bar = training_bar(
                 state,
@@ -106,8 +110,7 @@ class ProgressCallback(TrainerCallback):
 
     def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         if self.training_bar is not None:
-            pause = "evaluation" if control.should_evaluate else "save" if control.should_save else None
-            self._pace.step_done(pause=pause)
+            self._pace.step_done(pause=next_pause(control))
             self.training_bar.update(state.global_step - self.current_step)
             self.current_step = state.global_step
 
@@ -118,8 +121,13 @@ class ProgressCallback(TrainerCallback):
         if not state.is_world_process_zero or not has_length(loader) or not _can_redraw() or is_quiet(args):
             return
         if self.prediction_bar is None:
-            self.prediction_bar = tqdm(total=len(loader), desc="evaluation", leave=self.training_bar is None,
-                                       dynamic_ncols=True, unit=" batches")  # fmt: skip
+            self.prediction_bar = tqdm(
+                total=len(loader),
+                desc="evaluation",
+                leave=self.training_bar is None,
+                dynamic_ncols=True,
+                unit=" batches",
+            )
         self.prediction_bar.update(1)
 
     def on_evaluate(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
@@ -192,14 +200,23 @@ def is_quiet(args: Arguments) -> bool:
     return level != "passive" and args.get_process_log_level() >= logging.ERROR
 
 
+def next_pause(control: TrainerControl) -> str | None:
+    """Returns the pause that follows the step; "evaluation" where the run saves too, and None where it goes on."""
+    if control.should_evaluate:
+        return "evaluation"
+    return "save" if control.should_save else None
+
+
 def pauses_left(args: Arguments, state: TrainerState) -> dict[str, int]:
     """Returns the number of evaluations left, and of saves left at which the run does not evaluate too."""
-    left, every = dict[str, int](), dict[str, float]()
+    left = dict[str, int]()
+    every = dict[str, float]()
     by_epoch = state.max_steps / max(state.num_train_epochs, 1)
     for what in ("eval", "save"):
         steps = {"epoch": by_epoch, "steps": float(getattr(state, f"{what}_steps") or 0)}
         every[what] = steps.get(getattr(args, f"{what}_strategy"), 0.0)
-        done, total = state.global_step, state.max_steps
+        done = state.global_step
+        total = state.max_steps
         left[what] = int(total // every[what]) - int(done // every[what]) if every[what] > 0 else 0
     shared = left["eval"] if every["eval"] == every["save"] else 0
     return {"evaluation": left["eval"], "save": left["save"] - shared}
@@ -227,12 +244,14 @@ def training_bar(state: TrainerState, *, step_s: Callable[[], float | None], lef
         @property
         def format_dict(self) -> Any:  # as tqdm declares it
             values = super().format_dict
-            step, left = step_s(), left_s()
+            step = step_s()
+            left = left_s()
             values["rate"] = 1 / step if step else values["rate"]
             values["left"] = "?" if left is None else tqdm.format_interval(round(left))
             return values
 
-    total, form = known_steps(state), WITHOUT_END if known_steps(state) is None else FORMAT
+    total = known_steps(state)
+    form = WITHOUT_END if known_steps(state) is None else FORMAT
     return TrainingBar(total=total, initial=state.global_step, dynamic_ncols=True, unit=" steps", bar_format=form)
 
 
