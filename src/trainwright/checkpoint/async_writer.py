@@ -95,8 +95,11 @@ class CheckpointWriter:
         be written.
         """
         self.wait()
-        begun, before, self.newest = time.monotonic(), self.newest, manifest.step
-        later, parted = DeferredSink(self._buffers, ranks.gather_objects), False
+        begun = time.monotonic()
+        before = self.newest
+        self.newest = manifest.step
+        later = DeferredSink(self._buffers, ranks.gather_objects)
+        parted = False
         try:
             with failures_named(store.root):
                 folder, own = _staging(store, manifest.step, ranks, check, writes=writes)
@@ -214,7 +217,8 @@ class CheckpointWriter:
             return
         self._thread.join()
         self._thread = None
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             self.newest = self.newest if isinstance(error, NonFiniteWeightsError) else None
             self._raise_or_report(error)

@@ -67,7 +67,8 @@ class DeferredSink:
     def put(self, tree: Nested, write: Write, *, shared: bool = False) -> None:
         """Copies the tree, or writes it at once where it cannot."""
         everybodys = self._everybodys if shared else lambda mine: [mine]
-        mine, copied = self._wish(tree), None
+        mine = self._wish(tree)
+        copied = None
         wishes = everybodys(mine)
         if (reason := why_not_copy(wishes)) is None:
             try:
@@ -152,7 +153,8 @@ class HostBuffers:
         total = sum(_aligned(size) for size, _ in lacking)
         if total == 0:
             return
-        arena, start = mmap.mmap(-1, total), 0
+        arena = mmap.mmap(-1, total)
+        start = 0
         if hasattr(mmap, "MADV_HUGEPAGE"):
             arena.madvise(mmap.MADV_HUGEPAGE)  # far fewer page faults
         for kind in lacking:

@@ -135,7 +135,9 @@ class Lease:
             if not _create(draft, path):
                 return Obstacle("another run that starts now", is_alive=False)
             _HELD.add(mine.token)
-            self._path, self._token, self._is_over = path, mine.token, threading.Event()
+            self._path = path
+            self._token = mine.token
+            self._is_over = threading.Event()
             threading.Thread(target=self._beat, name="trainwright-lease", daemon=True).start()
             obstacle = self._obstacle([one for one in self._leases() if one[1] != path], now)
             if obstacle is not None:  # two numbers at the same time: both withdraw, and try again
@@ -189,13 +191,15 @@ class Lease:
         """Gives the directory back. Nothing happens without a lease."""
         self._is_over.set()
         _HELD.discard(self._token)
-        path, self._path = self._path, None
+        path = self._path
+        self._path = None
         if path is not None and _is_of(path, self._token):
             with suppress(OSError):
                 path.unlink()
 
     def _beat(self) -> None:
-        path, is_over = self._path, self._is_over
+        path = self._path
+        is_over = self._is_over
         while path is not None and not is_over.wait(BEAT_S):
             with suppress(OSError):
                 os.utime(path)

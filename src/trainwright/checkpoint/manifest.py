@@ -133,7 +133,8 @@ def _digest_of_written(path: Path) -> str:
 
 def digest(path: Path, kind: str = DIGEST) -> str:
     """Returns the checksum of a file; the older kind is only for reading."""
-    value, crc = xxhash.xxh3_64(), 0
+    value = xxhash.xxh3_64()
+    crc = 0
     with path.open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             if kind == DIGEST:
@@ -200,7 +201,8 @@ def _is_outside(name: str) -> bool:
 def _problem_of_file(folder: Path, name: str, expected: FileEntry) -> str | None:
     if _is_outside(name):
         return f"{MANIFEST_NAME} names {name!r}, which lies outside of the directory"
-    path, kind = folder / name, next((kind for kind in (DIGEST, OLDER_DIGEST) if kind in expected), None)
+    path = folder / name
+    kind = next((kind for kind in (DIGEST, OLDER_DIGEST) if kind in expected), None)
     cure = f"(if you changed it on purpose: {command_to_accept(folder)})"
     if not path.is_file():
         return f"{name} is missing {cure}"

@@ -72,7 +72,8 @@ def plain(states: Any) -> Any:
 def _plain_numpy(state: Any) -> Any:
     if not isinstance(state, dict) or state["bit_generator"] != "MT19937":
         return _without_arrays(state)
-    words, position = state["state"]["key"], state["state"]["pos"]
+    words = state["state"]["key"]
+    position = state["state"]["pos"]
     return "MT19937", _without_arrays(words), int(position), int(state["has_gauss"]), float(state["gauss"])
 
 

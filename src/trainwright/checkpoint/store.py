@@ -258,7 +258,9 @@ class CheckpointStore:
 
     def _left_over(self) -> list[tuple[Path, re.Match[str]]]:
         """Returns the directories that dead processes of this machine left beside the checkpoints."""
-        found, here, own = [], socket.gethostname(), os.getpid()
+        found = []
+        here = socket.gethostname()
+        own = os.getpid()
         for path in self.root.iterdir() if self.root.is_dir() else ():
             match = _BESIDE.match(path.name)
             if match and match["host"] == here and path.absolute() not in _IN_USE:
@@ -366,7 +368,8 @@ def link_unchanged(staging: Path, files: Mapping[str, FileEntry], before: Path) 
     No file is written through a link: each checkpoint is staged with files of its own, and a link joins only two
     complete files that are equal byte for byte.
     """
-    older, saved = Manifest.read(before), 0
+    older = Manifest.read(before)
+    saved = 0
     older_files = {} if older is None else older.files
     for name, entry in files.items():
         is_equal = entry["size"] >= MIN_BYTES and older_files.get(name, {}).get(DIGEST) == entry[DIGEST]

@@ -175,7 +175,8 @@ def load_items(items: Items, path: Path | None, folder: Path) -> None:
     CheckpointError: the file cannot be read, or a state does not fit its item.
     """
     states = {} if path is None else load_plain(path)
-    missing, unknown = sorted(items.keys() - states.keys()), sorted(states.keys() - items.keys())
+    missing = sorted(items.keys() - states.keys())
+    unknown = sorted(states.keys() - items.keys())
     if missing:
         logger.warning(
             "%s has no state of the checkpoint items %s, which keep the state that they have.",
@@ -185,8 +186,9 @@ def load_items(items: Items, path: Path | None, folder: Path) -> None:
     if unknown:
         logger.warning(
             "%s has states of checkpoint items that this trainer lacks; they are left out: %s.",
-            folder, ", ".join(unknown),
-        )  # fmt: skip
+            folder,
+            ", ".join(unknown),
+        )
     for name in states.keys() & items.keys():
         try:
             items[name].load_state_dict(states[name])

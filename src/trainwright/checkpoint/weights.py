@@ -186,7 +186,8 @@ def _as_it_is_now(model: nn.Module) -> nn.Module:
 
 def _each_once(model: nn.Module) -> dict[str, torch.Tensor]:
     """Returns the state of a plain module with tied weights under their first name, each in memory of its own."""
-    state, seen = {}, set()
+    state = {}
+    seen = set()
     for name, tensor in model.state_dict().items():
         place = (storage_place(tensor), tensor.shape, tensor.stride())
         if tensor.numel() > 0 and place in seen:
@@ -382,7 +383,8 @@ def export_model(checkpoint: Path, folder: Path, *, parts: ShardedReader) -> lis
     is_ours = (checkpoint / TRAINER_STATE_NAME).is_file() and (checkpoint / MANIFEST_NAME).is_file()
     if is_ours and (problem := find_problem(checkpoint)) is not None:
         raise CheckpointError(f"{checkpoint}: {problem}. Export another checkpoint.")
-    shards, adapters = weight_files(checkpoint), list(_adapters(checkpoint))
+    shards = weight_files(checkpoint)
+    adapters = list(_adapters(checkpoint))
     in_parts = not shards and parts.has_weights(checkpoint)
     if not (shards or adapters or in_parts):
         raise CheckpointError(f"{checkpoint} has no weights: neither {SAFE_WEIGHTS_NAME} nor {ADAPTER_WEIGHTS_NAME}.")
@@ -415,8 +417,11 @@ def _merge(shards: list[Path], target: Path) -> None:
 
 def _adapters(checkpoint: Path) -> Iterator[Path]:
     """Yields the adapters of the checkpoint itself, and named ones in directories below it that are no checkpoints."""
-    named = (path for path in checkpoint.glob(f"*/{ADAPTER_WEIGHTS_NAME}")
-             if not path.parent.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-"))  # fmt: skip
+    named = (
+        path
+        for path in checkpoint.glob(f"*/{ADAPTER_WEIGHTS_NAME}")
+        if not path.parent.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
+    )
     for weights in sorted([*checkpoint.glob(ADAPTER_WEIGHTS_NAME), *named]):
         yield weights
         if weights.parent != checkpoint and (weights.parent / "adapter_config.json").is_file():
