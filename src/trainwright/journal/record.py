@@ -88,7 +88,8 @@ class FileJournal:
                         self._append(self._waiting.pop(0))
         except Exception as error:  # also from the text of an object that somebody logged
             self._waiting.clear()
-            is_first, self._has_failed = not self._has_failed, True  # set first: a warning is an entry itself
+            is_first = not self._has_failed
+            self._has_failed = True  # set before the warning, which is an entry itself
             if is_first:
                 logger.warning("%s cannot be written, so this run is not recorded there: %s", self.path, error)
 
@@ -344,7 +345,8 @@ class WarningRecorder(logging.Handler):
             self._waiting.append({"step": self._keeper.step_now(), "text": text, "source": record.name})
 
     def write_down(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        waiting = self._waiting
+        self._waiting = []
         for entry in waiting:
             self._keeper.journal.write("warning", **entry)
 
@@ -359,10 +361,12 @@ def facts_of_run(args: Arguments, device: torch.device, data: Mapping[str, objec
     """
     pid = os.getpid()
     return {
-        "arguments": without_secrets(args.to_dict()), "changed": changed_arguments(args),
-        "environment": environment(device), "data": {name: data_summary(dataset) for name, dataset in data.items()},
+        "arguments": without_secrets(args.to_dict()),
+        "changed": changed_arguments(args),
+        "environment": environment(device),
+        "data": {name: data_summary(dataset) for name, dataset in data.items()},
         "process": {"host": socket.gethostname(), "pid": pid, "began": host.start_of(pid)},
-    }  # fmt: skip
+    }
 
 
 def environment(device: torch.device) -> JSONObject:
@@ -416,11 +420,15 @@ def changed_arguments(args: Arguments) -> JSONObject:
 
 def without_secrets(values: JSONObject) -> JSONObject:
     """Replaces values whose names mean a secret by a mark."""
-    return {
-        name: f"<{name.upper()}>" if isinstance(value, str) and SECRET.search(name.lower())
-        else without_secrets(value) if isinstance(value, dict) else value
-        for name, value in values.items()
-    }  # fmt: skip
+    kept = {}
+    for name, value in values.items():
+        if isinstance(value, str) and SECRET.search(name.lower()):
+            kept[name] = f"<{name.upper()}>"
+        elif isinstance(value, dict):
+            kept[name] = without_secrets(value)
+        else:
+            kept[name] = value
+    return kept
 
 
 def data_summary(dataset: object) -> JSONObject:
