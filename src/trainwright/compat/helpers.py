@@ -37,7 +37,8 @@ def sort_checkpoints(
     Returns:
         Their paths.
     """
-    pattern, folder = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)"), Path(output_dir)
+    pattern = re.compile(rf"{re.escape(checkpoint_prefix)}-(\d+)")
+    folder = Path(output_dir)
     matches = {path: pattern.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ())}
     found = {path: int(match[1]) for path, match in matches.items() if match and path.is_dir()}
     order = sorted(found, key=lambda path: found[path])
@@ -82,23 +83,39 @@ OF_TRANSFORMERS = {
     "integrations": ("is_optuna_available", "is_ray_available", "is_ray_tune_available"),
     "integrations.neftune": ("activate_neftune",),
     "trainer_pt_utils": (
-        "DistributedLengthGroupedSampler", "DistributedSamplerWithLoop", "EvalLoopContainer", "IterableDatasetShard",
-        "ShardSampler", "distributed_broadcast_scalars", "distributed_concat", "nested_truncate",
+        "DistributedLengthGroupedSampler",
+        "DistributedSamplerWithLoop",
+        "EvalLoopContainer",
+        "IterableDatasetShard",
+        "ShardSampler",
+        "distributed_broadcast_scalars",
+        "distributed_concat",
+        "nested_truncate",
         "torch_distributed_zero_first",
     ),
     "trainer_utils": (
-        "default_hp_space_optuna", "default_hp_space_ray", "default_hp_space_wandb", "find_executable_batch_size",
-        "load_sharded_checkpoint", "number_of_arguments",
+        "default_hp_space_optuna",
+        "default_hp_space_ray",
+        "default_hp_space_wandb",
+        "find_executable_batch_size",
+        "load_sharded_checkpoint",
+        "number_of_arguments",
     ),
-}  # fmt: skip
+}
 
 
 # Words of `sharded_ddp`, for FairScale.
 _ShardedDDPOption = Enum(
     "_ShardedDDPOption",
-    {"SIMPLE": "simple", "ZERO_DP_2": "zero_dp_2", "ZERO_DP_3": "zero_dp_3", "OFFLOAD": "offload",
-     "AUTO_WRAP": "auto_wrap"}, type=str,
-)  # fmt: skip
+    {
+        "SIMPLE": "simple",
+        "ZERO_DP_2": "zero_dp_2",
+        "ZERO_DP_3": "zero_dp_3",
+        "OFFLOAD": "offload",
+        "AUTO_WRAP": "auto_wrap",
+    },
+    type=str,
+)
 
 
 def _space_of_sigopt(trial: object) -> list[dict[str, Any]]:
