@@ -63,7 +63,8 @@ class ForwardStates:
         if not self._is_first:
             return
         self._is_first = False
-        before, now = self._kept[-1][1], self._capture_all()
+        before = self._kept[-1][1]
+        now = self._capture_all()
         if self._same(_of_host(before), _of_host(now)):
             self._capture = self._capture_torch
 

@@ -80,8 +80,13 @@ class Interrupts:
         early (`break`, or a collected generator) with a signal that no run has obeyed, the signal is sent again, to the
         handlers from before the run.
         """
-        self.received, self._is_open, self._is_handed_on, self._request = None, False, False, None
-        self._seen, self._grace_s, self._lost = {}, grace_s, lost
+        self.received = None
+        self._is_open = False
+        self._is_handed_on = False
+        self._request = None
+        self._seen = {}
+        self._grace_s = grace_s
+        self._lost = lost
         if not is_main_thread():
             yield
             return
@@ -337,7 +342,8 @@ def _forget_runs() -> None:
     """In a forked process, the runs of its parent do not listen: signals go to the handlers from before them."""
     _table.live.clear()
     _table.held.clear()
-    _table.running, _table.holds = None, 0
+    _table.running = None
+    _table.holds = 0
 
 
 if hasattr(os, "register_at_fork"):

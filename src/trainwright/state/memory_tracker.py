@@ -109,7 +109,8 @@ class TrainerMemoryTracker:
         if self.skip_memory_metrics or self.cur_stage != stage or self._sampler is None:
             return
         report = self._report(stage)
-        self.cur_stage, self._sampler = None, None
+        self.cur_stage = None
+        self._sampler = None
         if metrics is None:
             self._init_report = report if stage == "init" else self._init_report
             return
@@ -131,7 +132,8 @@ class TrainerMemoryTracker:
         """Ends a stage that failed, without a report; later stages are measured again."""
         if self._sampler is not None:
             self._sampler.finish()
-        self.cur_stage, self._sampler = None, None
+        self.cur_stage = None
+        self._sampler = None
 
     def _report(self, stage: str) -> dict[str, int]:
         assert self._process is not None

@@ -121,7 +121,8 @@ class LossMeter:
                 readings = messages[:, :8].contiguous().view(torch.float32)
             else:
                 readings = self._collect(message)
-            total, bad = readings[:, 0].contiguous().mean().item(), int(readings[:, 1].sum())
+            total = readings[:, 0].contiguous().mean().item()
+            bad = int(readings[:, 1].sum())
         self.total.zero_()
         self._losses = []
         self._packed = []
@@ -143,9 +144,11 @@ class LossMeter:
             return raw_total, bad
         total = torch.tensor(0.0)
         ends = iter([*self._num_steps, len(values) + 1])
-        steps, end = 0, next(ends)
+        steps = 0
+        end = next(ends)
         for index, value in enumerate(values):
             while index >= end:
-                steps, end = steps + 1, next(ends)
+                steps += 1
+                end = next(ends)
             total += value if torch.isfinite(value) else total / (1 + steps)
         return float(total), bad

@@ -29,12 +29,28 @@ REDUCTIONS = ("mean", "sum", "max", "last")
 # Entry of a batch in which a collator records: name -> number, or a dict of the arguments of `record`.
 METRICS = "_metrics"
 # Names that the logs of training and evaluation have already; `guard/...` too.
-TAKEN = frozenset((
-    "loss", "grad_norm", "learning_rate", "epoch", "step", "num_input_tokens_seen", "num_non_finite_losses",
-    "total_flos", "train_loss", "runtime", "samples_per_second", "steps_per_second", "tokens_per_second",
-    "train_runtime", "train_samples_per_second", "train_steps_per_second", "train_tokens_per_second",
-    "train_model_flops_utilization",
-))  # fmt: skip
+TAKEN = frozenset(
+    (
+        "loss",
+        "grad_norm",
+        "learning_rate",
+        "epoch",
+        "step",
+        "num_input_tokens_seen",
+        "num_non_finite_losses",
+        "total_flos",
+        "train_loss",
+        "runtime",
+        "samples_per_second",
+        "steps_per_second",
+        "tokens_per_second",
+        "train_runtime",
+        "train_samples_per_second",
+        "train_steps_per_second",
+        "train_tokens_per_second",
+        "train_model_flops_utilization",
+    )
+)
 COMPACT_AFTER = 1024  # scalars held as one tensor each before they are packed into one
 
 
@@ -124,7 +140,8 @@ class RecordedMetrics:
             raise ArgumentError(f"{name!r} is recorded with a weight, which reduce={reduce!r} has no use for; omit it.")
         if isinstance(self.batch, TailBatch) and self.batch.num_samples == 0:
             return
-        number, weighing = self._number(name, value), self._number(name, weight, what="weight")
+        number = self._number(name, value)
+        weighing = self._number(name, weight, what="weight")
         if share != 1.0 and reduce in ("mean", "sum"):
             if reduce == "mean":
                 weighing = self._scaled(weighing, share)
@@ -220,8 +237,12 @@ class RecordedMetrics:
         for name, _, value, weight in self._entries:
             value, weight = (numbers[one] if isinstance(one, OnDevice) else one for one in (value, weight))
             reduce = self._reductions[name]
-            self._join(name, Total(reduce, (value * weight if weight else 0.0) if reduce == "mean" else value, weight))
-        self._entries, self._scalars, self._packed = [], [], []
+            if reduce == "mean":
+                value = value * weight if weight else 0.0
+            self._join(name, Total(reduce, value, weight))
+        self._entries = []
+        self._scalars = []
+        self._packed = []
 
     def _join(self, name: str, total: Total) -> None:
         before = self._totals.get(name)
@@ -258,7 +279,8 @@ class RecordedMetrics:
 
     def take(self) -> dict[str, float]:
         """Returns the results of all totals and begins anew; a mean without weight is left out."""
-        totals, self._totals = self._totals, {}
+        totals = self._totals
+        self._totals = {}
         return {name: total.result for name, total in totals.items() if total.weight}
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------

@@ -50,7 +50,8 @@ class Clock:
         now = perf_counter()
         before = self.phase
         self.seconds[before] += now - self._since
-        self.phase, self._since = phase, now
+        self.phase = phase
+        self._since = now
         return before
 
     def read(self) -> dict[str, float]:
@@ -110,7 +111,9 @@ class RunState:
         self._collect = collect
         self.total_loss = 0.0
         self.saved_step = self.state.global_step or None  # a resume starts from a checkpoint, a fresh run from none
-        self.is_updating, self.window_start, self.window = False, None, None
+        self.is_updating = False
+        self.window_start = None
+        self.window = None
         self.forward_states = NullForwardStates()
         self.step_last_logged = self.first_step = self.state.global_step
         self.first_tokens = self.state.num_input_tokens_seen
@@ -127,7 +130,9 @@ class RunState:
         """Counts an optimizer step; `epoch` is the epochs done, with the share of the current one."""
         self.batches_in_epoch += num_batches
         self.state.global_step += 1
-        self.is_updating, self.window_start, self.is_window_trained = False, None, True
+        self.is_updating = False
+        self.window_start = None
+        self.is_window_trained = True
         self.state.epoch = epoch
         self.meter.end_step()
 
@@ -170,7 +175,8 @@ class RunState:
     @contextmanager
     def recording_apart(self, device: torch.device) -> Iterator[None]:
         """Within the context, numbers are recorded apart from those of training."""
-        before, self.recorded = self.recorded, RecordedMetrics(device)
+        before = self.recorded
+        self.recorded = RecordedMetrics(device)
         try:
             yield
         finally:
@@ -193,7 +199,8 @@ class RunState:
         """Context in which signals end this run in order; others than the first do not end it at once for `grace_s`."""
 
         def lost() -> str:
-            step, saved = self.state.global_step, self.saved_step or 0
+            step = self.state.global_step
+            saved = self.saved_step or 0
             return f"it is at step {step}, and {f'step {saved} is' if saved else 'none is'} saved"
 
         return self.interrupts.listening(grace_s=grace_s, lost=lost)

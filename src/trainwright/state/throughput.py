@@ -89,7 +89,8 @@ class FlopEstimator:
         if self._model is not model:
             own = getattr(model, "floating_point_ops", None)
             is_brought = callable(own) and not str(getattr(own, "__module__", "")).startswith("transformers.")
-            self._model, self._of_model = model, own if is_brought else None
+            self._model = model
+            self._of_model = own if is_brought else None
             self._per_token = 6 * model_facts.num_parameters_without_embeddings(model)
             self._main_input = model_facts.main_input_name(model)
         if self._of_model is not None:
@@ -133,7 +134,8 @@ def _real_tokens_of_rows(inputs: Mapping[str, Any]) -> torch.Tensor | None:
 
     Padding at a row's end repeats one position id that neither starts a sample nor continues the last one.
     """
-    mask, positions = inputs.get("attention_mask"), inputs.get("position_ids")
+    mask = inputs.get("attention_mask")
+    positions = inputs.get("position_ids")
     if positions is None or (mask is not None and mask.ndim == 2):
         return None
     first = positions[:, :1]

@@ -82,7 +82,9 @@ class HistoryText:
         """Yields a history as UTF-8 text in pieces; entries of the last call are not serialized again."""
         is_same = len(self._entries) < max(len(history), 1) and all(map(is_, self._entries, history))
         if not is_same or list(map(len, self._entries)) != self._sizes:
-            self._entries, self._sizes, self._pieces = [], [], []
+            self._entries = []
+            self._sizes = []
+            self._pieces = []
         settled = max(len(history) - NUM_RECENT, 0)
         for first in range(len(self._entries), settled, NUM_IN_PIECE):
             entries = history[first : min(first + NUM_IN_PIECE, settled)]
@@ -111,10 +113,19 @@ def _line(entry: JSONObject) -> bytes:
 MAX_BYTES = 1 << 30
 _NUMBER = (int, float)
 _KINDS: dict[str, type | tuple[type, ...]] = {  # of the fields that a resume reads; null has a rule of its own
-    "epoch": _NUMBER, "global_step": int, "max_steps": int, "num_train_epochs": int, "num_input_tokens_seen": int,
-    "total_flos": _NUMBER, "best_metric": _NUMBER, "best_global_step": int, "best_model_checkpoint": str,
-    "log_history": list, "stateful_callbacks": dict, "train_batch_size": int,
-}  # fmt: skip
+    "epoch": _NUMBER,
+    "global_step": int,
+    "max_steps": int,
+    "num_train_epochs": int,
+    "num_input_tokens_seen": int,
+    "total_flos": _NUMBER,
+    "best_metric": _NUMBER,
+    "best_global_step": int,
+    "best_model_checkpoint": str,
+    "log_history": list,
+    "stateful_callbacks": dict,
+    "train_batch_size": int,
+}
 
 _NEVER_NEGATIVE = (
     "epoch",
