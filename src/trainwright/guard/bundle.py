@@ -33,9 +33,11 @@ from trainwright.errors import BundleError
 from trainwright.state.forward_states import States
 
 FOLDER = "incidents"
-INCIDENT, BATCH, STRUCTURE, RNG, STACKS = (
-    "incident.json", "batch.safetensors", "batch.json", "rng.json", "stacks.txt",
-)  # fmt: skip
+INCIDENT = "incident.json"
+BATCH = "batch.safetensors"
+STRUCTURE = "batch.json"
+RNG = "rng.json"
+STACKS = "stacks.txt"
 MOST_KEPT = 5
 MAX_BYTES = 256 << 20  # of a JSON file
 MAX_DEPTH = 32  # of a batch
@@ -45,11 +47,30 @@ MAX_SIZE = 1 << 40  # of any other number in the settings of a model
 ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flex_attention")  # no name that fetches code
 # Of `incident.json`: the type of each entry that a replay reads; an entry may be missing or null.
 _KINDS: dict[str, type | tuple[type, ...]] = {
-    "kind": str, "step": int, "what": str, "values": dict, "missing": dict, "parent": dict, "samples": list,
-    "losses": list, "loss_bits": list, "error": str, "origin": str, "is_exact": bool, "num_items": (int, float),
-    "num_items_is_tensor": bool, "divisor": (int, float), "num_parts": int, "loss_rule": dict, "model_class": str,
-    "is_pretrained": bool, "modules_in_eval_mode": list, "device": str, "environment": dict, "loss_settings": dict,
-}  # fmt: skip
+    "kind": str,
+    "step": int,
+    "what": str,
+    "values": dict,
+    "missing": dict,
+    "parent": dict,
+    "samples": list,
+    "losses": list,
+    "loss_bits": list,
+    "error": str,
+    "origin": str,
+    "is_exact": bool,
+    "num_items": (int, float),
+    "num_items_is_tensor": bool,
+    "divisor": (int, float),
+    "num_parts": int,
+    "loss_rule": dict,
+    "model_class": str,
+    "is_pretrained": bool,
+    "modules_in_eval_mode": list,
+    "device": str,
+    "environment": dict,
+    "loss_settings": dict,
+}
 _NAME = re.compile(r"^step-\d+-[a-z]+(-rank\d+)?(-\d+)?$")
 
 
@@ -61,7 +82,8 @@ def bundles(root: Path) -> list[Path]:
 
 def free_name(root: Path, step: int, kind: str) -> str:
     """Returns a name for a bundle that no other one has."""
-    name, number = f"step-{step:06d}-{kind}", 1
+    name = f"step-{step:06d}-{kind}"
+    number = 1
     while (root / name).exists():
         number += 1
         name = f"step-{step:06d}-{kind}-{number}"

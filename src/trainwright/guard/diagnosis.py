@@ -10,7 +10,9 @@ from torch import nn
 
 from trainwright._types import Optimizer
 
-WEIGHTS, STATE, RATE = "the weights", "the optimizer state", "the learning rate"
+WEIGHTS = "the weights"
+STATE = "the optimizer state"
+RATE = "the learning rate"
 
 
 def find_bad_parts(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:

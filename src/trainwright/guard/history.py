@@ -46,11 +46,13 @@ class SpikeHistory:
     """
 
     def __init__(self, *, window: int, warmup: int, threshold: float) -> None:
-        self._window, self._warmup = window, min(warmup, window)
+        self._window = window
+        self._warmup = min(warmup, window)
         self._deviations = SD_PER_MAD * threshold
         self._values = array("d")  # oldest first
         self._places = _places(0, window)
-        self.bound, self.room = NO_BOUND, 0
+        self.bound = NO_BOUND
+        self.room = 0
 
     def is_spike(self, value: float) -> bool:
         """Returns True if a value is far above the history.
@@ -69,7 +71,8 @@ class SpikeHistory:
         if value - median <= ROUNDING * abs(median):
             return False
         radius = (value - median) / self._deviations
-        low, high = ordered.searchsorted(median - radius, "right"), ordered.searchsorted(median + radius, "left")
+        low = ordered.searchsorted(median - radius, "right")
+        high = ordered.searchsorted(median + radius, "left")
         return bool(high - low > middle)
 
     def _find_bound(self, number: int) -> float:
@@ -78,13 +81,17 @@ class SpikeHistory:
         _, room, first, least_at, a_at, b_at, most_at = self._places
         ordered = self._values[first:]  # those that stay
         np.frombuffer(ordered).sort()  # a fifth of the instructions of a list's
-        least, a, b, most = ordered[least_at], ordered[a_at], ordered[b_at], ordered[most_at]
+        least = ordered[least_at]
+        a = ordered[a_at]
+        b = ordered[b_at]
+        most = ordered[most_at]
         r = (a - least if a - least < most - b else most - b) * (1 - SHRINK)
         bound = a + self._deviations * r
         r = (bound - a) / self._deviations
         if not (a - r >= least and b + r <= most):  # rounded too far: only what is not above the median
             bound = a
-        self.bound, self.room = bound, room
+        self.bound = bound
+        self.room = room
         return bound
 
     def add(self, values: Iterable[float]) -> None:
@@ -94,7 +101,8 @@ class SpikeHistory:
             values: finite, oldest first.
         """
         self._values = (self._values + array("d", values))[-self._window :]
-        self.bound, self.room = NO_BOUND, 0
+        self.bound = NO_BOUND
+        self.room = 0
 
     @property
     def values(self) -> list[float]:
@@ -118,5 +126,6 @@ def _places(number: int, window: int) -> tuple[int, int, int, int, int, int, int
     num_kept = number - first
     middle = (num_kept + room - 1) // 2
     beside = max(middle + 1 - 2 * room, 0)  # places from low to a and from b to high
-    low, high = middle - room - beside // 2, middle + beside - beside // 2
+    low = middle - room - beside // 2
+    high = middle + beside - beside // 2
     return number, room, first, max(low, 0), max(middle - room, 0), middle, min(high, num_kept - 1)

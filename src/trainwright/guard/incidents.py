@@ -12,7 +12,8 @@ from trainwright.errors import BadStepError, NonFiniteError, SpikeError
 
 logger = logging.getLogger(__name__)
 
-NON_FINITE, SPIKE = "nonfinite", "spike"
+NON_FINITE = "nonfinite"
+SPIKE = "spike"
 
 _DONE = {
     "skip": "the update was skipped: weights, optimizer and schedule are as before the step",
@@ -91,7 +92,8 @@ class IncidentLog:
     ) -> None:
         self._report = report
         self.record = record
-        self._max_skipped, self._max_share = max_skipped, max_share
+        self._max_skipped = max_skipped
+        self._max_share = max_share
         self._diagnose = diagnose
         self._unshown: list[Incident] = []
         self._recent: tuple[int, ...] = ()  # numbers of the skipped steps among the last ones
@@ -183,7 +185,8 @@ class IncidentLog:
 
     def show(self) -> None:
         """Logs the incidents since the last call, as a warning."""
-        incidents, self._unshown = self._unshown, []
+        incidents = self._unshown
+        self._unshown = []
         for incident in incidents[:MOST_SHOWN]:
             logger.warning("%s", incident.text)
         if len(incidents) > MOST_SHOWN:

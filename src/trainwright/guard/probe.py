@@ -102,7 +102,8 @@ def _hooks(model: nn.Module, found: Findings) -> Iterator[None]:
 
     def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
         if not found.module and not is_finite(outputs):
-            found.module, found.inputs_are_finite = names[module], is_finite(inputs)
+            found.module = names[module]
+            found.inputs_are_finite = is_finite(inputs)
             found.is_root = module is model
         for tensor in tensors_of(outputs):
             if tensor.requires_grad:
@@ -144,7 +145,8 @@ def find_bad_rows(size: int, is_bad: Callable[[Sequence[int]], bool]) -> list[in
     long, as it does where most samples are bad.
     """
     found: list[int] = []
-    waiting, num_tried = [range(size)], 0
+    waiting = [range(size)]
+    num_tried = 0
     while waiting:
         part = waiting.pop()
         if len(part) == 1:

@@ -44,7 +44,9 @@ class MemorySnapshot:
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, scheduler: Scheduler, *, every: int) -> None:
-        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+        self._model = model
+        self._optimizer = optimizer
+        self._scheduler = scheduler
         self._every = every
         self._step: int | None = None
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # a tensor and its copy, by the tensor's id
@@ -66,7 +68,8 @@ class MemorySnapshot:
         step = run.state.global_step
         if step == self._step or not (self._step is None or is_saved or step % self._every == 0):
             return
-        before, self._copies = self._copies, {}
+        before = self._copies
+        self._copies = {}
         for tensor in self._tensors():
             known, copy = before.get(id(tensor), (None, None))
             if copy is not None and known is tensor:
@@ -120,7 +123,8 @@ class Rollback:
         self._snapshot = snapshot
         self._most = most
         self._num_left_out = num_left_out
-        self._last, self._times = -1, 0  # step of the snapshot that was used last, and how often
+        self._last = -1  # step of the snapshot that was used last
+        self._times = 0  # how often that snapshot was used
         self.keep = snapshot.keep
         self.follow = snapshot.follow
         self.left_out = 0
@@ -140,7 +144,8 @@ class Rollback:
         with torch.no_grad():
             step = self._snapshot.restore()
         self._times = self._times + 1 if step == self._last else 1
-        self._last, self.left_out = step, self._num_left_out
+        self._last = step
+        self.left_out = self._num_left_out
         if self._times > self._most:
             raise error(
                 f"Bad steps after {self._most} rollbacks to step {step} (max_rollbacks={self._most}): the samples "

@@ -108,14 +108,16 @@ class LossMark:
     """First gradients of backward passes, which are NaN where a loss is not finite."""
 
     def __init__(self) -> None:
-        self._one, self._zero = torch.tensor(1.0), torch.tensor(0.0)
+        self._one = torch.tensor(1.0)
+        self._zero = torch.tensor(0.0)
 
     def __call__(self, loss: torch.Tensor) -> torch.Tensor | None:
         """Returns 1 + 0 * loss; None for what is not a real scalar, which the backward pass itself refuses."""
         if not isinstance(loss, torch.Tensor) or loss.ndim != 0 or loss.is_complex():
             return None
         if self._one.dtype != loss.dtype or self._one.device != loss.device:
-            self._one, self._zero = torch.ones_like(loss), torch.zeros_like(loss)
+            self._one = torch.ones_like(loss)
+            self._zero = torch.zeros_like(loss)
         return torch.addcmul(self._one, loss.detach(), self._zero)
 
 
@@ -153,7 +155,8 @@ class Spikes:
             return False
         self.losses.append(loss)
         self.norms.append(norm)
-        self.loss_bound, self.norm_bound = self._loss.bound, self._norm.bound
+        self.loss_bound = self._loss.bound
+        self.norm_bound = self._norm.bound
         self.room = min(self._loss.room, self._norm.room)
         if self.room == 0:
             self.flush()
@@ -282,8 +285,10 @@ class HostGuard:
     def _refuse(self, run: RunState, kind: str, action: str, what: str, values: dict[str, float]) -> bool:
         if self._was_updated is not None:
             is_made = self._was_updated()
-            action = action if action == "stop" else "warn" if is_made else "skip"
-            what = f"{what} (the update is made already)" if is_made else what
+            if action != "stop":
+                action = "warn" if is_made else "skip"
+            if is_made:
+                what = f"{what} (the update is made already)"
         threshold = 0.0 if self._spikes is None or kind != SPIKE else self._spikes.threshold
         step = run.state.global_step + 1
         incident = Incident(kind=kind, step=step, action=action, what=what, values=values, threshold=threshold)
@@ -412,7 +417,8 @@ class DeviceGuard:
         """
         if self._waiting is None:
             return
-        (step, window, undo), self._waiting = self._waiting, None
+        step, window, undo = self._waiting
+        self._waiting = None
         if self._event is not None:
             self._event.synchronize()
         if self._copy.item() == 0.0:
