@@ -420,7 +420,7 @@ def changed_arguments(args: Arguments) -> JSONObject:
 
 def without_secrets(values: JSONObject) -> JSONObject:
     """Replaces values whose names mean a secret by a mark."""
-    kept = {}
+    kept: JSONObject = {}
     for name, value in values.items():
         if isinstance(value, str) and SECRET.search(name.lower()):
             kept[name] = f"<{name.upper()}>"
