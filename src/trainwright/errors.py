@@ -146,7 +146,10 @@ def warn_older_name(old: str, new: str, *, stacklevel: int = 3) -> None:
 def did_you_mean(name: object, known: Iterable[object], *, quoted: bool = False) -> str:
     """Returns " Did you mean ...?" with the known name that is nearest to an unknown one; empty where none is near."""
     near = difflib.get_close_matches(str(name), [str(one) for one in known], n=1)
-    return f" Did you mean {near[0]!r}?" if near and quoted else f" Did you mean {near[0]}?" if near else ""
+    if not near:
+        return ""
+    nearest = repr(near[0]) if quoted else near[0]
+    return f" Did you mean {nearest}?"
 
 
 def excerpt(text: object, most: int = 200) -> str:

@@ -1,0 +1,142 @@
+"""One statement, one line: no packed assignments, no chains of conditional expressions, no layout kept from ruff."""
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trainwright
+
+SOURCE = Path(trainwright.__file__).parent
+# Folders and files that still have such statements. Take an entry out when its statements are unfolded.
+OPEN = {
+    "__init__.py",
+    "callbacks/flow.py",
+    "checks.py",
+    "config/arguments.py",
+    "config/coerce.py",
+    "config/fields/__init__.py",
+    "config/resolve.py",
+    "data",
+    "distributed",
+    "engine",
+    "hooks.py",
+    "host.py",
+    "log_handler.py",
+    "loop",
+    "loss_kernels.py",
+    "model_facts.py",
+    "patches.py",
+    "run",
+    "seq2seq_trainer.py",
+    "tensor_tree.py",
+    "trainer.py",
+}
+
+
+def reads(value: ast.expr, target: ast.expr) -> bool:
+    """Returns whether a value reads the variable, attribute or item, or one of the variables of a nested target."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        return any(reads(value, one) for one in target.elts)
+    text = ast.unparse(target)
+    return any(isinstance(node, type(target)) and ast.unparse(node) == text for node in ast.walk(value))
+
+
+def is_packed(node: ast.AST) -> bool:
+    """Returns whether an assignment could be several: `a, b = x, y`, but neither `a, b = pair` nor `a, b = b, a`."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, (ast.Tuple, ast.List)):
+        return False
+    for target in node.targets:
+        if not isinstance(target, (ast.Tuple, ast.List)) or len(target.elts) != len(node.value.elts):
+            return False
+        if any(isinstance(one, ast.Starred) for one in [*target.elts, *node.value.elts]):
+            return False
+        for place, value in enumerate(node.value.elts):
+            if any(reads(value, before) for before in target.elts[:place]):
+                return False
+    return True
+
+
+def is_chain(node: ast.AST) -> bool:
+    """Returns whether a conditional expression is the result of another one."""
+    return isinstance(node, ast.IfExp) and any(isinstance(part, ast.IfExp) for part in (node.body, node.orelse))
+
+
+def findings(text: str) -> Iterator[str]:
+    """Yields the places of a source that have several statements in one line, or their own layout."""
+    for node in ast.walk(ast.parse(text)):
+        if is_packed(node):
+            yield f"{node.lineno}: packed assignment"
+        elif is_chain(node):
+            yield f"{node.lineno}: chain of conditional expressions"
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT and token.string.lstrip("# ").startswith(("fmt: skip", "fmt: off")):
+            yield f"{token.start[0]}: layout kept from ruff"
+
+
+def parts() -> dict[str, list[Path]]:
+    """Returns the files of each folder and the single files, without those that are named in `OPEN` themselves."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = path.relative_to(SOURCE)
+        part = name.as_posix() if name.as_posix() in OPEN else name.parts[0]
+        found.setdefault(part, []).append(path)
+    return found
+
+
+def found_in(part: str) -> list[str]:
+    return [f"{path.relative_to(SOURCE)}:{one}" for path in parts()[part] for one in findings(path.read_text())]
+
+
+@pytest.mark.parametrize("part", sorted(parts().keys() - OPEN))
+def test_a_statement_has_a_line_of_its_own(part: str) -> None:
+    assert found_in(part) == []
+
+
+@pytest.mark.parametrize("part", sorted(OPEN))
+def test_an_open_part_is_of_the_package(part: str) -> None:
+    assert (SOURCE / part).exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a, b = 1, 2",
+        "self.a, self.b = a, b",
+        "(a, b), c = pair, 3",
+        "a, b = b, 0",
+        "a, b = (\n    1,\n    2,\n)",
+        "[a, b] = [1, 2]",
+        "a = 1 if x else 2 if y else 3",
+        "a = (1 if x else 2) if y else 3",
+        "call(1 if x else (2 if y else 3))",
+        "names = (1, 2)  # fmt: skip",
+        "# fmt: off\nnames = (1, 2)\n# fmt: on",
+    ],
+)
+def test_such_statements_are_found(text: str) -> None:
+    assert len(list(findings(text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a, b = pair",
+        "a, b = call()",
+        "a, b = b, a",
+        "self.a, before = new, self.a",
+        "items[i], items[j] = items[j], items[i]",
+        "a, *b = 1, 2",
+        "a, b = *one, 2",
+        "pair = a, b",
+        "for a, b in ((1, 2), (3, 4)): pass",
+        "a = b = 1",
+        "a = 1 if (2 if x else y) else 3",
+        "a = '# fmt: skip'",
+    ],
+)
+def test_other_statements_are_not_found(text: str) -> None:
+    assert list(findings(text)) == []
