@@ -167,7 +167,8 @@ def test_commands_print_json_for_programs(trained: Path, tmp_path: Path) -> None
 
 
 def test_a_command_about_runs_says_which_one_is_missing(trained: Path) -> None:
-    one, nowhere = str(trained / "run"), str(trained / "nowhere")
+    one = str(trained / "run")
+    nowhere = str(trained / "nowhere")
     for said, words in (
         (f"compare takes two runs or more, and {one} is one", ("compare", one)),
         (f"There is no {nowhere}", ("compare", one, nowhere)),

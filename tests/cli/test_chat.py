@@ -92,7 +92,8 @@ def test_a_template_without_a_generation_block_is_read_by_what_it_adds(tmp_path:
         AnswerMask(tokenizer)(TALK)
 
 
-ASKED, ANSWERED = {"role": "user", "content": "one two"}, {"role": "assistant", "content": "three"}
+ASKED = {"role": "user", "content": "one two"}
+ANSWERED = {"role": "assistant", "content": "three"}
 SHAPES = [
     {"messages": [ASKED, ANSWERED]},
     {"conversations": [{"from": "human", "value": "one two"}, {"from": "gpt", "value": "three"}]},

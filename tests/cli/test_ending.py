@@ -16,8 +16,11 @@ from .commands import SMALL, call, done, small, start
 pytestmark = pytest.mark.filterwarnings("default")
 
 LONG = SMALL
-for _short, _long in {"max_steps: 8": "max_steps: 500", "save_steps: 4": "save_steps: 50\n  save_total_limit: 2",
-                      "eval_steps: 4": "eval_steps: 250"}.items():  # fmt: skip
+for _short, _long in {
+    "max_steps: 8": "max_steps: 500",
+    "save_steps: 4": "save_steps: 50\n  save_total_limit: 2",
+    "eval_steps: 4": "eval_steps: 250",
+}.items():
     LONG = LONG.replace(_short, _long)
 
 

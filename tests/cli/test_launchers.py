@@ -53,11 +53,27 @@ def test_the_command_starts_two_processes_and_so_does_its_resume(tmp_path: Path)
 def launchers() -> dict[str, tuple[str, ...]]:
     port = str(free_port())
     return {
-        "torchrun": ("torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "localhost",
-                     "--master-port", port, "-m"),
-        "accelerate": ("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
-                       "--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={port}", "-m"),
-    }  # fmt: skip
+        "torchrun": (
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--master-addr",
+            "localhost",
+            "--master-port",
+            port,
+            "-m",
+        ),
+        "accelerate": (
+            "accelerate.commands.launch",
+            "--multi_gpu",
+            "--num_processes=2",
+            "--num_machines=1",
+            "--mixed_precision=no",
+            "--dynamo_backend=no",
+            f"--main_process_port={port}",
+            "-m",
+        ),
+    }
 
 
 @pytest.mark.process

@@ -16,7 +16,8 @@ from .commands import call, done
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    ledger, one = Ledger(), np.ones(1, np.int64)
+    ledger = Ledger()
+    one = np.ones(1, np.int64)
     for step, (sample, loss) in enumerate([(0, 0.5), (3, 2.0), (1, 0.25), (3, 4.0)], start=1):
         ledger.add(np.array([sample]), step=one * step, visits=one, tokens=one, loss_sum=np.array([loss]))
     about = {"step": 4, "num_samples": 6, "sources": {"a": 2, "b": 4}, "is_mean": False}
@@ -33,13 +34,15 @@ def test_each_question_is_answered(folder: Path) -> None:
         return found
 
     assert [(one["sample"], one["mean_loss"], one["visits"]) for one in asked("top", "-n", "2")] == [
-        (3, 3.0, 2), (0, 0.5, 1),
-    ]  # fmt: skip
+        (3, 3.0, 2),
+        (0, 0.5, 1),
+    ]
     assert asked("never") == [{"sample": 2}, {"sample": 4}, {"sample": 5}]
     assert [(one["sample"], one["source"], one["row"]) for one in asked("repeated")] == [(3, "b", 1)]
     assert [(one["source"], one["samples"], one["mean_loss"]) for one in asked("by-source")] == [
-        ("a", 2, 0.375), ("b", 1, 3.0),
-    ]  # fmt: skip
+        ("a", 2, 0.375),
+        ("b", 1, 3.0),
+    ]
     data = str(folder / "data.jsonl")
     assert [one["text"] for one in asked("text", "--data", data)] == ["text 0 | x", "text 1 | x", "text 3 | x"]
     assert [one["text"] for one in asked("never", "--data", data)] == ["text 2 | x", "text 4 | x", "text 5 | x"]
@@ -48,8 +51,16 @@ def test_each_question_is_answered(folder: Path) -> None:
 def test_rows_are_printed_and_the_quarantine_takes_them(folder: Path) -> None:
     shown = done("ledger", str(folder), "-n", "1", "--data", str(folder / "data.jsonl"), "--quarantine", str(folder))
     assert shown.splitlines()[0].split() == [
-        "sample", "source", "row", "visits", "tokens", "mean_loss", "last_loss", "last_step", "text",
-    ]  # fmt: skip
+        "sample",
+        "source",
+        "row",
+        "visits",
+        "tokens",
+        "mean_loss",
+        "last_loss",
+        "last_step",
+        "text",
+    ]
     assert "text 3" in shown
     assert read_quarantine(folder) == {3}
 

@@ -52,8 +52,14 @@ def write_parquet(path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist(TABLE), path)
 
 
-WRITERS = {"a.csv": write_csv, "a.csv.gz": write_gz, "a.tsv": write_tsv, "a.json": write_json, "a.jsonl": write_jsonl,
-           "a.parquet": write_parquet}  # fmt: skip
+WRITERS = {
+    "a.csv": write_csv,
+    "a.csv.gz": write_gz,
+    "a.tsv": write_tsv,
+    "a.json": write_json,
+    "a.jsonl": write_jsonl,
+    "a.parquet": write_parquet,
+}
 
 
 def rows(path: Path, **settings: Any) -> list[dict[str, Any]]:

@@ -98,7 +98,7 @@ def test_scalars_are_read_as_people_mean_them() -> None:
         (("eval_strategy: no", "learning_rate: 1"), 9, "training.learning_rate is there twice."),
         (("  eval_strategy: no", " eval_strategy: no"), 9, "this is not YAML"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_told_with_its_line(change: tuple[str, str], line: int, said: str) -> None:
     assert change[0] in GOOD
     found = problems(GOOD.replace(*change))
@@ -132,7 +132,8 @@ def test_what_is_no_file_of_names_and_values_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_template_lists_every_setting_and_stays_the_same_file(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    short, long = template(task), template(task, with_everything=True)
+    short = template(task)
+    long = template(task, with_everything=True)
     assert parse(short, "a").value == parse(long, "b").value
     assert long.startswith(short)
     for name in (name.removeprefix("training.") for name in known_paths() if name.startswith("training.")):
@@ -164,20 +165,28 @@ def test_the_schema_takes_every_template_and_refuses_what_is_not_known() -> None
         assert text.startswith("# yaml-language-server: $schema=trainwright.schema.json\n")
         assert list(validator.iter_errors(parse(text, task).value)) == []
     good = parse(GOOD, "a").value
-    for path, value in (("model", {"pth": "x"}), ("data", {"train": 3}), ("task", "poetry"), ("lora", {"r": "x"}),
-                        ("training", {"learning_rat": 1})):  # fmt: skip
+    for path, value in (
+        ("model", {"pth": "x"}),
+        ("data", {"train": 3}),
+        ("task", "poetry"),
+        ("lora", {"r": "x"}),
+        ("training", {"learning_rat": 1}),
+    ):
         assert list(validator.iter_errors({**good, path: value})), path
     assert schema["properties"]["training"]["properties"]["packing"]["examples"] == ["best_fit"]
     assert "Rank" in schema["properties"]["lora"]["properties"]["r"]["description"]
 
 
 plain_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-10**6, 10**6) | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**6), 10**6)
+    | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(st.characters(codec="utf-8", exclude_categories=("C",)), max_size=12)
     | st.sampled_from(["no", "yes", "on", "1e5", "5e-5", "0x1", "null", "~", "1_000", "12:30", "=", "0777"]),
     lambda inner: st.lists(inner, max_size=3),
     max_leaves=6,
-)  # fmt: skip
+)
 
 
 @pytest.mark.costly
@@ -186,8 +195,19 @@ def test_what_is_written_is_read_back(value: dict[str, object]) -> None:
     assert parse(dump(value), "x").value == value
 
 
-@pytest.mark.parametrize(("text", "value"), [("1e-4", 1e-4), ("no", "no"), ("true", True), ("007", "007"), ("", None),
-                                             ("[1, a]", [1, "a"]), ("{a: 1}", {"a": 1}), ("1.", 1.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("no", "no"),
+        ("true", True),
+        ("007", "007"),
+        ("", None),
+        ("[1, a]", [1, "a"]),
+        ("{a: 1}", {"a": 1}),
+        ("1.", 1.0),
+    ],
+)
 def test_a_value_of_the_command_line_is_read_as_in_a_file(text: str, value: object) -> None:
     assert scalar(text) == value
 

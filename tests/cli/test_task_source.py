@@ -21,8 +21,9 @@ from trainwright.errors import RecipeError
 ROWS = [{"text": f"text {i}", "label": "ab"[i % 2], "source": "one" if i < 15 else "two"} for i in range(20)]
 
 
-def material(folder: Path, rows: list[dict[str, Any]] | None = None, *, task: str = "text-classification",
-             **data: Any) -> TaskSource:  # fmt: skip
+def material(
+    folder: Path, rows: list[dict[str, Any]] | None = None, *, task: str = "text-classification", **data: Any
+) -> TaskSource:
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS if rows is None else rows)))
     (folder / "model").mkdir(exist_ok=True)
     value = {"task": task, "model": {"path": "model"}, "data": {"train": "rows.jsonl", **data}}
@@ -33,7 +34,8 @@ def material(folder: Path, rows: list[dict[str, Any]] | None = None, *, task: st
 
 
 def test_what_is_held_out_is_drawn_once_and_never_trained_on(tmp_path: Path) -> None:
-    one, again = material(tmp_path, eval_share=0.25), material(tmp_path, eval_share=0.25)
+    one = material(tmp_path, eval_share=0.25)
+    again = material(tmp_path, eval_share=0.25)
     assert (len(one.train), len(one.eval)) == (15, 5)
     assert one.eval == again.eval
     assert sorted(row["text"] for row in [*one.train, *one.eval]) == sorted(row["text"] for row in ROWS)
@@ -157,11 +159,13 @@ def test_what_is_odd_in_the_rows_is_noted_with_their_numbers(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("cell", "cure"),
     [
-        ([{"role": "user", "content": "hi"}], "row 2 of train holds a list in the column 'text'; this looks like chat "
-         "data: set task: chat."),
+        (
+            [{"role": "user", "content": "hi"}],
+            "row 2 of train holds a list in the column 'text'; this looks like chat data: set task: chat.",
+        ),
         (["a", "b"], "name a column of text, or join it."),
     ],
-)  # fmt: skip
+)
 def test_lists_are_no_texts(cell: object, cure: str, tmp_path: Path) -> None:
     rows = [{"text": "one", "label": "a"}, {"text": cell, "label": "b"}]
     with pytest.raises(RecipeError, match=r"config\.yaml:\d+: data\.columns\.text: row 2") as caught:
@@ -182,8 +186,9 @@ def test_labels_that_cannot_be_are_refused(data: dict[str, Any], said: str, tmp_
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(("length", "expected"), [(3, [[0, 1, 2], [3, 4, 5]]), (4, [[0, 1, 2, 3], [4, 5, 6]]),
-                                                  (9, [[0, 1, 2, 3, 4, 5, 6]])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("length", "expected"), [(3, [[0, 1, 2], [3, 4, 5]]), (4, [[0, 1, 2, 3], [4, 5, 6]]), (9, [[0, 1, 2, 3, 4, 5, 6]])]
+)
 def test_a_long_text_is_several_samples(length: int, expected: list[list[int]]) -> None:
     assert pieces(list(range(7)), length) == expected
 
@@ -195,11 +200,13 @@ def prediction(predictions: Any, labels: Any) -> Any:
 def test_scores_are_those_of_scikit_learn() -> None:
     sklearn = pytest.importorskip("sklearn.metrics")
     drawn = np.random.default_rng(0)
-    logits, labels = drawn.normal(size=(50, 4)), drawn.integers(0, 4, 50)
+    logits = drawn.normal(size=(50, 4))
+    labels = drawn.integers(0, 4, 50)
     found = task_metrics.accuracy_and_f1(prediction(logits, labels))
     assert found["accuracy"] == pytest.approx(sklearn.accuracy_score(labels, logits.argmax(-1)))
     assert found["f1"] == pytest.approx(sklearn.f1_score(labels, logits.argmax(-1), average="macro"))
-    values, truth = drawn.normal(size=(50, 1)), drawn.normal(size=50)
+    values = drawn.normal(size=(50, 1))
+    truth = drawn.normal(size=50)
     found = task_metrics.of_numbers(prediction(values, truth))
     assert found["pearson"] == pytest.approx(np.corrcoef(values[:, 0], truth)[0, 1])
     assert found["rmse"] == pytest.approx(sklearn.mean_squared_error(truth, values[:, 0]) ** 0.5)

