@@ -28,8 +28,11 @@ class Browser:
     """
 
     def __init__(self, commands: int, answers: int) -> None:
-        self._commands, self._answers = commands, answers
-        self._unread, self._number, self._session = b"", 0, ""
+        self._commands = commands
+        self._answers = answers
+        self._unread = b""
+        self._number = 0
+        self._session = ""
         self._events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -134,8 +137,16 @@ def browsing(folder: Path) -> Iterator[Browser]:
         os.dup2(reads, 3)
         os.dup2(writes, 4)
 
-    command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-               "--remote-debugging-pipe", f"--user-data-dir={folder}", "about:blank"]  # fmt: skip
+    command = [
+        BROWSER,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--remote-debugging-pipe",
+        f"--user-data-dir={folder}",
+        "about:blank",
+    ]
     process = subprocess.Popen(command, close_fds=False, preexec_fn=give_pipes, stderr=subprocess.DEVNULL)
     os.close(for_it)
     os.close(from_it)

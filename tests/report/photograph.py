@@ -24,11 +24,22 @@ from .browser import Browser, browsing
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 VIEWS = {"desk-light": (1280, False), "desk-dark": (1280, True), "phone-light": (390, False), "phone-dark": (390, True)}
 SETTINGS: dict[str, Any] = {
-    "num_train_epochs": 1, "per_device_train_batch_size": 8, "per_device_eval_batch_size": 40, "learning_rate": 1e-4,
-    "warmup_steps": 30, "logging_steps": 5, "eval_strategy": "steps", "eval_steps": 50, "save_steps": 50,
-    "include_num_input_tokens_seen": "non_padding", "metric_for_best_model": "long_accuracy",
-    "greater_is_better": True, "load_best_model_at_end": True, "report_to": "none", "disable_tqdm": True,
-}  # fmt: skip
+    "num_train_epochs": 1,
+    "per_device_train_batch_size": 8,
+    "per_device_eval_batch_size": 40,
+    "learning_rate": 1e-4,
+    "warmup_steps": 30,
+    "logging_steps": 5,
+    "eval_strategy": "steps",
+    "eval_steps": 50,
+    "save_steps": 50,
+    "include_num_input_tokens_seen": "non_padding",
+    "metric_for_best_model": "long_accuracy",
+    "greater_is_better": True,
+    "load_best_model_at_end": True,
+    "report_to": "none",
+    "disable_tqdm": True,
+}
 
 
 class StopsOnce(TrainerCallback):
@@ -51,15 +62,18 @@ def make_trainer(folder: Path, num_rows: int = 2400, poisoned: int | None = None
         texts = tokenizer([row.text for row in rows], truncation=True, max_length=48)["input_ids"]
         return [{"input_ids": ids, "labels": float(r.label == "positive")} for ids, r in zip(texts, rows, strict=True)]
 
-    samples, by_length = encoded(train), sorted(encoded(held_out), key=lambda row: len(row["input_ids"]))
+    samples = encoded(train)
+    by_length = sorted(encoded(held_out), key=lambda row: len(row["input_ids"]))
     if poisoned is not None:
         samples[poisoned]["labels"] = math.nan
     return Trainer(
         model=AutoModelForSequenceClassification.from_pretrained(path, num_labels=1),
-        args=TrainingArguments(str(folder), **(SETTINGS | settings)), train_dataset=samples,
-        eval_dataset={"short": by_length[:160], "long": by_length[160:]}, processing_class=tokenizer,
+        args=TrainingArguments(str(folder), **(SETTINGS | settings)),
+        train_dataset=samples,
+        eval_dataset={"short": by_length[:160], "long": by_length[160:]},
+        processing_class=tokenizer,
         compute_metrics=accuracy,
-    )  # fmt: skip
+    )
 
 
 def accuracy(found: EvalPrediction) -> dict[str, float]:
@@ -69,10 +83,8 @@ def accuracy(found: EvalPrediction) -> dict[str, float]:
 
 def trained(folder: Path) -> list[Path]:
     """A run that was stopped and resumed and met a bad row, and three short ones that part."""
-    main, others = (
-        folder / "film-reviews",
-        {"decay-0": {}, "decay-0.1": {"weight_decay": 0.1}, "rate-3e-4": {"learning_rate": 3e-4}},
-    )
+    main = folder / "film-reviews"
+    others = {"decay-0": {}, "decay-0.1": {"weight_decay": 0.1}, "rate-3e-4": {"learning_rate": 3e-4}}
     if not main.exists():
         trainer = make_trainer(main, poisoned=700)
         trainer.add_callback(StopsOnce())

@@ -36,11 +36,14 @@ INSIDE = ("file:", "data:", "blob:", "chrome:")  # the last are the browser's ow
 def journal(folder: Path, *, worse: float = 0.0) -> Path:
     """The journal of a run of twenty logs; with `worse` the loss goes another way from step 100 on."""
     run = FileJournal(folder, "a")
-    facts = {"arguments": {"learning_rate": 1e-3 + worse}, "changed": {"learning_rate": 1e-3 + worse},
-             "environment": {"python": "3"},
-             "data": {"train": {"samples": 1600}, "eval": {"a": {"samples": 5}, "b": {}}},
-             "model": {"class": "A" * 60, "parameters": 1_234_567, "trained_parameters": 1_234_567},
-             "plan": {"max_steps": 200, "total_batch_size": 8}}  # fmt: skip
+    facts = {
+        "arguments": {"learning_rate": 1e-3 + worse},
+        "changed": {"learning_rate": 1e-3 + worse},
+        "environment": {"python": "3"},
+        "data": {"train": {"samples": 1600}, "eval": {"a": {"samples": 5}, "b": {}}},
+        "model": {"class": "A" * 60, "parameters": 1_234_567, "trained_parameters": 1_234_567},
+        "plan": {"max_steps": 200, "total_batch_size": 8},
+    }
     run.write("start", step=0, **facts)
     for step in range(10, 210, 10):
         loss = math.nan if step == 30 else 2.0 / step + (worse if step >= 100 else 0)
@@ -80,14 +83,17 @@ def page(browser: Browser, written: Path) -> Browser:
 
 def area(page: Browser) -> dict[str, float]:
     """Where the first chart draws its curves, in the window."""
-    found: dict[str, float] = page.run(f"const r = {CHART}.over.getBoundingClientRect();"
-                                       "return {x: r.x, y: r.y, width: r.width, height: r.height}")  # fmt: skip
+    found: dict[str, float] = page.run(
+        f"const r = {CHART}.over.getBoundingClientRect();return {{x: r.x, y: r.y, width: r.width, height: r.height}}"
+    )
     return found
 
 
 def click_on(page: Browser, selector: str) -> None:
-    box: dict[str, Any] = page.run(f"const r = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
-                                   "return {x: r.x + r.width / 2, y: r.y + r.height / 2}")  # fmt: skip
+    box: dict[str, Any] = page.run(
+        f"const r = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+        "return {x: r.x + r.width / 2, y: r.y + r.height / 2}"
+    )
     page.click(box["x"], box["y"])
 
 
@@ -96,13 +102,26 @@ def test_it_is_drawn_and_asks_nobody_for_anything(page: Browser) -> None:
         f"return Object.fromEntries({ALL_PLOTS}.map(p => [p.spec.title, p.spec.curves.map(c => c.name)]))"
     )
     assert curves == {
-        "Loss": ["training", "evaluation a", "evaluation b"], "Throughput, samples/s": ["samples/s"],
-        "Loss by source": ["web", "books"], "Accuracy": ["evaluation a", "evaluation b"],
-        "Learning rate": ["training"], "Gradient norm": ["training"],
-    }  # fmt: skip
+        "Loss": ["training", "evaluation a", "evaluation b"],
+        "Throughput, samples/s": ["samples/s"],
+        "Loss by source": ["web", "books"],
+        "Accuracy": ["evaluation a", "evaluation b"],
+        "Learning rate": ["training"],
+        "Gradient norm": ["training"],
+    }
     text = page.run("return document.body.innerText")
-    for said in ("Where the time went", "something was odd", "Checkpoints", "learning_rate", "1.23 M parameters",
-                 "1,600 rows", "Best a loss", "0.11", "resumed once", "1.5 GB"):  # fmt: skip
+    for said in (
+        "Where the time went",
+        "something was odd",
+        "Checkpoints",
+        "learning_rate",
+        "1.23 M parameters",
+        "1,600 rows",
+        "Best a loss",
+        "0.11",
+        "resumed once",
+        "1.5 GB",
+    ):
         assert said in text
     marks = page.run(f"return {PLOT}.spec.marks.map(mark => [mark.step, mark.kind])")
     assert marks == [[100, "best checkpoint"], [100, "resumed"], [30, "incident"]]
@@ -117,8 +136,13 @@ def test_it_fits_the_window_light_and_dark(page: Browser, width: int) -> None:
         page.show_as(width, 900, dark=dark)
         page.wait_for(f"{CHART}.width == {PLOT}.clientWidth")
         assert page.run("return document.documentElement.scrollWidth") == width
-        assert page.run("return Math.max(...[...document.querySelectorAll('.card, .tile')]"
-                        ".map(one => one.getBoundingClientRect().right))") <= width  # fmt: skip
+        assert (
+            page.run(
+                "return Math.max(...[...document.querySelectorAll('.card, .tile')]"
+                ".map(one => one.getBoundingClientRect().right))"
+            )
+            <= width
+        )
         style = "getComputedStyle(document.querySelector('h1'))"
         page.wait_for(f"{CHART}.series[1].stroke() == {style}.getPropertyValue('--c0').trim()")
         shades.append(
@@ -150,7 +174,10 @@ def test_the_buttons_smooth_and_make_the_axis_logarithmic_also_after_a_reload(pa
     click_on(page, "[data-log='Loss']")
     for _ in range(2):
         values = page.wait_for(f"{CHART}.series.length > 4 && {CHART}.data[1]")
-        first, second, gap, third = 2 / 10, (0.6 * 0.4 * 2 / 10 + 0.4 * 2 / 20) / 0.64, None, values[3]
+        first = 2 / 10
+        second = (0.6 * 0.4 * 2 / 10 + 0.4 * 2 / 20) / 0.64
+        gap = None
+        third = values[3]
         assert values[:4] == [pytest.approx(first), pytest.approx(second), gap, third]
         assert third == pytest.approx((0.6 * 0.64 * second + 0.4 * 2 / 40) / 0.784)
         assert page.run(f"return {CHART}.scales.y.distr") == 3

@@ -23,9 +23,19 @@ pytestmark = pytest.mark.filterwarnings("default")
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "a <run>"
-    train(make_trainer(folder, max_steps=6, eval_strategy="steps", eval_steps=2, eval_dataset=data.vectors(4),
-                       save_strategy="steps", save_steps=2, run_name="<script>alert(1)</script>",
-                       hub_token="hf_secret"))  # fmt: skip
+    train(
+        make_trainer(
+            folder,
+            max_steps=6,
+            eval_strategy="steps",
+            eval_steps=2,
+            eval_dataset=data.vectors(4),
+            save_strategy="steps",
+            save_steps=2,
+            run_name="<script>alert(1)</script>",
+            hub_token="hf_secret",
+        )
+    )
     return folder
 
 
@@ -33,10 +43,26 @@ def run(tmp_path: Path) -> Path:
 def test_a_report_shows_what_the_journal_has_and_asks_no_address(run: Path) -> None:
     FileJournal(run, read(run).run_id).write("incident", step=3, text="a loss was not finite")
     text = write_report(run).read_text(encoding="utf-8")
-    for said in ("Loss", "Learning rate", "Gradient norm", "Throughput, samples/s", "Finished", "step 6 of 6",
-                 "Best loss", "26 rows", "4 to evaluate", "Peak memory", "Returns<wbr>Dict",
-                 "Where the time went", "Checkpoints",
-                 "Environment", ">torch</", "26 samples, ", "learning_rate", "a loss was not finite"):  # fmt: skip
+    for said in (
+        "Loss",
+        "Learning rate",
+        "Gradient norm",
+        "Throughput, samples/s",
+        "Finished",
+        "step 6 of 6",
+        "Best loss",
+        "26 rows",
+        "4 to evaluate",
+        "Peak memory",
+        "Returns<wbr>Dict",
+        "Where the time went",
+        "Checkpoints",
+        "Environment",
+        ">torch</",
+        "26 samples, ",
+        "learning_rate",
+        "a loss was not finite",
+    ):
         assert said in text
     assert "hf_secret" not in text
     assert "<script>alert(1)" not in text
@@ -66,9 +92,12 @@ def test_a_bad_step_and_the_warning_with_its_text_are_one_row() -> None:
 
 
 def test_a_comparison_says_for_each_pair_where_the_losses_part_and_which_arguments_differ() -> None:
-    runs = {"one": of({1: 3.0, 2: 2.0, 3: 1.0}, seed=1, output_dir="a"),
-            "two": of({1: 3.0, 2: 2.0 + 1e-9, 3: 1.5}, seed=2, output_dir="b"),
-            "late": of({2: 2.5, 3: 1.5}, seed=2), "apart": of({7: 1.0}, seed=2)}  # fmt: skip
+    runs = {
+        "one": of({1: 3.0, 2: 2.0, 3: 1.0}, seed=1, output_dir="a"),
+        "two": of({1: 3.0, 2: 2.0 + 1e-9, 3: 1.5}, seed=2, output_dir="b"),
+        "late": of({2: 2.5, 3: 1.5}, seed=2),
+        "apart": of({7: 1.0}, seed=2),
+    }
     found = {pair.runs: str(pair) for pair in partings(runs)}
     assert found[("one", "two")] == "part at step 3: 1 and 1.5"
     assert found[("two", "late")] == "part at step 2: 2 and 2.5"
@@ -94,13 +123,26 @@ def test_two_real_runs_part_where_their_seeds_make_them(tmp_path: Path) -> None:
 
 def entries(*given: tuple[str, float, int]) -> Record:
     """A record of entries: kind, time, step."""
-    return Record("a", [{"kind": kind, "time": when, "step": step, "plan": {"total_batch_size": 4}, "text": ""}
-                        for kind, when, step in given])  # fmt: skip
+    return Record(
+        "a",
+        [
+            {"kind": kind, "time": when, "step": step, "plan": {"total_batch_size": 4}, "text": ""}
+            for kind, when, step in given
+        ],
+    )
 
 
 def test_throughput_leaves_out_evaluations_and_saves() -> None:
-    record = entries(("start", 0, 0), ("log", 10, 5), ("evaluation", 60, 5), ("save", 70, 5), ("warning", 79, 9),
-                     ("log", 80, 10), ("evaluation", 99, 12), ("log", 100, 15))  # fmt: skip
+    record = entries(
+        ("start", 0, 0),
+        ("log", 10, 5),
+        ("evaluation", 60, 5),
+        ("save", 70, 5),
+        ("warning", 79, 9),
+        ("log", 80, 10),
+        ("evaluation", 99, 12),
+        ("log", 100, 15),
+    )
     speed, unit = throughput(record)
     assert (unit, list(speed.x), list(speed.y)) == ("samples/s", [5, 10, 15], [2.0, 2.0, 12.0])
 
@@ -116,11 +158,18 @@ def test_time_is_that_of_each_process_and_of_a_killed_one_what_the_journal_shows
 
 @pytest.mark.parametrize(
     ("name", "found"),
-    [("loss", ("Loss", "training")), ("eval_loss", ("Loss", "evaluation")), ("eval_a_loss", ("Loss", "evaluation a")),
-     ("eval_a_b_f1", ("F1", "evaluation a_b")), ("loss/web", ("Loss by source", "web")),
-     ("eval_a_loss/web", ("Loss by source", "web, evaluation a")), ("grad_norm", ("Gradient norm", "training")),
-     ("reward/mean", ("Reward", "mean")), ("samples/My_code", ("Samples by source", "My_code"))],
-)  # fmt: skip
+    [
+        ("loss", ("Loss", "training")),
+        ("eval_loss", ("Loss", "evaluation")),
+        ("eval_a_loss", ("Loss", "evaluation a")),
+        ("eval_a_b_f1", ("F1", "evaluation a_b")),
+        ("loss/web", ("Loss by source", "web")),
+        ("eval_a_loss/web", ("Loss by source", "web, evaluation a")),
+        ("grad_norm", ("Gradient norm", "training")),
+        ("reward/mean", ("Reward", "mean")),
+        ("samples/My_code", ("Samples by source", "My_code")),
+    ],
+)
 def test_a_logged_value_has_its_chart_and_its_curve(name: str, found: tuple[str, str]) -> None:
     assert place(name, ["a", "a_b"]) == found
 
