@@ -14,7 +14,8 @@ from tests._support.small import differing, make_trainer, weights
 from tests.search.small import asked_parts, scale
 from trainwright import Trainer
 
-FOLDER, CASE = Path(sys.argv[1]), sys.argv[2]
+FOLDER = Path(sys.argv[1])
+CASE = sys.argv[2]
 RATES = [rate * scale() for rate in (1e-4, 1e-3, 1e-2, 3e-2)]
 
 
@@ -37,9 +38,13 @@ def plain() -> dict[str, Any]:
     searching = trainer(FOLDER / "s", FailsOnce)
     given = dict(vars(searching.args))
     best = searching.hyperparameter_search(
-        lambda _: {"learning_rate": ray.tune.grid_search(RATES), "seed": 7}, backend="ray", n_trials=1,
-        load_best_trial=True, resources_per_trial={"cpu": 1}, verbose=0,
-    )  # fmt: skip
+        lambda _: {"learning_rate": ray.tune.grid_search(RATES), "seed": 7},
+        backend="ray",
+        n_trials=1,
+        load_best_trial=True,
+        resources_per_trial={"cpu": 1},
+        verbose=0,
+    )
     alone = trainer(FOLDER / "alone", learning_rate=best.hyperparameters["learning_rate"], seed=7)
     alone.train()
     return {
@@ -55,22 +60,35 @@ def asha() -> dict[str, Any]:
     """Trials of one evaluation after the other are stopped half-way."""
     scheduler = ASHAScheduler(metric="objective", mode="min", grace_period=1, reduction_factor=2, max_t=8)
     best = trainer(FOLDER / "s").hyperparameter_search(
-        lambda _: {"learning_rate": ray.tune.grid_search(RATES[::-2])}, backend="ray", n_trials=1, scheduler=scheduler,
-        max_concurrent_trials=1, verbose=0,
-    )  # fmt: skip
+        lambda _: {"learning_rate": ray.tune.grid_search(RATES[::-2])},
+        backend="ray",
+        n_trials=1,
+        scheduler=scheduler,
+        max_concurrent_trials=1,
+        verbose=0,
+    )
     return {"best": [best.run_id, best.objective, best.hyperparameters]}
 
 
 def pbt() -> dict[str, Any]:
     """The worse of two takes over the weights, the optimizer and the position of the better one."""
     scheduler = PopulationBasedTraining(
-        time_attr="training_iteration", metric="objective", mode="min", perturbation_interval=1, synch=True,
-        quantile_fraction=0.5, hyperparam_mutations={"learning_rate": RATES[1:3]}, resample_probability=0.0,
-    )  # fmt: skip
+        time_attr="training_iteration",
+        metric="objective",
+        mode="min",
+        perturbation_interval=1,
+        synch=True,
+        quantile_fraction=0.5,
+        hyperparam_mutations={"learning_rate": RATES[1:3]},
+        resample_probability=0.0,
+    )
     best = trainer(FOLDER / "s", save_steps=2).hyperparameter_search(
-        lambda _: {"learning_rate": ray.tune.grid_search([RATES[0] / 10, RATES[3]])}, backend="ray", n_trials=1,
-        scheduler=scheduler, verbose=0,
-    )  # fmt: skip
+        lambda _: {"learning_rate": ray.tune.grid_search([RATES[0] / 10, RATES[3]])},
+        backend="ray",
+        n_trials=1,
+        scheduler=scheduler,
+        verbose=0,
+    )
     found = sorted((FOLDER / "s" / "ray").glob("*/train_one_*/checkpoint_*/checkpoint-8/trainer_state.json"))
     logs = [json.loads(path.read_text())["log_history"] for path in found]
     return {
@@ -81,7 +99,12 @@ def pbt() -> dict[str, Any]:
 
 
 os.environ["RAY_AIR_NEW_OUTPUT"] = "0"
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=True, logging_level="ERROR",
-         object_store_memory=100 * 1024 * 1024)  # fmt: skip
+ray.init(
+    num_cpus=2,
+    include_dashboard=False,
+    log_to_driver=True,
+    logging_level="ERROR",
+    object_store_memory=100 * 1024 * 1024,
+)
 (FOLDER / "told.json").write_text(json.dumps({"plain": plain, "asha": asha, "pbt": pbt}[CASE]()))
 ray.shutdown()

@@ -49,13 +49,16 @@ def reviews(num: int) -> list[dict[str, Any]]:
     with path.open(newline="", encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["source"] == "rotten_tomatoes"]
     kinds = sorted({row["label"] for row in rows})
-    rows = [row for pair in zip(*([r for r in rows if r["label"] == kind] for kind in kinds), strict=False)
-            for row in pair][:num]  # fmt: skip
+    rows = [
+        row for pair in zip(*([r for r in rows if r["label"] == kind] for kind in kinds), strict=False) for row in pair
+    ][:num]
     tokens = AutoTokenizer.from_pretrained(minilm())(
         [row["text"] for row in rows], padding="max_length", truncation=True, max_length=24
     )
-    return [{"input_ids": ids, "attention_mask": mask, "labels": kinds.index(row["label"])}
-            for ids, mask, row in zip(tokens["input_ids"], tokens["attention_mask"], rows, strict=True)]  # fmt: skip
+    return [
+        {"input_ids": ids, "attention_mask": mask, "labels": kinds.index(row["label"])}
+        for ids, mask, row in zip(tokens["input_ids"], tokens["attention_mask"], rows, strict=True)
+    ]
 
 
 def parts_of(model: str) -> dict[str, Any]:

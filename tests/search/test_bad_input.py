@@ -15,10 +15,14 @@ from .._support.small import data, make_trainer, module
 from .small import SETTINGS, make_module, searcher, space
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown field": ({"hp_space": lambda t: {"learning_rat": 1e-3}},
-                         "learning_rat is not an argument. Did you mean learning_rate"),
-    "text for a number": ({"hp_space": lambda t: {"learning_rate": "fast"}},
-                          "learning_rate='fast' is of type str, and learning_rate takes float"),
+    "an unknown field": (
+        {"hp_space": lambda t: {"learning_rat": 1e-3}},
+        "learning_rat is not an argument. Did you mean learning_rate",
+    ),
+    "text for a number": (
+        {"hp_space": lambda t: {"learning_rate": "fast"}},
+        "learning_rate='fast' is of type str, and learning_rate takes float",
+    ),
     "a number for a switch": ({"hp_space": lambda t: {"bf16": 3}}, "bf16=3 is of type int, and bf16 takes bool"),
     "a switch for a number": ({"hp_space": lambda t: {"seed": True}}, "seed=True is of type bool, and seed takes int"),
     "one wrong choice": (
@@ -36,7 +40,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "nothing to resume from": ({"resume_search": True}, "resume_search=True needs a storage"),
     "an unknown backend": ({"backend": "hyperopt"}, "'hyperopt' is not a backend of a search"),
     "a service that is gone": ({"backend": "sigopt"}, "SigOpt's service was shut down"),
-}  # fmt: skip
+}
 
 
 def test_fields_that_are_settled_are_left_out_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

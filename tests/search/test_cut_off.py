@@ -83,9 +83,13 @@ def test_a_search_that_was_cut_off_goes_on(
     assert again.user_attrs["goes_on_from"]["number"] == 2
     assert results(tmp_path) == results(whole)
     assert (tmp_path / "run-3" / "checkpoint-2").exists() is False, out  # it went on, and did not begin anew
-    original = next(t for t in optuna.load_study(study_name="search", storage=f"sqlite:///{whole}/study.db").trials
-                    if t.params == again.params)  # fmt: skip
-    one, other = saved(tmp_path / "run-3" / "checkpoint-6"), saved(whole / f"run-{original.number}" / "checkpoint-6")
+    original = next(
+        t
+        for t in optuna.load_study(study_name="search", storage=f"sqlite:///{whole}/study.db").trials
+        if t.params == again.params
+    )
+    one = saved(tmp_path / "run-3" / "checkpoint-6")
+    other = saved(whole / f"run-{original.number}" / "checkpoint-6")
     assert differing(one, other) == {}
     trials = json.loads((tmp_path / "search.json").read_text())["trials"]
     assert [trial["state"] for trial in trials if trial["id"] != "2"] == 4 * ["finished"]

@@ -29,9 +29,14 @@ pytestmark = [
 
 def searched(case: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(folder), case], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env=environment(), cwd=folder, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, str(SCRIPT), str(folder), case],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+        cwd=folder,
+        start_new_session=True,
+    )
     try:
         out = process.communicate(timeout=350)[0]
     finally:

@@ -29,8 +29,9 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
 def test_every_trial_equals_a_run_by_hand_with_its_parameters_bit_for_bit(tmp_path: Path) -> None:
     searcher(tmp_path / "search", **SAVES).hyperparameter_search(space, n_trials=3, sampler=drawn())
     for trial in recorded(tmp_path / "search"):
-        alone = make_trainer(tmp_path / trial["id"], model_init=make_module, eval_dataset=data.vectors(8),
-                             **SETTINGS | trial["params"])  # fmt: skip
+        alone = make_trainer(
+            tmp_path / trial["id"], model_init=make_module, eval_dataset=data.vectors(8), **SETTINGS | trial["params"]
+        )
         train(alone)
         ours = saved(tmp_path / "search" / f"run-{trial['id']}" / "checkpoint-6")
         assert differing(dict(sorted(weights(alone.model).items())), dict(sorted(ours.items()))) == {}
@@ -79,7 +80,8 @@ def test_a_trial_knows_nothing_of_the_arguments_of_the_one_before(tmp_path: Path
         return {"weight_decay": 0.5, "label_smoothing_factor": 0.1} if trial.number == 0 else {"learning_rate": 1e-3}
 
     trainer = searcher(tmp_path, callbacks=[Notes])
-    before, given = dict(vars(trainer.args)), trainer.args
+    before = dict(vars(trainer.args))
+    given = trainer.args
     trainer.hyperparameter_search(conditional, n_trials=2)
     assert seen == [(0.5, 0.1, 0.5), (0.0, 0.0, 0.0)]
     assert trainer.args is given
@@ -137,8 +139,15 @@ def test_fields_that_are_no_settings_of_the_optimizer_take_effect_in_their_trial
 
 def test_the_patience_of_early_stopping_begins_anew_in_every_trial(tmp_path: Path) -> None:
     stopper = EarlyStoppingCallback(early_stopping_patience=2, early_stopping_threshold=100.0)
-    trainer = searcher(tmp_path, callbacks=[stopper], metric_for_best_model="loss", load_best_model_at_end=True,
-                       max_steps=20, save_strategy="steps", save_steps=2)  # fmt: skip
+    trainer = searcher(
+        tmp_path,
+        callbacks=[stopper],
+        metric_for_best_model="loss",
+        load_best_model_at_end=True,
+        max_steps=20,
+        save_strategy="steps",
+        save_steps=2,
+    )
     trainer.hyperparameter_search(space, n_trials=2)
     assert [[step for step, _ in trial["curve"]] for trial in recorded(tmp_path)] == 2 * [[2, 4, 6]]
     assert stopper.early_stopping_patience_counter == 0
@@ -170,7 +179,8 @@ def test_without_an_evaluation_in_training_there_is_one_at_its_end(tmp_path: Pat
 
 
 def test_after_a_search_the_trainer_is_as_it_was_made(tmp_path: Path) -> None:
-    trainer, fresh = searcher(tmp_path / "a", **SAVES), searcher(tmp_path / "b")
+    trainer = searcher(tmp_path / "a", **SAVES)
+    fresh = searcher(tmp_path / "b")
     trainer.hyperparameter_search(space, n_trials=2)
     assert (trainer.hp_search_backend, trainer.hp_name) == (None, None)
     train(trainer)
@@ -341,9 +351,12 @@ def test_a_pretrained_model_is_searched_with_a_real_pruner_and_two_objectives(tm
 
     trainer = searcher(tmp_path / "both", **parts_of("minilm"))
     front = trainer.hyperparameter_search(
-        rates_of_minilm, lambda metrics: [metrics["eval_loss"], trainer.state.trial_params["learning_rate"]],
-        n_trials=4, direction=["minimize", "minimize"], sampler=drawn(),
-    )  # fmt: skip
+        rates_of_minilm,
+        lambda metrics: [metrics["eval_loss"], trainer.state.trial_params["learning_rate"]],
+        n_trials=4,
+        direction=["minimize", "minimize"],
+        sampler=drawn(),
+    )
     points = [tuple(trial["values"]) for trial in recorded(tmp_path / "both")]
     assert len(points) == 4
     assert sorted(tuple(one.objective) for one in front) == sorted(

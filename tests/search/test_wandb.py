@@ -72,8 +72,9 @@ def test_a_sweep_trains_what_its_service_draws(service: Service, tmp_path: Path)
     assert [trial["id"] for trial in trials] == service.runs
     assert [trial["params"] for trial in trials] == [{"learning_rate": rate} for rate in RATES]
     for trial in trials:
-        alone = make_trainer(tmp_path / trial["id"], model_init=make_module, eval_dataset=data.vectors(8),
-                             **SETTINGS | trial["params"])  # fmt: skip
+        alone = make_trainer(
+            tmp_path / trial["id"], model_init=make_module, eval_dataset=data.vectors(8), **SETTINGS | trial["params"]
+        )
         train(alone)
         assert alone.state.log_history[-2]["eval_loss"] == trial["values"][0]
     assert best.objective == max(trial["values"][0] for trial in trials)
