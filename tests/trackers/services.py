@@ -58,7 +58,9 @@ def wandb_records(path: Path) -> Iterator[Any]:
     """The records of an offline run: a log in LevelDB's format after a header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2
 
-    raw, position, parts = path.read_bytes(), 7, b""
+    raw = path.read_bytes()
+    position = 7
+    parts = b""
     while position + 7 <= len(raw):
         left = 32768 - position % 32768
         if left < 7:

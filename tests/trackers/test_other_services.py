@@ -23,9 +23,16 @@ from trainwright.trackers import base, platforms
 from .._support.small import data, make_trainer, train
 from .services import azure_values, enter_azure, enter_mlflow, into, mlflow_values
 
-SETTINGS: dict[str, Any] = {"max_steps": 6, "logging_steps": 2, "save_strategy": "steps", "save_steps": 2,
-                            "eval_strategy": "steps", "eval_steps": 2, "eval_dataset": data.vectors(4),
-                            "log_level": "warning"}  # fmt: skip
+SETTINGS: dict[str, Any] = {
+    "max_steps": 6,
+    "logging_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "eval_dataset": data.vectors(4),
+    "log_level": "warning",
+}
 pytestmark = pytest.mark.filterwarnings("default")
 
 
@@ -132,9 +139,15 @@ def test_dagshub_is_a_store_of_mlflow_named_by_its_address(tmp_path: Path, monke
 def test_flyte_gets_each_checkpoint_and_shows_the_log_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, renderer = MagicMock(), MagicMock()
-    into(monkeypatch, flytekit=client, flytekitplugins=MagicMock(), flytekitplugins__deck=MagicMock(),
-         flytekitplugins__deck__renderer=renderer)  # fmt: skip
+    client = MagicMock()
+    renderer = MagicMock()
+    into(
+        monkeypatch,
+        flytekit=client,
+        flytekitplugins=MagicMock(),
+        flytekitplugins__deck=MagicMock(),
+        flytekitplugins__deck__renderer=renderer,
+    )
     trainer = make_trainer(tmp_path / "run", report_to=["flyte"], **SETTINGS)
     train(trainer)
     saved = [Path(call.args[0]).name for call in client.current_context.return_value.checkpoint.save.call_args_list]
@@ -150,7 +163,8 @@ def test_codecarbon_measures_from_the_first_step_to_the_last(tmp_path: Path, mon
 
     class Tracker:
         def __init__(self, output_dir: str) -> None:
-            self.path, self.is_on = Path(output_dir) / "emissions.csv", False
+            self.path = Path(output_dir) / "emissions.csv"
+            self.is_on = False
 
         def start(self) -> None:
             self.is_on = True

@@ -23,9 +23,16 @@ from .._support import forked
 from .._support.small import StopAt, data, make_trainer, train
 from .services import SERVICES, Service, Values
 
-SETTINGS: dict[str, Any] = {"max_steps": 6, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 2,
-                            "eval_dataset": data.vectors(4), "save_strategy": "steps", "save_steps": 2,
-                            "log_level": "warning"}  # fmt: skip
+SETTINGS: dict[str, Any] = {
+    "max_steps": 6,
+    "logging_steps": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "eval_dataset": data.vectors(4),
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "log_level": "warning",
+}
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "dvclive": "dvclive"}
 CURVES = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_samples_per_second")
 
@@ -73,8 +80,14 @@ def test_the_values_are_those_of_the_journal_also_after_a_failure_and_a_resume(
                 raise RuntimeError("cut")
 
     with pytest.raises(RuntimeError, match="cut"):
-        train(make_trainer(tmp_path / "run", callbacks=[Fails()], report_to=[service.name],
-                           **{**SETTINGS, "save_steps": 4, "logging_steps": 1, "save_strategy": "steps"}))  # fmt: skip
+        train(
+            make_trainer(
+                tmp_path / "run",
+                callbacks=[Fails()],
+                report_to=[service.name],
+                **{**SETTINGS, "save_steps": 4, "logging_steps": 1, "save_strategy": "steps"},
+            )
+        )
     service.read(seen, tmp_path)  # closes what the end of the process would close
     resumed = make_trainer(tmp_path / "run", report_to=[service.name], **SETTINGS | {"logging_steps": 1})
     train(resumed, resume_from_checkpoint=True)
@@ -120,7 +133,8 @@ def test_a_tracker_that_raises_is_said_once_and_gets_everything_at_the_end(
     seen = service.enter(monkeypatch, tmp_path)
     monkeypatch.setattr(base, "PAUSE_S", 0.0)
     (kind,) = get_reporting_integration_callbacks(service.name)
-    send, is_up = kind.send, [False]
+    send = kind.send
+    is_up = [False]
 
     def unreliable(self: Any, values: dict[str, Any], state: Any) -> None:
         if not is_up[0]:
@@ -152,7 +166,8 @@ def test_a_tracker_that_hangs_does_not_hold_up_the_training(
     seen = service.enter(monkeypatch, tmp_path)
     monkeypatch.setattr(base, "FLUSH_TIMEOUT_S", 0.01)
     (kind,) = get_reporting_integration_callbacks(service.name)
-    is_over, send = threading.Event(), kind.send
+    is_over = threading.Event()
+    send = kind.send
 
     def hangs(self: Any, values: dict[str, Any], state: Any) -> None:
         assert is_over.wait(60)

@@ -39,7 +39,8 @@ def test_a_call_that_raises_is_tried_again_and_counts_as_made_if_it_then_works()
         if len(tries) < 2:
             raise OSError("not now")
 
-    one, missed = TrackerThread("one"), []
+    one = TrackerThread("one")
+    missed = []
     one.submit(second_time, missed=lambda: missed.append(1))
     assert one.flush(30)
     assert (len(tries), missed, one.is_disabled) == (2, [], False)
@@ -47,7 +48,8 @@ def test_a_call_that_raises_is_tried_again_and_counts_as_made_if_it_then_works()
 
 def test_after_three_failed_calls_in_a_row_it_is_left_alone_until_reopened(caplog: pytest.LogCaptureFixture) -> None:
     tries: list[int] = []
-    one, missed = TrackerThread("one"), []
+    one = TrackerThread("one")
+    missed = []
 
     def fails() -> None:
         tries.append(1)
@@ -67,7 +69,9 @@ def test_after_three_failed_calls_in_a_row_it_is_left_alone_until_reopened(caplo
 
 def test_what_does_not_fit_into_the_queue_is_missed_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "QUEUE_LENGTH", 4)
-    one, missed, go_on = TrackerThread("one"), [], threading.Event()
+    one = TrackerThread("one")
+    missed = []
+    go_on = threading.Event()
     for _ in range(20):
         one.submit(lambda: go_on.wait(30) and None, missed=lambda: missed.append(1))
     assert len(missed) >= 15
@@ -91,7 +95,8 @@ def test_what_was_missed_is_sent_once_and_stays_missed_if_that_fails(tmp_path: P
     for step in (1, 2):
         journal.write("log", step=step, values={"loss": 0.5, "epoch": 0.1})
     args: Any = SimpleNamespace(output_dir=str(tmp_path))
-    tracker, state = Tracker(), TrainerState()
+    tracker = Tracker()
+    state = TrainerState()
     tracker._missed |= {(2, "loss"), (7, "loss")}
     with pytest.raises(OSError, match="away"):
         tracker._backfill(args, state, None)
