@@ -104,7 +104,8 @@ def instead_of_the_real_one(monkeypatch: Any) -> Iterator[Hub]:
 class Refused(Exception):
     def __init__(self, status: int, code: str = "") -> None:
         super().__init__(status, code)
-        self.status, self.code = status, code
+        self.status = status
+        self.code = code
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -198,20 +199,41 @@ class _Handler(BaseHTTPRequestHandler):
 
     def preupload(self, body: bytes, repo: str, revision: str) -> None:
         there = self._branch(repo, revision)
-        self._send(200, {"files": [
-            {"path": one["path"], "uploadMode": "lfs" if one["path"].endswith(LARGE) else "regular",
-             "shouldIgnore": False, "oid": _oid(there.get(one["path"]), is_large=one["path"].endswith(LARGE))}
-            for one in json.loads(body)["files"]
-        ]})  # fmt: skip
+        self._send(
+            200,
+            {
+                "files": [
+                    {
+                        "path": one["path"],
+                        "uploadMode": "lfs" if one["path"].endswith(LARGE) else "regular",
+                        "shouldIgnore": False,
+                        "oid": _oid(there.get(one["path"]), is_large=one["path"].endswith(LARGE)),
+                    }
+                    for one in json.loads(body)["files"]
+                ]
+            },
+        )
 
     def batch(self, body: bytes, repo: str) -> None:
         asked = json.loads(body)["objects"]
         place = {"upload": {"href": f"{self.hub.url}/large/"}}
-        self._send(200, {"transfer": "basic", "objects": [
-            {**one, **({} if one["oid"] in self.hub.large else
-                       {"actions": {"upload": {"href": f"{place['upload']['href']}{one['oid']}"}}})}
-            for one in asked
-        ]})  # fmt: skip
+        self._send(
+            200,
+            {
+                "transfer": "basic",
+                "objects": [
+                    {
+                        **one,
+                        **(
+                            {}
+                            if one["oid"] in self.hub.large
+                            else {"actions": {"upload": {"href": f"{place['upload']['href']}{one['oid']}"}}}
+                        ),
+                    }
+                    for one in asked
+                ],
+            },
+        )
 
     def put(self, body: bytes, oid: str) -> None:
         if hashlib.sha256(body).hexdigest() != oid:
@@ -220,15 +242,22 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, {})
 
     def commit(self, body: bytes, repo: str, revision: str) -> None:
-        there, lines = self._branch(repo, revision), [json.loads(line) for line in body.splitlines()]
+        there = self._branch(repo, revision)
+        lines = [json.loads(line) for line in body.splitlines()]
         (header,) = (line["value"] for line in lines if line["key"] == "header")
         files = {line["value"]["path"]: self._content(line) for line in lines if line["key"] != "header"}
         there |= files
         made = self._repo(repo)
         made.commits.append((revision, header["summary"]))
         made.added.append(set(files))
-        self._send(200, {"commitUrl": f"{self.hub.url}/{repo}/commit/{_sha(made)}", "commitOid": _sha(made),
-                         "pullRequestUrl": None})  # fmt: skip
+        self._send(
+            200,
+            {
+                "commitUrl": f"{self.hub.url}/{repo}/commit/{_sha(made)}",
+                "commitOid": _sha(made),
+                "pullRequestUrl": None,
+            },
+        )
 
     def _content(self, line: dict[str, Any]) -> bytes:
         if line["key"] == "file":
@@ -242,12 +271,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def info(self, body: bytes, repo: str, revision: str = "main") -> None:
         files = [{"rfilename": name} for name in self._branch(repo, revision)]
-        self._send(200, {"id": repo, "sha": _sha(self._repo(repo)), "siblings": files,
-                         "tags": self._repo(repo).tags})  # fmt: skip
+        self._send(200, {"id": repo, "sha": _sha(self._repo(repo)), "siblings": files, "tags": self._repo(repo).tags})
 
     def tree(self, body: bytes, repo: str, revision: str) -> None:
-        self._send(200, [{"type": "file", "path": name, "size": len(content), "oid": _oid(content, is_large=False)}
-                         for name, content in self._branch(repo, revision).items()])  # fmt: skip
+        self._send(
+            200,
+            [
+                {"type": "file", "path": name, "size": len(content), "oid": _oid(content, is_large=False)}
+                for name, content in self._branch(repo, revision).items()
+            ],
+        )
 
     def resolve(self, body: bytes, repo: str, revision: str, path: str) -> None:
         branch = self._branch(repo, revision)
@@ -296,7 +329,9 @@ class Fault:
     """Answers the first `times` requests that `fits` with a status."""
 
     def __init__(self, status: int, fits: Any, *, times: int = 10**6) -> None:
-        self.status, self.fits, self.times = status, fits, times
+        self.status = status
+        self.fits = fits
+        self.times = times
 
     def __call__(self, method: str, path: str) -> int | None:
         if self.times and self.fits(method, path):
@@ -309,7 +344,8 @@ class Gate:
     """Holds up commits until it is opened; from then on they pass."""
 
     def __init__(self) -> None:
-        self.is_open, self.is_reached = threading.Event(), threading.Event()
+        self.is_open = threading.Event()
+        self.is_reached = threading.Event()
 
     def __call__(self, method: str, path: str) -> None:
         if commits(method, path):

@@ -17,16 +17,29 @@ from .server import TOKEN, Hub, Repo
 
 
 def trained_and_evaluated(folder: Path) -> Any:
-    return trained_trainer(folder, max_steps=4, eval_strategy="steps", eval_steps=2, eval_dataset=data.vectors(4),
-                           save_strategy="no", hub_token="hf_secret")  # fmt: skip
+    return trained_trainer(
+        folder,
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=2,
+        eval_dataset=data.vectors(4),
+        save_strategy="no",
+        hub_token="hf_secret",
+    )
 
 
 def test_a_card_tells_settings_results_and_versions_and_its_metadata_are_read_back(tmp_path: Path) -> None:
     trainer = trained_and_evaluated(tmp_path / "my-model")
     trainer.create_model_card(
-        language="en", license="apache-2.0", tags="tiny", tasks="text-classification", dataset="Glue",
-        dataset_tags="glue", dataset_args="mrpc", finetuned_from="google-bert/bert-base-cased",
-    )  # fmt: skip
+        language="en",
+        license="apache-2.0",
+        tags="tiny",
+        tasks="text-classification",
+        dataset="Glue",
+        dataset_tags="glue",
+        dataset_args="mrpc",
+        finetuned_from="google-bert/bert-base-cased",
+    )
     card = ModelCard.load(tmp_path / "my-model" / CARD_NAME)
     assert card.data.license == "apache-2.0"
     assert card.data.base_model == "google-bert/bert-base-cased"

@@ -12,7 +12,8 @@ from trainwright.hub.outbox import Outbox, Ticket
 
 
 def test_putting_in_while_another_thread_empties_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    outbox, source = Outbox(tmp_path / "run"), tmp_path / "model.safetensors"
+    outbox = Outbox(tmp_path / "run")
+    source = tmp_path / "model.safetensors"
     source.write_bytes(b"weights")
     rounds = 400
     interval = sys.getswitchinterval()

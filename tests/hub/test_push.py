@@ -23,8 +23,15 @@ from trainwright.journal.record import read
 from .._support.small import OURS, REFERENCE, Side, StopAt, data, make_trainer, models, module, train, weights
 from .server import DROP, TOKEN, Fault, Gate, Hub, commits
 
-SETTINGS: dict[str, Any] = {"push_to_hub": True, "hub_token": TOKEN, "max_steps": 4, "save_strategy": "steps",
-                            "save_steps": 2, "hub_model_id": "me/model", "log_level": "warning"}  # fmt: skip
+SETTINGS: dict[str, Any] = {
+    "push_to_hub": True,
+    "hub_token": TOKEN,
+    "max_steps": 4,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "hub_model_id": "me/model",
+    "log_level": "warning",
+}
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the client, to itself
 MODEL = {"model.safetensors", "training_args.bin"}
 
@@ -61,25 +68,39 @@ def below(files: dict[str, bytes], folder: str) -> dict[str, bytes]:
 
 def at_its_pace(trainer: Any) -> Any:
     """Each upload is over before the next save."""
-    trainer.add_callback(Beside(**{f"step_{step}": lambda: trainer.push_in_progress is None or
-                                   trainer.push_in_progress.wait_until_done() for step in range(1, 9)}))  # fmt: skip
+    trainer.add_callback(
+        Beside(
+            **{
+                f"step_{step}": lambda: trainer.push_in_progress is None or trainer.push_in_progress.wait_until_done()
+                for step in range(1, 9)
+            }
+        )
+    )
     return trainer
 
 
 EXPECTED: dict[str, tuple[list[str], set[str]]] = {
     "every_save": (["Training in progress, step 2", "Training in progress, step 4"], set()),
     "checkpoint": (
-        ["Training in progress, step 2", "Training in progress, step 2, checkpoint",
-         "Training in progress, step 4", "Training in progress, step 4, checkpoint"],
+        [
+            "Training in progress, step 2",
+            "Training in progress, step 2, checkpoint",
+            "Training in progress, step 4",
+            "Training in progress, step 4, checkpoint",
+        ],
         {"last-checkpoint"},
     ),
     "all_checkpoints": (
-        ["Training in progress, step 2", "Training in progress, step 2, checkpoint",
-         "Training in progress, step 4", "Training in progress, step 4, checkpoint"],
+        [
+            "Training in progress, step 2",
+            "Training in progress, step 2, checkpoint",
+            "Training in progress, step 4",
+            "Training in progress, step 4, checkpoint",
+        ],
         {"checkpoint-2", "checkpoint-4"},
     ),
     "end": ([], set()),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("strategy", EXPECTED)
@@ -118,7 +139,8 @@ def test_what_arrives_is_what_transformers_uploads(strategy: str, save_strategy:
     found: dict[str, Any] = {}
     for side in (OURS, REFERENCE):
         found[side.name] = _arrived(side, hub, tmp_path / side.name / "model", strategy, save_strategy)
-    ours, theirs = found[OURS.name], found[REFERENCE.name]
+    ours = found[OURS.name]
+    theirs = found[REFERENCE.name]
     assert ours["messages"] == theirs["messages"]
     assert ours["answer"] == theirs["answer"].replace(f"me/{REFERENCE.name}", f"me/{OURS.name}")
     for mine, reference in zip(ours["added"], theirs["added"], strict=True):
@@ -144,9 +166,15 @@ def test_a_push_ends_in_upload_folder_where_libraries_wrap_it(
             return original(api, *args, **given)
 
         monkeypatch.setattr(huggingface_hub.HfApi, "upload_folder", wrapped)
-        trainer = make_trainer(tmp_path / side.name, side, **{**SETTINGS, "hub_model_id": f"me/{side.name}"},
-                               model=models.seeded(models.bert), train_dataset=data.texts(8), report_to="none",
-                               hub_strategy="all_checkpoints")  # fmt: skip
+        trainer = make_trainer(
+            tmp_path / side.name,
+            side,
+            **{**SETTINGS, "hub_model_id": f"me/{side.name}"},
+            model=models.seeded(models.bert),
+            train_dataset=data.texts(8),
+            report_to="none",
+            hub_strategy="all_checkpoints",
+        )
         side.train(at_its_pace(trainer))
         trainer.push_to_hub(token=TOKEN)
     # The two uploads of a save go at the same time on one side.
@@ -155,8 +183,14 @@ def test_a_push_ends_in_upload_folder_where_libraries_wrap_it(
 
 
 def _arrived(side: Side, hub: Hub, folder: Path, strategy: str, save_strategy: str) -> dict[str, Any]:
-    settings = {**SETTINGS, "hub_strategy": strategy, "save_strategy": save_strategy,
-                "hub_model_id": f"me/{side.name}", "per_device_train_batch_size": 13, "report_to": "none"}  # fmt: skip
+    settings = {
+        **SETTINGS,
+        "hub_strategy": strategy,
+        "save_strategy": save_strategy,
+        "hub_model_id": f"me/{side.name}",
+        "per_device_train_batch_size": 13,
+        "report_to": "none",
+    }
     settings["save_steps" if save_strategy == "epoch" else "num_train_epochs"] = 2
     trainer = make_trainer(folder, side, model=models.seeded(models.bert), train_dataset=data.texts(26), **settings)
     trainer = at_its_pace(trainer)
@@ -186,8 +220,9 @@ def test_of_all_checkpoints_none_is_lost_to_an_upload_that_is_slow_or_to_rotatio
             kept[state.global_step] = whole(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     callbacks = [Keeps(), Beside(end=gate.is_open.set)]
-    train(pushing(tmp_path / "run", max_steps=8, hub_strategy="all_checkpoints", save_total_limit=1,
-                  callbacks=callbacks))  # fmt: skip
+    train(
+        pushing(tmp_path / "run", max_steps=8, hub_strategy="all_checkpoints", save_total_limit=1, callbacks=callbacks)
+    )
     files = hub.only().branches["main"]
     assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-8"]
     for step in (2, 4, 6, 8):
@@ -400,9 +435,12 @@ def test_an_upload_that_cannot_be_read_is_left_alone(
 
 @pytest.mark.parametrize(
     ("token", "said"),
-    [("", "needs a token of the Hub, and none is set. Log in"), ("hf_wrong", "the Hub refuses the token. Log in"),
-     (TOKEN, "cannot be reached from this machine")],
-)  # fmt: skip
+    [
+        ("", "needs a token of the Hub, and none is set. Log in"),
+        ("hf_wrong", "the Hub refuses the token. Log in"),
+        (TOKEN, "cannot be reached from this machine"),
+    ],
+)
 def test_the_command_line_says_in_one_line_why_nothing_can_be_sent(
     token: str, said: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,7 +52,8 @@ def test_what_a_killed_training_had_not_uploaded_comes_with_the_next(
     number: signal.Signals, other: Hub, tmp_path: Path
 ) -> None:
     """The first commit hangs for ever, so all checkpoints wait; rotation deletes the older one meanwhile."""
-    gate, folder = Gate(), tmp_path / "run"
+    gate = Gate()
+    folder = tmp_path / "run"
     is_dead = threading.Event()
 
     def hangs(method: str, path: str) -> int | None:

@@ -33,9 +33,17 @@ def ask_the_hub_of_the_environment() -> None:
 def main(folder: str, steps: str) -> None:
     items = [{"x": torch.ones(2) * i, "labels": i % 2} for i in range(8)]
     args = TrainingArguments(
-        folder, use_cpu=True, report_to="none", max_steps=int(steps), per_device_train_batch_size=2, save_steps=2,
-        push_to_hub=True, hub_model_id="me/victim", hub_strategy="all_checkpoints", save_total_limit=1,
-    )  # fmt: skip
+        folder,
+        use_cpu=True,
+        report_to="none",
+        max_steps=int(steps),
+        per_device_train_batch_size=2,
+        save_steps=2,
+        push_to_hub=True,
+        hub_model_id="me/victim",
+        hub_strategy="all_checkpoints",
+        save_total_limit=1,
+    )
     Trainer(model=Net(), args=args, train_dataset=items).train(resume_from_checkpoint="auto")
     print("the end", flush=True)
 
