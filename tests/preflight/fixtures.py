@@ -145,7 +145,8 @@ def disk(folder: Path, is_broken: bool) -> Any:
 @shows
 def hub_token(folder: Path, is_broken: bool) -> Any:
     trainer = make_trainer(folder)
-    trainer.args.push_to_hub, trainer.args.hub_token = True, None if is_broken else "a token"
+    trainer.args.push_to_hub = True
+    trainer.args.hub_token = None if is_broken else "a token"
     return trainer
 
 

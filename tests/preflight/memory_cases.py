@@ -32,7 +32,8 @@ class Case:
 class Classifier(nn.Module):
     def __init__(self, body: nn.Module, width: int) -> None:
         super().__init__()
-        self.body, self.head = body, nn.Linear(width, 3)
+        self.body = body
+        self.head = nn.Linear(width, 3)
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         logits = self.head(self.body(x))
@@ -60,31 +61,40 @@ def convolutions() -> nn.Module:
 def llama() -> nn.Module:
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=1000, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=128,
+            vocab_size=1000,
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=128,
         )
-    )  # fmt: skip
+    )
 
 
 def bert() -> nn.Module:
     config = BertConfig(
-        vocab_size=1000, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256,
+        vocab_size=1000,
+        hidden_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=256,
         num_labels=3,
-    )  # fmt: skip
+    )
     return BertForSequenceClassification(config)
 
 
 def gpt2() -> nn.Module:
     config = GPT2Config(
         vocab_size=1000, n_embd=128, n_layer=2, n_head=4, n_positions=128, bos_token_id=1, eos_token_id=2
-    )  # fmt: skip
+    )
     return GPT2LMHeadModel(config)
 
 
 def t5() -> nn.Module:
     config = T5Config(
         vocab_size=1000, d_model=128, d_kv=32, d_ff=256, num_layers=1, num_heads=4, decoder_start_token_id=0
-    )  # fmt: skip
+    )
     return T5ForConditionalGeneration(config)
 
 

@@ -104,7 +104,8 @@ class Hears(TrainerCallback):
 def test_hooks_callbacks_and_data_see_no_more_than_without(tmp_path: Path) -> None:
     seen = []
     for preflight in (True, False):
-        diary, hears = Diary(data.vectors(12)), Hears()
+        diary = Diary(data.vectors(12))
+        hears = Hears()
         trainer = make_trainer(
             tmp_path, cls=Counts, train_dataset=diary, callbacks=[hears], preflight=preflight, num_train_epochs=1
         )
@@ -151,8 +152,10 @@ def test_a_check_up_leaves_the_trainer_as_it_was(tmp_path: Path) -> None:
     model.head.eval()
     model.head.weight.grad = torch.ones_like(model.head.weight)
     trainer = make_trainer(tmp_path, model=model, eval_dataset=data.vectors(8))
-    before, names = copy.deepcopy(model.state_dict()), dict(vars(trainer))
-    settings, draws = trainer.args.to_dict(), torch.get_rng_state()
+    before = copy.deepcopy(model.state_dict())
+    names = dict(vars(trainer))
+    settings = trainer.args.to_dict()
+    draws = torch.get_rng_state()
     trainer.check()
     assert differing(weights(model), before) == {}
     assert vars(trainer).keys() == names.keys()

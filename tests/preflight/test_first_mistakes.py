@@ -22,7 +22,8 @@ class Tagger(nn.Module):
 
     def __init__(self, full: Exception | None = None) -> None:
         super().__init__()
-        self.table, self.full = nn.Embedding(8, 2), full
+        self.table = nn.Embedding(8, 2)
+        self.full = full
 
     def forward(self, input_ids: Any, labels: Any = None) -> dict[str, Any]:
         if self.full is not None:
@@ -33,9 +34,14 @@ class Tagger(nn.Module):
 
 def train(folder: Path, rows: list[dict[str, Any]], full: Exception | None = None) -> None:
     args = TrainingArguments(
-        output_dir=str(folder), max_steps=1, use_cpu=True, report_to="none", save_strategy="no", disable_tqdm=True,
+        output_dir=str(folder),
+        max_steps=1,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
         per_device_train_batch_size=2,
-    )  # fmt: skip
+    )
     Trainer(model=Tagger(full), args=args, train_dataset=rows).train()
 
 

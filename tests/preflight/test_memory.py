@@ -90,7 +90,8 @@ def test_the_cheapest_change_that_fits_is_named_and_does_fit(tmp_path: Path) -> 
 
 def test_the_trainer_is_as_it_was(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path / "planned", CASES["mlp"])
-    before, names = weights(trainer.model), dict(vars(trainer))
+    before = weights(trainer.model)
+    names = dict(vars(trainer))
     assert trainer.check(memory=True).memory is not None
     assert differing(weights(trainer.model), before) == {}
     assert all(vars(trainer)[name] is value for name, value in names.items())

@@ -89,7 +89,9 @@ def test_what_cannot_be_tried_says_why(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_all_four_hold_and_the_trainer_is_as_it_was(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path / "proved", train_dataset=data.sequences(12), model=models.seeded(models.llama))
-    before, names, draws = weights(trainer.model), dict(vars(trainer)), torch.get_rng_state()
+    before = weights(trainer.model)
+    names = dict(vars(trainer))
+    draws = torch.get_rng_state()
     report = trainer.prove()
     assert [proof.holds for proof in report.proofs] == [True] * 4, str(report)
     assert report.holds
@@ -144,7 +146,8 @@ def test_what_the_script_itself_defines_is_said_and_the_script_runs_once(tmp_pat
 
 
 def test_a_gap_is_a_share_of_the_largest_value() -> None:
-    one, other = {"a": torch.tensor([4.0, 1.0])}, {"a": torch.tensor([4.0, 2.0])}
+    one = {"a": torch.tensor([4.0, 1.0])}
+    other = {"a": torch.tensor([4.0, 2.0])}
     assert gap(one, other) == 0.25
     assert gap(one, {"b": torch.zeros(2)}) == float("inf")
     assert gap(one, one) == 0.0

@@ -83,8 +83,10 @@ def test_a_lever_that_helps_is_kept_for_the_run_and_its_resume(
 
     rows = read(tmp_path / "auto").of("start")[0]["levers"]["rows"]
     assert {row["lever"]: row["result"].partition(":")[0] for row in rows} == {
-        "loss kernel": "kept", "regional compile": "not measured", "workers": "not measured"
-    }  # fmt: skip
+        "loss kernel": "kept",
+        "regional compile": "not measured",
+        "workers": "not measured",
+    }
     assert any("Levers of speed" in part and "loss_kernel=chunked" in part for part in tables(read(tmp_path / "auto")))
 
     monkeypatch.setattr(speed, "choose", lambda trainer: pytest.fail("a resume measures nothing"))
@@ -110,7 +112,8 @@ def test_what_is_slow_wrong_or_draws_otherwise_is_not_taken(
     ]
     monkeypatch.setattr(speed._Measurement, "_levers", lambda self: iter(wanted))
     trainer = made(tmp_path, clock, lambda: models.llama(dropout=0.3))
-    before, states = weights(trainer.model), torch.get_rng_state()
+    before = weights(trainer.model)
+    states = torch.get_rng_state()
     choice = speed.choose(trainer)
     found = {row.lever: row.result for row in choice.rows}
     assert found["slow"] == "rejected: it is not faster"
@@ -167,8 +170,10 @@ def test_it_gives_up_with_a_sentence(
 
 
 def test_batches_by_tokens_are_only_suggested(clock: Clock, tmp_path: Path) -> None:
-    items = [{**item, "attention_mask": torch.tensor([1, 1, *[0] * (len(item["input_ids"]) - 2)])}
-             for item in data.sequences(8)]  # fmt: skip
+    items = [
+        {**item, "attention_mask": torch.tensor([1, 1, *[0] * (len(item["input_ids"]) - 2)])}
+        for item in data.sequences(8)
+    ]
     row = row_of(speed.choose(made(tmp_path, clock, train_dataset=items)), "token budget")
     assert "of the tokens are padding" in row.result
     assert row.result.startswith("suggested")
