@@ -45,15 +45,19 @@ MODELS = [models.bert, models.bert_mlm, models.llama, models.t5, models.gpt2, mo
 @pytest.mark.parametrize("build", MODELS)
 def test_the_same_names_decay(build: Any, tmp_path: Path) -> None:
     model = build()
-    ours, theirs = (make_trainer(tmp_path, side, model=model).get_decay_parameter_names(model)
-                    for side in (OURS, REFERENCE))  # fmt: skip
+    ours, theirs = (
+        make_trainer(tmp_path, side, model=model).get_decay_parameter_names(model) for side in (OURS, REFERENCE)
+    )
     assert ours == theirs
     assert 0 < len(ours) < len(list(model.parameters()))
 
 
 @pytest.mark.parametrize("build", MODELS)
-@pytest.mark.parametrize(("types", "names"), [([], None), ([nn.Linear], None), ([nn.LayerNorm], ["weight"]),
-                                              ([], [r"^bias$", r"norm"])], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    ("types", "names"),
+    [([], None), ([nn.Linear], None), ([nn.LayerNorm], ["weight"]), ([], [r"^bias$", r"norm"])],
+    ids=str,
+)
 def test_the_same_names_are_found(build: Any, types: list[type], names: list[str] | None) -> None:
     model = build()
     assert get_parameter_names(model, types, names) == original(model, types, names)

@@ -155,7 +155,8 @@ def test_another_base_rate_applies_with_the_position_kept(name: str) -> None:
             return advance(schedule, 6)
         return [schedule.optimizer.param_groups[0]["lr"]]
 
-    old, old_schedule = optimizer(), None
+    old = optimizer()
+    old_schedule = None
     old_schedule = build(old, 20)
     if follows_metrics(old_schedule):
         old.param_groups[0]["lr"] *= 0.25  # evaluations have moved it
@@ -174,7 +175,8 @@ def test_another_base_rate_applies_with_the_position_kept(name: str) -> None:
 
 
 def test_other_settings_of_the_optimizer_apply() -> None:
-    old, new = optimizer(weight_decay=0.1), optimizer(weight_decay=0.3, betas=(0.8, 0.99), eps=1e-6)
+    old = optimizer(weight_decay=0.1)
+    new = optimizer(weight_decay=0.3, betas=(0.8, 0.99), eps=1e-6)
     made = [builder("linear", WARMUPS["none"])(one, 20) for one in (old, new)]
     asked = schedules.settings_of(new, made[1])
     new.load_state_dict(old.state_dict())
@@ -185,7 +187,8 @@ def test_other_settings_of_the_optimizer_apply() -> None:
 
 
 def test_a_plateau_keeps_what_it_counted_and_takes_its_new_settings() -> None:
-    old, new = optimizer(), optimizer()
+    old = optimizer()
+    new = optimizer()
     before = make_schedule("reduce_lr_on_plateau", old, num_warmup_steps=0, num_training_steps=9)
     before.step(1.0), before.step(2.0)
     now = make_schedule(

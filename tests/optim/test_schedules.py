@@ -71,9 +71,14 @@ def test_the_logged_rate_is_the_one_of_the_step(warmup: float, tmp_path: Path) -
 
 def test_one_that_follows_a_metric_is_driven_by_evaluations(tmp_path: Path) -> None:
     trainer = make_trainer(
-        tmp_path, lr_scheduler_type="reduce_lr_on_plateau", lr_scheduler_kwargs={"patience": 0, "threshold": 0.5},
-        eval_strategy="steps", eval_steps=2, eval_dataset=data.vectors(4), metric_for_best_model="loss",
-    )  # fmt: skip
+        tmp_path,
+        lr_scheduler_type="reduce_lr_on_plateau",
+        lr_scheduler_kwargs={"patience": 0, "threshold": 0.5},
+        eval_strategy="steps",
+        eval_steps=2,
+        eval_dataset=data.vectors(4),
+        metric_for_best_model="loss",
+    )
     trainer.train()
     assert follows_metrics(trainer.lr_scheduler)
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
