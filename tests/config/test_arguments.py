@@ -151,7 +151,8 @@ def test_the_signature_shows_the_fields(kind):
 
 
 def test_defaults_are_not_shared():
-    first, second = TrainingArguments(), TrainingArguments()
+    first = TrainingArguments()
+    second = TrainingArguments()
     first.include_for_metrics.append("loss")
     first.accelerator_config.split_batches = True
     assert second == TrainingArguments()

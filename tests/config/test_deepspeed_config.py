@@ -30,17 +30,28 @@ def test_what_is_no_configuration_is_named(wrong):
 def test_every_auto_value_comes_from_its_argument():
     config = {
         "train_batch_size": "auto",
-        "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto",
-                                                   "weight_decay": "auto"}},
-        "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto",
-                                                     "warmup_num_steps": "auto"}},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+        },
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
+        },
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto"},
-    }  # fmt: skip
+    }
     args = TrainingArguments(
-        "out", deepspeed=config, learning_rate=3e-4, weight_decay=0.2, adam_beta2=0.9, bf16=True, use_cpu=True,
-        gradient_accumulation_steps=3, per_device_train_batch_size=4,
-    )  # fmt: skip
+        "out",
+        deepspeed=config,
+        learning_rate=3e-4,
+        weight_decay=0.2,
+        adam_beta2=0.9,
+        bf16=True,
+        use_cpu=True,
+        gradient_accumulation_steps=3,
+        per_device_train_batch_size=4,
+    )
     made = resolve.deepspeed(args).config
     assert made["train_batch_size"] == 12
     assert made["optimizer"]["params"] == {"lr": 3e-4, "betas": [0.9, 0.9], "eps": 1e-8, "weight_decay": 0.2}
@@ -100,14 +111,19 @@ def test_the_fields_of_a_launchers_plugin(monkeypatch):
     """Its clipping counts, as accelerate's own trainers take it; the one of the arguments is the default."""
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     for name, value in {
-        "ZERO_STAGE": "3", "OFFLOAD_OPTIMIZER_DEVICE": "nvme", "OFFLOAD_OPTIMIZER_NVME_PATH": "/local",
-        "OFFLOAD_PARAM_DEVICE": "cpu", "ZERO3_SAVE_16BIT_MODEL": "true",
-    }.items():  # fmt: skip
+        "ZERO_STAGE": "3",
+        "OFFLOAD_OPTIMIZER_DEVICE": "nvme",
+        "OFFLOAD_OPTIMIZER_NVME_PATH": "/local",
+        "OFFLOAD_PARAM_DEVICE": "cpu",
+        "ZERO3_SAVE_16BIT_MODEL": "true",
+    }.items():
         monkeypatch.setenv(f"ACCELERATE_DEEPSPEED_{name}", value)
     monkeypatch.setenv("ACCELERATE_GRADIENT_CLIPPING", "0.25")
     made = resolve.deepspeed(TrainingArguments("out", use_cpu=True)).config
     assert made["gradient_clipping"] == 0.25
     assert made["zero_optimization"] == {
-        "stage": 3, "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "nvme", "nvme_path": "/local"},
+        "stage": 3,
+        "offload_param": {"device": "cpu"},
+        "offload_optimizer": {"device": "nvme", "nvme_path": "/local"},
         "stage3_gather_16bit_weights_on_model_save": True,
-    }  # fmt: skip
+    }

@@ -170,7 +170,8 @@ SETTERS = [
 
 @pytest.mark.parametrize(("method", "settings"), SETTERS)
 def test_setters_change_the_same_fields(method, settings):
-    ours, theirs = TrainingArguments(), reference(transformers.TrainingArguments)
+    ours = TrainingArguments()
+    theirs = reference(transformers.TrainingArguments)
     assert getattr(ours, method)(**settings) is ours
     getattr(theirs, method)(**settings)
     if method == "set_evaluate" and "delay" not in settings:
@@ -184,7 +185,8 @@ def test_setters_have_the_same_parameters_and_then_those_of_older_versions(metho
         return [(p.name, p.default) for p in inspect.signature(getattr(kind, method)).parameters.values()]
 
     older = {("jit_mode", False), ("warmup_ratio", 0.0)}
-    ours, theirs = parameters(TrainingArguments), parameters(transformers.TrainingArguments)
+    ours = parameters(TrainingArguments)
+    theirs = parameters(transformers.TrainingArguments)
     assert ours[: len(theirs)] == theirs
     assert older.issuperset(ours[len(theirs) :])
 
@@ -220,7 +222,8 @@ def test_warmup_steps_are_the_same(warmup, steps):
 @pytest.mark.parametrize("use_cpu", [False, True])
 def test_properties_are_the_same_in_one_process(use_cpu):
     settings = {"use_cpu": use_cpu, "per_device_train_batch_size": 3, "log_on_each_node": False, "ddp_timeout": 5}
-    ours, theirs = TrainingArguments(**settings), reference(transformers.TrainingArguments, **settings)
+    ours = TrainingArguments(**settings)
+    theirs = reference(transformers.TrainingArguments, **settings)
     names = (
         "train_batch_size eval_batch_size device n_gpu world_size process_index local_process_index should_log "
         "should_save ddp_timeout_delta place_model_on_device"

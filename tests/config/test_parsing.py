@@ -10,10 +10,20 @@ from trainwright.errors import ArgumentError
 @pytest.mark.parametrize(
     ("written", "meant"),
     [
-        ("90s", 90), ("20min", 1200), ("8h", 28800), ("1h30m", 5400), ("1h 30min 5s", 5405), ("1.5h", 5400),
-        ("2d", 172800), (" 10 SEC ", 10), ("45", 45), (45, 45), (0.5, 0.5), ("0.5", 0.5),
+        ("90s", 90),
+        ("20min", 1200),
+        ("8h", 28800),
+        ("1h30m", 5400),
+        ("1h 30min 5s", 5405),
+        ("1.5h", 5400),
+        ("2d", 172800),
+        (" 10 SEC ", 10),
+        ("45", 45),
+        (45, 45),
+        (0.5, 0.5),
+        ("0.5", 0.5),
     ],
-)  # fmt: skip
+)
 def test_what_is_written_is_meant(written, meant):
     assert parse_duration(written) == meant
 
