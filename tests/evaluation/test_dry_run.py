@@ -93,8 +93,14 @@ def test_one_batch_is_enough(streams: bool, tmp_path: Path) -> None:
         sizes.append(len(prediction.predictions))
         return {"score": 1.0}
 
-    trainer, _ = judged(tmp_path, "score", compute_metrics=compute_metrics, max_steps=1, batch_eval_metrics=streams,
-                        per_device_eval_batch_size=4)  # fmt: skip
+    trainer, _ = judged(
+        tmp_path,
+        "score",
+        compute_metrics=compute_metrics,
+        max_steps=1,
+        batch_eval_metrics=streams,
+        per_device_eval_batch_size=4,
+    )
     trainer.train()
     assert sizes == ([4, 4, 4, 1] if streams else [4, 9])
 
@@ -184,8 +190,15 @@ def test_a_model_that_fails_in_evaluation_fails_at_once(tmp_path: Path) -> None:
             raise ValueError("not that shape")
 
     steps = Steps()
-    trainer = make_trainer(tmp_path, cls=Fails, eval_dataset=data.vectors(9), metric_for_best_model="score",
-                           compute_metrics=lambda p: {"score": 1.0}, callbacks=[steps], **BY_EPOCH)  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        cls=Fails,
+        eval_dataset=data.vectors(9),
+        metric_for_best_model="score",
+        compute_metrics=lambda p: {"score": 1.0},
+        callbacks=[steps],
+        **BY_EPOCH,
+    )
     with pytest.raises(ValueError, match="not that shape"):
         trainer.train()
     assert steps.events == []
@@ -233,8 +246,9 @@ def test_who_overrides_evaluation_knows_what_it_needs(name: str, tmp_path: Path)
         return {"eval_score": 1.0}
 
     setattr(Own, name, override)
-    trainer = make_trainer(tmp_path, cls=Own, eval_dataset=UNLABELLED, compute_metrics=lambda p: {},
-                           eval_strategy="epoch")  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, cls=Own, eval_dataset=UNLABELLED, compute_metrics=lambda p: {}, eval_strategy="epoch"
+    )
     before = weights(trainer.model)
     trainer._dry_run_evaluation()
     assert differing(weights(trainer.model), before) == {}

@@ -22,8 +22,15 @@ NUM = 11  # a prime: no batch size but 1 and all divides it
 
 
 def token_classifier() -> nn.Module:
-    config = BertConfig(vocab_size=models.VOCAB, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-                        intermediate_size=16, max_position_embeddings=32, num_labels=models.CLASSES)  # fmt: skip
+    config = BertConfig(
+        vocab_size=models.VOCAB,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=32,
+        num_labels=models.CLASSES,
+    )
     return BertForTokenClassification(config)
 
 
@@ -50,7 +57,8 @@ def prompted(size: int) -> list[dict[str, Any]]:
 def regressor() -> nn.Module:
     model = models.bert()
     config = model.config
-    config.num_labels, config.problem_type = 1, "regression"
+    config.num_labels = 1
+    config.problem_type = "regression"
     return type(model)(config)
 
 
@@ -84,8 +92,9 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], list[Any]], Part
 def evaluator(kind: str, output_dir: Path, **more: Any) -> Any:
     build, items, parts, settings = KINDS[kind]
     model = models.seeded(build)
-    return make_trainer(output_dir, model=model, train_dataset=None, eval_dataset=items(NUM), **parts(model),
-                        **settings | more)  # fmt: skip
+    return make_trainer(
+        output_dir, model=model, train_dataset=None, eval_dataset=items(NUM), **parts(model), **settings | more
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,9 +197,10 @@ def test_predictions_without_labels_are_those_with_labels(kind: Any, tmp_path: P
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int64, torch.float16, torch.bfloat16])
 def test_results_of_any_type(dtype: torch.dtype, tmp_path: Path) -> None:
     trainer = make_trainer(
-        tmp_path, per_device_eval_batch_size=4,
+        tmp_path,
+        per_device_eval_batch_size=4,
         preprocess_logits_for_metrics=lambda logits, labels: (logits > 0).to(dtype),
-    )  # fmt: skip
+    )
     found = trainer.predict(data.vectors(NUM)).predictions
     plain = make_trainer(tmp_path).predict(data.vectors(NUM)).predictions
     assert np.array_equal(found.astype(bool), plain > 0)
@@ -226,8 +236,9 @@ def test_metrics_get_all_at_once(tmp_path: Path) -> None:
 
 def test_without_concatenation_metrics_get_the_batches(tmp_path: Path) -> None:
     keeps = Keeps()
-    evaluator("tokens", tmp_path, compute_metrics=keeps, per_device_eval_batch_size=4,
-              eval_do_concat_batches=False).evaluate()  # fmt: skip
+    evaluator(
+        "tokens", tmp_path, compute_metrics=keeps, per_device_eval_batch_size=4, eval_do_concat_batches=False
+    ).evaluate()
     (prediction,) = keeps.given
     assert [len(batch) for batch in prediction.predictions] == [4, 4, 3]
     assert [batch.shape for batch in prediction.label_ids] == [batch.shape[:2] for batch in prediction.predictions]
@@ -236,8 +247,13 @@ def test_without_concatenation_metrics_get_the_batches(tmp_path: Path) -> None:
 
 def test_metrics_get_inputs_and_losses_where_asked_for(tmp_path: Path) -> None:
     keeps = Keeps()
-    trainer = evaluator("classifier", tmp_path, compute_metrics=keeps, per_device_eval_batch_size=4,
-                        include_for_metrics=["inputs", "loss"])  # fmt: skip
+    trainer = evaluator(
+        "classifier",
+        tmp_path,
+        compute_metrics=keeps,
+        per_device_eval_batch_size=4,
+        include_for_metrics=["inputs", "loss"],
+    )
     loss = trainer.evaluate()["eval_loss"]
     (prediction,) = keeps.given
     assert prediction.inputs.tolist() == [item["input_ids"] for item in trainer.eval_dataset]
@@ -248,8 +264,14 @@ def test_metrics_get_inputs_and_losses_where_asked_for(tmp_path: Path) -> None:
 
 def test_metrics_batch_by_batch(tmp_path: Path) -> None:
     keeps = Keeps()
-    trainer = evaluator("module", tmp_path, compute_metrics=keeps, per_device_eval_batch_size=4,
-                        batch_eval_metrics=True, include_for_metrics=["loss"])  # fmt: skip
+    trainer = evaluator(
+        "module",
+        tmp_path,
+        compute_metrics=keeps,
+        per_device_eval_batch_size=4,
+        batch_eval_metrics=True,
+        include_for_metrics=["loss"],
+    )
     metrics = trainer.evaluate()
     assert [len(prediction.predictions) for prediction in keeps.given] == [4, 4, 3]
     assert keeps.last == [False, False, True]
@@ -276,9 +298,10 @@ def test_logits_are_preprocessed_before_they_are_kept(tmp_path: Path) -> None:
 
 def test_numbers_of_numpy_and_torch_become_plain(tmp_path: Path) -> None:
     metrics = evaluator(
-        "module", tmp_path,
+        "module",
+        tmp_path,
         compute_metrics=lambda p: {"a": np.float32(0.5), "b": torch.tensor(2), "c": {"d": np.int64(3)}, "eval_e": 1},
-    ).evaluate()  # fmt: skip
+    ).evaluate()
     assert (metrics["eval_a"], metrics["eval_b"], metrics["eval_c"], metrics["eval_e"]) == (0.5, 2, {"d": 3}, 1)
     assert [type(metrics[name]) for name in ("eval_a", "eval_b")] == [float, int]
 
@@ -301,9 +324,17 @@ def test_each_of_several_sets_has_metrics_of_its_own(tmp_path: Path) -> None:
 def test_one_of_several_sets_decides(tmp_path: Path) -> None:
     sets = {"near": data.vectors(6), "far": data.vectors(20)[6:]}
     trainer = make_trainer(
-        tmp_path, eval_dataset=sets, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
-        load_best_model_at_end=True, metric_for_best_model="far_loss", greater_is_better=False, learning_rate=0.3,
-    )  # fmt: skip
+        tmp_path,
+        eval_dataset=sets,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="far_loss",
+        greater_is_better=False,
+        learning_rate=0.3,
+    )
     trainer.train()
     losses = {e["step"]: e["eval_far_loss"] for e in trainer.state.log_history if "eval_far_loss" in e}
     assert trainer.state.best_metric == min(losses.values())
@@ -333,7 +364,8 @@ class Stream(IterableDataset[dict[str, Any]]):
 
 def test_a_stream_is_evaluated_like_a_list(tmp_path: Path) -> None:
     listed, streamed = (make_trainer(tmp_path, per_device_eval_batch_size=4) for _ in range(2))
-    one, other = listed.predict(data.vectors(NUM)), streamed.predict(Stream())
+    one = listed.predict(data.vectors(NUM))
+    other = streamed.predict(Stream())
     assert np.array_equal(one.predictions, other.predictions)
     assert np.array_equal(one.label_ids, other.label_ids)
     assert one.metrics["test_loss"] == other.metrics["test_loss"]
@@ -346,9 +378,14 @@ def test_a_stream_is_evaluated_like_a_list(tmp_path: Path) -> None:
 def test_training_with_an_evaluation_at_each_step_equals_training_without(workers: int, tmp_path: Path) -> None:
     one = train(make_trainer(tmp_path, dataloader_num_workers=workers))
     judged = make_trainer(
-        tmp_path, eval_dataset=data.vectors(9), eval_strategy="steps", eval_steps=1, eval_on_start=True,
-        compute_metrics=lambda p: {"drawn": float(torch.rand(()))}, dataloader_num_workers=workers,
-    )  # fmt: skip
+        tmp_path,
+        eval_dataset=data.vectors(9),
+        eval_strategy="steps",
+        eval_steps=1,
+        eval_on_start=True,
+        compute_metrics=lambda p: {"drawn": float(torch.rand(()))},
+        dataloader_num_workers=workers,
+    )
     other = train(judged)
     assert one.losses() == other.losses()
     assert differing(one.weights, other.weights) == {}
@@ -357,7 +394,8 @@ def test_training_with_an_evaluation_at_each_step_equals_training_without(worker
 def test_evaluating_leaves_gradients_modes_and_randomness(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, eval_dataset=data.vectors(9))
     trainer.train()
-    before, state = weights(trainer.model), torch.get_rng_state()
+    before = weights(trainer.model)
+    state = torch.get_rng_state()
     trainer.evaluate()
     trainer.predict(data.vectors(5))
     assert differing(weights(trainer.model), before) == {}
@@ -367,8 +405,9 @@ def test_evaluating_leaves_gradients_modes_and_randomness(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["bf16_full_eval", "fp16_full_eval"])
 def test_another_precision_for_an_evaluation_is_undone_bit_for_bit(name: str, tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, model=models.bert(), train_dataset=None, eval_dataset=data.texts(NUM),
-                           **{name: True})  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, model=models.bert(), train_dataset=None, eval_dataset=data.texts(NUM), **{name: True}
+    )
     before = weights(trainer.model)
     optimizer = trainer.create_optimizer()
     dtypes: set[torch.dtype] = set()

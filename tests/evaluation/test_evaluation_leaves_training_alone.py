@@ -46,8 +46,15 @@ class Freezes(TrainerCallback):
 
 def ends_with(folder: Path, *, eval_steps: int | None, callbacks: Any = (), **settings: Any) -> Any:
     evaluated = {"eval_strategy": "steps", "eval_steps": eval_steps, "eval_on_start": True} if eval_steps else {}
-    trainer = make_trainer(folder, model=models.seeded(Normed), eval_dataset=data.vectors(9), max_steps=6,
-                           callbacks=list(callbacks), **evaluated, **settings)  # fmt: skip
+    trainer = make_trainer(
+        folder,
+        model=models.seeded(Normed),
+        eval_dataset=data.vectors(9),
+        max_steps=6,
+        callbacks=list(callbacks),
+        **evaluated,
+        **settings,
+    )
     return train(trainer).weights
 
 
@@ -80,8 +87,15 @@ def test_a_schedule_free_run_goes_on_from_what_it_saved(tmp_path: Path) -> None:
     pytest.importorskip("schedulefree")
     settings = SCHEDULE_FREE | {"save_strategy": "steps", "save_steps": 3}
     whole = ends_with(tmp_path / "whole", eval_steps=3, **settings)
-    trainer = make_trainer(tmp_path / "whole", model=models.seeded(Normed), eval_dataset=data.vectors(9), max_steps=6,
-                           eval_strategy="steps", eval_steps=3, **settings)  # fmt: skip
+    trainer = make_trainer(
+        tmp_path / "whole",
+        model=models.seeded(Normed),
+        eval_dataset=data.vectors(9),
+        max_steps=6,
+        eval_strategy="steps",
+        eval_steps=3,
+        **settings,
+    )
     resumed = train(trainer, resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert differing(resumed.weights, whole) == {}
 
@@ -125,7 +139,13 @@ def test_results_are_ordinary_tensors(tmp_path: Path) -> None:
                 self.kept = x.mean(0, keepdim=True) * 0.1
             return super().forward(x + self.kept, labels)
 
-    trainer = make_trainer(tmp_path, model=models.seeded(Keeps), eval_dataset=data.vectors(9), eval_strategy="epoch",
-                           eval_on_start=True, max_steps=2)  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        model=models.seeded(Keeps),
+        eval_dataset=data.vectors(9),
+        eval_strategy="epoch",
+        eval_on_start=True,
+        max_steps=2,
+    )
     trainer.train()
     assert trainer.model.kept is not None

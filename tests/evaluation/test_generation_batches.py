@@ -22,9 +22,18 @@ NEW = 5
 
 def gpt2(dropout: float = 0.0) -> Any:
     config = GPT2Config(
-        vocab_size=models.VOCAB, n_embd=16, n_layer=1, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2,
-        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, initializer_range=0.5,
-    )  # fmt: skip
+        vocab_size=models.VOCAB,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        n_positions=64,
+        bos_token_id=1,
+        eos_token_id=2,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        initializer_range=0.5,
+    )
     return models.seeded(lambda: GPT2LMHeadModel(config))
 
 
@@ -38,8 +47,9 @@ def questions(size: int = 7) -> list[tuple[list[int], list[int]]]:
 
 
 def together() -> list[dict[str, Any]]:
-    return [{"input_ids": p + a, "attention_mask": [1] * len(p + a), "labels": [-100] * len(p) + a}
-            for p, a in questions()]  # fmt: skip
+    return [
+        {"input_ids": p + a, "attention_mask": [1] * len(p + a), "labels": [-100] * len(p) + a} for p, a in questions()
+    ]
 
 
 def apart() -> list[dict[str, Any]]:
@@ -50,14 +60,23 @@ def trainer(folder: Path, rows: Any, *, side: str = "left", model: Any = None, *
     tokenizer = data.tokenizer()
     tokenizer.padding_side = side
     args = Seq2SeqTrainingArguments(
-        str(folder), use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", log_level="error",
+        str(folder),
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+        log_level="error",
         **{"predict_with_generate": True, "per_device_eval_batch_size": 3, **settings},
-    )  # fmt: skip
+    )
     return Seq2SeqTrainer(
-        model=gpt2() if model is None else model, args=args, train_dataset=together(), eval_dataset=rows,
-        data_collator=DataCollatorForSeq2Seq(tokenizer), processing_class=tokenizer,
+        model=gpt2() if model is None else model,
+        args=args,
+        train_dataset=together(),
+        eval_dataset=rows,
+        data_collator=DataCollatorForSeq2Seq(tokenizer),
+        processing_class=tokenizer,
         compute_metrics=lambda prediction: {"shape": len(prediction.predictions)},
-    )  # fmt: skip
+    )
 
 
 def by_hand(max_new_tokens: int = NEW) -> list[list[int]]:
@@ -86,7 +105,9 @@ def test_the_prompt_is_continued_and_cut_off(form: str, side: str, tmp_path: Pat
 @pytest.mark.parametrize("batch_size", [1, 3, 7])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_loss_is_the_mean_over_the_answers(form: str, batch_size: int, tmp_path: Path) -> None:
-    model, total, count = gpt2().eval(), 0.0, 0
+    model = gpt2().eval()
+    total = 0.0
+    count = 0
     for prompt, answer in questions():
         logits = model(torch.tensor([prompt + answer])).logits.detach()[0, len(prompt) - 1 : -1]
         total += float(torch.nn.functional.cross_entropy(logits, torch.tensor(answer), reduction="sum"))
@@ -127,7 +148,8 @@ def test_evaluating_by_generation_changes_no_weight_of_the_run(draws: bool, tmp_
         one.train()
         return one.model.state_dict()
 
-    plain, judged = weights(), weights(eval_strategy="steps", eval_steps=1)
+    plain = weights()
+    judged = weights(eval_strategy="steps", eval_steps=1)
     assert all(torch.equal(plain[name], judged[name]) for name in plain)
 
 
@@ -254,7 +276,8 @@ def test_a_decoder_input_of_its_own_is_a_start_and_stays() -> None:
 
 
 def test_rows_are_packed_and_filled_up() -> None:
-    rows, keep = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[True, False, True], [False, False, True]])
+    rows = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    keep = torch.tensor([[True, False, True], [False, False, True]])
     assert pack(rows, keep, fill=0).tolist() == [[1, 3], [6, 0]]
     assert pack(rows, keep, fill=0, at_right=True).tolist() == [[1, 3], [0, 6]]
     assert pad_right(rows, 4, fill=9).tolist() == [[1, 2, 3, 9], [4, 5, 6, 9]]

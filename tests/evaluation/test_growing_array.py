@@ -48,7 +48,8 @@ def test_any_order_of_lengths(
     widths: list[int], block_bytes: int, known: int | None, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nested_collector, "BLOCK_BYTES", block_bytes)
-    parts, collected = batches(widths), GrowingArray(known, ArrayStorage(share=share))
+    parts = batches(widths)
+    collected = GrowingArray(known, ArrayStorage(share=share))
     for part in parts:
         collected.add(part)
     result = collected.result()
@@ -110,7 +111,8 @@ def test_beyond_its_share_a_result_lies_in_a_file_that_goes_with_it(
 def test_what_earlier_arrays_will_take_counts() -> None:
     storage = ArrayStorage(share=1.0)
     storage._left_bytes = 1000
-    first, second = storage.empty((900,), np.int8), storage.empty((900,), np.int8)
+    first = storage.empty((900,), np.int8)
+    second = storage.empty((900,), np.int8)
     assert (type(first), type(second)) == (np.ndarray, np.memmap)
     storage.give_back(first)
     assert type(storage.empty((900,), np.int8)) is np.ndarray
@@ -129,7 +131,10 @@ def test_batches_of_other_parts_are_named(first: Any, second: Any) -> None:
 
 
 def test_parts_that_not_every_batch_has_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    collector, a, b, c = NestedCollector(6), np.ones(2), np.zeros(2), np.full(2, 5.0)
+    collector = NestedCollector(6)
+    a = np.ones(2)
+    b = np.zeros(2)
+    c = np.full(2, 5.0)
     for batch in ({"x": a, "parts": (a, b, c)}, {"x": a, "parts": (b, c), "y": b}, {"x": a, "parts": (c, a, b)}):
         collector.add(batch)
     found = collector.result()

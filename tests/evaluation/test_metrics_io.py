@@ -56,22 +56,29 @@ def test_saved_as_transformers_saves(combined: bool, tmp_path: Path) -> None:
         trainer = make_trainer(tmp_path / side.name, side)
         trainer.save_metrics("train", {"train_loss": 0.5, "epoch": 1.0}, combined=combined)
         trainer.save_metrics("eval", {"eval_loss": 0.25, "epoch": 2.0}, combined=combined)
-    ours, theirs = ({p.name: json.loads(p.read_text()) for p in (tmp_path / s.name).glob("*.json")}
-                    for s in (OURS, REFERENCE))  # fmt: skip
+    ours, theirs = (
+        {p.name: json.loads(p.read_text()) for p in (tmp_path / s.name).glob("*.json")} for s in (OURS, REFERENCE)
+    )
     assert ours == theirs
     assert ("all_results.json" in ours) == combined
 
 
 def test_results_of_numpy_can_be_saved(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, eval_dataset=data.vectors(4),
-                           compute_metrics=lambda p: {"acc": np.float64(0.5), "n": np.int64(4)})  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, eval_dataset=data.vectors(4), compute_metrics=lambda p: {"acc": np.float64(0.5), "n": np.int64(4)}
+    )
     save_metrics(tmp_path, "eval", trainer.evaluate())
     assert json.loads((tmp_path / "eval_results.json").read_text())["eval_n"] == 4
 
 
 def test_plain_numbers() -> None:
-    value = {"a": np.float32(0.5), "b": [torch.tensor(3), (np.int64(2),)], "c": "x", "d": torch.tensor([1, 2]),
-             "e": [np.ones(1), np.array(2)]}  # fmt: skip
+    value = {
+        "a": np.float32(0.5),
+        "b": [torch.tensor(3), (np.int64(2),)],
+        "c": "x",
+        "d": torch.tensor([1, 2]),
+        "e": [np.ones(1), np.array(2)],
+    }
     plain = plain_numbers(value)
     assert (plain["a"], plain["b"], plain["c"], plain["e"]) == (0.5, [3, (2,)], "x", [1.0, 2])
     assert [type(plain["a"]), type(plain["b"][0])] == [float, int]

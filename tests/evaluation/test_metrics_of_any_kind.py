@@ -48,7 +48,8 @@ class Logs(TrainerCallback):
     """Logs values after the first step, and notes what the log said before it."""
 
     def __init__(self, values: dict[Any, Any], caplog: pytest.LogCaptureFixture) -> None:
-        self.values, self.caplog = values, caplog
+        self.values = values
+        self.caplog = caplog
         self.trainer: Any = None
         self.said_before = ""
 
@@ -123,8 +124,16 @@ def test_what_is_no_number_later_is_never_the_best(
     value: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     values = iter([0.5, value, 0.25, value])  # the first one is that of the dry run
-    trainer, _ = run(tmp_path, caplog, {}, compute_metrics=lambda p: {"m": next(values)}, metric_for_best_model="m",
-                     greater_is_better=True, load_best_model_at_end=True, **EVALUATES)  # fmt: skip
+    trainer, _ = run(
+        tmp_path,
+        caplog,
+        {},
+        compute_metrics=lambda p: {"m": next(values)},
+        metric_for_best_model="m",
+        greater_is_better=True,
+        load_best_model_at_end=True,
+        **EVALUATES,
+    )
     assert trainer.state.best_metric == 0.25
     assert trainer.state.best_global_step == 2
     assert "eval_m is" in caplog.text
@@ -133,8 +142,9 @@ def test_what_is_no_number_later_is_never_the_best(
 
 @pytest.mark.parametrize("value", [Fraction(1, 2), [0.5], np.array([0.5])], ids=["fraction", "list", "array"])
 def test_one_number_in_a_wrapping_can_decide(value: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer, _ = run(tmp_path, caplog, {}, compute_metrics=lambda p: {"m": value}, metric_for_best_model="m",
-                     **EVALUATES)  # fmt: skip
+    trainer, _ = run(
+        tmp_path, caplog, {}, compute_metrics=lambda p: {"m": value}, metric_for_best_model="m", **EVALUATES
+    )
     assert trainer.state.best_metric == 0.5
 
 

@@ -25,7 +25,8 @@ def batches(draw: st.DrawFn) -> list[torch.Tensor]:
     ndim = draw(st.integers(0, 3))
     dtype = draw(st.sampled_from(NUMERIC))
     shapes = draw(st.lists(st.tuples(st.integers(1, 4), *[st.integers(0, 6)] * ndim), min_size=1, max_size=7))
-    start, made = 0, []
+    start = 0
+    made = []
     for shape in shapes:
         size = int(np.prod(shape))
         made.append((torch.arange(start, start + size) % 100).reshape(shape).to(dtype))
@@ -50,7 +51,8 @@ def test_as_numpy_concatenates(parts: list[torch.Tensor], knowledge: str, move_e
     collector = NestedCollector(known, move_every=move_every)
     for part in parts:
         collector.add(part)
-    expected, result = padded(parts), collector.result()
+    expected = padded(parts)
+    result = collector.result()
     assert result.dtype == expected.dtype
     assert np.array_equal(result, expected)
     assert result.flags.c_contiguous
@@ -151,7 +153,8 @@ class Counts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.allocated: list[int] = []
-        full, empty = np.full, np.empty
+        full = np.full
+        empty = np.empty
 
         def counted(function: Any) -> Any:
             def call(shape: Any, *args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,8 @@ EXTRAS: list[dict[str, Any]] = [{}, {"inputs": "i"}, {"losses": "l"}, {"inputs":
 
 @pytest.mark.parametrize("extras", EXTRAS, ids=str)
 def test_a_prediction_unpacks_as_in_transformers(extras: dict[str, Any]) -> None:
-    ours, theirs = EvalPrediction("p", "y", **extras), transformers.EvalPrediction("p", "y", **extras)
+    ours = EvalPrediction("p", "y", **extras)
+    theirs = transformers.EvalPrediction("p", "y", **extras)
     assert [*ours] == [*theirs]
     assert [ours[i] for i in range(len([*ours]))] == [*theirs]
     assert vars(ours) == vars(theirs)

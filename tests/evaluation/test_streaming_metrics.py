@@ -23,7 +23,8 @@ class Counts:
         self.reset()
 
     def reset(self) -> None:
-        self.right, self.sizes = 0, [0][:0]
+        self.right = 0
+        self.sizes = [0][:0]
 
     def update(self, predictions: torch.Tensor, references: torch.Tensor) -> None:
         self.right += int((predictions.argmax(-1) == references).sum())
@@ -119,8 +120,9 @@ def test_nothing_is_kept_but_a_prediction_has_everything(tmp_path: Path, monkeyp
     kept: list[Any] = []
     monkeypatch.setattr("trainwright.evaluation.eval_loop.NestedCollector.add", lambda self, batch: kept.append(batch))
     metric = Counts()
-    trainer = make_trainer(tmp_path, eval_dataset=data.vectors(NUM), compute_metrics=metric,
-                           per_device_eval_batch_size=4)  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, eval_dataset=data.vectors(NUM), compute_metrics=metric, per_device_eval_batch_size=4
+    )
     trainer.evaluate()
     assert (kept, metric.sizes) == ([], [4, 4, 3])
     monkeypatch.undo()
@@ -132,8 +134,14 @@ def test_nothing_is_kept_but_a_prediction_has_everything(tmp_path: Path, monkeyp
 
 def test_a_name_that_decides_is_looked_for_in_it_too(tmp_path: Path) -> None:
     metric = Counts()
-    how = {"eval_dataset": data.vectors(NUM), "compute_metrics": metric, "eval_strategy": "epoch",
-           "save_strategy": "no", "num_train_epochs": 1, "per_device_eval_batch_size": 4}  # fmt: skip
+    how = {
+        "eval_dataset": data.vectors(NUM),
+        "compute_metrics": metric,
+        "eval_strategy": "epoch",
+        "save_strategy": "no",
+        "num_train_epochs": 1,
+        "per_device_eval_batch_size": 4,
+    }
     with pytest.raises(KeyError, match="eval_accuracy"):
         make_trainer(tmp_path, metric_for_best_model="f1", **how).train()
     trainer = make_trainer(tmp_path, metric_for_best_model="accuracy", **how)
