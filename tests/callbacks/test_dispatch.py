@@ -63,16 +63,26 @@ def test_the_events_are_those_of_transformers() -> None:
 def test_a_listener_gets_what_the_handler_holds(event: str) -> None:
     hears = Hears()
     handlers = CallbackHandler([hears], "model", "tokenizer", "optimizer", "schedule")
-    handlers.args, handlers.train_dataloader, handlers.eval_dataloader = "args", "train", "eval"
+    handlers.args = "args"
+    handlers.train_dataloader = "train"
+    handlers.eval_dataloader = "eval"
     now = run()
     handlers.fire(event, now, extra=3)
     ((heard, given),) = hears.heard
     assert heard == event
     assert given == {
-        "args": "args", "state": now.state, "control": now.control, "model": "model", "extra": 3,
-        "processing_class": "tokenizer", "tokenizer": "tokenizer", "optimizer": "optimizer",
-        "lr_scheduler": "schedule", "train_dataloader": "train", "eval_dataloader": "eval",
-    }  # fmt: skip
+        "args": "args",
+        "state": now.state,
+        "control": now.control,
+        "model": "model",
+        "extra": 3,
+        "processing_class": "tokenizer",
+        "tokenizer": "tokenizer",
+        "optimizer": "optimizer",
+        "lr_scheduler": "schedule",
+        "train_dataloader": "train",
+        "eval_dataloader": "eval",
+    }
 
 
 def listeners(of: CallbackHandler, event: str) -> list[Any]:
@@ -156,15 +166,18 @@ def test_the_handlers_own_methods_do_what_those_of_transformers_do(event: str) -
     """Code that drives callbacks by hand: `handler.on_log(args, state, control, logs)`."""
     extra = {"on_log": "logs", "on_evaluate": "metrics", "on_predict": "metrics"}.get(event)
     values = [{"loss": 1.0}] if extra else []
-    ours, theirs = Hears(), Hears()
-    one, other = TrainerControl(**dict.fromkeys(FLAGS, True)), transformers.TrainerControl(**dict.fromkeys(FLAGS, True))
+    ours = Hears()
+    theirs = Hears()
+    one = TrainerControl(**dict.fromkeys(FLAGS, True))
+    other = transformers.TrainerControl(**dict.fromkeys(FLAGS, True))
     parts = ("model", "tokenizer", "optimizer", "schedule")
     returned = getattr(CallbackHandler([ours], *parts), event)("args", TrainerState(), one, *values)
     original = transformers.trainer_callback.CallbackHandler([theirs], *parts)
     getattr(original, event)("args", transformers.TrainerState(), other, *values)
     assert returned is one
     assert vars(one) == vars(other)
-    ((_, mine),), ((_, original_given),) = ours.heard, theirs.heard
+    ((_, mine),) = ours.heard
+    ((_, original_given),) = theirs.heard
     assert mine.keys() >= original_given.keys()
     if extra:
         assert mine[extra] == {"loss": 1.0}
@@ -183,7 +196,8 @@ def test_an_instance_or_a_class() -> None:
 
 
 def test_popped_by_class_or_by_instance() -> None:
-    first, second = Hears(), Hears()
+    first = Hears()
+    second = Hears()
     handlers = handler(first, second)
     assert handlers.pop_callback(Hears) is first
     handlers.fire("on_log", run())
@@ -227,15 +241,42 @@ def test_without_the_flow_it_says_what_will_not_happen(caplog: pytest.LogCapture
 
 def test_a_run_tells_its_story_in_order(tmp_path: Path) -> None:
     hears = Hears()
-    make_trainer(tmp_path, callbacks=[hears], gradient_accumulation_steps=3, num_train_epochs=1, eval_strategy="epoch",
-                 eval_dataset=data.vectors(4), save_strategy="epoch", per_device_eval_batch_size=2).train()  # fmt: skip
-    step = ["on_step_begin", "on_substep_end", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step",
-            "on_step_end", "on_log"]  # fmt: skip
+    make_trainer(
+        tmp_path,
+        callbacks=[hears],
+        gradient_accumulation_steps=3,
+        num_train_epochs=1,
+        eval_strategy="epoch",
+        eval_dataset=data.vectors(4),
+        save_strategy="epoch",
+        per_device_eval_batch_size=2,
+    ).train()
+    step = [
+        "on_step_begin",
+        "on_substep_end",
+        "on_substep_end",
+        "on_pre_optimizer_step",
+        "on_optimizer_step",
+        "on_step_end",
+        "on_log",
+    ]
     short = [event for event in step if event != "on_substep_end"]
     assert hears.events == [
-        "on_init_end", "on_train_begin", "on_epoch_begin", *step, *step, *short, "on_epoch_end", "on_prediction_step",
-        "on_prediction_step", "on_log", "on_evaluate", "on_save", "on_log", "on_train_end",
-    ]  # fmt: skip
+        "on_init_end",
+        "on_train_begin",
+        "on_epoch_begin",
+        *step,
+        *step,
+        *short,
+        "on_epoch_end",
+        "on_prediction_step",
+        "on_prediction_step",
+        "on_log",
+        "on_evaluate",
+        "on_save",
+        "on_log",
+        "on_train_end",
+    ]
 
 
 @pytest.mark.framework
@@ -245,17 +286,32 @@ def test_the_same_story_as_in_transformers(tmp_path: Path) -> None:
     stories = []
     for side in (OURS, REFERENCE):
         hears = Hears()
-        make_trainer(tmp_path / side.name, side, callbacks=[hears], gradient_accumulation_steps=3,
-                     eval_strategy="steps", eval_steps=2, eval_dataset=data.vectors(4), save_strategy="steps",
-                     save_steps=4, logging_steps=3).train()  # fmt: skip
+        make_trainer(
+            tmp_path / side.name,
+            side,
+            callbacks=[hears],
+            gradient_accumulation_steps=3,
+            eval_strategy="steps",
+            eval_steps=2,
+            eval_dataset=data.vectors(4),
+            save_strategy="steps",
+            save_steps=4,
+            logging_steps=3,
+        ).train()
         stories.append([e for e in hears.events if e not in ("on_prediction_step",)])
     assert stories[0] == stories[1]
 
 
 def test_what_a_run_hands_over_is_its_own(tmp_path: Path) -> None:
     hears = Hears()
-    trainer = make_trainer(tmp_path, callbacks=[hears], processing_class=data.tokenizer(), num_train_epochs=1,
-                           model=models.bert(), train_dataset=data.texts(26))  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        callbacks=[hears],
+        processing_class=data.tokenizer(),
+        num_train_epochs=1,
+        model=models.bert(),
+        train_dataset=data.texts(26),
+    )
     trainer.train()
     given = dict(hears.heard)["on_step_end"]
     for name in ("model", "optimizer", "lr_scheduler", "processing_class", "args", "state", "control"):
@@ -298,10 +354,19 @@ def test_early_stopping_of_transformers(tmp_path: Path) -> None:
 
     steps = []
     for cls in (trainwright.EarlyStoppingCallback, transformers.EarlyStoppingCallback):
-        trainer = make_trainer(tmp_path / cls.__module__, callbacks=[cls(2)], eval_dataset=data.vectors(50)[26:],
-                               eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
-                               learning_rate=0.3, num_train_epochs=4, load_best_model_at_end=True,
-                               metric_for_best_model="loss")  # fmt: skip
+        trainer = make_trainer(
+            tmp_path / cls.__module__,
+            callbacks=[cls(2)],
+            eval_dataset=data.vectors(50)[26:],
+            eval_strategy="steps",
+            eval_steps=2,
+            save_strategy="steps",
+            save_steps=2,
+            learning_rate=0.3,
+            num_train_epochs=4,
+            load_best_model_at_end=True,
+            metric_for_best_model="loss",
+        )
         trainer.train()
         steps.append(trainer.state.global_step)
     assert steps[0] == steps[1] < 28
@@ -322,7 +387,9 @@ def test_callback_objects_of_no_class_of_ours(tmp_path: Path) -> None:
 
 
 def test_who_replaces_call_event_tells_the_callbacks_himself() -> None:
-    hears, watches, told = Hears(), Hears(), []
+    hears = Hears()
+    watches = Hears()
+    told = []
     handled = handler(hears)
     handled.watch(watches)
     before = run(should_log=True)
@@ -379,12 +446,15 @@ def replaced_on_the_instance(callbacks: list[Any]) -> CallbackHandler:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda callbacks: TellsItself(callbacks, None, None, None, None), replaced_on_the_instance],
+    "make",
+    [lambda callbacks: TellsItself(callbacks, None, None, None, None), replaced_on_the_instance],
     ids=["subclass", "instance"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("direct", [False, True])
 def test_with_a_call_event_of_a_library_everybody_hears_an_event_once(make: Any, direct: bool) -> None:
-    ours, theirs, watches = CountsItself(), Hears(), Hears()
+    ours = CountsItself()
+    theirs = Hears()
+    watches = Hears()
     handled = make([ours, theirs])
     handled.watch(watches)
     here = run()

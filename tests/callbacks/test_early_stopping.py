@@ -21,7 +21,9 @@ VALUES = st.lists(st.floats(0, 2, width=16) | st.just(NAN), min_size=1, max_size
 
 def stops_after(cls: Any, values: list[float], args: Any, *, patience: int, threshold: float) -> tuple[int | None, int]:
     """(evaluations until it stops, counter at the end), with the best kept as a trainer keeps it: after the event."""
-    callback, state, control = cls(patience, threshold), TrainerState(), TrainerControl()
+    callback = cls(patience, threshold)
+    state = TrainerState()
+    control = TrainerControl()
     for number, value in enumerate(values, start=1):
         callback.on_evaluate(args, state, control, metrics={"eval_loss": value})
         best = state.best_metric
@@ -79,7 +81,8 @@ def test_it_says_when_the_last_weights_will_be_kept(caplog: pytest.LogCaptureFix
 def test_a_callback_of_another_library_that_ends_training_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     args = SimpleNamespace(metric_for_best_model="loss", greater_is_better=False)
     handler = CallbackHandler([DefaultFlowCallback, transformers.EarlyStoppingCallback(1)], None, None, None, None)
-    state, control = TrainerState(global_step=8, max_steps=40, best_metric=0.5), TrainerControl()
+    state = TrainerState(global_step=8, max_steps=40, best_metric=0.5)
+    control = TrainerControl()
     for _ in range(2):
         control = handler.call_event("on_evaluate", args, state, control, metrics={"eval_loss": 1.0})
     assert control.should_training_stop
@@ -87,7 +90,8 @@ def test_a_callback_of_another_library_that_ends_training_is_named_once(caplog: 
 
 
 def test_the_state_is_that_of_transformers() -> None:
-    ours, theirs = EarlyStoppingCallback(3, 0.1), transformers.EarlyStoppingCallback(3, 0.1)
+    ours = EarlyStoppingCallback(3, 0.1)
+    theirs = transformers.EarlyStoppingCallback(3, 0.1)
     ours.early_stopping_patience_counter = theirs.early_stopping_patience_counter = 2
     assert ours.state() == theirs.state()
     assert vars(EarlyStoppingCallback.from_state(theirs.state())) == vars(ours)

@@ -9,7 +9,9 @@ import pytest
 from trainwright import TrainerState
 from trainwright.callbacks.progress import Eta, latest, pauses_left
 
-STEP_S, EVALUATION_S, SAVE_S = 2.0, 30.0, 5.0
+STEP_S = 2.0
+EVALUATION_S = 30.0
+SAVE_S = 5.0
 
 
 class Hands:
@@ -25,13 +27,18 @@ class Hands:
 def after(steps: int, *, eval_every: int, save_every: int) -> tuple[Eta, list[float | None]]:
     """A pace after so many steps, and what it said was left of 100 after each."""
     hands = Hands()
-    pace, said = Eta(hands), []
+    pace = Eta(hands)
+    said = []
     args = SimpleNamespace(eval_strategy="steps", save_strategy="steps")
     state = TrainerState(max_steps=100, eval_steps=eval_every, save_steps=save_every)
     for step in range(1, steps + 1):
         hands.now += STEP_S
-        evaluates, saves = step % eval_every == 0, step % save_every == 0
-        pace.step_done(pause="evaluation" if evaluates else "save" if saves else None)
+        evaluates = step % eval_every == 0
+        saves = step % save_every == 0
+        pause = "save" if saves else None
+        if evaluates:
+            pause = "evaluation"
+        pace.step_done(pause=pause)
         hands.now += EVALUATION_S * evaluates + SAVE_S * (saves and not evaluates)
         state.global_step = step
         said.append(pace.left_s(100 - step, pauses_left(args, state)))

@@ -29,14 +29,25 @@ def test_all_flags_are_equal(
     logging_strategy: str, eval_strategy: str, save_strategy: str, first: bool, delay: int
 ) -> None:
     ours, theirs = arguments(
-        logging_strategy=logging_strategy, eval_strategy=eval_strategy, save_strategy=save_strategy,
-        logging_first_step=first, eval_delay=delay, eval_steps=5,
-    )  # fmt: skip
+        logging_strategy=logging_strategy,
+        eval_strategy=eval_strategy,
+        save_strategy=save_strategy,
+        logging_first_step=first,
+        eval_delay=delay,
+        eval_steps=5,
+    )
     different = []
     for event, (step, max_steps, interval, epoch) in itertools.product(("on_step_end", "on_epoch_end"), STATES):
-        values = {"global_step": step, "max_steps": max_steps, "epoch": epoch, "logging_steps": interval,
-                  "eval_steps": interval, "save_steps": interval}  # fmt: skip
-        one, other = TrainerControl(), transformers.TrainerControl()
+        values = {
+            "global_step": step,
+            "max_steps": max_steps,
+            "epoch": epoch,
+            "logging_steps": interval,
+            "eval_steps": interval,
+            "save_steps": interval,
+        }
+        one = TrainerControl()
+        other = transformers.TrainerControl()
         one = getattr(DefaultFlowCallback(), event)(ours, TrainerState(**values), one) or one
         original = transformers.DefaultFlowCallback()
         other = getattr(original, event)(theirs, transformers.TrainerState(**values), other) or other

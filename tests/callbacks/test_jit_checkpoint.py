@@ -20,7 +20,8 @@ class AsksAt(TrainerCallback):
     """Asks once, at the first event of that name at which so many steps are finished."""
 
     def __init__(self, callback: JITCheckpointCallback, event: str, step: int) -> None:
-        self.callback, self.step = callback, step
+        self.callback = callback
+        self.step = step
         setattr(self, event, self.ask)
 
     def ask(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -87,7 +87,8 @@ def display_of(notebook: Kernel, code: str) -> Output:
 @pytest.mark.process
 def test_each_run_has_one_display_with_its_steps_losses_and_metrics_by_set(notebook: Kernel) -> None:
     cell = notebook.run("one = trainer()\none.train()")
-    [display], [result] = cell.of("display"), cell.of("result")
+    [display] = cell.of("display")
+    [result] = cell.of("result")
     rows = Tables(display.html).rows
     assert rows[:2] == [["", "training", "validation"], ["step", "loss", "loss", "accuracy", "<b>"]]
     assert [row[0] for row in rows[2:]] == ["2", "4", "6", "8", "10", "12"]

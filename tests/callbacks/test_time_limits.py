@@ -36,7 +36,8 @@ class Course:
         return self
 
     def step(self, *, saves: bool) -> None:
-        control, state = self.control, self.run_state
+        control = self.control
+        state = self.run_state
         control.should_save = control.should_evaluate = False
         self._tell("on_step_begin")
         self.now += 1
