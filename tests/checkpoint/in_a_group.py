@@ -12,7 +12,8 @@ from torch import nn
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments
 
-GROUP, FOLDER = Path(sys.argv[1]), sys.argv[2]
+GROUP = Path(sys.argv[1])
+FOLDER = sys.argv[2]
 SIZE = 4096  # weights of 64 MiB
 
 
@@ -35,6 +36,15 @@ class Limits(TrainerCallback):
 (GROUP / "cgroup.procs").write_text(str(os.getpid()))
 torch.manual_seed(0)
 rows = [{"x": torch.ones(SIZE) * i, "labels": torch.tensor(0)} for i in range(4)]
-arguments = TrainingArguments(FOLDER, use_cpu=True, max_steps=4, save_steps=2, logging_steps=1, optim="sgd",
-                              per_device_train_batch_size=1, disable_tqdm=True, report_to="none")  # fmt: skip
+arguments = TrainingArguments(
+    FOLDER,
+    use_cpu=True,
+    max_steps=4,
+    save_steps=2,
+    logging_steps=1,
+    optim="sgd",
+    per_device_train_batch_size=1,
+    disable_tqdm=True,
+    report_to="none",
+)
 Trainer(Large(), arguments, train_dataset=rows, callbacks=[Limits()]).train()

@@ -57,7 +57,8 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     return Threads(monkeypatch)
 
 
-BEHIND, AT_ONCE = {"checkpoint-writer"}, {"MainThread"}
+BEHIND = {"checkpoint-writer"}
+AT_ONCE = {"MainThread"}
 
 
 @pytest.mark.parametrize("parts", KINDS.values(), ids=KINDS.keys())
@@ -114,7 +115,9 @@ def test_who_looks_meanwhile_finds_nothing_and_disturbs_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Looking for the newest checkpoint finishes what dead processes began, and this one is alive."""
-    flush, is_flushing, has_looked = store.flush, threading.Event(), threading.Event()
+    flush = store.flush
+    is_flushing = threading.Event()
+    has_looked = threading.Event()
 
     def waiting(folder: Path) -> None:
         is_flushing.set()
@@ -148,8 +151,15 @@ def test_a_save_waits_for_the_one_before_it(monkeypatch: pytest.MonkeyPatch, tmp
 
 # -- who needs the files at once -------------------------------------------------------------------------------------
 
-HOOKS = ("_save_checkpoint", "save_model", "_save", "_save_optimizer_and_scheduler", "_save_scaler", "_save_rng_state",
-         "_maybe_log_save_evaluate")  # fmt: skip
+HOOKS = (
+    "_save_checkpoint",
+    "save_model",
+    "_save",
+    "_save_optimizer_and_scheduler",
+    "_save_scaler",
+    "_save_rng_state",
+    "_maybe_log_save_evaluate",
+)
 
 
 @pytest.mark.parametrize("name", HOOKS)
@@ -207,8 +217,14 @@ def test_outside_of_training_a_save_is_there_when_it_returns(threads: Threads, t
 
 
 def test_the_best_checkpoint_is_there_when_it_is_loaded(threads: Threads, tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, **SAVING, eval_strategy="steps", eval_steps=4, load_best_model_at_end=True,
-                           eval_dataset=data.vectors(8))  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        **SAVING,
+        eval_strategy="steps",
+        eval_steps=4,
+        load_best_model_at_end=True,
+        eval_dataset=data.vectors(8),
+    )
     trainer.train()
     assert threads.pop() == BEHIND
     assert Path(trainer.state.best_model_checkpoint).is_dir()
@@ -291,10 +307,13 @@ def refused_by_the_system(*args: Any) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name", "patch"),
-    [(deferred_io, "available_bytes", lambda: 0), (HostBuffers, "_fill", no_memory),
-     (HostBuffers, "_reserve", refused_by_the_system)],
+    [
+        (deferred_io, "available_bytes", lambda: 0),
+        (HostBuffers, "_fill", no_memory),
+        (HostBuffers, "_reserve", refused_by_the_system),
+    ],
     ids=["little is available", "a copy fails", "the system refuses"],
-)  # fmt: skip
+)
 def test_where_memory_is_short_it_waits(
     owner: Any, name: str, patch: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -78,7 +78,8 @@ for name, case in json.loads(sys.argv[1]).items():
 print(json.dumps(statuses))
 """
 KILLED = ["safetensors-2", "torch-1", "digests-2", "manifest-2", "flush-1", "rename-2"]  # in the first or second save
-SIGKILL, SIGTERM = 9, 15
+SIGKILL = 9
+SIGTERM = 15
 pytestmark = [
     pytest.mark.process,
     pytest.mark.timeout(300),

@@ -14,7 +14,8 @@ from trainwright.checkpoint.store import MIN_BYTES, CheckpointStore, verified
 
 from .._support.small import make_trainer
 
-LARGE, OTHER = b"f" * (MIN_BYTES + 1), b"g" * (MIN_BYTES + 1)
+LARGE = b"f" * (MIN_BYTES + 1)
+OTHER = b"g" * (MIN_BYTES + 1)
 
 
 def save(store: CheckpointStore, step: int, run_id: str = "me", **files: bytes) -> Path:
@@ -48,7 +49,8 @@ def test_what_is_large_and_unchanged_is_there_once(store: CheckpointStore) -> No
 
 
 def test_another_run_s_files_are_not_linked(store: CheckpointStore) -> None:
-    one, two = save(store, 1, run_id="another", frozen=LARGE), save(store, 2, frozen=LARGE)
+    one = save(store, 1, run_id="another", frozen=LARGE)
+    two = save(store, 2, frozen=LARGE)
     assert not same_place(one, two, "frozen")
 
 
@@ -106,8 +108,9 @@ class Mostly(torch.nn.Module):
 
 @pytest.mark.parametrize("save_async", [None, False])
 def test_a_later_save_does_not_reach_an_older_checkpoint(save_async: bool | None, tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, model=Mostly(), save_strategy="steps", save_steps=2, num_train_epochs=1,
-                           save_async=save_async)  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, model=Mostly(), save_strategy="steps", save_steps=2, num_train_epochs=1, save_async=save_async
+    )
     trainer.train()
     store = CheckpointStore(tmp_path)
     assert store.steps() == [2, 4, 6, 7]

@@ -63,8 +63,10 @@ def test_memory_is_used_again() -> None:
 
 
 def test_what_two_trees_share_is_copied_once() -> None:
-    buffers, weight = HostBuffers(), torch.rand(100)
-    one, other = buffers.copy_of([weight]), buffers.copy_of([weight])
+    buffers = HostBuffers()
+    weight = torch.rand(100)
+    one = buffers.copy_of([weight])
+    other = buffers.copy_of([weight])
     assert one[0].data_ptr() == other[0].data_ptr()
 
 

@@ -55,7 +55,8 @@ def test_a_lease_is_a_file_while_it_is_held(tmp_path: Path) -> None:
 
 
 def test_a_second_one_of_this_process_is_refused_until_the_first_is_released(tmp_path: Path) -> None:
-    first, second = Lease(tmp_path), Lease(tmp_path)
+    first = Lease(tmp_path)
+    second = Lease(tmp_path)
     assert first.attempt() is None
     with pytest.raises(ArgumentError, match=rf"is in use by process {os.getpid()} on .*this process, since .*another"):
         take(second, alone, folder="out", wait_s=0)
@@ -67,7 +68,8 @@ def test_a_second_one_of_this_process_is_refused_until_the_first_is_released(tmp
 
 def test_it_waits_for_as_long_as_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "POLL_S", 0.01)
-    first, second = Lease(tmp_path), Lease(tmp_path)
+    first = Lease(tmp_path)
+    second = Lease(tmp_path)
     assert first.attempt() is None
     with pytest.raises(ArgumentError, match="in use"):
         take(second, alone, folder="out", wait_s=0.05)
@@ -130,8 +132,10 @@ def test_a_live_process_of_this_machine_holds_it_however_old_its_file(tmp_path: 
 
 
 def test_on_another_machine_it_lives_as_soon_as_its_file_is_touched(tmp_path: Path) -> None:
-    path, lease = left_by(tmp_path, host="elsewhere", age_s=2), Lease(tmp_path)
-    first, second = lease.attempt(), lease.attempt()
+    path = left_by(tmp_path, host="elsewhere", age_s=2)
+    lease = Lease(tmp_path)
+    first = lease.attempt()
+    second = lease.attempt()
     assert first is not None
     assert second is not None
     assert not first.is_alive
@@ -238,7 +242,8 @@ def test_what_is_no_file_holds_no_directory(
 def test_of_many_that_find_a_stale_lease_one_takes_it(tmp_path: Path) -> None:
     left_by(tmp_path, pid=unused_pid())
     many = [Lease(tmp_path) for _ in range(8)]
-    start, results = threading.Barrier(len(many)), [object()] * len(many)
+    start = threading.Barrier(len(many))
+    results = [object()] * len(many)
 
     def run(index: int) -> None:
         start.wait()
@@ -260,7 +265,8 @@ def test_a_disk_without_links_will_do(tmp_path: Path, monkeypatch: pytest.Monkey
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    first, second = Lease(tmp_path), Lease(tmp_path)
+    first = Lease(tmp_path)
+    second = Lease(tmp_path)
     assert first.attempt() is None
     assert second.attempt() is not None
     first.release()
@@ -308,7 +314,8 @@ def test_a_lease_that_was_taken_over_is_noticed_before_a_save(tmp_path: Path) ->
 
 
 def test_a_run_without_a_lease_takes_it_before_its_first_save(tmp_path: Path) -> None:
-    first, second = Lease(tmp_path), Lease(tmp_path)
+    first = Lease(tmp_path)
+    second = Lease(tmp_path)
     first.confirm()
     with pytest.raises(CheckpointWriteError, match=rf"belongs to process {os.getpid()}"):
         second.confirm()

@@ -80,7 +80,8 @@ def test_multiples_of_so_many_steps_stay(case: Case) -> None:
 )
 def test_of_each_length_of_time_one_stays(gaps: list[float], limit: int, every_s: float) -> None:
     """Rotated after each save: what was kept for good once is kept, and no gap between them is longer than need be."""
-    now, disk = 0.0, {}
+    now = 0.0
+    disk = {}
     everything = {}
     for step, gap in enumerate(gaps, start=1):
         now += gap
@@ -123,8 +124,11 @@ class Story:
     """Runs that share a directory, as the trainer's parts see it."""
 
     def __init__(self, root: Path, args: Any) -> None:
-        self.store, self.args = CheckpointStore(root), args
-        self.step, self.run_id, self.clock = 0, resume.new_run_id(), time.time() + 1e6  # later than strangers' files
+        self.store = CheckpointStore(root)
+        self.args = args
+        self.step = 0
+        self.run_id = resume.new_run_id()
+        self.clock = time.time() + 1e6  # later than strangers' files
         self.best: tuple[float, int] | None = None
         self.pending: float | None = None
         self.foreign: set[str] = set()
@@ -169,7 +173,8 @@ class Story:
         if manifest is None or manifest.run_id == "a stranger":
             return
         before = self.run_id
-        self.step, self.run_id = manifest.step, resume.run_id_after(str(checkpoint), str(self.store.root))
+        self.step = manifest.step
+        self.run_id = resume.run_id_after(str(checkpoint), str(self.store.root))
         self.best = self.best if self.run_id == before and self.best and self.best[1] <= self.step else None
         if self.run_id != before:
             self.foreign = {path.name for path in self.store.root.glob("checkpoint-*")} - self.own()
@@ -178,7 +183,9 @@ class Story:
         return {self.store.path(step).name for step in self.store.owned_by(self.run_id)}
 
     def start_afresh(self, _: None) -> None:
-        self.step, self.run_id, self.best = 0, resume.new_run_id(), None
+        self.step = 0
+        self.run_id = resume.new_run_id()
+        self.best = None
         self.foreign |= {path.name for path in self.store.root.glob("checkpoint-*")}
 
     def stranger(self, step: int) -> None:
@@ -214,9 +221,12 @@ def test_whatever_happens_only_what_this_run_wrote_is_deleted_and_the_newest_is_
 ) -> None:
     logging.getLogger("trainwright").setLevel(logging.ERROR)
     args = SimpleNamespace(
-        save_total_limit=limit, save_keep_every_steps=every, save_keep_every=every_s, save_strategy="steps",
+        save_total_limit=limit,
+        save_keep_every_steps=every,
+        save_keep_every=every_s,
+        save_strategy="steps",
         enable_jit_checkpoint=False,
-    )  # fmt: skip
+    )
     story = Story(tmp_path_factory.mktemp("story"), args)
     for name, value in actions:
         getattr(story, name.replace(" ", "_"))(value)

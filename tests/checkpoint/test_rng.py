@@ -19,8 +19,14 @@ from .._support.small import REFERENCE, make_trainer
 
 def draws() -> list[Any]:
     """Also the second of two normal numbers, which numpy and python compute together and keep."""
-    return [random.gauss(0, 1), random.random(), float(np.random.randn()), float(np.random.rand()),
-            torch.randn(3).tolist(), torch.rand(()).item()]  # fmt: skip
+    return [
+        random.gauss(0, 1),
+        random.random(),
+        float(np.random.randn()),
+        float(np.random.rand()),
+        torch.randn(3).tolist(),
+        torch.rand(()).item(),
+    ]
 
 
 def stir() -> None:
@@ -80,8 +86,14 @@ def test_another_generator_of_numpy_is_kept_too(tmp_path: Path) -> None:
 def test_states_are_copied_by_the_functions_that_are_public(monkeypatch: pytest.MonkeyPatch) -> None:
     """A function that a library has replaced is the one that is called."""
     called: list[str] = []
-    for module, name in ((random, "getstate"), (np.random, "get_state"), (torch, "get_rng_state"),
-                         (random, "setstate"), (np.random, "set_state"), (torch, "set_rng_state")):  # fmt: skip
+    for module, name in (
+        (random, "getstate"),
+        (np.random, "get_state"),
+        (torch, "get_rng_state"),
+        (random, "setstate"),
+        (np.random, "set_state"),
+        (torch, "set_rng_state"),
+    ):
         original = getattr(module, name)
 
         def noting(*args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:

@@ -123,7 +123,8 @@ def dead_process() -> int:
 @pytest.mark.process
 def test_what_a_dead_process_left_is_removed_and_what_a_live_one_writes_stays(store: CheckpointStore) -> None:
     here = socket.gethostname()
-    dead, alive = dead_process(), os.getppid()
+    dead = dead_process()
+    alive = os.getppid()
     names = {
         f".checkpoint-5.{here}.{dead}.staging": False,
         f".checkpoint-5.{here}.{alive}.staging": True,
@@ -189,7 +190,8 @@ CASES = [
 def test_a_damaged_checkpoint_is_skipped_and_named(
     name: str, damage: Callable[[Path], None], store: CheckpointStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    older, newer = save(store, 1), save(store, 2)
+    older = save(store, 1)
+    newer = save(store, 2)
     damage(newer / name)
     with caplog.at_level(logging.WARNING, logger="trainwright"):
         assert store.latest() == older
@@ -230,11 +232,22 @@ def _parsed(text: bytes) -> object:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "7", "null", '{"step": 1}', '{"step": 1, "run_id": "me", "files": []}',
-             '{"step": 1, "run_id": "me", "files": {"a": 1}}', '{"step": 1, "run_id": "me", "files": {"a": {}}}'],
-)  # fmt: skip
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        "null",
+        '{"step": 1}',
+        '{"step": 1, "run_id": "me", "files": []}',
+        '{"step": 1, "run_id": "me", "files": {"a": 1}}',
+        '{"step": 1, "run_id": "me", "files": {"a": {}}}',
+    ],
+)
 def test_a_manifest_of_another_shape_is_a_problem_and_no_crash(text: str, store: CheckpointStore) -> None:
-    older, newer = save(store, 1), save(store, 2)
+    older = save(store, 1)
+    newer = save(store, 2)
     (newer / "a").write_bytes(b"a")
     (newer / "manifest.json").write_text(text)
     assert store.latest() == older
@@ -273,8 +286,9 @@ def test_a_checkpoint_with_the_older_checksums_verifies_and_damage_is_found(stor
     final = save(store, 1)
     manifest = Manifest.read(final)
     assert manifest is not None
-    older = {name: {"size": entry["size"], "crc32": digest(final / name, "crc32")}
-             for name, entry in manifest.files.items()}  # fmt: skip
+    older = {
+        name: {"size": entry["size"], "crc32": digest(final / name, "crc32")} for name, entry in manifest.files.items()
+    }
     dataclasses.replace(manifest, files=older).write(final)
     assert verified(final) == final
     flip(final / "optimizer.pt")
@@ -334,8 +348,10 @@ def test_what_may_not_be_read_is_named_and_an_older_one_is_taken(
     name: str, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Tests may run as root, whom no mode refuses, so that the refusal of the system is simulated."""
-    older, newer = save(store, 1), save(store, 2)
-    real_open, forbidden = Path.open, newer / name
+    older = save(store, 1)
+    newer = save(store, 2)
+    real_open = Path.open
+    forbidden = newer / name
 
     def open_or_refuse(file: Path, *args: Any, **kwargs: Any) -> Any:
         if file == forbidden:

@@ -92,8 +92,9 @@ def test_parameters_of_another_shape(tmp_path: Path) -> None:
 
 
 def test_arguments_are_plain_values_and_an_object(tmp_path: Path) -> None:
-    args = TrainingArguments(output_dir=str(tmp_path / "run"), learning_rate=3e-4, lr_scheduler_kwargs={"a": 1},
-                             use_cpu=True)  # fmt: skip
+    args = TrainingArguments(
+        output_dir=str(tmp_path / "run"), learning_rate=3e-4, lr_scheduler_kwargs={"a": 1}, use_cpu=True
+    )
     training_state.save_arguments(args, tmp_path)
     values = json.loads((tmp_path / "training_args.json").read_text())
     assert values["learning_rate"] == 3e-4

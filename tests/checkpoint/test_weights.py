@@ -200,8 +200,14 @@ def test_several_adapters_come_back(tmp_path: Path) -> None:
 @peft_asks
 def test_training_an_adapter_resumes_exactly(tmp_path: Path) -> None:
     def trainer(folder: str) -> Any:
-        return make_trainer(tmp_path / folder, model=lora(), train_dataset=data.texts(26), save_strategy="steps",
-                            save_steps=4, num_train_epochs=1)  # fmt: skip
+        return make_trainer(
+            tmp_path / folder,
+            model=lora(),
+            train_dataset=data.texts(26),
+            save_strategy="steps",
+            save_steps=4,
+            num_train_epochs=1,
+        )
 
     through = trainer("through")
     through.train()
@@ -277,9 +283,11 @@ def test_weights_that_are_cut_off(tmp_path: Path) -> None:
 def test_a_model_that_is_written_in_older_names_is_read_back(tmp_path: Path) -> None:
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=4,
-                       patch_size=2)  # fmt: skip
-    saved, other = ViTForImageClassification(config), ViTForImageClassification(config)
+    config = ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=4, patch_size=2
+    )
+    saved = ViTForImageClassification(config)
+    other = ViTForImageClassification(config)
     save_weights(saved, tmp_path)
     result = load_weights(other, tmp_path)
     assert (result.missing_keys, result.unexpected_keys) == ([], [])
