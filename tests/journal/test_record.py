@@ -25,8 +25,9 @@ def log(step: int, loss: float) -> dict[str, Any]:
 
 
 def test_a_resume_supersedes_what_the_dead_run_logged_after_its_step() -> None:
-    resumed = of_run({"kind": "start", "step": 0}, log(2, 2.0), log(4, 4.0), log(6, 6.0),
-                     {"kind": "resume", "step": 4}, log(6, 60.0))  # fmt: skip
+    resumed = of_run(
+        {"kind": "start", "step": 0}, log(2, 2.0), log(4, 4.0), log(6, 6.0), {"kind": "resume", "step": 4}, log(6, 60.0)
+    )
     assert resumed.values == {"loss": {2: 2.0, 4: 4.0, 6: 60.0}}
     stopped_early = of_run({"kind": "start", "step": 0}, log(2, 2.0), log(4, 4.0), {"kind": "resume", "step": 2})
     assert stopped_early.series("loss") == ([2], [2.0])
@@ -57,9 +58,17 @@ def test_the_last_run_of_a_directory_is_read_unless_another_is_named(tmp_path: P
 
 
 def test_a_training_writes_what_it_is_and_what_happens(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path / "run", max_steps=4, num_train_epochs=1, save_strategy="steps", save_steps=2,
-                           eval_strategy="steps", eval_steps=2, eval_dataset=data.vectors(4),
-                           hub_token="hf_secret")  # fmt: skip
+    trainer = make_trainer(
+        tmp_path / "run",
+        max_steps=4,
+        num_train_epochs=1,
+        save_strategy="steps",
+        save_steps=2,
+        eval_strategy="steps",
+        eval_steps=2,
+        eval_dataset=data.vectors(4),
+        hub_token="hf_secret",
+    )
     frozen = next(trainer.model.parameters()).requires_grad_(False)
     num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     num_trained = num_parameters - frozen.numel()
@@ -99,7 +108,8 @@ def test_a_resumed_run_continues_the_journal_with_the_values_of_an_uninterrupted
     assert failed["error"] == "RuntimeError"
     assert "the end of step 7" in failed["traceback"]
     train(make_trainer(tmp_path / "cut", **settings), resume_from_checkpoint=True)
-    whole, cut = read(tmp_path / "whole"), read(tmp_path / "cut")
+    whole = read(tmp_path / "whole")
+    cut = read(tmp_path / "cut")
     assert cut.of("resume")[0]["step"] == 4
     assert cut.series("loss") == whole.series("loss")
     assert len((tmp_path / "cut" / record.JOURNAL_NAME).read_text().splitlines()) > len(cut.entries)
@@ -218,5 +228,7 @@ def test_files_of_arguments_take_the_place_of_a_link(name: str, tmp_path: Path) 
     assert theirs.read_text() == "precious"
     assert not (tmp_path / "run" / name).is_symlink()
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        "model.safetensors", "training_args.bin", "training_args.json"
-    ]  # fmt: skip
+        "model.safetensors",
+        "training_args.bin",
+        "training_args.json",
+    ]

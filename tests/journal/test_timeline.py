@@ -74,10 +74,14 @@ PHASES: dict[str, dict[str, Any]] = {
     "optimizer": {"cls": slow("_clip_grad_norm")},
     "callbacks.Napping": {"callbacks": [Napping()]},
     "logging": {"cls": slow("log")},
-    "evaluation": {"cls": slow("_evaluate"), "eval_dataset": data.vectors(4), "eval_strategy": "steps",
-                   "eval_steps": 1},
+    "evaluation": {
+        "cls": slow("_evaluate"),
+        "eval_dataset": data.vectors(4),
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+    },
     "saving": {"cls": slow("_save_checkpoint"), "save_strategy": "steps", "save_steps": 1},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("phase", PHASES)
