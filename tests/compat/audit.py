@@ -22,9 +22,15 @@ from ..parity import data, models
 from ..parity.sides import Side
 
 SETTINGS: dict[str, Any] = {
-    "per_device_train_batch_size": 4, "num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 2, "seed": 3,
-    "save_strategy": "steps", "save_steps": 5, "weight_decay": 0.1,
-}  # fmt: skip
+    "per_device_train_batch_size": 4,
+    "num_train_epochs": 2,
+    "learning_rate": 1e-2,
+    "logging_steps": 2,
+    "seed": 3,
+    "save_strategy": "steps",
+    "save_steps": 5,
+    "weight_decay": 0.1,
+}
 
 
 @dataclass
@@ -39,9 +45,13 @@ class Bench:
         parts.setdefault("compute_metrics", accuracy)
         model = None if "model_init" in parts else models.seeded(lambda: models.ReturnsDict(0.0))
         return self.side.make(
-            model, self.folder / self.side.name / name, SETTINGS | more, train_dataset=data.vectors(18),
-            eval_dataset=data.vectors(7), **parts,
-        )  # fmt: skip
+            model,
+            self.folder / self.side.name / name,
+            SETTINGS | more,
+            train_dataset=data.vectors(18),
+            eval_dataset=data.vectors(7),
+            **parts,
+        )
 
     @cached_property
     def made(self) -> Any:
@@ -162,9 +172,10 @@ HOOKS: dict[str, Case] = {
     "_get_learning_rate": lambda b: optimized(b)._get_learning_rate(),
     "_get_output_dir": lambda b: Path(b.made._get_output_dir(None)).name,
     "_set_signature_columns_if_needed": lambda b: (
-        b.made._set_signature_columns_if_needed(), set(b.made._signature_columns)
+        b.made._set_signature_columns_if_needed(),
+        set(b.made._signature_columns),
     ),
-}  # fmt: skip
+}
 # Made here from the state of a fresh and of a finished trainer; what cannot be plain is compared by its kind.
 STATES: dict[str, Case] = {
     f"{what} of a trainer {when}": lambda b, what=what, when=when: getattr(getattr(b, when), what)  # type: ignore[misc]

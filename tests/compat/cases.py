@@ -104,9 +104,18 @@ def tokenizer(kind: str) -> PreTrainedTokenizerFast:
 
 def llama_config(**changes: Any) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=128, pad_token_id=1, bos_token_id=2, eos_token_id=3, **changes,
-    )  # fmt: skip
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        pad_token_id=1,
+        bos_token_id=2,
+        eos_token_id=3,
+        **changes,
+    )
 
 
 def llama(folder: Path) -> LlamaForCausalLM:
@@ -118,10 +127,17 @@ def llama(folder: Path) -> LlamaForCausalLM:
 
 def bert_config(dropout: float = 0.0, **changes: Any) -> BertConfig:
     return BertConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        max_position_embeddings=64, pad_token_id=1, hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout, **changes,
-    )  # fmt: skip
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        pad_token_id=1,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        **changes,
+    )
 
 
 def texts(number: int) -> Dataset:
@@ -177,9 +193,13 @@ def sft(folder: Path, dataset: Dataset | None = None, **changes: Any) -> Any:
     args = SFTConfig(output_dir=str(folder), max_length=32, **(OF_TRL | changes))
     dataset = texts(64) if dataset is None else dataset
     return SFTTrainer(
-        llama(folder), args=args, train_dataset=dataset, eval_dataset=dataset.select(range(8)),
-        processing_class=tokenizer("decoder"), **extra,
-    )  # fmt: skip
+        llama(folder),
+        args=args,
+        train_dataset=dataset,
+        eval_dataset=dataset.select(range(8)),
+        processing_class=tokenizer("decoder"),
+        **extra,
+    )
 
 
 @case
@@ -219,10 +239,13 @@ def trl_dpo(folder: Path) -> dict[str, Any]:
     data = pairs(32)
     return trained(
         DPOTrainer(
-            llama(folder), args=args, train_dataset=data, eval_dataset=data.select(range(8)),
+            llama(folder),
+            args=args,
+            train_dataset=data,
+            eval_dataset=data.select(range(8)),
             processing_class=tokenizer("decoder"),
         )
-    )  # fmt: skip
+    )
 
 
 @case
@@ -233,10 +256,13 @@ def trl_reward(folder: Path) -> dict[str, Any]:
     data = pairs(32)
     return trained(
         RewardTrainer(
-            model, args=args, train_dataset=data, eval_dataset=data.select(range(8)),
+            model,
+            args=args,
+            train_dataset=data,
+            eval_dataset=data.select(range(8)),
             processing_class=tokenizer("decoder"),
         )
-    )  # fmt: skip
+    )
 
 
 @case
@@ -248,10 +274,13 @@ def trl_kto(folder: Path) -> dict[str, Any]:
     args = KTOConfig(output_dir=str(folder), max_length=32, **OF_TRL)
     return trained(
         KTOTrainer(
-            llama(folder), args=args, train_dataset=data, eval_dataset=data.select(range(8)),
+            llama(folder),
+            args=args,
+            train_dataset=data,
+            eval_dataset=data.select(range(8)),
             processing_class=tokenizer("decoder"),
         )
-    )  # fmt: skip
+    )
 
 
 @case
@@ -277,9 +306,13 @@ def with_rewards(trainer: Any, config: Any, folder: Path) -> Any:
         return [float(len(set(completion.split()))) for completion in completions]
 
     return trainer(
-        llama(folder), args=args, reward_funcs=likes_long_ones, train_dataset=data, eval_dataset=data.select(range(4)),
+        llama(folder),
+        args=args,
+        reward_funcs=likes_long_ones,
+        train_dataset=data,
+        eval_dataset=data.select(range(4)),
         processing_class=tokenizer("decoder"),
-    )  # fmt: skip
+    )
 
 
 # -- sentence-transformers --------------------------------------------------------------------------------------------
@@ -350,10 +383,18 @@ def setfit_few_shots(folder: Path) -> dict[str, Any]:
     rows = range(16)
     data = Dataset.from_dict({"text": [sentence(i, 4 + i % 2) for i in rows], "label": [i % 2 for i in rows]})
     args = SetFitArguments(
-        output_dir=str(folder / "run"), batch_size=4, max_steps=8, body_learning_rate=1e-3, logging_steps=2,
-        eval_strategy="steps", eval_steps=4, save_steps=4, load_best_model_at_end=True, report_to="none",
+        output_dir=str(folder / "run"),
+        batch_size=4,
+        max_steps=8,
+        body_learning_rate=1e-3,
+        logging_steps=2,
+        eval_strategy="steps",
+        eval_steps=4,
+        save_steps=4,
+        load_best_model_at_end=True,
+        report_to="none",
         show_progress_bar=False,
-    )  # fmt: skip
+    )
     trainer = SetFitTrainer(model=model, args=args, train_dataset=data, eval_dataset=data.select(range(8)))
     trainer.train()
     head = model.model_head.coef_.tolist()
@@ -380,10 +421,19 @@ def setfit_early_stopping(folder: Path) -> dict[str, Any]:
     rows = range(16)
     data = Dataset.from_dict({"text": [sentence(i, 4 + i % 2) for i in rows], "label": [i % 2 for i in rows]})
     args = SetFitArguments(
-        output_dir=str(folder / "run"), batch_size=4, max_steps=20, body_learning_rate=1e-3, logging_steps=2,
-        eval_strategy="steps", eval_steps=2, save_steps=2, load_best_model_at_end=True, report_to="none",
-        metric_for_best_model="embedding_loss", show_progress_bar=False,
-    )  # fmt: skip
+        output_dir=str(folder / "run"),
+        batch_size=4,
+        max_steps=20,
+        body_learning_rate=1e-3,
+        logging_steps=2,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=2,
+        load_best_model_at_end=True,
+        report_to="none",
+        metric_for_best_model="embedding_loss",
+        show_progress_bar=False,
+    )
     nothing_is_better = EarlyStoppingCallback(early_stopping_patience=3, early_stopping_threshold=100.0)
     trainer = SetFitTrainer(
         model=model, args=args, train_dataset=data, eval_dataset=data.select(range(8)), callbacks=[nothing_is_better]

@@ -72,7 +72,8 @@ class MoreParts(Unlayered):
 
     def __init__(self, before: int, more: int) -> None:
         super().__init__()
-        self.before, self.more = before, more
+        self.before = before
+        self.more = more
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         found = super().forward(x, labels)
@@ -94,7 +95,8 @@ class Claims(Sampler[int]):
     """Gives another number of indices than it says."""
 
     def __init__(self, says: int, gives: int) -> None:
-        self.says, self.gives = says, gives
+        self.says = says
+        self.gives = gives
 
     def __len__(self) -> int:
         return self.says
@@ -123,9 +125,16 @@ def without_lengths(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 def in_parts(before: int, more: int) -> dict[str, Any]:
     """An evaluation whose last batch has more parts; the metric is of all of them."""
-    return {**EPOCHS, "model": models.seeded(lambda: MoreParts(before, more)), "eval_dataset": data.vectors(5),
-        "per_device_eval_batch_size": 3, "compute_metrics": lambda found: {
-            "parts": len(found.predictions), "sum": float(sum(part.sum() for part in found.predictions))}}  # fmt: skip
+    return {
+        **EPOCHS,
+        "model": models.seeded(lambda: MoreParts(before, more)),
+        "eval_dataset": data.vectors(5),
+        "per_device_eval_batch_size": 3,
+        "compute_metrics": lambda found: {
+            "parts": len(found.predictions),
+            "sum": float(sum(part.sum() for part in found.predictions)),
+        },
+    }
 
 
 GALORE = {"optim": "galore_adamw", "optim_target_modules": "all-linear"}
@@ -200,8 +209,11 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("two models", {"model": module(), "model_init": module}, "checks.check_models"),
     ("init of two", {"model_init": lambda a, b: None}, "run.build.call_model_init"),
     ("init of none", {"model_init": lambda: None}, "run.build.call_model_init"),
-    ("closure", {"model": CLOSED, "optimizers": (torch.optim.LBFGS(CLOSED.parameters()), None)},
-     "checks.check_needs_no_closure"),
+    (
+        "closure",
+        {"model": CLOSED, "optimizers": (torch.optim.LBFGS(CLOSED.parameters()), None)},
+        "checks.check_needs_no_closure",
+    ),
     ("no data", {"train_dataset": None}, "trainer.Trainer.get_train_dataloader"),
     ("empty data", {"train_dataset": []}, "checks.check_has_samples"),
     ("no batch", {"dataloader_drop_last": True, "per_device_train_batch_size": 64}, "checks.check_has_batches"),
@@ -234,8 +246,11 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("projection", {"optim": "galore_adamw"}, "optim.parameter_groups.target_parameters"),
     ("unknown field", {"nope": 3}, "config.rules.stages.refuse"),
     ("unknown key", {"accelerator_config": {"nope": 1}}, "config.accelerator.AcceleratorConfig.from_dict"),
-    ("accumulation", {"gradient_accumulation_steps": 2, "accelerator_config": {"gradient_accumulation_kwargs":
-        {"num_steps": 4}}}, "config.resolve.micro_batches"),
+    (
+        "accumulation",
+        {"gradient_accumulation_steps": 2, "accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}}},
+        "config.resolve.micro_batches",
+    ),
     ("tracker", {"report_to": "nope"}, "trackers.registry.get_reporting_integration_callbacks"),
     ("resume of none", {"resume": True}, "run.resume.find_checkpoint"),
     ("resume of a missing one", {"resume": "nowhere"}, "checkpoint.store.verified"),
@@ -249,19 +264,44 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("eval 2.5", {**EVAL, "eval_strategy": "steps", "eval_steps": 2.5}, "rules.eval_interval"),
     ("save 2.5", {"save_strategy": "steps", "save_steps": 2.5}, "rules.save_interval"),
     ("best, no evaluation", {**BEST, "save_strategy": "steps"}, "rules.best_needs_evaluation"),
-    ("best, other", {**EVAL, **BEST, "eval_strategy": "epoch", "save_strategy": "steps"},
-        "rules.best_needs_matching_saves"),
-    ("best, not a multiple", {**EVAL, **BEST, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps",
-        "save_steps": 5}, "rules.best_saves_are_multiples"),
-    ("best, no metric", {**EVAL, "eval_strategy": "epoch", "save_strategy": "best"},
-        "rules.saving_the_best_needs_a_metric"),
+    (
+        "best, other",
+        {**EVAL, **BEST, "eval_strategy": "epoch", "save_strategy": "steps"},
+        "rules.best_needs_matching_saves",
+    ),
+    (
+        "best, not a multiple",
+        {**EVAL, **BEST, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 5},
+        "rules.best_saves_are_multiples",
+    ),
+    (
+        "best, no metric",
+        {**EVAL, "eval_strategy": "epoch", "save_strategy": "best"},
+        "rules.saving_the_best_needs_a_metric",
+    ),
     ("plateau", {"lr_scheduler_type": "reduce_lr_on_plateau"}, "rules.schedule_needs_evaluation"),
-    ("sets", {**BEST, "eval_strategy": "epoch", "save_strategy": "epoch", "eval_dataset": {"a": data.vectors(4)}},
-        "rules.best_metric_names_its_set"),
-    ("metric", {**EVAL, **BEST, "eval_strategy": "epoch", "save_strategy": "epoch", "metric_for_best_model": "f1"},
-        "rules.best_metric_is_computed"),
-    ("misspelt", {**EVAL, **BEST, "eval_strategy": "epoch", "save_strategy": "epoch", "metric_for_best_model": "f1",
-        "compute_metrics": accuracy}, "run.dry_run._find_metric"),
+    (
+        "sets",
+        {**BEST, "eval_strategy": "epoch", "save_strategy": "epoch", "eval_dataset": {"a": data.vectors(4)}},
+        "rules.best_metric_names_its_set",
+    ),
+    (
+        "metric",
+        {**EVAL, **BEST, "eval_strategy": "epoch", "save_strategy": "epoch", "metric_for_best_model": "f1"},
+        "rules.best_metric_is_computed",
+    ),
+    (
+        "misspelt",
+        {
+            **EVAL,
+            **BEST,
+            "eval_strategy": "epoch",
+            "save_strategy": "epoch",
+            "metric_for_best_model": "f1",
+            "compute_metrics": accuracy,
+        },
+        "run.dry_run._find_metric",
+    ),
     ("parallelism", {"parallelism_config": SimpleNamespace(tp_size=0)}, "rules.sizes_are_accelerates"),
     ("batch of 0", {"per_device_train_batch_size": 0}, "config.rules.stages.refuse"),
     ("negative rate", {"learning_rate": -1.0}, "config.rules.stages.refuse"),
@@ -271,17 +311,32 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("frozen model", {"model": Head(torch.mean, trainable=False)}, "checks.explain_loss"),
     ("no weights", {"model": NoWeights()}, "checks.explain_loss"),
     ("a number as the loss", {"model": Head(lambda logits: 0.5)}, "checks._raise_no_tensor"),
-    ("no head", {"model": transformers.BertModel(models._bert_config(0.0)), "train_dataset": data.texts(8)},
-        "checks.check_head"),
+    (
+        "no head",
+        {"model": transformers.BertModel(models._bert_config(0.0)), "train_dataset": data.texts(8)},
+        "checks.check_head",
+    ),
     ("no loss in the metrics", {**EVAL, **EPOCHS, **BEST, "label_names": []}, "checks.need_best_metric"),
     ("generator", {**SMOKE, "train_dataset": (item for item in data.vectors(8))}, "checks.check_is_dataset"),
     ("best of an empty set", {**EPOCHS, **BEST, "eval_dataset": []}, "checks.check_sets_have_samples"),
-    ("best of an empty stream", {**EPOCHS, **BEST, "eval_dataset": EmptyStream(), "compute_metrics": accuracy,
-        "metric_for_best_model": "accuracy"}, "run.dry_run.FirstBatch.__init__"),
+    (
+        "best of an empty stream",
+        {
+            **EPOCHS,
+            **BEST,
+            "eval_dataset": EmptyStream(),
+            "compute_metrics": accuracy,
+            "metric_for_best_model": "accuracy",
+        },
+        "run.dry_run.FirstBatch.__init__",
+    ),
     ("list as a configuration", {"accelerator_config": ["split_batches"]}, "config.accelerator.AcceleratorConfig.of"),
     ("word of an interval", {"eval_strategy": "sometimes"}, "config.coerce.as_enum"),
-    ("two places of one setting", {"split_batches": True, "accelerator_config": "nowhere.json"},
-        "config.aliases.Entry.meaning"),
+    (
+        "two places of one setting",
+        {"split_batches": True, "accelerator_config": "nowhere.json"},
+        "config.aliases.Entry.meaning",
+    ),
     ("warm-up of five runs", {"warmup_ratio": 5.0}, "config.aliases.share_of_steps"),
     ("traced evaluation", {"jit_mode_eval": True}, "config.aliases.Refused.meaning"),
     ("configuration of DeepSpeed", {"deepspeed": "nowhere.json"}, "config.deepspeed_config.read"),
@@ -291,24 +346,40 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("number of an option", {"optim": "rmsprop", "optim_args": "alpha=fast"}, "optim.optimizer_table.number"),
     ("value of an option", {"optim": "rmsprop", "optim_args": "alpha=fast"}, "optim.factory.read"),
     ("whole option", {**GALORE, "optim_args": "rank=two"}, "optim.optimizer_table.whole"),
-    ("choice of an option", {**GALORE, "optim_args": "rank=2,proj_type=sideways"},
-        "optim.optimizer_table.one_of.convert"),
+    (
+        "choice of an option",
+        {**GALORE, "optim_args": "rank=2,proj_type=sideways"},
+        "optim.optimizer_table.one_of.convert",
+    ),
     ("package of an optimizer", {"optim": "adamw_anyprecision"}, "optim.factory.load_class"),
-    ("updates in backward", {**GALORE, "optim": "galore_adamw_layerwise", "gradient_accumulation_steps": 2},
-        "optim.factory.optimizer_class_and_kwargs"),
+    (
+        "updates in backward",
+        {**GALORE, "optim": "galore_adamw_layerwise", "gradient_accumulation_steps": 2},
+        "optim.factory.optimizer_class_and_kwargs",
+    ),
     ("expression", {**GALORE, "optim_target_modules": ["("]}, "optim.parameter_groups.check_patterns"),
     ("no layers", {"model": Unlayered(), "gradient_checkpointing": True}, "patches._checkpointed_layers"),
-    ("metrics in no dict", {**EVAL, **EPOCHS, "compute_metrics": lambda found: 5},
-        "evaluation.eval_loop._prefixed"),
-    ("names of metrics", {**EVAL, **EPOCHS, "compute_metrics": lambda found: {5: 1.0}},
-        "evaluation.eval_loop._prefixed"),
+    ("metrics in no dict", {**EVAL, **EPOCHS, "compute_metrics": lambda found: 5}, "evaluation.eval_loop._prefixed"),
+    (
+        "names of metrics",
+        {**EVAL, **EPOCHS, "compute_metrics": lambda found: {5: 1.0}},
+        "evaluation.eval_loop._prefixed",
+    ),
     ("parts of results, none before", in_parts(0, 1), "evaluation.nested_collector.NestedCollector._joined"),
     ("parts of results, none later", in_parts(1, -1), "evaluation.nested_collector.NestedCollector._joined"),
-    ("dimensions of results", {**EPOCHS, "model": OneMoreDimension(), "eval_dataset": data.vectors(5),
-        "per_device_eval_batch_size": 3, "compute_metrics": lambda found: {}},
-        "evaluation.nested_collector.GrowingArray.add"),
+    (
+        "dimensions of results",
+        {
+            **EPOCHS,
+            "model": OneMoreDimension(),
+            "eval_dataset": data.vectors(5),
+            "per_device_eval_batch_size": 3,
+            "compute_metrics": lambda found: {},
+        },
+        "evaluation.nested_collector.GrowingArray.add",
+    ),
     ("five from a callback", {"callbacks": [ReturnsFive()]}, "callbacks.dispatch._read_result"),
-]  # fmt: skip
+]
 
 MODULES = {"transformers": transformers, "trainwright": trainwright}
 
@@ -417,54 +488,104 @@ BAD_LENGTH = transformers.GenerationConfig()
 BAD_LENGTH.max_new_tokens = -1
 Attempt = Callable[[Side, Path], object]
 CALLS: list[tuple[str, Attempt, str]] = [  # the last entry: what raises here
-    ("evaluation of nothing", lambda side, folder: make_trainer(folder, side).evaluate(),
-        "trainer.Trainer.get_eval_dataloader"),
+    (
+        "evaluation of nothing",
+        lambda side, folder: make_trainer(folder, side).evaluate(),
+        "trainer.Trainer.get_eval_dataloader",
+    ),
     ("evaluation of no dict", _evaluated_without_names, "evaluation.outputs.is_for_loss"),
-    ("an optimizer set later", lambda side, folder: side.trainer.get_optimizer_cls_and_kwargs(
-        SimpleNamespace(optim="nope", optim_args=None, learning_rate=0.1, adam_beta1=0.9, adam_beta2=0.9,
-        adam_epsilon=0.1)), "optim.factory.spec_of"),
-    ("no valid generation", lambda side, folder: _predicted(
-        side, folder, models.seeded(models.t5), data.pairs(2), generation_config=BAD_LENGTH, **GENERATES),
-        "seq2seq_trainer.Seq2SeqTrainer.load_generation_config"),
-    ("fewer samples than groups", lambda side, folder: list(
-        importlib.import_module(f"{side.name}.trainer_pt_utils").BatchRebalanceSampler([3, 2, 5, 6], 1, 2, 1)),
-        "data.balanced_batches.BatchRebalanceSampler.__init__"),
+    (
+        "an optimizer set later",
+        lambda side, folder: side.trainer.get_optimizer_cls_and_kwargs(
+            SimpleNamespace(
+                optim="nope", optim_args=None, learning_rate=0.1, adam_beta1=0.9, adam_beta2=0.9, adam_epsilon=0.1
+            )
+        ),
+        "optim.factory.spec_of",
+    ),
+    (
+        "no valid generation",
+        lambda side, folder: _predicted(
+            side, folder, models.seeded(models.t5), data.pairs(2), generation_config=BAD_LENGTH, **GENERATES
+        ),
+        "seq2seq_trainer.Seq2SeqTrainer.load_generation_config",
+    ),
+    (
+        "fewer samples than groups",
+        lambda side, folder: list(
+            importlib.import_module(f"{side.name}.trainer_pt_utils").BatchRebalanceSampler([3, 2, 5, 6], 1, 2, 1)
+        ),
+        "data.balanced_batches.BatchRebalanceSampler.__init__",
+    ),
     ("class of a layer", _wrapped, "engine.fsdp.check_wrapped_classes"),
-    ("a callback that is not there", lambda side, folder: make_trainer(folder, side).remove_callback(ReturnsFive()),
-        "callbacks.dispatch.CallbackHandler.remove_callback"),
+    (
+        "a callback that is not there",
+        lambda side, folder: make_trainer(folder, side).remove_callback(ReturnsFive()),
+        "callbacks.dispatch.CallbackHandler.remove_callback",
+    ),
     ("early stopping, no metric", _stopping_early, "callbacks.flow.EarlyStoppingCallback.on_train_begin"),
-    ("early stopping, no evaluation", lambda side, folder: _stopping_early(side, folder, metric_for_best_model="loss"),
-        "callbacks.flow.EarlyStoppingCallback.on_train_begin"),
+    (
+        "early stopping, no evaluation",
+        lambda side, folder: _stopping_early(side, folder, metric_for_best_model="loss"),
+        "callbacks.flow.EarlyStoppingCallback.on_train_begin",
+    ),
     ("too many positions", lambda side, folder: side.arguments(*range(300)), "config.arguments._accepting.accept"),
-    ("position and name", lambda side, folder: side.arguments(str(folder), output_dir=str(folder)),
-        "config.arguments._accepting.accept"),
-    ("unknown word of a command line",
+    (
+        "position and name",
+        lambda side, folder: side.arguments(str(folder), output_dir=str(folder)),
+        "config.arguments._accepting.accept",
+    ),
+    (
+        "unknown word of a command line",
         lambda side, folder: _parser(side).parse_args_into_dataclasses(["--output_dir", "x", "--nope", "1"]),
-        "config.parser.HfArgumentParser.parse_args_into_dataclasses"),
-    ("unknown key", lambda side, folder: _parser(side).parse_dict({"output_dir": "x", "nope": 1}),
-        "config.parser.HfArgumentParser.parse_dict"),
+        "config.parser.HfArgumentParser.parse_args_into_dataclasses",
+    ),
+    (
+        "unknown key",
+        lambda side, folder: _parser(side).parse_dict({"output_dir": "x", "nope": 1}),
+        "config.parser.HfArgumentParser.parse_dict",
+    ),
     ("list as arguments", _listed, "config.parser.HfArgumentParser._parse_tree"),
     ("type that is nowhere", _unresolved, "config.parser.HfArgumentParser._add_dataclass_arguments"),
-    ("steps of 0", lambda side, folder: _arguments(side, folder).set_logging(strategy="steps", steps=0),
-        "config.setters._require_steps"),
+    (
+        "steps of 0",
+        lambda side, folder: _arguments(side, folder).set_logging(strategy="steps", steps=0),
+        "config.setters._require_steps",
+    ),
     ("batch sampler", _sampled_in_batches, "data.sampler_factory.order_by"),
     ("no state", _with_state, "engine.accelerate_setup._check_state"),
-    ("state of another type", lambda side, folder: _with_state(side, folder, mixed="no", bf16=True),
-        "engine.accelerate_setup._check_state"),
-    ("optimizer of a model, no model",
+    (
+        "state of another type",
+        lambda side, folder: _with_state(side, folder, mixed="no", bf16=True),
+        "engine.accelerate_setup._check_state",
+    ),
+    (
+        "optimizer of a model, no model",
         lambda side, folder: side.trainer.get_optimizer_cls_and_kwargs(_arguments(side, folder, **GALORE)),
-        "optim.factory.optimizer_class_and_kwargs"),
-    ("two processing classes", lambda side, folder: side.trainer(
-        model=module(), args=_arguments(side, folder), processing_class=data.tokenizer(), tokenizer=data.tokenizer()),
-        "run.build.one_processing_class"),
-    ("generation from nowhere", lambda side, folder: _predicted(
-        side, folder, models.seeded(models.t5), data.pairs(2), generation_config="nowhere/at-all", **GENERATES),
-        "seq2seq_trainer.Seq2SeqTrainer.load_generation_config"),
-    ("generation of a classifier", lambda side, folder: _predicted(
-        side, folder, models.seeded(models.bert), data.texts(2), **GENERATES), "seq2seq_trainer._check_can_generate"),
+        "optim.factory.optimizer_class_and_kwargs",
+    ),
+    (
+        "two processing classes",
+        lambda side, folder: side.trainer(
+            model=module(), args=_arguments(side, folder), processing_class=data.tokenizer(), tokenizer=data.tokenizer()
+        ),
+        "run.build.one_processing_class",
+    ),
+    (
+        "generation from nowhere",
+        lambda side, folder: _predicted(
+            side, folder, models.seeded(models.t5), data.pairs(2), generation_config="nowhere/at-all", **GENERATES
+        ),
+        "seq2seq_trainer.Seq2SeqTrainer.load_generation_config",
+    ),
+    (
+        "generation of a classifier",
+        lambda side, folder: _predicted(side, folder, models.seeded(models.bert), data.texts(2), **GENERATES),
+        "seq2seq_trainer._check_can_generate",
+    ),
     ("training of a module that cannot generate", _generated_after_training, "seq2seq_trainer._check_can_generate"),
     ("nothing to pad with", _padded, "seq2seq_trainer.Seq2SeqTrainer._pad_token_id"),
-]  # fmt: skip
+]
 
 # The original ends too, where a test of one process on a CPU cannot run it: what it does there.
 NOT_RUN: dict[str, str] = {
@@ -486,23 +607,47 @@ NOT_RUN: dict[str, str] = {
 # Refused here alone: a sentence of docs/migrate.md, "What is refused", and the functions that it speaks of.
 PROTECTED: list[tuple[str, tuple[str, ...]]] = [
     ("A word that a field does not know", ("config.rules.stages.refuse",)),
-    ("A resume whose epoch cannot be continued", ("data.cursor", "data.positions", "data.streaming", "run.resume",
-        "engine.deepspeed.set_weights", "engine.deepspeed.load_whole_optimizer_state",
-        "engine.sharded_state.load_whole_optimizer_state",
-        "optim.own_optimizers.LayerWiseDummyOptimizer.load_state_dict")),
-    ("A checkpoint that is damaged", ("checkpoint", "run.search",
-        "engine.sharded_state.read", "engine.sharded_state.SafeReader", "engine.sharded_state._Unpickler",
-        "optim.factory._unpacked")),
+    (
+        "A resume whose epoch cannot be continued",
+        (
+            "data.cursor",
+            "data.positions",
+            "data.streaming",
+            "run.resume",
+            "engine.deepspeed.set_weights",
+            "engine.deepspeed.load_whole_optimizer_state",
+            "engine.sharded_state.load_whole_optimizer_state",
+            "optim.own_optimizers.LayerWiseDummyOptimizer.load_state_dict",
+        ),
+    ),
+    (
+        "A checkpoint that is damaged",
+        (
+            "checkpoint",
+            "run.search",
+            "engine.sharded_state.read",
+            "engine.sharded_state.SafeReader",
+            "engine.sharded_state._Unpickler",
+            "optim.factory._unpacked",
+        ),
+    ),
     ("A batch to generate from that has no prompt", ("evaluation.generation",)),
     ("A stream that is empty", ("loop.fit.end_without_data",)),
     ("`PJRT_DEVICE=TPU`", ("distributed.world._refuse_tpu",)),
     ("An older name, set as an attribute", ("config.deprecated.assign_older_name", "config.deprecated._meaning_for")),
     ("`jit_mode_eval=True`", ("config.setters._refuse_jit",)),
-    ("Several processes whose weights would part", ("rules.updates_in_backward_stay_in_one_process",
-        "rules.static_graph_sees_every_batch",
-        "engine.sharded_base.check_sharded_parameters", "checks.check_ends_together", "rules.parts_on_one_disk",
-        "rules.parts_keep_their_type")),
+    (
+        "Several processes whose weights would part",
+        (
+            "rules.updates_in_backward_stay_in_one_process",
+            "rules.static_graph_sees_every_batch",
+            "engine.sharded_base.check_sharded_parameters",
+            "checks.check_ends_together",
+            "rules.parts_on_one_disk",
+            "rules.parts_keep_their_type",
+        ),
+    ),
     ("An `output_dir` with the checkpoints of another run", ("run.checkpointing", "run.training", "checkpoint.lease")),
     ("20 steps in a row whose loss or gradient is not finite", ("guard.incidents",)),
     ("A name in the space of a search that is not a field", ("search", "config.overrides")),
-]  # fmt: skip
+]

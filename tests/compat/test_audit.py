@@ -21,10 +21,19 @@ CASES = METHODS | HOOKS | STATES
 PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
 # Whole runs, a search, the Hub: compared where they are tested.
 ELSEWHERE = {
-    "prediction_loop", "num_tokens", "compute_loss_context_manager", "autocast_smart_context_manager",
-    "create_accelerator_and_postprocess", "init_hf_repo", "create_model_card", "push_to_hub", "hyperparameter_search",
-    "add_callback", "remove_callback", "end",
-}  # fmt: skip
+    "prediction_loop",
+    "num_tokens",
+    "compute_loss_context_manager",
+    "autocast_smart_context_manager",
+    "create_accelerator_and_postprocess",
+    "init_hf_repo",
+    "create_model_card",
+    "push_to_hub",
+    "hyperparameter_search",
+    "add_callback",
+    "remove_callback",
+    "end",
+}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +66,8 @@ ENUMS = [name for name in trainwright.__all__ if isinstance(getattr(trainwright,
 
 @pytest.mark.parametrize("name", ENUMS)
 def test_an_enum_has_every_member_of_the_original(name: str) -> None:
-    ours, theirs = getattr(trainwright, name), original(name)
+    ours = getattr(trainwright, name)
+    theirs = original(name)
     assert {member.name: member.value for member in theirs}.items() <= {m.name: m.value for m in ours}.items()
     for member in theirs:
         assert ours(member.value) == member.value or ours(member.value).value == member.value
@@ -72,15 +82,24 @@ def original(name: str) -> Any:
 
 def test_the_logs_have_the_keys_of_the_original_and_a_checkpoint_its_files(tmp_path: Path) -> None:
     settings = {
-        "max_steps": 4, "logging_steps": 2, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2,
-        "save_strategy": "steps", "per_device_train_batch_size": 4, "include_num_input_tokens_seen": "all",
-    }  # fmt: skip
+        "max_steps": 4,
+        "logging_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_steps": 2,
+        "save_strategy": "steps",
+        "per_device_train_batch_size": 4,
+        "include_num_input_tokens_seen": "all",
+    }
     found = []
     for side in (OURS, REFERENCE):
         trainer = side.make(
-            model=models.seeded(lambda: models.ReturnsDict(0.0)), train_dataset=data.vectors(16),
-            eval_dataset=data.vectors(4), output_dir=tmp_path / side.name, settings=settings,
-        )  # fmt: skip
+            model=models.seeded(lambda: models.ReturnsDict(0.0)),
+            train_dataset=data.vectors(16),
+            eval_dataset=data.vectors(4),
+            output_dir=tmp_path / side.name,
+            settings=settings,
+        )
         side.train(trainer)
         files = {path.name for path in (tmp_path / side.name / "checkpoint-4").iterdir()}
         found.append(([list(entry) for entry in trainer.state.log_history], files))

@@ -102,13 +102,23 @@ def trainer_of(side: Side, kind: str, folder: Path, **how: Any) -> Any:
         methods["_prepare_inputs"] = lambda self, inputs: inputs
     cls = type("ReadsItself", (side.trainer,), methods)
     settings = {
-        "max_steps": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 2,
-        "per_device_eval_batch_size": 4, "remove_unused_columns": False, "include_num_input_tokens_seen": False,
-    }  # fmt: skip
+        "max_steps": 4,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 2,
+        "per_device_eval_batch_size": 4,
+        "remove_unused_columns": False,
+        "include_num_input_tokens_seen": False,
+    }
     return make_trainer(
-        folder, side, cls, model=Classifier(), data_collator=COLLATORS[kind], train_dataset=samples(),
-        eval_dataset=samples(), **settings | how,
-    )  # fmt: skip
+        folder,
+        side,
+        cls,
+        model=Classifier(),
+        data_collator=COLLATORS[kind],
+        train_dataset=samples(),
+        eval_dataset=samples(),
+        **settings | how,
+    )
 
 
 def both(kind: str, folder: Path, use: Callable[[Any], Any], **how: Any) -> list[Any]:

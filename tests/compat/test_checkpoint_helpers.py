@@ -43,7 +43,8 @@ def test_the_order_is_that_of_transformers(best: int | None, use_mtime: bool, tm
 @pytest.mark.parametrize("limit", [None, 0, 1, 2, 3, 9])
 @pytest.mark.parametrize("best", [None, 3, 20, 100])
 def test_so_is_what_is_deleted(best: int | None, limit: int | None, tmp_path: Path) -> None:
-    ours, original = made(tmp_path / "ours"), made(tmp_path / "theirs")
+    ours = made(tmp_path / "ours")
+    original = made(tmp_path / "theirs")
     for root, rotate in ((ours, rotate_checkpoints), (original, theirs.rotate_checkpoints)):
         rotate(root, limit, None if best is None else f"{root}/checkpoint-{best}")
     assert left(ours) == left(original)

@@ -28,14 +28,16 @@ CASES = {
     "trl_grpo": ("trl", "GRPOTrainer", "generated completions and a reward, with an evaluation"),
     "trl_rloo": ("trl", "RLOOTrainer", "generated completions and a reward, with an evaluation"),
     "sentence_transformers_two_datasets": (
-        "sentence-transformers", "SentenceTransformerTrainer", "two datasets, two losses",
+        "sentence-transformers",
+        "SentenceTransformerTrainer",
+        "two datasets, two losses",
     ),
     "cross_encoder": ("sentence-transformers", "CrossEncoderTrainer", "pairs with a label"),
     "setfit_few_shots": ("setfit", "Trainer", "few labelled texts, the best model loaded, then the head"),
     "setfit_early_stopping": ("setfit", "Trainer", "few labelled texts, stopped early"),
     "setfit_default_arguments": ("setfit", "Trainer", "without arguments"),
     "peft_lora_with_the_plain_trainer": ("peft", "LoRA in the plain `Trainer`", "classification"),
-}  # fmt: skip
+}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compat.md"
 MARKS = ("<!-- written by tests/compat/test_libraries.py -->\n", "<!-- end -->")
 # transformers weighs a batch's loss by its samples, and this package by the labels that count (docs: evaluation).
@@ -73,7 +75,8 @@ def table(sides: dict[str, dict[str, Any]]) -> str:
     versions = sides["ours"]["versions"]
     rows = ["| library | class | training | weights | logs |", "|---|---|---|---|---|"]
     for case, (library, kind, what) in CASES.items():
-        ours, theirs = sides["ours"][case], sides["theirs"][case]
+        ours = sides["ours"][case]
+        theirs = sides["theirs"][case]
         same = "equal, bit for bit" if ours.get("weights") == theirs.get("weights") else "differ"
         name = f"`{kind}`" if "`" not in kind else kind
         rows.append(f"| {library} {versions[library]} | {name} | {what} | {same} | {told(case, ours, theirs)} |")
@@ -82,8 +85,11 @@ def table(sides: dict[str, dict[str, Any]]) -> str:
 
 def told(case: str, ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     """How the logs compare, in a word."""
-    pairs = [(mine[name], other[name], name) for mine, other in zip(ours["logs"], theirs["logs"], strict=True)
-             for name in other]  # fmt: skip
+    pairs = [
+        (mine[name], other[name], name)
+        for mine, other in zip(ours["logs"], theirs["logs"], strict=True)
+        for name in other
+    ]
     evaluated = [name.startswith("eval") and name.endswith("loss") for _, _, name in pairs]
     if any(mine != other for (mine, other, _), is_eval in zip(pairs, evaluated, strict=True) if not is_eval):
         return "differ"
@@ -105,7 +111,8 @@ def test_the_page_says_what_was_found(sides: dict[str, dict[str, Any]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_training(case: str, sides: dict[str, dict[str, Any]]) -> None:
-    ours, theirs = sides["ours"][case], sides["theirs"][case]
+    ours = sides["ours"][case]
+    theirs = sides["theirs"][case]
     assert "error" not in theirs, theirs["error"]
     assert "error" not in ours, ours["error"]
     for what in theirs.keys() - {"logs"}:  # weights, files, and what a case adds

@@ -57,8 +57,16 @@ class ReadsTheState(TrainerCallback):
 
     def note(self, dataloader: Any) -> None:
         state = dataloader.gradient_state
-        self.seen.append((state.sync_gradients, state.end_of_dataloader, dataloader.end_of_dataloader,
-                          state.in_dataloader, state.remainder, dataloader.iteration))  # fmt: skip
+        self.seen.append(
+            (
+                state.sync_gradients,
+                state.end_of_dataloader,
+                dataloader.end_of_dataloader,
+                state.in_dataloader,
+                state.remainder,
+                dataloader.iteration,
+            )
+        )
 
 
 @pytest.mark.framework
@@ -66,12 +74,28 @@ def test_dataloaders_have_the_attributes_of_prepared_ones(tmp_path: Path) -> Non
     seen: dict[str, list[Any]] = {}
     loaders: dict[str, Any] = {}
     for side in (OURS, REFERENCE):
-        callback, eval_dataset = ReadsTheState(), data.vectors(7)
-        trainer = make_trainer(tmp_path / side.name, side=side, eval_dataset=eval_dataset, callbacks=[callback],
-                               gradient_accumulation_steps=2, num_train_epochs=2)  # fmt: skip
-        train, judge = trainer.get_train_dataloader(), trainer.get_eval_dataloader()
-        names = ("total_batch_size", "total_dataset_length", "device", "skip_batches", "use_stateful_dataloader",
-                 "synchronized_generator", "iteration", "end_of_dataloader")  # fmt: skip
+        callback = ReadsTheState()
+        eval_dataset = data.vectors(7)
+        trainer = make_trainer(
+            tmp_path / side.name,
+            side=side,
+            eval_dataset=eval_dataset,
+            callbacks=[callback],
+            gradient_accumulation_steps=2,
+            num_train_epochs=2,
+        )
+        train = trainer.get_train_dataloader()
+        judge = trainer.get_eval_dataloader()
+        names = (
+            "total_batch_size",
+            "total_dataset_length",
+            "device",
+            "skip_batches",
+            "use_stateful_dataloader",
+            "synchronized_generator",
+            "iteration",
+            "end_of_dataloader",
+        )
         found = [[getattr(loader, name) for name in names] for loader in (train, judge)]
         found += [[loader.total_dataset_length, len(loader.rng_types)] for loader in (train, judge)]
         found.append([(train.end_of_dataloader, train.remainder, train.iteration) for _ in train] + [train.iteration])
@@ -126,9 +150,11 @@ def test_workers_that_persist_belong_to_one_dataloader(side: Side, tmp_path: Pat
 
 def test_another_dataset_has_a_dataloader_of_its_own(tmp_path: Path) -> None:
     """Transformers would evaluate the first dataset again."""
-    one, other = data.vectors(4), data.vectors(6)
+    one = data.vectors(4)
+    other = data.vectors(6)
     trainer = make_trainer(tmp_path, eval_dataset=one, dataloader_num_workers=1, dataloader_persistent_workers=True)
-    first, second = trainer.get_eval_dataloader(), trainer.get_eval_dataloader(other)
+    first = trainer.get_eval_dataloader()
+    second = trainer.get_eval_dataloader(other)
     assert (first.source, second.source) == (one, other)
     assert trainer.get_eval_dataloader(other) is second
     assert trainer.get_eval_dataloader() is first
@@ -143,7 +169,8 @@ def test_another_dataset_has_a_dataloader_of_its_own(tmp_path: Path) -> None:
 def test_a_resume_keeps_the_batch_size_that_was_found(tmp_path: Path) -> None:
     weights = {}
     for side in (OURS, REFERENCE):
-        folder, common = tmp_path / side.name, {"side": side, "save_strategy": "steps", "save_steps": 3}
+        folder = tmp_path / side.name
+        common = {"side": side, "save_strategy": "steps", "save_steps": 3}
         make_trainer(folder, max_steps=6, per_device_train_batch_size=4, **common).train()
         trainer = make_trainer(folder, max_steps=6, per_device_train_batch_size=8, auto_find_batch_size=True, **common)
         assert trainer._train_batch_size == 8
@@ -185,7 +212,9 @@ class Counts(transformers.TrainerCallback, transformers.trainer_callback.Exporta
     """As documentation writes it: settings go through the constructor, under a name of their own."""
 
     def __init__(self, start: int = 0, label: str = "none") -> None:
-        self._start, self.label, self.steps = start, label, start
+        self._start = start
+        self.label = label
+        self.steps = start
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.steps += 1
@@ -202,16 +231,26 @@ class Absent(Counts):
 def test_exported_states_are_saved_and_restored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Settings of callbacks, several of one class, and the flags of the control; one that is missing is named."""
     seen = {}
-    judged = {"eval_dataset": data.vectors(4), "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2,
-              "metric_for_best_model": "loss", "load_best_model_at_end": True}  # fmt: skip
+    judged = {
+        "eval_dataset": data.vectors(4),
+        "eval_strategy": "steps",
+        "eval_steps": 1,
+        "max_steps": 2,
+        "metric_for_best_model": "loss",
+        "load_best_model_at_end": True,
+    }
     for side, early in ((OURS, trainwright.EarlyStoppingCallback), (REFERENCE, transformers.EarlyStoppingCallback)):
         folder = tmp_path / side.name
         common = {"side": side, "save_strategy": "steps", "save_steps": 2, **judged}
         given = [early(5, 0.2), Counts(10, "one"), Counts(20, "two"), Absent(30)]
         make_trainer(folder, callbacks=given, **common).train()
         states = json.loads((folder / "checkpoint-2" / "trainer_state.json").read_text())["stateful_callbacks"]
-        trainer = make_trainer(folder, callbacks=[early(), Counts(), Counts()], **common | {"log_level": "warning"},
-                               restore_callback_states_from_checkpoint=True)  # fmt: skip
+        trainer = make_trainer(
+            folder,
+            callbacks=[early(), Counts(), Counts()],
+            **common | {"log_level": "warning"},
+            restore_callback_states_from_checkpoint=True,
+        )
         trainer.state = type(trainer.state).load_from_json(str(folder / "checkpoint-2" / "trainer_state.json"))
         library = logging.getLogger("transformers")
         library.addHandler(caplog.handler)  # which does not propagate
@@ -292,14 +331,25 @@ class DrawsNegatives:
         return {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
 
 
-@pytest.mark.parametrize("settings", [
-    {"eval_steps": 2, "save_steps": 2}, {"eval_steps": 3, "save_steps": 2, "gradient_accumulation_steps": 2},
-    {"eval_steps": 1, "save_steps": 3, "eval_on_start": True, "load_best_model_at_end": False},
-    {"eval_strategy": "epoch", "save_steps": 5},
-], ids=["with a save", "apart", "every step", "every epoch"])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"eval_steps": 2, "save_steps": 2},
+        {"eval_steps": 3, "save_steps": 2, "gradient_accumulation_steps": 2},
+        {"eval_steps": 1, "save_steps": 3, "eval_on_start": True, "load_best_model_at_end": False},
+        {"eval_strategy": "epoch", "save_steps": 5},
+    ],
+    ids=["with a save", "apart", "every step", "every epoch"],
+)
 def test_a_resume_ends_with_the_weights_of_its_own_straight_run(settings: dict[str, Any], tmp_path: Path) -> None:
-    common = {"max_steps": 9, "eval_strategy": "steps", "save_strategy": "steps", "eval_dataset": data.vectors(7),
-              "data_collator": DrawsNegatives(), "remove_unused_columns": False}  # fmt: skip
+    common = {
+        "max_steps": 9,
+        "eval_strategy": "steps",
+        "save_strategy": "steps",
+        "eval_dataset": data.vectors(7),
+        "data_collator": DrawsNegatives(),
+        "remove_unused_columns": False,
+    }
     random.seed(3)
     straight = make_trainer(tmp_path, **common | settings)
     straight.train()
@@ -315,12 +365,19 @@ def test_a_resume_ends_with_the_weights_of_its_own_straight_run(settings: dict[s
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("settings", [
-    {"max_steps": 0}, {"max_steps": 0, "lr_scheduler_type": "constant", "gradient_accumulation_steps": 2},
-    {"max_steps": 0, "eval_strategy": "epoch", "save_strategy": "epoch"}, {"max_steps": 0, "num_train_epochs": 0},
-], ids=["default", "constant", "by epochs", "no epochs"])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_steps": 0},
+        {"max_steps": 0, "lr_scheduler_type": "constant", "gradient_accumulation_steps": 2},
+        {"max_steps": 0, "eval_strategy": "epoch", "save_strategy": "epoch"},
+        {"max_steps": 0, "num_train_epochs": 0},
+    ],
+    ids=["default", "constant", "by epochs", "no epochs"],
+)
 def test_max_steps_of_zero_means_the_same(settings: dict[str, Any], tmp_path: Path) -> None:
-    outcomes, files = [], []
+    outcomes = []
+    files = []
     for side in (OURS, REFERENCE):
         trainer = make_trainer(tmp_path / side.name, side=side, eval_dataset=data.vectors(5), **settings)
         outcomes.append(side.train(trainer))

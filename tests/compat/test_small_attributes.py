@@ -62,11 +62,18 @@ def test_overrides_of_the_noise_are_called(tmp_path: Path) -> None:
 @pytest.mark.framework
 def test_the_references_of_a_training(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
-    ours, theirs = TrainerState(), transformers.TrainerState()
+    ours = TrainerState()
+    theirs = transformers.TrainerState()
     for state in (ours, theirs):
         state.init_training_references(trainer, 7, 3, None)
-    names = ("max_steps", "num_train_epochs", "trial_name", "trial_params", "is_local_process_zero",
-             "is_world_process_zero")  # fmt: skip
+    names = (
+        "max_steps",
+        "num_train_epochs",
+        "trial_name",
+        "trial_params",
+        "is_local_process_zero",
+        "is_world_process_zero",
+    )
     assert [getattr(ours, name) for name in names] == [getattr(theirs, name) for name in names]
 
 

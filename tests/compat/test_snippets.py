@@ -175,10 +175,27 @@ class WithMixin(Mixin, Trainer):  # type: ignore[misc]  # as users write it
     pass
 
 
-OVERRIDES = (ComputeLoss, ComputeLossInOtherWords, TrainingStep, WholeTrainingStep, Log, LogWithMore, PredictionStep,
-             CreateScheduler, CreateOptimizer, EvaluationLoop, SaveModel, GetBatchSamples, TrainSampler,
-             LogSaveEvaluate, LogSaveEvaluateWithoutNorm, LogSaveEvaluateByName, SaveCheckpoint, OptimizerClass,
-             WithMixin)  # fmt: skip
+OVERRIDES = (
+    ComputeLoss,
+    ComputeLossInOtherWords,
+    TrainingStep,
+    WholeTrainingStep,
+    Log,
+    LogWithMore,
+    PredictionStep,
+    CreateScheduler,
+    CreateOptimizer,
+    EvaluationLoop,
+    SaveModel,
+    GetBatchSamples,
+    TrainSampler,
+    LogSaveEvaluate,
+    LogSaveEvaluateWithoutNorm,
+    LogSaveEvaluateByName,
+    SaveCheckpoint,
+    OptimizerClass,
+    WithMixin,
+)
 
 
 @pytest.fixture(scope="module")
@@ -188,8 +205,12 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("kind", OVERRIDES, ids=lambda kind: kind.__name__)
 def test_an_override_of_an_older_version_is_called_with_what_it_takes(kind: Any, plain: Any, tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, cls=kind, eval_dataset=data.vectors(8), **{**SHORT, "save_strategy": "steps",
-                           "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3})  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        cls=kind,
+        eval_dataset=data.vectors(8),
+        **{**SHORT, "save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3},
+    )
     trainer.train()
     assert trainer.evaluate()["eval_loss"] > 0
     assert kind is OptimizerClass or trainer.was_called
@@ -214,7 +235,8 @@ def test_a_loss_that_does_not_count_items_is_a_mean_over_the_window(tmp_path: Pa
         sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
         return trained_trainer(tmp_path / f"{cls.__name__}{size}", cls=cls, model=models.llama(), **settings, **sizes)
 
-    whole, cut = run(Trainer, 8, 1), run(ComputeLoss, 2, 4)
+    whole = run(Trainer, 8, 1)
+    cut = run(ComputeLoss, 2, 4)
     assert losses(cut) == pytest.approx(losses(whole), rel=0.01)
     norms = [[entry["grad_norm"] for entry in one.state.log_history if "grad_norm" in entry] for one in (whole, cut)]
     assert norms[1] == pytest.approx(norms[0], rel=0.1)  # the sum would be four times as large
@@ -422,7 +444,8 @@ def test_a_model_that_counts_its_operations_is_asked(tmp_path: Path) -> None:
 
 
 def test_init_git_repo_is_the_older_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer, asked = make_trainer(tmp_path, **SHORT), []
+    trainer = make_trainer(tmp_path, **SHORT)
+    asked = []
     monkeypatch.setattr(trainer, "init_hf_repo", lambda: asked.append(True))
     with pytest.warns(LegacyNameWarning, match="init_hf_repo"):
         trainer.init_git_repo(at_init=True)
@@ -451,8 +474,14 @@ def test_an_override_of_the_autocast_context_is_entered(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_the_older_prediction_loop_is_called_on_request(is_wanted: bool, tmp_path: Path) -> None:
     class Older(Trainer):
-        def prediction_loop(self, dataloader: Any, description: str, prediction_loss_only: Any = None,
-                            ignore_keys: Any = None, metric_key_prefix: str = "eval") -> Any:  # fmt: skip
+        def prediction_loop(
+            self,
+            dataloader: Any,
+            description: str,
+            prediction_loss_only: Any = None,
+            ignore_keys: Any = None,
+            metric_key_prefix: str = "eval",
+        ) -> Any:
             self.was_called = True
             return super().prediction_loop(
                 dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
@@ -486,7 +515,7 @@ def test_a_search_space_may_use_older_names(tmp_path: Path) -> None:
 
 PATHS: dict[str, str] = {
     "trainer_utils": "EvalPrediction IntervalStrategy SchedulerType set_seed PredictionOutput get_last_checkpoint "
-                     "FSDPOption EvalLoopOutput HPSearchBackend default_compute_objective speed_metrics BestRun",
+    "FSDPOption EvalLoopOutput HPSearchBackend default_compute_objective speed_metrics BestRun",
     "training_args": "TrainingArguments OptimizerNames ParallelMode",
     "training_args_seq2seq": "Seq2SeqTrainingArguments",
     "trainer_seq2seq": "Seq2SeqTrainer",
@@ -499,7 +528,7 @@ PATHS: dict[str, str] = {
     "hf_argparser": "HfArgumentParser HfArg",
     "optimization": "get_linear_schedule_with_warmup Adafactor",
     "data.data_collator": "DataCollatorWithPadding default_data_collator",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -613,9 +642,19 @@ BEST: dict[str, dict[str, Any]] = {
 def test_a_limit_of_one_keeps_what_the_original_keeps(best: str, rate: float, tmp_path: Path) -> None:
     kept = {}
     for side in (OURS, REFERENCE):
-        trainer = make_trainer(tmp_path / side.name, side=side, max_steps=4, save_strategy="steps", save_steps=1,
-                               eval_strategy="steps", eval_steps=1, save_total_limit=1, learning_rate=rate,
-                               eval_dataset=data.vectors(8), **BEST[best])  # fmt: skip
+        trainer = make_trainer(
+            tmp_path / side.name,
+            side=side,
+            max_steps=4,
+            save_strategy="steps",
+            save_steps=1,
+            eval_strategy="steps",
+            eval_steps=1,
+            save_total_limit=1,
+            learning_rate=rate,
+            eval_dataset=data.vectors(8),
+            **BEST[best],
+        )
         side.train(trainer)
         kept[side.name] = sorted(path.name for path in (tmp_path / side.name).glob("checkpoint-*"))
         assert len(kept[side.name]) == 1
@@ -626,7 +665,8 @@ def test_a_limit_of_one_keeps_what_the_original_keeps(best: str, rate: float, tm
 
 
 def test_the_level_is_transformers_too(tmp_path: Path) -> None:
-    library, before = logging.getLogger("transformers"), logging.getLogger("transformers").level
+    library = logging.getLogger("transformers")
+    before = logging.getLogger("transformers").level
     try:
         make_trainer(tmp_path, log_level="info", **SHORT)
         assert library.level == logging.INFO

@@ -37,10 +37,13 @@ def test_forty_lines_log_what_trl_logs(tmp_path: Path) -> None:
         str(tmp_path / "ours"), **cases.SETTINGS, include_num_input_tokens_seen="non_padding", preflight=False
     )
     ours = kind(
-        cases.llama(tmp_path / "again"), args=args, train_dataset=theirs.train_dataset,
+        cases.llama(tmp_path / "again"),
+        args=args,
+        train_dataset=theirs.train_dataset,
         eval_dataset=theirs.eval_dataset,
-        data_collator=theirs.data_collator, processing_class=cases.tokenizer("decoder"),
-    )  # fmt: skip
+        data_collator=theirs.data_collator,
+        processing_class=cases.tokenizer("decoder"),
+    )
     ours.train()
     pairs = list(zip(cases.logs(ours), cases.logs(theirs), strict=True))
     assert sum("entropy" in other for _, other in pairs) == 3
