@@ -15,7 +15,8 @@ ALL = {field.name: True for field in fields(TrainerControl)}
 
 @pytest.mark.parametrize("moment", ["_new_training", "_new_epoch", "_new_step"])
 def test_the_same_flags_are_cleared_as_in_transformers(moment: str) -> None:
-    ours, theirs = TrainerControl(**ALL), transformers.TrainerControl(**ALL)
+    ours = TrainerControl(**ALL)
+    theirs = transformers.TrainerControl(**ALL)
     getattr(ours, moment)()
     getattr(theirs, moment)()
     assert vars(ours) == vars(theirs)
@@ -39,7 +40,8 @@ def test_an_exportable_without_a_state_says_what_is_missing() -> None:
 def test_arguments_and_attributes_come_back() -> None:
     class Counter(ExportableState):
         def __init__(self, start: int) -> None:
-            self.start, self.count = start, start
+            self.start = start
+            self.count = start
 
         def state(self) -> dict[str, Any]:
             return {"args": {"start": self.start}, "attributes": {"count": self.count}}

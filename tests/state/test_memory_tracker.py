@@ -38,7 +38,9 @@ class Memory:
     """Stands in for `psutil.Process`: memory that the test sets, and not what else this process does."""
 
     def __init__(self) -> None:
-        self.rss, self.peak, self.peak_was_read = 100, 180, threading.Event()
+        self.rss = 100
+        self.peak = 180
+        self.peak_was_read = threading.Event()
 
     def memory_info(self) -> Any:
         rss = self.rss

@@ -15,7 +15,8 @@ from trainwright.state.meter import COMPACT_AFTER, LossMeter
 
 from .._support.small import OURS, REFERENCE, Side, data, make_trainer, models
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
+INF = float("inf")
 
 
 def fill(meter: LossMeter, steps: list[list[float]]) -> LossMeter:
@@ -190,7 +191,8 @@ def test_how_many_were_not_finite_is_logged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 def test_the_sum_has_the_bits_of_torch(dtype: torch.dtype) -> None:
     losses = (torch.randn(400, generator=torch.Generator().manual_seed(1)) * 10.0 ** (torch.arange(400) % 9)).to(dtype)
-    meter, total = LossMeter("cpu"), torch.tensor(0.0)
+    meter = LossMeter("cpu")
+    total = torch.tensor(0.0)
     for number, loss in enumerate([*losses, torch.tensor(math.nan)]):
         if number == 200:
             meter.total = meter.total.clone()  # as an override of the log hook may

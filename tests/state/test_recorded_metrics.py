@@ -17,7 +17,8 @@ from trainwright.state.recorded_metrics import COMPACT_AFTER, RecordedMetrics
 
 from ..contract import doubles
 
-STEPS, LOG = 6, 3
+STEPS = 6
+LOG = 3
 
 
 def with_metrics(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -101,9 +102,11 @@ def test_evaluations_have_their_prefix_and_leave_training_alone(workers: int, tm
     sets = {"a": doubles.samples(7), "b": doubles.samples(4)}
     settings = {"eval_strategy": "steps", "eval_steps": 2, "dataloader_num_workers": workers, "max_steps": 3}
     trainer = trained(
-        tmp_path, settings={**settings, "per_device_eval_batch_size": 4, "preflight": False}, eval_dataset=sets,
+        tmp_path,
+        settings={**settings, "per_device_eval_batch_size": 4, "preflight": False},
+        eval_dataset=sets,
         compute_metrics=lambda prediction: {"mine": 1.0},
-    )  # fmt: skip
+    )
     before = len(trainer.state.log_history)
     trainer.kept.clear()
     metrics = trainer.evaluate()
@@ -166,9 +169,12 @@ def test_callbacks_and_compute_metrics_record(tmp_path: Path) -> None:
         return {}
 
     trainer = callback.trainer = doubles.trainer(
-        tmp_path, settings={"max_steps": 4, "logging_steps": 2, "per_device_eval_batch_size": 4},
-        callbacks=[callback], compute_metrics=compute_metrics, eval_dataset=doubles.samples(10),
-    )  # fmt: skip
+        tmp_path,
+        settings={"max_steps": 4, "logging_steps": 2, "per_device_eval_batch_size": 4},
+        callbacks=[callback],
+        compute_metrics=compute_metrics,
+        eval_dataset=doubles.samples(10),
+    )
     trainer.record("begun", 100, reduce="sum")  # outside of a training: no effect
     trainer.train()
     assert [(entry["begun"], entry["ended"]) for entry in trainer.state.log_history[:2]] == [(2, 2), (2, 2)]

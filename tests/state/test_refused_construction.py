@@ -23,7 +23,8 @@ LOGGERS = (None, "trainwright", "transformers", "accelerate", "torch")
 
 def process() -> dict[str, Any]:
     """What a construction must leave alone."""
-    cudnn, loggers = torch.backends.cudnn, [logging.getLogger(name) for name in LOGGERS]
+    cudnn = torch.backends.cudnn
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     return {
         "dtype": torch.get_default_dtype(),
         "matmul precision": torch.get_float32_matmul_precision(),

@@ -20,13 +20,27 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 LOGS = st.lists(st.dictionaries(st.text(min_size=1), NUMBERS | st.integers(), max_size=3), max_size=4)
 
 FILLED: dict[str, Any] = {
-    "epoch": 1.5, "global_step": 12, "max_steps": 40, "logging_steps": 5, "eval_steps": 10, "save_steps": 20,
-    "train_batch_size": 8, "num_train_epochs": 3, "num_input_tokens_seen": 999, "total_flos": 1e15,
-    "log_history": [{"loss": 0.5, "step": 5}], "best_metric": 0.9, "best_global_step": 10,
-    "best_model_checkpoint": "run/checkpoint-10", "is_local_process_zero": False, "is_world_process_zero": False,
-    "is_hyper_param_search": True, "trial_name": "t", "trial_params": {"learning_rate": 1e-3},
+    "epoch": 1.5,
+    "global_step": 12,
+    "max_steps": 40,
+    "logging_steps": 5,
+    "eval_steps": 10,
+    "save_steps": 20,
+    "train_batch_size": 8,
+    "num_train_epochs": 3,
+    "num_input_tokens_seen": 999,
+    "total_flos": 1e15,
+    "log_history": [{"loss": 0.5, "step": 5}],
+    "best_metric": 0.9,
+    "best_global_step": 10,
+    "best_model_checkpoint": "run/checkpoint-10",
+    "is_local_process_zero": False,
+    "is_world_process_zero": False,
+    "is_hyper_param_search": True,
+    "trial_name": "t",
+    "trial_params": {"learning_rate": 1e-3},
     "stateful_callbacks": {"TrainerControl": {"args": {"should_log": True}, "attributes": {}}},
-}  # fmt: skip
+}
 
 
 def test_every_field_is_tried() -> None:
@@ -50,7 +64,8 @@ def test_any_history(history: list[dict[str, Any]], epoch: float, tmp_path_facto
 
 @pytest.mark.parametrize("values", [{}, FILLED], ids=["fresh", "filled"])
 def test_transformers_reads_ours_and_ours_reads_transformers(values: dict[str, Any], tmp_path: Path) -> None:
-    ours, theirs = TrainerState(**values), transformers.TrainerState(**values)
+    ours = TrainerState(**values)
+    theirs = transformers.TrainerState(**values)
     ours.save_to_json(tmp_path / "ours.json")
     theirs.save_to_json(str(tmp_path / "theirs.json"))
     assert json.loads((tmp_path / "ours.json").read_text()) == json.loads((tmp_path / "theirs.json").read_text())
@@ -71,7 +86,8 @@ STEPS = [(10, 10), (0.25, 10), (0.24, 10), (0.001, 1), (1, 1), (0.999, 40), (7.0
 @pytest.mark.parametrize("kind", ["logging", "eval", "save"])
 def test_an_interval_below_one_is_a_share_of_all_steps(kind: str, interval: float, expected: float) -> None:
     args = SimpleNamespace(**{"logging_steps": 500, "eval_steps": None, "save_steps": 500, f"{kind}_steps": interval})
-    ours, theirs = TrainerState(), transformers.TrainerState()
+    ours = TrainerState()
+    theirs = transformers.TrainerState()
     ours.compute_steps(args, 40)
     theirs.compute_steps(args, 40)
     assert getattr(ours, f"{kind}_steps") == expected
@@ -82,7 +98,8 @@ def test_an_interval_below_one_is_a_share_of_all_steps(kind: str, interval: floa
 
 
 def test_states_of_callbacks_are_collected_by_class() -> None:
-    one, two = EarlyStoppingCallback(3, 0.5), EarlyStoppingCallback(4)
+    one = EarlyStoppingCallback(3, 0.5)
+    two = EarlyStoppingCallback(4)
     one.early_stopping_patience_counter = 2
     states = TrainerState(stateful_callbacks=[one, TrainerControl(should_save=True), two]).stateful_callbacks
     assert states["TrainerControl"]["args"]["should_save"] is True
@@ -156,7 +173,9 @@ def test_another_list_in_its_place_is_saved(tmp_path: Path) -> None:
 
 def test_a_save_serialises_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same few entries at each save, however long the history is."""
-    state, counts, dumps = with_history(5000), [], json.dumps
+    state = with_history(5000)
+    counts = []
+    dumps = json.dumps
     for _ in range(3):
         calls: list[Any] = []
         with monkeypatch.context() as patch:
