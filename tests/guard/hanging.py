@@ -19,6 +19,7 @@ class Hangs(Model):
 
 
 if __name__ == "__main__":
-    folder, settings = Path(sys.argv[1]), {"hang_timeout": 5}
+    folder = Path(sys.argv[1])
+    settings = {"hang_timeout": 5}
     trained(folder / "before")  # what a first training imports takes no time of the second one
     trained(folder, model=doubles.model(Hangs), poison={5: {"flat": 1.0}}, settings=settings)

@@ -11,12 +11,20 @@ import torch
 import trainwright
 from tests.guard.poisoned import BATCH, POISONS, Hears, trainer
 
-SPIKE_STEP, BAD_STEP = 8, 9
+SPIKE_STEP = 8
+BAD_STEP = 9
 POISON = {(SPIKE_STEP - 1) * BATCH: {"labels": 1e6}, (BAD_STEP - 1) * BATCH: POISONS["nan"]}
 SETTINGS = {
-    "max_steps": 12, "logging_steps": 12, "spike_warmup": 5, "spike_window": 7, "spike_threshold": 100.0,
-    "on_spike": "skip", "save_strategy": "steps", "save_steps": 1, "save_async": False,
-}  # fmt: skip
+    "max_steps": 12,
+    "logging_steps": 12,
+    "spike_warmup": 5,
+    "spike_window": 7,
+    "spike_threshold": 100.0,
+    "on_spike": "skip",
+    "save_strategy": "steps",
+    "save_steps": 1,
+    "save_async": False,
+}
 
 
 class Kills(trainwright.TrainerCallback):

@@ -15,7 +15,9 @@ from tests._support.two_processes import tell
 from tests.guard.poisoned import BATCH, POISONS, Hears, LeavesOut, trained, trainer
 from trainwright.errors import BadStepError, ProcessFailedError
 
-BAD_STEP, EVERY, LAST = 8, 5, 10
+BAD_STEP = 8
+EVERY = 5
+LAST = 10
 SIZE = 2 * BATCH * LAST
 SPIKES = {"on_nonfinite": "skip", "spike_warmup": 5, "spike_window": 7, "spike_threshold": 100.0}
 VALUES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -66,14 +68,17 @@ class Table:
     """Trains the rows of one engine; the runs that they are compared with are trained once."""
 
     def __init__(self, engine: str, folder: Path, *, ranks: int = 1) -> None:
-        self._engine, self._folder, self._ranks = engine, folder, ranks
+        self._engine = engine
+        self._folder = folder
+        self._ranks = ranks
         self._by_hand: dict[Any, dict[str, torch.Tensor]] = {}
 
     def outcome(self, value: str, policy: str, *, rank: int = 0) -> list[Any]:
         """Whether weights are those of the run with steps left out by hand, and the sample named; what was heard."""
         poison = VALUES[value][1]
         row = (BAD_STEP - 1) * BATCH * self._ranks + rank * (BATCH * self._ranks - 1)
-        hears, expected = Hears(), self.by_hand(LEFT_OUT[policy], None if policy != "warn" else {row: poison})
+        hears = Hears()
+        expected = self.by_hand(LEFT_OUT[policy], None if policy != "warn" else {row: poison})
         settings = settings_of(self._engine, value, policy)
         one = trainer(self._folder, poison={row: poison}, settings=settings, callbacks=[hears], size=SIZE)
         error = ""
@@ -122,7 +127,9 @@ def expected(value: str, policy: str, engine: str = "") -> list[Any]:
 
 
 if __name__ == "__main__":
-    folder, ranks, engines = Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:]
+    folder = Path(sys.argv[1])
+    ranks = sys.argv[2].split(",")
+    engines = sys.argv[3:]
     for offset, engine in enumerate(engines):
         table = Table(engine, folder / engine, ranks=int(os.environ["WORLD_SIZE"]))
         for number, (value, policy) in enumerate(rows(engine)):

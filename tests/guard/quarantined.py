@@ -19,7 +19,9 @@ import trainwright
 from tests._support.two_processes import tell
 from tests.contract import doubles
 
-SIZE, EPOCHS, BAD = 13, 3, (2, 5)
+SIZE = 13
+EPOCHS = 3
+BAD = (2, 5)
 KEPT = sorted(set(range(SIZE)) - set(BAD))
 
 
@@ -62,7 +64,8 @@ class Acts(trainwright.TrainerCallback):
 
     def __init__(self, *, quarantine_at: int = 0, stop_at: int = 0) -> None:
         self.trainer: Any = None
-        self._quarantine_at, self._stop_at = quarantine_at, stop_at
+        self._quarantine_at = quarantine_at
+        self._stop_at = stop_at
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self._quarantine_at:
@@ -102,14 +105,29 @@ class Counted(Stream):
 
 
 def run(
-    folder: Path, *, at: int = 0, stop: int = 0, resume: Any = None, bad: tuple[int, ...] = (),
-    column: str | None = None, of: Callable[[list[dict[str, Any]]], Any] = list, cls: type[Reads] = Reads, **more: Any,
-) -> Any:  # fmt: skip
+    folder: Path,
+    *,
+    at: int = 0,
+    stop: int = 0,
+    resume: Any = None,
+    bad: tuple[int, ...] = (),
+    column: str | None = None,
+    of: Callable[[list[dict[str, Any]]], Any] = list,
+    cls: type[Reads] = Reads,
+    **more: Any,
+) -> Any:
     acts = Acts(quarantine_at=at, stop_at=stop)
     torch.manual_seed(11)
     rows = [{**row, "number": number} for number, row in enumerate(doubles.samples(SIZE))]
-    settings = {"per_device_train_batch_size": 2, "num_train_epochs": EPOCHS, "max_steps": -1, "logging_steps": 100,
-                "remove_unused_columns": False, "seed": 7, **more}  # fmt: skip
+    settings = {
+        "per_device_train_batch_size": 2,
+        "num_train_epochs": EPOCHS,
+        "max_steps": -1,
+        "logging_steps": 100,
+        "remove_unused_columns": False,
+        "seed": 7,
+        **more,
+    }
     one = acts.trainer = doubles.trainer(folder, cls, settings=settings, train_dataset=of(rows), callbacks=[acts])
     if bad:
         one.quarantine(bad, column)
@@ -206,7 +224,8 @@ def rest_of_epochs(folder: Path, kind: str, *, stops: tuple[int, ...] = (4,), **
 def check_rest(told: list[dict[str, Any]], kind: str) -> None:
     """Together the processes have trained each sample once in an epoch, but for those in quarantine."""
     size = KINDS[kind].get("per_device_train_batch_size", 2)
-    accumulated, size = KINDS[kind].get("gradient_accumulation_steps", 1), size * len(told)
+    accumulated = KINDS[kind].get("gradient_accumulation_steps", 1)
+    size *= len(told)
     num_first = 2 * accumulated * size // len(told)
     first = Counter(n for each in told for n in each["trained"]["0"][:num_first])
     rest = Counter(n for each in told for n in each["trained"]["0"][num_first:])
@@ -214,9 +233,11 @@ def check_rest(told: list[dict[str, Any]], kind: str) -> None:
     assert rest == Counter(set(KEPT) - set(first)), kind
     for epoch in "12":
         assert Counter(n for each in told for n in each["trained"][epoch]) == Counter(KEPT), (kind, epoch)
-    batches, rest_batches = -(-len(KEPT) // size), -(-rest.total() // size)
+    batches = -(-len(KEPT) // size)
+    rest_batches = -(-rest.total() // size)
     if KINDS[kind].get("of") is with_lengths or "cls" in KINDS[kind]:
-        batches, rest_batches = -(-SIZE // size), -(-SIZE // size) - 2 * accumulated
+        batches = -(-SIZE // size)
+        rest_batches = -(-SIZE // size) - 2 * accumulated
     steps = 2 - (-rest_batches // accumulated) + 2 * -(-batches // accumulated)
     assert told[0]["steps"] == [steps, steps], kind
     assert told[0]["epoch"] == EPOCHS, kind
@@ -241,7 +262,8 @@ if __name__ == "__main__":
         tell(**streams(Path(sys.argv[1])))
         sys.exit()
     for workers in sys.argv[2].split(","):
-        here, settings = Path(sys.argv[1]) / workers, {"dataloader_num_workers": int(workers)}
+        here = Path(sys.argv[1]) / workers
+        settings = {"dataloader_num_workers": int(workers)}
         tell(**{workers: scenarios(here, sizes=(3,), **settings)})
         for kind in KINDS if int(os.environ.get("WORLD_SIZE", 1)) > 1 else ():
             tell(**{f"{kind} {workers}": rest_of_epochs(here / kind, kind, **settings)})

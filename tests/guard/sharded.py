@@ -13,11 +13,24 @@ SHARDED = {**ENGINES["fsdp"]["fsdp_config"], "state_dict_type": "SHARDED_STATE_D
 
 if __name__ == "__main__":
     for kind in sys.argv[2:]:
-        hears, is_error = Hears(), kind == "error"
-        settings = {"max_steps": 4, "logging_steps": 4, **ENGINES["fsdp"], "fsdp_config": SHARDED,
-                    "save_strategy": "steps", "save_steps": 1, "save_async": False}  # fmt: skip
-        one = trainer(Path(sys.argv[1]) / kind, poison={BAD: {"flat": 2.0} if is_error else POISONS[kind]},
-                      settings=settings, callbacks=[hears], model=raising() if is_error else dropping())  # fmt: skip
+        hears = Hears()
+        is_error = kind == "error"
+        settings = {
+            "max_steps": 4,
+            "logging_steps": 4,
+            **ENGINES["fsdp"],
+            "fsdp_config": SHARDED,
+            "save_strategy": "steps",
+            "save_steps": 1,
+            "save_async": False,
+        }
+        one = trainer(
+            Path(sys.argv[1]) / kind,
+            poison={BAD: {"flat": 2.0} if is_error else POISONS[kind]},
+            settings=settings,
+            callbacks=[hears],
+            model=raising() if is_error else dropping(),
+        )
         try:
             one.train()
         except Exception as error:

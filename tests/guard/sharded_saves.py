@@ -33,7 +33,8 @@ class Breaks(trainwright.TrainerCallback):
 
 
 if __name__ == "__main__":
-    folder, engine = Path(sys.argv[1]), sys.argv[2]
+    folder = Path(sys.argv[1])
+    engine = sys.argv[2]
     settings = ENGINES[engine]
     if engine == "fsdp":
         settings = {**settings, "fsdp_config": {**settings["fsdp_config"], "state_dict_type": "SHARDED_STATE_DICT"}}

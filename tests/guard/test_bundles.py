@@ -48,7 +48,8 @@ class DrawsFrom(Model):
 
     def __init__(self, first: int) -> None:
         super().__init__()
-        self.first, self.num = first, 0
+        self.first = first
+        self.num = 0
 
     def forward(self, x: Any, labels: Any = None, constant: Any = None, flat: Any = None) -> dict[str, Any]:
         self.num += 1
@@ -320,7 +321,8 @@ def test_batches_are_read_back_as_they_were(tmp_path: Path) -> None:
     assert bundle.write_batches([{**batch, "odd": {1, 2}}, tail], tmp_path) == ["0.odd"]
     first, second = bundle.read_batches(tmp_path)
     assert first.pop("odd") == "{1, 2}"
-    (nested, *others), (given, *plain) = first.pop("nested"), batch.pop("nested")
+    nested, *others = first.pop("nested")
+    given, *plain = batch.pop("nested")
     assert others == plain
     assert torch.equal(nested["a"][0], given["a"][0])
     torch.testing.assert_close(first, batch, rtol=0, atol=0)

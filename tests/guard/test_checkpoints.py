@@ -74,8 +74,12 @@ def test_guarded_runs_write_finite_weights_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("place", [0, PIECE, PIECE + 4])
 def test_each_element_is_looked_at(place: int, dtype: torch.dtype, tmp_path: Path) -> None:
-    tensors = {"a": torch.full((3,), torch.finfo(dtype).max, dtype=dtype), "b": torch.zeros(PIECE + 5, dtype=dtype),
-               "count": torch.tensor(3), "mask": torch.full((2,), -torch.inf, dtype=dtype)}  # fmt: skip
+    tensors = {
+        "a": torch.full((3,), torch.finfo(dtype).max, dtype=dtype),
+        "b": torch.zeros(PIECE + 5, dtype=dtype),
+        "count": torch.tensor(3),
+        "mask": torch.full((2,), -torch.inf, dtype=dtype),
+    }
     check = WeightCheck(buffers=frozenset({"mask"}))
     path = tmp_path / "model.safetensors"
     safetensors.torch.save_file(tensors, path)
@@ -122,9 +126,12 @@ def test_all_processes_refuse_or_mark_a_checkpoint_alike(engine: str, tmp_path: 
     if engine == "zero-2":
         pytest.importorskip("deepspeed", reason="heavy; installed for the slow tests (requirements-engines.txt)")
     done = run(
-        Path(sharded_saves.__file__), str(tmp_path / "runs"), engine, folder=tmp_path,
+        Path(sharded_saves.__file__),
+        str(tmp_path / "runs"),
+        engine,
+        folder=tmp_path,
         environment={"DS_ACCELERATOR": "cpu"} if engine == "zero-2" else None,
-    )  # fmt: skip
+    )
     for told in done.told:
         for name in ("asynchronous", "at once"):
             assert told[name] == {"steps": [1, 2], "bad": [], "marks": [], "newest": 4}, name
@@ -136,13 +143,20 @@ def test_all_processes_refuse_or_mark_a_checkpoint_alike(engine: str, tmp_path: 
 def committed_after_a_bad_step(folder: Path, draw: random.Random) -> list[Path]:
     """Checkpoints of a run with one bad step after its first save; step, value, policy and saves are drawn."""
     save_steps = draw.choice([1, 2, 3])
-    bad_step, limit = draw.randint(save_steps + 1, 9), draw.choice([None, 1, 2])
+    bad_step = draw.randint(save_steps + 1, 9)
+    limit = draw.choice([None, 1, 2])
     settings = {
-        "max_steps": 10, "logging_steps": 10, "save_strategy": "steps", "save_steps": save_steps,
-        "on_nonfinite": draw.choice(["skip", "rollback", "stop", "warn"]), "save_total_limit": limit,
-        "save_async": draw.choice([True, False]), "rollback_every": draw.choice([0, 1, 4]),
-        "save_safetensors": draw.choice([True, True, False]), "incidents": draw.random() < 0.2,
-    }  # fmt: skip
+        "max_steps": 10,
+        "logging_steps": 10,
+        "save_strategy": "steps",
+        "save_steps": save_steps,
+        "on_nonfinite": draw.choice(["skip", "rollback", "stop", "warn"]),
+        "save_total_limit": limit,
+        "save_async": draw.choice([True, False]),
+        "rollback_every": draw.choice([0, 1, 4]),
+        "save_safetensors": draw.choice([True, True, False]),
+        "incidents": draw.random() < 0.2,
+    }
     value = POISONS[draw.choice(list(POISONS))]
     one = trainer(folder, poison={(bad_step - 1) * BATCH + draw.randrange(BATCH): value}, settings=settings)
     try:

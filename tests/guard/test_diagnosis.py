@@ -25,7 +25,8 @@ class Writes(trainwright.TrainerCallback):
     """Writes NaN into a part of the run at the end of a step."""
 
     def __init__(self, part: str, *, step: int) -> None:
-        self.part, self.step = part, step
+        self.part = part
+        self.step = step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step != self.step:

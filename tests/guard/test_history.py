@@ -25,7 +25,9 @@ def by_definition(values: list[float], value: float, threshold: float) -> bool:
 @pytest.mark.parametrize("threshold", [1.0, 2.5, 6.0])
 def test_spikes_are_those_of_the_definition(window: int, threshold: float) -> None:
     draw = random.Random(window * 10 + int(threshold))
-    history, kept, num_spikes = SpikeHistory(window=window, warmup=1, threshold=threshold), [], 0
+    history = SpikeHistory(window=window, warmup=1, threshold=threshold)
+    kept = []
+    num_spikes = 0
     for _ in range(400):
         value = draw.choice([draw.gauss(5, 1), draw.gauss(5, 1), draw.expovariate(0.1), float(draw.randint(1, 3))])
         if kept:
@@ -70,7 +72,9 @@ def test_no_value_up_to_the_bound_is_a_spike(stream: str, window: int) -> None:
         fresh.load([*values.history.values, *values.collected])
         return fresh.is_spike(value)
 
-    draw, values, num_bounds = random.Random(window), Collecting(window=window, warmup=5, threshold=3.0), 0
+    draw = random.Random(window)
+    values = Collecting(window=window, warmup=5, threshold=3.0)
+    num_bounds = 0
     for step in range(300):
         value = STREAMS[stream](draw, step)
         assert values.is_spike(value) == exactly(value)
@@ -81,7 +85,9 @@ def test_no_value_up_to_the_bound_is_a_spike(stream: str, window: int) -> None:
 
 
 def test_the_window_is_seldom_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    draw, values, sorts = random.Random(3), Collecting(window=128, warmup=64, threshold=6.0), []
+    draw = random.Random(3)
+    values = Collecting(window=128, warmup=64, threshold=6.0)
+    sorts = []
     find_bound = values.history._find_bound
     monkeypatch.setattr(values.history, "_find_bound", lambda number: (sorts.append(1), find_bound(number))[1])
     for _ in range(1064):
@@ -95,18 +101,23 @@ def test_the_window_is_seldom_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_guard_decides_by_the_accepted_values_of_both_histories(stream: str) -> None:
     plan = GuardPlan(on_spike="skip", spike_window=40, spike_warmup=5, spike_threshold=3.0, max_skipped_steps=0)
     log = IncidentLog(lambda incident: None, max_skipped=0, record=lambda incident, window: incident)
-    spikes, draw = Spikes(plan), random.Random(3)
+    spikes = Spikes(plan)
+    draw = random.Random(3)
     guard = HostGuard("skip", log, spikes, is_alone=True)
-    losses, norms, num_spikes = [], [], 0
+    losses = []
+    norms = []
+    num_spikes = 0
     for step in range(300):
-        loss, norm = STREAMS[stream](draw, step), abs(STREAMS[stream](draw, step))
+        loss = STREAMS[stream](draw, step)
+        norm = abs(STREAMS[stream](draw, step))
         meter = SimpleNamespace(read_loss_of_this_step=lambda loss=loss: loss)
         run: Any = SimpleNamespace(meter=meter, state=TrainerState(), window=None)
         is_spike = len(losses) >= 5 and (by_definition(losses, loss, 3.0) or by_definition(norms, norm, 3.0))
         assert guard.permits(run, norm, optimizer=None, scheduler=None) is not is_spike
         num_spikes += is_spike
         if not is_spike:
-            losses, norms = [*losses, loss][-40:], [*norms, norm][-40:]
+            losses = [*losses, loss][-40:]
+            norms = [*norms, norm][-40:]
         if step % 7 == 0:
             assert guard.state()["accepted"] == {"loss": losses, "grad_norm": norms}
     assert log.num_skipped == num_spikes < 300

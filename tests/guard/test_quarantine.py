@@ -59,7 +59,8 @@ def seeing(folder: Path, *, at_step: int = 0, **settings: Any) -> tuple[Any, See
 def test_a_sample_is_left_out_from_the_next_batch_on_and_in_later_runs(tmp_path: Path) -> None:
     one, sees = seeing(tmp_path, at_step=3, save_strategy="steps", save_steps=2)
     one.train()
-    full, shorter = [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1], [2, 3], [4, 6], [7]]
+    full = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    shorter = [[0, 1], [2, 3], [4, 6], [7]]
     assert sees.seen[:9] == [*full, full[3], *shorter]  # when step 3 ends its next batch is fetched, and fetched anew
     assert (tmp_path / QUARANTINE_NAME).read_text() == '{"sample": 5}\n'
     again, sees = seeing(tmp_path)
@@ -312,7 +313,8 @@ def test_samples_are_named_as_they_were_trained() -> None:
 
 def test_a_group_of_which_nothing_is_left_is_shared_out_as_a_tail() -> None:
     order: Any = groups_of([[0, 1], [2], [3, 4], [5]])
-    parts, seen = [], []
+    parts = []
+    seen = []
     for rank in range(2):
         batches = EpochBatches(order, 1, share=RankShare(batch_size=1, rank=rank, num_processes=2))
         batches.leave_out({1, 2, 3, 4, 5}, 7)

@@ -36,7 +36,8 @@ NO_OPTIONS = {"model": None, "precision": None, "one_by_one": False}
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     """A replay is a process's only work: it sets threads and random states."""
-    threads, path = torch.get_num_threads(), list(sys.path)
+    threads = torch.get_num_threads()
+    path = list(sys.path)
     with rng.unchanged_random_states():
         yield
     torch.set_num_threads(threads)
@@ -108,8 +109,13 @@ def test_the_sample_of_a_spike_is_the_one_with_the_largest_loss(tmp_path: Path) 
 
 
 def test_a_loss_of_the_users_own_comes_with_the_trainer(tmp_path: Path) -> None:
-    trained(tmp_path, model=dropping(), poison={ROW: POISONS["nan"]}, compute_loss_func=weighted_loss,
-            settings={"gradient_accumulation_steps": 2})  # fmt: skip
+    trained(
+        tmp_path,
+        model=dropping(),
+        poison={ROW: POISONS["nan"]},
+        compute_loss_func=weighted_loss,
+        settings={"gradient_accumulation_steps": 2},
+    )
     assert not replayed(tmp_path).is_same
     assert replayed(tmp_path, "with_own_loss").is_same
 
@@ -126,8 +132,14 @@ def with_loss_by_items() -> Any:
 @pytest.mark.parametrize("poison", [{"labels": 1e4}, POISONS["nan"]], ids=["spike", "nan"])
 def test_losses_that_say_their_items_are_replayed_as_they_were_logged(poison: Any, tmp_path: Path) -> None:
     """Micro-batches of which each has another weight in the loss of the step."""
-    settings = {"on_spike": "warn", "spike_warmup": 3, "gradient_accumulation_steps": 2, "logging_steps": 1,
-                "max_steps": 4, "logging_nan_inf_filter": False}  # fmt: skip
+    settings = {
+        "on_spike": "warn",
+        "spike_warmup": 3,
+        "gradient_accumulation_steps": 2,
+        "logging_steps": 1,
+        "max_steps": 4,
+        "logging_nan_inf_filter": False,
+    }
     one = trained(tmp_path, model=dropping(), poison={13: poison}, compute_loss_func=loss_by_items, settings=settings)
     result = replayed(tmp_path, "with_loss_by_items")
     assert result.is_same
@@ -160,13 +172,17 @@ def test_a_model_of_transformers_needs_no_function(settings: dict[str, Any], tmp
     ids = torch.randint(3, 32, (8, 6), generator=torch.Generator().manual_seed(1)).tolist()
     rows = [{"input_ids": row, "labels": row} for row in ids]
     one = doubles.trainer(
-        tmp_path, model=llama(tie_word_embeddings=True), train_dataset=rows, callbacks=[Breaks()],
+        tmp_path,
+        model=llama(tie_word_embeddings=True),
+        train_dataset=rows,
+        callbacks=[Breaks()],
         settings={"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2, "max_steps": 2, **settings},
-    )  # fmt: skip
+    )
     with pytest.raises(NonFiniteError, match="the weights"):
         one.train()
     results = {folder.name: replay(folder, **NO_OPTIONS) for folder in folders(tmp_path)}  # type: ignore[arg-type]
-    result, requested = results["step-000002-nonfinite"], results["step-000002-request"]
+    result = results["step-000002-nonfinite"]
+    requested = results["step-000002-request"]
     assert result.is_same, result.lines
     assert "origin    the output of model.layers.1.mlp.up_proj" in result.lines
     assert "weights   not finite: model.layers.1.mlp.up_proj.weight" in result.lines
@@ -325,9 +341,11 @@ def test_the_command(intact: Path) -> None:
 @pytest.mark.process
 def test_a_fresh_process_finds_the_row_of_a_stream(tmp_path: Path) -> None:
     one = doubles.trainer(
-        tmp_path / "run", model=dropping(), train_dataset=Stream({ROW: POISONS["gradient-alone"]}),
+        tmp_path / "run",
+        model=dropping(),
+        train_dataset=Stream({ROW: POISONS["gradient-alone"]}),
         settings={"per_device_train_batch_size": 2, "max_steps": 4},
-    )  # fmt: skip
+    )
     one.train()
     (folder,) = folders(tmp_path / "run")
     done = run_python("-m", "trainwright", "replay", str(folder), "--model", f"{HERE}dropping", cwd=tmp_path)

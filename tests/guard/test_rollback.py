@@ -42,7 +42,7 @@ def test_the_samples_since_the_snapshot_are_left_out(settings: dict[str, Any], l
     hears = Hears()
     one = trained(tmp_path / "one", poison=NAN_AT_7, settings={**SETTINGS, **settings}, callbacks=[hears])
     assert doubles.same(doubles.weights(one), by_hand(tmp_path, *left_out))
-    ((incident,),) = (hears.incidents,)
+    (incident,) = hears.incidents
     assert (incident.kind, incident.step, incident.action) == ("nonfinite", BAD_STEP, "rollback")
     assert f"weights, optimizer and schedule are those of step {min(left_out) - 1} again" in incident.text
     logged = one.state.log_history[0]
@@ -70,8 +70,13 @@ def test_a_spike_is_rolled_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", [3, 6, 9])
 @pytest.mark.parametrize("every", [0, 4])
 def test_a_resume_goes_back_to_the_same_step(every: int, step: int, tmp_path: Path) -> None:
-    settings = {**SETTINGS, "rollback_every": every, "rollback_skip_samples": 3 * BATCH,
-                "save_strategy": "steps", "save_steps": 3}  # fmt: skip
+    settings = {
+        **SETTINGS,
+        "rollback_every": every,
+        "rollback_skip_samples": 3 * BATCH,
+        "save_strategy": "steps",
+        "save_steps": 3,
+    }
     whole = trained(tmp_path, poison=NAN_AT_7, settings=settings)
     weights = doubles.weights(whole)
     assert doubles.same(weights, by_hand(tmp_path, 7, 8, 9, 10))

@@ -34,7 +34,7 @@ def test_a_spike_is_skipped(kind: str, tmp_path: Path) -> None:
     )
     hand = trained(tmp_path / "hand", settings=SETTINGS, callbacks=[LeavesOut(8)])
     assert doubles.same(doubles.weights(one), doubles.weights(hand))
-    ((incident,),) = (hears.incidents,)
+    (incident,) = hears.incidents
     assert (incident.kind, incident.step, incident.action) == ("spike", 8, "skip")
     assert incident.values[kind] > 1e5
     assert kind in incident.text
@@ -49,7 +49,8 @@ def test_nothing_is_a_spike_during_the_warmup(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("threshold", "expected"), [(100.0, [8]), (1e15, [])])
 def test_a_spike_that_is_only_warned_of_is_trained_on(threshold: float, expected: list[int], tmp_path: Path) -> None:
-    hears, settings = Hears(), {**SETTINGS, "on_spike": "warn", "spike_threshold": threshold}
+    hears = Hears()
+    settings = {**SETTINGS, "on_spike": "warn", "spike_threshold": threshold}
     warned = trained(tmp_path / "warned", poison=spike_at(8), settings=settings, callbacks=[hears])
     off = trained(tmp_path / "off", poison=spike_at(8), settings=SETTINGS)
     assert doubles.same(doubles.weights(warned), doubles.weights(off))

@@ -42,7 +42,8 @@ def schedule_of(one: Any) -> dict[str, Any]:
 
 
 def same_state(one: Any, other: Any) -> bool:
-    ours, theirs = one.optimizer.state_dict()["state"], other.optimizer.state_dict()["state"]
+    ours = one.optimizer.state_dict()["state"]
+    theirs = other.optimizer.state_dict()["state"]
     empty = all(not torch.as_tensor(v).any() for state in ours.values() for v in state.values() if v is not None)
     if not theirs:
         return empty
@@ -138,13 +139,15 @@ def test_stop_raises_before_the_update(where: str, tmp_path: Path, monkeypatch: 
 def test_warn_does_what_ignore_does_and_says_so(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    poison, hears = {1: POISONS["loss-alone"], 5: POISONS["nan"]}, Hears()
+    poison = {1: POISONS["loss-alone"], 5: POISONS["nan"]}
+    hears = Hears()
     ignored = trained(tmp_path / "ignored", poison=poison, settings={"on_nonfinite": "ignore"})
     if where == "device":
         decide_on_the_device(monkeypatch)
     with caplog.at_level(logging.WARNING, logger="trainwright"):
         warned = trained(tmp_path / "warned", poison=poison, settings={"on_nonfinite": "warn"}, callbacks=[hears])
-    ours, theirs = doubles.weights(warned), doubles.weights(ignored)
+    ours = doubles.weights(warned)
+    theirs = doubles.weights(ignored)
     assert all(torch.equal(ours[name].nan_to_num(7.0), theirs[name].nan_to_num(7.0)) for name in ours)
     assert math.isnan(float(ours["head.bias"]))
     assert [i.step for i in hears.incidents] == [1, 3, 4, 5, 6, 7, 8]
