@@ -15,7 +15,7 @@ import torch
 from trainwright import model_facts
 from trainwright._types import Batch
 from trainwright.config import resolve
-from trainwright.config.fields import reproduces
+from trainwright.config.behaviour import behaviour_of
 from trainwright.errors import GenerationConfigError, ModelError
 from trainwright.evaluation import generation
 from trainwright.evaluation.outputs import PredictionOutput
@@ -49,14 +49,15 @@ class Seq2SeqTrainer(Trainer):
     _gen_kwargs: Settings = {}  # noqa: RUF012 -- exchanged for the time of a call, never changed
 
     def _loss_rows(self) -> int | None:
-        return self.args.eval_batch_size if reproduces(self.args) else None
+        return None if behaviour_of(self.args).gives_metrics_one_loss_per_sample else self.args.eval_batch_size
 
     def _adopt_model(self, model: Any) -> None:
         """Gives the model the generation config that was asked for, too; warns before step 1 of what could not work."""
         is_first = self.model is None or self.model is model
         super()._adopt_model(model)
         plan = resolve.generation(self.args)
-        if plan.config is not None and (is_first or not reproduces(self.args)):
+        is_given = is_first or behaviour_of(self.args).sets_generation_config_of_new_models
+        if plan.config is not None and is_given:
             self.model.generation_config = _completed(self.load_generation_config(plan.config), self.model)
         if plan.predicts:
             try:
@@ -189,7 +190,9 @@ class Seq2SeqTrainer(Trainer):
         Code that was written for that blanks the prompt itself: an override of `prediction_step`, or a library that got
         this class from `trainwright.compat.install()`.
         """
-        return reproduces(self.args) or is_overridden(self, "prediction_step") or _stands_in_for_transformers()
+        if not behaviour_of(self.args).removes_prompts_from_predictions:
+            return True
+        return is_overridden(self, "prediction_step") or _stands_in_for_transformers()
 
     def _settings_for(self, task: generation.Task, asked: Settings) -> Settings:
         """Keywords of `generate`: what was asked, and what it would otherwise have to guess."""
@@ -199,8 +202,9 @@ class Seq2SeqTrainer(Trainer):
             return settings
         lengths = ("max_length", "max_new_tokens")
         has_length = any(name in settings or getattr(config, name, None) is not None for name in lengths)
-        as_original = reproduces(self.args) and not task.prompt_width  # `_generate` sets a length after the first batch
-        if not has_length and not as_original:
+        # Without the limit `_generate` sets a length after the first batch.
+        is_limited = bool(task.prompt_width) or behaviour_of(self.args).limits_every_generated_batch
+        if not has_length and is_limited:
             settings["max_new_tokens" if self._continues_input(task.inputs) else "max_length"] = DEFAULT_LENGTH
         if task.prompt_width and config.pad_token_id is None:
             settings.setdefault("pad_token_id", self._pad_token_id())
@@ -210,7 +214,8 @@ class Seq2SeqTrainer(Trainer):
         with self._engine.generating(self.model) as needed, torch.no_grad():
             rows = self.model.generate(**task.inputs, **{**needed, **settings})
         config = getattr(self.model, "generation_config", None)
-        if reproduces(self.args) and config is not None and config.max_length is None:
+        is_limited = behaviour_of(self.args).limits_every_generated_batch
+        if not is_limited and config is not None and config.max_length is None:
             config.max_length = DEFAULT_LENGTH
         first = next(value for value in task.inputs.values() if isinstance(value, torch.Tensor))
         return generation.new_tokens(rows, task, batch_size=first.shape[0])
@@ -218,7 +223,8 @@ class Seq2SeqTrainer(Trainer):
     def _loss_of(self, model: Any, batch: Batch) -> torch.Tensor:
         smooths = self.label_smoother is not None and self.compute_loss_func is None
         # In half precision, smoothing rounds otherwise where it divides by the items instead of averaging over them.
-        as_mean = smooths or reproduces(self.args)  # the original tells the model no number here
+        # The original tells the model no number of items here.
+        as_mean = smooths or not behaviour_of(self.args).averages_eval_loss_over_items
         num_items = None if as_mean else self._get_num_items_in_batch([batch], self.args.device)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, dict(batch), num_items_in_batch=num_items)

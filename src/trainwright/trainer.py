@@ -33,7 +33,8 @@ from trainwright.checkpoint import training_state
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
-from trainwright.config.fields import reproduces, value_of
+from trainwright.config.behaviour import behaviour_of
+from trainwright.config.fields import value_of
 from trainwright.data import bad_sample, columns, length_sampler, mixture
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
@@ -735,12 +736,12 @@ class Trainer:
         if eval_dataset is None and self.eval_dataset is None:
             raise DataError("Evaluation needs an eval_dataset; pass one to Trainer or to evaluate().")
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        as_original = reproduces(self.args)  # one loader for all sets without a name
-        is_own = dataset is self.eval_dataset or as_original
+        has_one_each = behaviour_of(self.args).keeps_eval_loader_per_dataset  # else one for all sets without a name
+        is_own = dataset is self.eval_dataset or not has_one_each
         key = dataset if isinstance(dataset, str) else "eval" if is_own else "other"
         dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
         kept = self._eval_dataloaders.get(key) if self.args.dataloader_persistent_workers else None
-        if kept is not None and (as_original or getattr(kept, "source", dataset) is dataset):
+        if kept is not None and (not has_one_each or getattr(kept, "source", dataset) is dataset):
             return kept  # type: ignore[no-any-return]
         size = self.args.eval_batch_size
         return self._get_dataloader(dataset, "Evaluation", size, self._get_eval_sampler, dataloader_key=key)
@@ -776,7 +777,7 @@ class Trainer:
         checks.check_is_dataset(dataset, description)
         source = dataset
         is_columnar = columns.is_columnar(dataset) and dataset.format["type"] != "custom"
-        if is_columnar and reproduces(self.args):  # so only a column of lengths that the model takes is seen
+        if is_columnar and not behaviour_of(self.args).reads_length_column_before_removal:
             dataset = self._remove_unused_columns(dataset, description=description)
         # The order first: a column of lengths is none that the model takes.
         length_of, model = input_pipeline.length_input(self.processing_class), self.model
@@ -1020,7 +1021,7 @@ class Trainer:
             resume_from_checkpoint, self.args, self._engine, stateful=self._stateful(), folder=folder, is_own=is_own
         )
         state.train_batch_size = self._train_batch_size
-        if resume_from_checkpoint is None or not reproduces(self.args):
+        if resume_from_checkpoint is None or behaviour_of(self.args).resume_recomputes_intervals:
             state.compute_steps(self.args, max_steps)
         state.is_hyper_param_search = trial is not None
         state.init_training_references(self, max_steps, num_train_epochs, trial)
@@ -1033,7 +1034,7 @@ class Trainer:
     def _load_callback_state(self) -> None:
         """Gives callbacks the state that the checkpoint has of them; with their settings `control` gets its flags."""
         with_settings = self.args.restore_callback_states_from_checkpoint
-        if reproduces(self.args) and not with_settings:
+        if not with_settings and not behaviour_of(self.args).resume_restores_callbacks:
             return
         callbacks = [*self.callback_handler.callbacks, *([self.control] if with_settings else [])]
         resume.restore_callbacks(self.state.stateful_callbacks, callbacks, with_settings=with_settings)
@@ -1065,7 +1066,7 @@ class Trainer:
         wanted = schedules.settings_of(self.optimizer, self.lr_scheduler)
         self._load_optimizer_and_scheduler(resume_from_checkpoint)
         self._load_scaler(resume_from_checkpoint)
-        if run.checkpoint_args is not None and not reproduces(self.args):
+        if run.checkpoint_args is not None and behaviour_of(self.args).resume_applies_new_settings:
             run.changed_args = resume.apply_new_settings(
                 self.optimizer, self.lr_scheduler, wanted, run.checkpoint_args, args=self.args, num_steps=max_steps,
                 is_own=not self._created_lr_scheduler,
@@ -1587,7 +1588,7 @@ class Trainer:
         self.store_flos()
         if control.should_log and self.state.global_step > progress.step_last_logged:
             loss, num_non_finite, recorded = run.drain_loss(num_workers=self.args.dataloader_num_workers)
-            num_non_finite = 0 if reproduces(self.args) else num_non_finite
+            num_non_finite = num_non_finite if behaviour_of(self.args).reports_nonfinite_losses else 0
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
             self.log(step_logs(loss, grad_norm, rate, num_non_finite) | recorded | run.guard.show(), start_time)
         if self.control.should_evaluate:
@@ -1753,10 +1754,12 @@ class Trainer:
         accept_older_signatures(self)
         start_time, args, engine = time.time(), self.args, self._engine
         full = "fp16" if args.fp16_full_eval else "bf16" if args.bf16_full_eval else ""
+        behaviour = behaviour_of(args)
+        dtype = None if self.is_in_train else DTYPES.get(full)
         with (
             engine.together(self._run.progress.interrupts),
-            NO_CONTEXT if reproduces(args) else unchanged_random_states(),
-            eval_precision(self.model, None if self.is_in_train else DTYPES.get(full), stays=reproduces(args)),
+            unchanged_random_states() if behaviour.evaluation_restores_random_states else NO_CONTEXT,
+            eval_precision(self.model, dtype, restores=behaviour.evaluation_restores_precision),
         ):
             loop = self.prediction_loop if value_of(args, "use_legacy_prediction_loop") else self.evaluation_loop
             try:
@@ -1900,7 +1903,7 @@ class Trainer:
         if self.args.metric_for_best_model is None:
             return False
         state = self.state
-        if reproduces(self.args) and state.best_metric is None:
+        if state.best_metric is None and not behaviour_of(self.args).best_metric_starts_as_none:
             state.best_metric = -math.inf if self.args.greater_is_better else math.inf
         value = checks.need_best_metric(self.args.metric_for_best_model, metrics)
         best = metric_number(state.best_metric)

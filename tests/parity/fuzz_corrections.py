@@ -40,7 +40,7 @@ class Correction:
     row: str
 
 
-EVAL_LOSS = Correction("eval loss over items", "**`eval_loss`** is the mean over items")
+EVAL_LOSS = Correction("eval loss over items", "**`eval_loss`** is a mean over batches in transformers")
 EVAL_DRAWS = Correction("evaluation draws no random numbers", "**Evaluating draws no random numbers.**")
 SHIFTED = Correction("items of an undeclared causal loss", "**Causal models without a declared loss type**")
 PREPARATION = Correction("no preparation time", "the first `evaluate` adds `eval_model_preparation_time`")

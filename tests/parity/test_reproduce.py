@@ -15,14 +15,16 @@ import transformers
 from transformers.trainer_callback import TrainerState
 
 import trainwright
+from trainwright.config.behaviour import differences
 
+from ..data.test_epochs import Turns
+from . import models
 from .fuzz_sides import OURS, OURS_SEQ2SEQ, PLAIN, PLAIN_SEQ2SEQ, REPRODUCING, REPRODUCING_SEQ2SEQ, Facts, run
 from .fuzz_table import BEST_EPOCH, EVERY_2, FIVE_TOKENS, Case, is_t5
 from .golden import MARKS, Golden, from_text, to_text
 from .rows import MLM
 from .sides import Side, differing, weights
 
-MIGRATE = Path(__file__).parents[2] / "docs" / "migrate.md"
 STEPS = {"save_strategy": "steps", "save_steps": 2}
 EPOCHS = {"saving": {"save_strategy": "epoch"}, "resume": "first"}
 # The beginning of a row of the page -> a case in which its correction changes a number.
@@ -74,13 +76,13 @@ CASES: dict[str, Case] = {
     },
     "`fp16=True` has": {"fp16": True},
 }  # fmt: skip
-# Rows that the last tests of this file compare.
+# Rows that the last tests of this file compare, and one that test_prompts_are_kept.py does.
 ALSO = (
     "with `dataloader_persistent_workers`",
     "early stopping ignores NaN",
     "what a collator or a dataset draws",
-    "with a decoder-only model",
-    "workers that persist keep",
+    "workers that persist keep the epoch",
+    "with a decoder-only model, predictions",
 )
 KEPT = ("log", "state", "weights", "evaluated before", "evaluated", "predicted", "resumed log", "resumed state",
         "resumed weights")  # fmt: skip
@@ -115,15 +117,12 @@ def test_the_numbers_are_those_of_the_original(row: str, as_original: bool) -> N
     GOLDEN.check(row, compare)
 
 
-def test_the_page_says_which_rows_are_restored() -> None:
-    text = MIGRATE.read_text(encoding="utf-8")
-    rows = [line.removeprefix("| ") for line in text.splitlines() if line.startswith("| ")][1:]
-    assert all(row.endswith((" yes |", " no |")) for row in rows)
-    restored = {row for row in rows if row.endswith(" yes |")}
-    compared = [name for name in (*CASES, *ALSO) if not name.startswith("**")]
-    assert {row for row in rows if row.startswith(tuple(compared))} == restored
+def test_each_difference_that_is_restored_is_compared() -> None:
+    """The page has these differences and no others as restored: tests/contract/test_behaviour.py."""
+    compared = (*CASES, *ALSO)
+    restored = [f"**{one.title}**" if one.title else one.original for one in differences()]
+    assert all(sum(text.startswith(name) for name in compared) == 1 for text in restored)
     assert len(restored) == len(compared)
-    assert all(f"\n{name}" in text for name in CASES if name.startswith("**"))
 
 
 @pytest.mark.process
@@ -147,6 +146,24 @@ def test_draws_of_workers_and_their_evaluations_are_those_of_the_original(as_ori
     assert their_sizes == [3, 3]
     assert (not differing(ours, theirs)) is as_original
     assert (sizes == their_sizes) is as_original
+
+
+@pytest.mark.process
+@pytest.mark.framework
+@pytest.mark.parametrize("as_original", [True, pytest.param(False, marks=pytest.mark.slow)])  # that it shows them
+def test_workers_that_persist_keep_their_epoch_as_with_the_original(as_original: bool, tmp_path: Path) -> None:
+    given = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "num_train_epochs": 2,
+             "save_strategy": "no", "report_to": "none"}  # fmt: skip
+    found = []
+    for side in (PLAIN, REPRODUCING if as_original else OURS):
+        arguments = side.arguments(
+            output_dir=str(tmp_path), use_cpu=True, disable_tqdm=True, log_level="error", **given
+        )
+        kind = {"transformers": transformers, "trainwright": trainwright}[side.name].Trainer
+        trainer = kind(model=models.seeded(lambda: models.ReturnsDict(0.0)), args=arguments, train_dataset=Turns())
+        trainer.train()
+        found.append(weights(trainer.model))
+    assert (not differing(*found)) is as_original
 
 
 def test_early_stopping_counts_as_the_original_where_nothing_is_a_number_yet() -> None:

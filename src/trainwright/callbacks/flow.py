@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from trainwright._types import JSONObject, counted, metric_number
 from trainwright.callbacks.base import NO_LOGS, Flags, Logs, TrainerCallback
-from trainwright.config.fields import reproduces
+from trainwright.config.behaviour import behaviour_of
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.state.trainer_state import ExportableState, TrainerControl, TrainerState
@@ -86,7 +86,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
                 count as no improvement, also where no evaluation was better yet.
         """
         value, best = metric_number(metric_value), metric_number(state.best_metric)
-        if value != value and not (reproduces(args) and state.best_metric is None):
+        counts_nan = state.best_metric is not None or behaviour_of(args).early_stopping_counts_nan_before_first_best
+        if value != value and counts_nan:
             self.early_stopping_patience_counter += 1
             logger.warning(
                 "Early stopping counts a metric that is %s as no improvement: %d of %d.",

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from trainwright.config import resolve, rules, summary
 from trainwright.config.aliases import Translation
+from trainwright.config.behaviour import behaviour_of
 from trainwright.config.coerce import DICT_FIELDS, coerce, verbosity
 from trainwright.config.fields import (
     ASKED_FOR,
@@ -33,7 +34,6 @@ from trainwright.config.fields import (
     SharedFields,
     changed_fields,
     defaults_of,
-    reproduces,
 )  # fmt: skip
 from trainwright.config.protocol import Arguments
 from trainwright.config.setters import Setters
@@ -270,7 +270,7 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
     @property
     def mixed_precision(self) -> str:
         """Precision of autocast: "fp16", "bf16", or what `accelerate launch` was configured with ("no" without it)."""
-        if self.fp16 and reproduces(self) and self.device.type == "cpu":
+        if self.fp16 and not behaviour_of(self).autocasts_fp16_on_cpu and self.device.type == "cpu":
             return "no"
         return "fp16" if self.fp16 else "bf16" if self.bf16 else configured_precision()
 

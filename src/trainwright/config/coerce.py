@@ -19,8 +19,9 @@ from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from trainwright.config.accelerator import AcceleratorConfig
+from trainwright.config.behaviour import behaviour_of
 from trainwright.config.enums import DebugOption, IntervalStrategy, SchedulerType
-from trainwright.config.fields import ALIASES, SETTINGS, names_with, reproduces, value_of
+from trainwright.config.fields import ALIASES, SETTINGS, names_with, value_of
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.errors import ArgumentError, LegacyNameWarning
@@ -170,7 +171,7 @@ def _trackers(args: Arguments) -> Problems:
 
 
 def _data_and_hardware(args: Arguments) -> Problems:
-    is_sortish = value_of(args, "sortish_sampler") and not reproduces(args)
+    is_sortish = value_of(args, "sortish_sampler") and behaviour_of(args).sortish_sampler_groups_by_length
     if is_sortish and args.train_sampling_strategy == "random":  # the older wish for the same
         args.train_sampling_strategy = "group_by_length"
     if args.torch_compile_mode is not None or args.torch_compile_backend is not None:

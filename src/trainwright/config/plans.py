@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainwright.config.behaviour import OURS, Behaviour
+
 # Steps and batches of data whose end is not known before it comes: more than any run has, so comparisons hold.
 OPEN_END = sys.maxsize
 
@@ -58,8 +60,7 @@ class LoaderPlan:
     batch_size: int  # samples per batch on this process
     seed: int  # base of the order of samples; epoch e is shuffled with `seed + e`
     drop_last: bool = False
-    # a stream's last batch is kept, a stream may end before its place of a resume, and batches do not seed workers
-    as_original: bool = False
+    behaviour: Behaviour = OURS
     workers: int = 0
     pin_memory: bool = False
     persistent_workers: bool = False

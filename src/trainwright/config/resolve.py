@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
+from trainwright.config.behaviour import behaviour_of
 from trainwright.config.coerce import StepRange, parse_steps
 from trainwright.config.enums import word
-from trainwright.config.fields import reproduces, value_of
+from trainwright.config.fields import value_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import refuse
 from trainwright.distributed.world import (
@@ -184,12 +185,12 @@ def loader(
     args: Arguments, *, batch_size: int, seed: int, is_training: bool = False, rank: int = 0, num_processes: int = 1
 ) -> plans.LoaderPlan:
     """`rank` and `num_processes`: which share of the batches, and of how many."""
+    behaviour = behaviour_of(args)
     return plans.LoaderPlan(
         batch_size=_per_process(args, batch_size, num_processes),
         seed=seed,
-        # an evaluation has a row for each sample
-        drop_last=args.dataloader_drop_last and (is_training or reproduces(args)),
-        as_original=reproduces(args),
+        drop_last=args.dataloader_drop_last and (is_training or not behaviour.evaluates_incomplete_batch),
+        behaviour=behaviour,
         workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory and args.device.type not in ("cpu", "mps"),
         persistent_workers=args.dataloader_persistent_workers,
@@ -276,7 +277,9 @@ def checkpoint(args: Arguments) -> plans.CheckpointPlan:
 def guard(args: Arguments) -> plans.GuardPlan:
     """The policies for bad steps."""
     plan = plans.GuardPlan(**{field.name: value_of(args, field.name) for field in fields(plans.GuardPlan)})
-    return replace(plan, on_nonfinite="ignore") if reproduces(args) and plan.on_nonfinite == "skip" else plan
+    if plan.on_nonfinite == "skip" and not behaviour_of(args).skips_nonfinite_steps:
+        return replace(plan, on_nonfinite="ignore")
+    return plan
 
 
 def profiled(args: Arguments) -> StepRange | None:
@@ -294,7 +297,7 @@ def evaluation(args: Arguments) -> plans.EvalPlan:
         include=tuple(args.include_for_metrics),
         streams_metrics=args.batch_eval_metrics,
         skip_non_finite=args.logging_nan_inf_filter,
-        averages_batches=reproduces(args),
+        averages_batches=not behaviour_of(args).averages_eval_loss_over_items,
         memory_share=0.6 / max(1, args.world_size),  # the rest is for metrics, which often copy what they are given
         spill_folder=args.output_dir,
     )

@@ -84,19 +84,20 @@ def _stream_dataloader(
     items = StreamItems(
         dataset,
         share if former is None else replace(share, batch_size=1),
-        drop_last=plan.drop_last and not plan.as_original,
+        drop_last=plan.drop_last and plan.behaviour.drop_last_applies_to_streams,
         seed=plan.seed,
         seeds_always=plan.seed_samples,
         former=former,
         split=split,
-        as_original=plan.as_original,
+        must_reach_start=plan.behaviour.resumed_stream_must_reach_position,
+        seeds_workers=plan.behaviour.sends_seed_and_epoch_to_workers,
     )
     between = None if split.is_whole else exchange
     return StreamDataLoader(items, collate=collate, exchange=between, **_options(plan))
 
 
 def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, collate: Collate) -> PreparedDataLoader:
-    seeds_workers = plan.is_training and plan.workers > 0 and not plan.as_original
+    seeds_workers = plan.is_training and plan.workers > 0 and plan.behaviour.sends_seed_and_epoch_to_workers
     worker_seed = plan.seed if seeds_workers else None
     share, drop_last = _share(plan), plan.drop_last
     if isinstance(sampler, BatchOrder):  # its unit is a batch already, and it drops what is to be dropped itself

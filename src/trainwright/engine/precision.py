@@ -54,12 +54,12 @@ def as_fp32(outputs: Any) -> Any:
 
 
 @contextmanager
-def eval_precision(model: nn.Module, dtype: torch.dtype | None, *, stays: bool = False) -> Iterator[None]:
+def eval_precision(model: nn.Module, dtype: torch.dtype | None, *, restores: bool = True) -> Iterator[None]:
     """Converts a model to another type, unless that is None; at the end it has its own weights again, unrounded.
 
-    With `stays` it keeps the other type, as in the original.
+    Without `restores` it keeps the other type.
     """
-    if dtype is None or stays:
+    if dtype is None or not restores:
         if dtype is not None:
             model.to(dtype)
         yield

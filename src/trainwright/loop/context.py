@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._types import Batch
+from trainwright.config.behaviour import OURS, Behaviour
 from trainwright.config.plans import StepPlan
 from trainwright.hooks import BatchSource, Events, FirstStepObserver, LoopEngine, RandomStates, Stateful, StepGuard
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
@@ -68,7 +69,7 @@ class LoopContext:
     # set where a run that an error ends saves its last finished step too; with them it stands there as if nothing had
     # been drawn since
     random_states: RandomStates | None = None
-    reproduces: bool = False  # ends of data and of a finished run are those of the original
+    behaviour: Behaviour = OURS
     step_contexts: StepContexts | None = None  # around each micro-batch; None: nobody asks for some
     prepares_windows: bool = False  # the trainer replaces the micro-batches of a window
     items: Mapping[str, Stateful] = field(default_factory=dict)  # further objects with a state, of the user's

@@ -54,8 +54,9 @@ def epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_st
         if epoch >= session.plan.num_epochs + run.more_epochs:
             break
         is_done = run.state.global_step >= last_step
-        if session.reproduces and session.start.checkpoint is not None and epoch == session.start.epoch:
-            is_done = False  # the original looks at the number of steps after a step
+        is_resumed = session.start.checkpoint is not None and epoch == session.start.epoch
+        if is_resumed and not session.behaviour.resume_of_finished_run_takes_no_step:
+            is_done = False  # the number of steps is only looked at after a step
         if is_done or run.control.should_training_stop:
             break
         session.events.fire("on_epoch_begin", run)
@@ -167,7 +168,8 @@ def windows(
         num_read = len(samples)
         if session.prepares_windows:
             samples, num_items = prepared_window(session, hooks, samples)
-        yield session, Window(samples, num_items, num_read, is_tail=session.reproduces and num_read < size)
+        is_tail = num_read < size and not session.behaviour.trains_incomplete_window
+        yield session, Window(samples, num_items, num_read, is_tail=is_tail)
         if num_read < size or (session.plan.has_open_end and session.loader.has_ended):
             return
 

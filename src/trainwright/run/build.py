@@ -22,8 +22,9 @@ from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
+from trainwright.config.behaviour import behaviour_of
 from trainwright.config.coerce import WARM_UP
-from trainwright.config.fields import reproduces, value_of
+from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts, check_run
 from trainwright.data.seeding import enable_full_determinism, set_seed
@@ -308,14 +309,17 @@ def loss_rule(
     defines it, else None. `smooths_labels`: label smoothing makes the loss, and divides by the items. `is_scaled` is
     what the user says of the losses; None: nothing.
     """
-    as_original = reproduces(args)
-    weighting = value_of(args, "loss_weighting") or ("original" if as_original else None)
+    behaviour = behaviour_of(args)
+    weighting = value_of(args, "loss_weighting")
+    if not weighting and not behaviour.averages_means_over_window:
+        weighting = "original"
     counts = has_loss_func or smooths_labels or (own_loss is not None and model_facts.uses_item_count(own_loss))
     is_mean = weighting != "original" and not counts and model_facts.ignores_item_count(model)
     by_items = weighting == "items"
     return LossRule(
         counts_items=(accepts_loss_kwargs and not is_mean) or has_loss_func or (by_items and smooths_labels),
-        shifts_labels=model_facts.shifts_labels(model, declared_only=as_original), is_scaled=is_scaled,
+        shifts_labels=model_facts.shifts_labels(model, declared_only=not behaviour.counts_predicted_tokens),
+        is_scaled=is_scaled,
         has_loss_func=has_loss_func,
         weights_items=(by_items and not smooths_labels) or (is_mean and weighting is None),
         aux_coefficient=model_facts.auxiliary_coefficient(model),

@@ -13,7 +13,8 @@ from trainwright._types import DataLoaderLike, DatasetLike, Model, has_length
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
-from trainwright.config.fields import reproduces, value_of
+from trainwright.config.behaviour import behaviour_of
+from trainwright.config.fields import value_of
 from trainwright.config.rules.advice import saving_on_exception
 from trainwright.data import sampler_factory
 from trainwright.data.dataloader import build_dataloader, build_whole
@@ -40,7 +41,7 @@ def train_sampler(
 
 def grouped_evaluation(args: Any, dataset: DatasetLike, length_of: str | None) -> Any:
     """The order by length that evaluations have in the original with group_by_length; None where they are in order."""
-    if not reproduces(args) or args.train_sampling_strategy != "group_by_length":
+    if args.train_sampling_strategy != "group_by_length" or behaviour_of(args).evaluates_in_dataset_order:
         return None
     plan = resolve.sampling(args, batch_size=args.eval_batch_size, seed=0, num_processes=1, length_of=length_of)
     seed = args.seed if args.data_seed is None else args.data_seed

@@ -23,7 +23,7 @@ from trainwright._types import (
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.store import CheckpointStore, verified
-from trainwright.config.fields import reproduces
+from trainwright.config.behaviour import behaviour_of
 from trainwright.config.plans import OPEN_END, StepPlan
 from trainwright.data.cursor import Cursor, LoaderState, WindowSize, plan_resume
 from trainwright.data.loader import Loader
@@ -231,7 +231,7 @@ def remaining_plan(
     `chunk` is the samples in a batch of all processes, where the loader does not know; the dataset has all its columns.
     Raises CheckpointError where a position in batches has lost its size, DataError where an order cannot be made again.
     """
-    manifest = None if reproduces(args) else manifest_of(checkpoint)
+    manifest = manifest_of(checkpoint) if behaviour_of(args).resume_continues_at_data_position else None
     if manifest is None or manifest.cursor is None:
         return plan, ""
     cursor = Cursor.from_dict(manifest.cursor)

@@ -34,7 +34,8 @@ from trainwright.callbacks.flow import TimeLimits, end_after
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.lease import Lease, NullLease, take
 from trainwright.config import resolve
-from trainwright.config.fields import reproduces, value_of
+from trainwright.config.behaviour import behaviour_of
+from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.data.cursor import Cursor, WindowSize, plan_resume
 from trainwright.data.loader import Loader
@@ -317,7 +318,7 @@ class TrainingRun:
         assert self.plan is not None
         assert self.loader is not None
         skips, position = not args.ignore_data_skip, None
-        if not reproduces(args):
+        if behaviour_of(args).resume_continues_at_data_position:
             position = resume.resume_loader(self.loader, checkpoint, engine, self.plan, skips=skips)
         if position is None:  # transformers wrote it, or would resume it: all that is known is the step
             epoch, steps = divmod(self.progress.state.global_step, steps_per_epoch)
@@ -390,7 +391,8 @@ class TrainingRun:
                            owes_evaluation=self.pending_actions.evaluates, owes_save=self.pending_actions.saves),
             follows_metrics=schedules.follows_metrics,
             saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
-            random_states=input_pipeline.random_states(args), reproduces=reproduces(args),
+            random_states=input_pipeline.random_states(args),
+            behaviour=behaviour_of(args),
             smaller_batches=MicroBatchRetry(engine, rng) if args.auto_find_batch_size else None,
             **parts,
         )  # fmt: skip

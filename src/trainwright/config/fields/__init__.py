@@ -18,7 +18,7 @@ from trainwright.config.fields.shared_fields import SharedFields
 __all__ = [
     "ALIASES", "CHOICES", "GROUPS", "POSITIONS", "RANGES", "SETTINGS", "WITH_GENERATION",
     "GenerationFields", "OlderFields", "OurFields", "SharedFields",
-    "batch_formers", "changed_fields", "defaults_of", "has_other_meaning", "names_with", "out_of_range", "reproduces",
+    "batch_formers", "changed_fields", "defaults_of", "has_other_meaning", "names_with", "out_of_range",
     "value_of",
 ]  # fmt: skip
 
@@ -67,11 +67,6 @@ def value_of(args: object, name: str) -> Any:  # Any: the value of any field
     if value is MISSING:
         value = getattr(args, OLDER_NAMES.get(name, name), setting.default)
     return value
-
-
-def reproduces(args: object) -> bool:
-    """Returns True if a run restores the original's numbers: each correction of docs/migrate.md asks for it once."""
-    return bool(value_of(args, "reproduce") == "transformers")
 
 
 def has_other_meaning(args: object, name: str) -> bool:

@@ -51,11 +51,13 @@ class Chunk:
     num_samples: int | None = None  # in it, where that is not the size
 
 
-def chunks_of_items(opened: OpenStream, share: RankShare, *, drop_last: bool, may_end: bool = False) -> Iterator[Chunk]:
+def chunks_of_items(
+    opened: OpenStream, share: RankShare, *, drop_last: bool, must_reach_start: bool = True
+) -> Iterator[Chunk]:
     """Chunks of so many items that are not left out. Reads past what is trained at once, and chunks when asked for.
 
     A last chunk that is smaller is left out with `drop_last`, unless it is the only one. Raises DataError where the
-    stream has become shorter than what is trained; with `may_end` there are no chunks then.
+    stream has become shorter than what is trained; without `must_reach_start` there are no chunks then.
     """
     size, items, stop = share.chunk_size, opened.items, opened.place.samples
     with opened.bar(stop) as bar:
@@ -63,7 +65,7 @@ def chunks_of_items(opened: OpenStream, share: RankShare, *, drop_last: bool, ma
             if position > 0:
                 opened.begin(position // size)
             if not items.pass_over(size, stop=stop):
-                if may_end:
+                if not must_reach_start:
                     break
                 _raise_shorter(position, stop)
             bar.update(items.position - position)

@@ -62,10 +62,11 @@ class StreamItems(IterableDataset[BatchItems]):
     _: KW_ONLY
     drop_last: bool
     seed: int  # of a generator that the dataset has, and of workers
+    seeds_workers: bool = True
     seeds_always: bool = False  # it seeds the main process too
     former: BatchFormer | None = None
     split: Split = WHOLE
-    as_original: bool = False  # it may be shorter than what is passed over, and workers keep the seeds of torch
+    must_reach_start: bool = True  # an error where it ends before the start; else there is nothing to read then
 
     def __post_init__(self) -> None:
         # A look-ahead is read again by a resume, and what is drawn in it must be the same then.
@@ -176,7 +177,7 @@ class StreamReader:
         self.worker: int = 0 if info is None else info.id
         self.num_workers: int = 1 if info is None else info.num_workers
         self.rank = stream.share.rank + stream.split.rank  # one of them is 0
-        self.seeds = (info is not None and not stream.as_original) or stream.seeds_always
+        self.seeds = (info is not None and stream.seeds_workers) or stream.seeds_always
         self.has_state = keeps_state(stream.source)
         self.splits_itself = self.num_workers > 1 and is_hf_stream(stream.source)
         self.watched: _WatchedInfo | None = None
@@ -185,8 +186,11 @@ class StreamReader:
         """Rows for the collator, a portion for each batch. Reads past what is trained at once."""
         opened, share, former = self._open(), self.stream.share, self.stream.former
         if former is None:
-            may_end, drop_last = self.stream.as_original, self.stream.drop_last
-            return self._portions(chunks_of_items(opened, share, drop_last=drop_last, may_end=may_end))
+            stream = self.stream
+            chunks = chunks_of_items(
+                opened, share, drop_last=stream.drop_last, must_reach_start=stream.must_reach_start
+            )
+            return self._portions(chunks)
 
         def seed(start: int) -> int:
             return seed_of((self.stream.seed, self.epoch, start, self._whose))

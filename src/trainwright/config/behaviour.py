@@ -1,0 +1,237 @@
+"""Each correction of the original's numbers, by name. `reproduce="transformers"` takes all of them back.
+
+The parts of docs/migrate.md that say what `reproduce` restores are written from this record, by
+tests/contract/test_behaviour.py with WRITE_DOCS=1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from trainwright.config.fields import value_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One difference from the original, as docs/migrate.md describes it.
+
+    Attributes:
+        original: what transformers does.
+        ours: what a run does without `reproduce`.
+        title: begins the paragraph of a difference that has one under "Numbers that differ"; "" makes it a row of the
+            table.
+    """
+
+    original: str
+    ours: str
+    title: str = ""
+
+
+_DRAWS_OF_A_RESUME = Difference(
+    original="a resumed run draws other numbers where a collator draws, or where samples are grouped by length in a "
+    "later epoch",
+    ours="it ends with the weights of the uninterrupted run",
+)
+_PASSES_OF_A_RESUME = Difference(
+    original="a resumed stream that has had more than one pass skips all batches of the earlier passes in one pass, "
+    "and reads other samples",
+    ours="the passes are counted: it ends with the weights of the uninterrupted run",
+)
+_DROP_LAST = Difference(
+    original="`dataloader_drop_last` drops samples of evaluations and predictions, and nothing of a training stream",
+    ours="it drops the last batch of training data, of a stream too unless it is the only one",
+)
+_NOT_FINITE = Difference(
+    title="A loss that is not finite",
+    original="is logged as 0.0 by transformers.",
+    ours="Trainwright counts it, names it at the next log, and never takes it for the best.",
+)
+
+
+def _corrects(*differences: Difference) -> bool:
+    """Declares a field of `Behaviour` that documents itself by these differences."""
+    return field(default=True, metadata={"differences": differences})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behaviour:
+    """What a run does where the original does otherwise. Each field names what happens where it is True."""
+
+    counts_predicted_tokens: bool = _corrects(
+        Difference(
+            title="Causal models without a declared loss type",
+            original="(GPT-2 is one): transformers divides the loss of a row of S tokens by S though "
+            "S\N{MINUS SIGN}1 tokens are predicted, so loss and gradient are too small by (S\N{MINUS SIGN}1)/S.",
+            ours="In Trainwright the loss is the model's own.",
+        )
+    )
+    evaluation_restores_random_states: bool = _corrects(
+        Difference(
+            title="Evaluating draws no random numbers.",
+            original="In transformers it advances the generators that dropout uses, so a run with dropout that "
+            "evaluates ends with other weights.",
+            ours="In Trainwright training draws the same numbers with and without evaluations.",
+        )
+    )
+    reports_nonfinite_losses: bool = _corrects(_NOT_FINITE)
+    # `best_metric` of the state; the original sets an infinite one before the first comparison
+    best_metric_starts_as_none: bool = _corrects(_NOT_FINITE)
+    averages_eval_loss_over_items: bool = _corrects(
+        Difference(
+            title="`eval_loss`",
+            original="is a mean over batches in transformers, and moves by up to 3 % with the evaluation batch size.",
+            ours="In Trainwright it is the mean over items.",
+        )
+    )
+    averages_means_over_window: bool = _corrects(
+        Difference(
+            original="BERT, RoBERTa, T5, classifiers on Llama, ... return a mean although they are told the number of "
+            "items: loss and gradients grow with `gradient_accumulation_steps` and the number of processes (since "
+            "4.46)",
+            ours="the mean over the step's micro-batches and the processes, as one batch gives and as the start of a "
+            'run says; `loss_weighting="original"` for the sum, `"batches"` for micro-batches that weigh alike',
+        )
+    )
+    resume_applies_new_settings: bool = _corrects(
+        Difference(
+            original="a changed learning rate is ignored on a resume, and the schedule of a longer run jumps",
+            ours="what you pass takes effect, and is listed",
+        )
+    )
+    resume_recomputes_intervals: bool = _corrects(
+        Difference(
+            original="a resumed run keeps the intervals of its checkpoint, also where you pass others or train longer: "
+            "`eval_steps=0.5` stays half of the shorter run",
+            ours="the intervals that you pass; a share is of the length that the run has now",
+        )
+    )
+    resume_of_finished_run_takes_no_step: bool = _corrects(
+        Difference(
+            original="a resume of a run that has done all its steps trains one more, where they end within an epoch",
+            ours="it trains none",
+        )
+    )
+    resume_continues_at_data_position: bool = _corrects(_DRAWS_OF_A_RESUME, _PASSES_OF_A_RESUME)
+    resumed_stream_must_reach_position: bool = _corrects(_PASSES_OF_A_RESUME)
+    keeps_eval_loader_per_dataset: bool = _corrects(
+        Difference(
+            original="with `dataloader_persistent_workers`, `evaluate(other_dataset)` evaluates the first dataset "
+            "again",
+            ours="it evaluates the one that it is given",
+        )
+    )
+    resume_restores_callbacks: bool = _corrects(
+        Difference(
+            original="without `restore_callback_states_from_checkpoint` a callback starts anew on a resume: early "
+            "stopping counts from 0",
+            ours="it continues with its saved counters, and the settings that you pass; with the field, also with the "
+            "saved settings",
+        )
+    )
+    sortish_sampler_groups_by_length: bool = _corrects(
+        Difference(
+            original="`sortish_sampler=True` has no effect",
+            ours="samples of similar length go together",
+        )
+    )
+    trains_incomplete_window: bool = _corrects(
+        Difference(
+            original="where a stream ends within a window of `gradient_accumulation_steps`, or a sampler before its "
+            "`len()`, its gradients stay for the next pass",
+            ours="a step on the last window, as with a dataset",
+        )
+    )
+    evaluates_incomplete_batch: bool = _corrects(_DROP_LAST)
+    drop_last_applies_to_streams: bool = _corrects(_DROP_LAST)
+    limits_every_generated_batch: bool = _corrects(
+        Difference(
+            original="with `predict_with_generate` and no length, the first batch has 21 tokens and all others 20",
+            ours="all have 20",
+        )
+    )
+    removes_prompts_from_predictions: bool = _corrects(
+        Difference(
+            original="with a decoder-only model, predictions of `Seq2SeqTrainer` begin with the input, and go on after "
+            "the answer where the input has one",
+            ours="the model is given the prompt, and predictions are what it adds; as with transformers under "
+            "`trainwright.compat.install()`, and where a subclass overrides `prediction_step`",
+        )
+    )
+    evaluates_in_dataset_order: bool = _corrects(
+        Difference(
+            original="with `group_by_length`, predictions come in an order drawn at random",
+            ours="in the order of the data",
+        )
+    )
+    gives_metrics_one_loss_per_sample: bool = _corrects(
+        Difference(
+            original='with `include_for_metrics=["loss"]` and `Seq2SeqTrainer`, a loss for each place in the batches',
+            ours="for each sample",
+        )
+    )
+    skips_nonfinite_steps: bool = _corrects(
+        Difference(
+            original="a step whose loss or gradient is NaN makes all weights NaN",
+            ours='the step is skipped, and named at the next log; `on_nonfinite="ignore"` updates, as transformers '
+            "does",
+        )
+    )
+    early_stopping_counts_nan_before_first_best: bool = _corrects(
+        Difference(
+            original="early stopping ignores NaN until the first number",
+            ours="NaN and None do not count as an improvement and are never the best",
+        )
+    )
+    reads_length_column_before_removal: bool = _corrects(
+        Difference(
+            original="the column of `length_column_name` is used only if the model takes it, or with "
+            "`remove_unused_columns=False`",
+            ours="it is used; the samples are measured where it lacks numbers",
+        )
+    )
+    sends_seed_and_epoch_to_workers: bool = _corrects(
+        Difference(
+            original="what a collator or a dataset draws in a worker process depends on the number of workers, and a "
+            "resume draws anew",
+            ours="each batch has its own seed: the same numbers with any number of workers, and on a resume",
+        ),
+        Difference(
+            original="workers that persist keep the epoch in which they were started, so a resume trains on other "
+            "samples",
+            ours="each epoch is given to them",
+        ),
+    )
+    evaluation_restores_precision: bool = _corrects(
+        Difference(
+            original="`evaluate()` or `predict()` with `bf16_full_eval` leaves the model in half precision, and a "
+            "`train()` after it trains so",
+            ours="the weights are as before",
+        )
+    )
+    sets_generation_config_of_new_models: bool = _corrects(
+        Difference(
+            original="with `model_init`, `generation_config` is lost when training begins",
+            ours="each new model has it",
+        )
+    )
+    autocasts_fp16_on_cpu: bool = _corrects(
+        Difference(
+            original="`fp16=True` has no effect on the CPU",
+            ours="autocast to fp16, with a loss scaler",
+        )
+    )
+
+
+def differences() -> list[Difference]:
+    """Returns each difference that `reproduce` restores once, in the order of the page."""
+    of_fields = (one.metadata["differences"] for one in fields(Behaviour))
+    return list(dict.fromkeys(difference for declared in of_fields for difference in declared))
+
+
+OURS = Behaviour()
+ORIGINAL = Behaviour(**{one.name: False for one in fields(Behaviour)})
+
+
+def behaviour_of(args: object) -> Behaviour:
+    """Returns the original's behaviour for `reproduce="transformers"`, and ours for other arguments."""
+    return ORIGINAL if value_of(args, "reproduce") == "transformers" else OURS

@@ -1,0 +1,76 @@
+"""The record of corrections: each is asked for by name, and docs/migrate.md says of each what is written beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import textwrap
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pytest
+import transformers
+
+import trainwright
+from trainwright.config.behaviour import ORIGINAL, OURS, Behaviour, behaviour_of, differences
+
+SOURCE = Path(trainwright.__file__).parent
+RECORD = SOURCE / "config" / "behaviour.py"
+PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
+START, END = "<!-- written by tests/contract/test_behaviour.py -->\n", "<!-- end -->\n"
+NAMES = [one.name for one in fields(Behaviour)]
+
+
+def paragraphs() -> str:
+    """The differences with a title, as the page has them under "Numbers that differ"."""
+    texts = [f"**{one.title}** {one.original} {one.ours}" for one in differences() if one.title]
+    wrapped = [textwrap.fill(text, 125, break_long_words=False, break_on_hyphens=False) for text in texts]
+    return "\n" + "\n\n".join(wrapped) + "\n\n"
+
+
+def table() -> str:
+    """The other differences, a row each."""
+    rows = [(one.original, one.ours) for one in differences() if not one.title]
+    lines = [f"| {original} | {ours} |" for original, ours in [("transformers", "Trainwright"), *rows]]
+    return "\n" + "\n".join([lines[0], "|---|---|", *lines[1:]]) + "\n\n"
+
+
+def test_the_page_says_what_the_record_says() -> None:
+    """With WRITE_DOCS=1 it is written."""
+    before, numbers, rows = PAGE.read_text(encoding="utf-8").split(START)
+    written, generated = [], [paragraphs(), table()]
+    for part in (numbers, rows):
+        said, _, after = part.partition(END)
+        written.append((said, after))
+    if os.environ.get("WRITE_DOCS"):
+        written = [(text, after) for text, (_, after) in zip(generated, written, strict=True)]
+        PAGE.write_text(before + "".join(START + said + END + after for said, after in written), encoding="utf-8")
+    assert [said for said, _ in written] == generated
+
+
+def test_a_run_of_ours_makes_all_corrections_and_the_originals_none() -> None:
+    assert set(asdict(OURS).values()) == {True}
+    assert set(asdict(ORIGINAL).values()) == {False}
+    assert all(one.metadata["differences"] for one in fields(Behaviour))
+
+
+def test_the_arguments_choose_the_behaviour() -> None:
+    for kind in (trainwright.TrainingArguments, trainwright.Seq2SeqTrainingArguments):
+        assert behaviour_of(kind(output_dir="x", use_cpu=True)) is OURS
+        assert behaviour_of(kind(output_dir="x", use_cpu=True, reproduce="transformers")) is ORIGINAL
+    assert behaviour_of(transformers.TrainingArguments(output_dir="x", use_cpu=True)) is OURS  # it has no such field
+
+
+@pytest.fixture(scope="module")
+def sources() -> dict[Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in SOURCE.rglob("*.py") if path != RECORD}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_correction_is_asked_for_by_name(name: str, sources: dict[Path, str]) -> None:
+    assert any(re.search(rf"\.{name}\b", text) for text in sources.values())
+
+
+def test_nobody_asks_whether_the_original_is_reproduced(sources: dict[Path, str]) -> None:
+    asks = re.compile(r"\breproduces\b|\.reproduce\b|value_of\(\w+, \"reproduce\"\)|\bORIGINAL\b")
+    assert [str(path) for path, text in sources.items() if asks.search(text)] == []
