@@ -1,11 +1,14 @@
-"""A step of two processes with DDP and with FSDP2, beside loops written by hand that do the same work, in one run each.
+"""A step of two processes, beside loops written by hand that do the same work: tiny GPT-2 with DDP, an MLP with FSDP2.
 
-python benchmarks/ddp_step.py            about four minutes
-python benchmarks/ddp_step.py --quick    fewer turns
+    python benchmarks/ddp_step.py               both, about four minutes
+    python benchmarks/ddp_step.py --kind ddp    only this one
+    python benchmarks/ddp_step.py --quick       fewer turns
 
-Whole runs of the subjects alternate in the same two processes; accelerate shards nothing on a CPU, so under FSDP2 there
-is no transformers. One JSON line for each: the ratio of the times of a step in neighbouring runs, and what each asks of
-torch.distributed between two steps (DDP's own reducer works below that, alike in all).
+The subjects take turns of ten steps in the same two processes (`harness.py`), each with a log at every tenth step. The loop
+by hand has `gradient_as_bucket_view=True`; ours has its defaults, guards included. Accelerate shards nothing on a CPU, so
+under FSDP2 there is no transformers. One JSON line for each kind: wall time in the main process and CPU time of both
+processes as ratios of neighbouring turns, and what each subject asks of torch.distributed between two steps (DDP's own
+reducer works below that, alike in all).
 """
 
 from __future__ import annotations
@@ -13,10 +16,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,14 +35,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src")]
 
-from harness import print_json, print_table, versions  # noqa: E402
+from harness import Subject, Turns, Watch, print_json, print_table, silence, take_turns, versions  # noqa: E402
+from step_overhead import BATCH, LEARNING_RATE, OwnData, gpt2, own_collator, sequences  # noqa: E402
 
-BATCH, FEATURES, WIDTH, CLASSES = 8, 64, 256, 8
+FEATURES, WIDTH, CLASSES = 64, 256, 8
+LOGGING_STEPS = 10
 LIMIT = 1.05
-SETTINGS: dict[str, dict[str, Any]] = {
-    "ddp": {"ddp_find_unused_parameters": False},
-    "fsdp2": {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "NO_WRAP"}},
-}
+WARM_UP = 30
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier")
 
 
@@ -53,56 +57,130 @@ class Mlp(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def model() -> nn.Module:
+def vectors(num: int) -> list[dict[str, Any]]:
+    drawn = [{"x": torch.randn(FEATURES), "labels": i % CLASSES} for i in range(256)]
+    return [drawn[i % 256] for i in range(num)]
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"ddp": gpt2, "fsdp2": Mlp}
+ITEMS: dict[str, Callable[[int], list[dict[str, Any]]]] = {"ddp": sequences, "fsdp2": vectors}
+
+
+def model_and_data(kind: str, num_steps: int) -> tuple[nn.Module, OwnData]:
     torch.manual_seed(0)
-    return Mlp()
+    # One epoch is never left, so no subject has an end of one within a turn.
+    return MODELS[kind](), OwnData(ITEMS[kind](2 * BATCH * (num_steps + 1)))
 
 
-def items(num: int) -> list[dict[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [{"x": torch.randn(FEATURES, generator=generator), "labels": torch.tensor(i % CLASSES)} for i in range(num)]
-
-
-def by_hand(num_steps: int, after_step: Callable[[int], None], *, kind: str) -> None:
-    data = items(num_steps * BATCH * 2)
-    wrapped: Any = DistributedDataParallel(model()) if kind == "ddp" else fully_shard(model())
-    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-3, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / num_steps))
-    loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data))
-    for step, batch in enumerate(loader, start=1):
-        loss = wrapped(**batch)["loss"]
+def by_hand(watch: Watch, *, kind: str, num_steps: int, as_bucket_view: bool = True) -> None:
+    """The ordinary loop of a careful person."""
+    model, data = model_and_data(kind, num_steps)
+    model.train()
+    wrapped: Any = (
+        DistributedDataParallel(model, gradient_as_bucket_view=as_bucket_view) if kind == "ddp" else fully_shard(model)
+    )
+    optimizer = torch.optim.AdamW(wrapped.parameters(), lr=LEARNING_RATE, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / num_steps))
+    loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data), collate_fn=own_collator)
+    device, running, batches = torch.device("cpu"), torch.zeros(()), iter(loader)
+    for step in range(1, num_steps + 1):
+        loss = wrapped(**{name: value.to(device) for name, value in next(batches).items()})["loss"]
         loss.backward()
-        nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
+        running += loss.detach()
+        grad_norm = nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
         optimizer.step()
+        learning_rate = schedule.get_last_lr()[0]
         schedule.step()
         optimizer.zero_grad()
-        after_step(step)
+        if step % LOGGING_STEPS == 0:
+            dist.all_reduce(running)
+            mean = running.item() / LOGGING_STEPS / dist.get_world_size()
+            print({"loss": mean, "grad_norm": float(grad_norm), "learning_rate": learning_rate, "step": step})
+            running.zero_()
+        watch.step_done(step)
 
 
-def by_trainer(num_steps: int, after_step: Callable[[int], None], *, library: str, kind: str) -> None:
+def by_trainer(watch: Watch, *, library: str, kind: str, num_steps: int, **settings: Any) -> None:
+    """A trainer of `library`, with its own defaults but for `settings`."""
     package = importlib.import_module(library)
 
-    class Tells(package.TrainerCallback):  # type: ignore[misc]
+    class TellsSteps(package.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            after_step(state.global_step)
+            watch.step_done(state.global_step)
 
-    args = package.TrainingArguments(
-        output_dir=tempfile.mkdtemp(), use_cpu=True, per_device_train_batch_size=BATCH, num_train_epochs=1,
-        learning_rate=1e-3, logging_strategy="no", save_strategy="no", report_to="none", disable_tqdm=True,
-        log_level="error", **SETTINGS[kind],
-    )  # fmt: skip
-    data = items(num_steps * BATCH * 2)
-    package.Trainer(model=model(), args=args, train_dataset=data, callbacks=[Tells()]).train()
+    model, data = model_and_data(kind, num_steps)
+    sharded = {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "NO_WRAP"}} if kind == "fsdp2" else {}
+    with tempfile.TemporaryDirectory() as output_dir:
+        args = package.TrainingArguments(
+            output_dir=output_dir,
+            use_cpu=True,
+            per_device_train_batch_size=BATCH,
+            max_steps=num_steps,
+            learning_rate=LEARNING_RATE,
+            logging_steps=LOGGING_STEPS,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            log_level="warning",
+            **sharded,
+            **settings,
+        )
+        trainer = package.Trainer(
+            model=model, args=args, train_dataset=data, data_collator=own_collator, callbacks=[TellsSteps()]
+        )
+        trainer.train()
 
 
-def counted(loop: Callable[..., None], num_steps: int) -> list[str]:
-    """Collectives that python code asks for from the second step to the last but one."""
-    calls: list[list[str]] = [[]]
+def subjects(kind: str, num_steps: int) -> dict[str, Subject]:
+    """The loop by hand, ours, ours as people tune it, and the original where it can do the same."""
+    by_library = partial(by_trainer, kind=kind, num_steps=num_steps)
+    found: dict[str, Subject] = {
+        "by hand": partial(by_hand, kind=kind, num_steps=num_steps),
+        "trainwright": partial(by_library, library="trainwright"),
+    }
+    if kind == "ddp":
+        found["by hand, copies"] = partial(by_hand, kind=kind, num_steps=num_steps, as_bucket_view=False)
+        told = {"ddp_find_unused_parameters": False}
+        found["trainwright, told"] = partial(by_library, library="trainwright", **told)
+        found["transformers"] = partial(by_library, library="transformers")
+        found["transformers, told"] = partial(by_library, library="transformers", **told)
+    return found
+
+
+class Marks:
+    """Times of the steps of one subject, of this process with all its threads."""
+
+    def __init__(self, lap: Watch, turns: Turns) -> None:
+        self._lap, self._turns = lap, turns
+        self._started = 0.0
+        self.cpu_s: list[float] = []
+
+    def step_done(self, step: int) -> None:
+        if self._turns.starts(step):
+            self._started = time.process_time()
+        elif self._turns.ends(step) and step > self._turns.warm_up:
+            self.cpu_s.append(time.process_time() - self._started)
+        self._lap.step_done(step)
+
+
+class Counts:
+    """Collectives that python code asks for, by step."""
+
+    def __init__(self) -> None:
+        self.by_step: list[list[str]] = [[]]
+
+    def step_done(self, step: int) -> None:
+        self.by_step.append([])
+
+
+def counted(subject: Subject, num_steps: int) -> list[str]:
+    """Names of the collectives from the second step to the last but one."""
+    counts = Counts()
     originals = {name: getattr(dist, name) for name in COLLECTIVES}
 
     def wrap(name: str) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            calls[-1].append(name)
+            counts.by_step[-1].append(name)
             return originals[name](*args, **kwargs)
 
         return call
@@ -110,57 +188,83 @@ def counted(loop: Callable[..., None], num_steps: int) -> list[str]:
     try:
         for name in COLLECTIVES:
             setattr(dist, name, wrap(name))
-        loop(num_steps, lambda step: calls.append([]))
+        with silence():
+            subject(counts)
     finally:
         for name, original in originals.items():
             setattr(dist, name, original)
-    return [name for step in calls[1 : num_steps - 1] for name in step]
+    return [name for step in counts.by_step[1 : num_steps - 1] for name in step]
 
 
-def in_a_process(kind: str, turns: int, steps: int) -> None:
-    """Rounds of whole runs: the loop by hand, the trainer, the loop by hand, ...; their first steps do not count."""
-    import statistics
-    import time
+def summary(times: list[float], base: list[float]) -> dict[str, float]:
+    """Ratio of neighbouring turns: the median, and the quarters around it."""
+    found = [one / other for one, other in zip(times, base, strict=True)]
+    low, middle, high = statistics.quantiles(found, n=4)
+    return {"median": round(middle, 3), "quarter": round(low, 3), "three_quarters": round(high, 3)}
 
+
+def of_all_processes(times: Mapping[str, list[float]]) -> dict[str, list[float]]:
+    """CPU seconds of each turn, summed over the processes."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, dict(times))
+    return {name: [sum(turn) for turn in zip(*(one[name] for one in gathered), strict=True)] for name in times}
+
+
+def in_a_process(kind: str, num_turns: int, only: list[str] | None) -> None:
+    torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    loops: dict[str, Callable[..., None]] = {"by hand": partial(by_hand, kind=kind)}
-    for library in ("trainwright", "transformers") if kind == "ddp" else ("trainwright",):
-        loops[library] = partial(by_trainer, library=library, kind=kind)
-    asked = {name: counted(loop, 6) for name, loop in loops.items()}
-    times: dict[str, list[float]] = {name: [] for name in loops}
-    warm_up = steps // 4
-    for _ in range(turns):
-        for name, loop in loops.items():
-            marks: list[float] = []
-            dist.barrier()
-            loop(steps + warm_up, lambda step, marks=marks: marks.append(time.perf_counter()))
-            times[name].append((marks[-1] - marks[warm_up]) / (len(marks) - 1 - warm_up))
+    few = LOGGING_STEPS
+    asked = {name: counted(subject, few) for name, subject in subjects(kind, few).items()}
+    turns = Turns(warm_up=WARM_UP, num=num_turns, steps=LOGGING_STEPS)
+    marks: dict[str, Marks] = {}
+
+    def marked(name: str, subject: Subject) -> Subject:
+        def run(lap: Watch) -> None:
+            marks[name] = Marks(lap, turns)
+            subject(marks[name])
+
+        return run
+
+    chosen = {name: one for name, one in subjects(kind, turns.total_steps).items() if not only or name in only}
+    laps = take_turns({name: marked(name, subject) for name, subject in chosen.items()}, turns)
+    cpu = of_all_processes({name: marks[name].cpu_s for name in chosen})
     if dist.get_rank() == 0:
-        ratios = {
-            name: round(statistics.median(a / b for a, b in zip(values, times["by hand"], strict=True)), 3)
-            for name, values in times.items()
-        }
-        found = {name: round(1e6 * statistics.median(values), 1) for name, values in times.items()}
+        base = "by hand"
+        wall_ratios = {name: summary(laps[name].wall_s, laps[base].wall_s) for name in chosen}
+        cpu_ratios = {name: summary(cpu[name], cpu[base]) for name in chosen}
+        found = {name: round(1e6 * statistics.median(laps[name].wall_s) / turns.steps, 1) for name in chosen}
         print_json({"benchmark": "ddp_step", "kind": kind, "processes": dist.get_world_size(), "step_us": found,
-                    "ratios": ratios, "limit": LIMIT, "collectives_between_steps": asked,
-                    **versions()})  # fmt: skip
-        rows = [[f"{kind}, {name}", str(ratios[name]), str(us), str(len(asked[name]))] for name, us in found.items()]
-        print_table([["subject", "ratio", "us a step", "collectives from Python"], *rows])
+                    "ratios": wall_ratios, "cpu_ratios": cpu_ratios, "limit": LIMIT,
+                    "collectives_between_steps": asked, **versions("torch", "transformers")})  # fmt: skip
+        print_table([
+            ["subject", "wall", "quarters", "cpu", "quarters", "us a step", "collectives from Python"],
+            *(
+                [f"{kind}, {name}", str(wall_ratios[name]["median"]), spread(wall_ratios[name]),
+                 str(cpu_ratios[name]["median"]), spread(cpu_ratios[name]), str(us), str(len(asked[name]))]
+                for name, us in found.items()
+            ),
+        ])  # fmt: skip
     dist.destroy_process_group()
 
 
+def spread(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['quarter']:.2f} to {ratio['three_quarters']:.2f}"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--kind", choices=SETTINGS, help="only this one")
+    parser.add_argument("--kind", choices=list(MODELS), help="only this one")
+    parser.add_argument("--subjects", nargs="+", help="time only these, and the loop by hand")
     chosen = parser.parse_args()
-    turns, steps = (5, 60) if chosen.quick else (15, 200)
     if "RANK" in os.environ:
-        in_a_process(chosen.kind, turns, steps)
+        only = ["by hand", *chosen.subjects] if chosen.subjects else None
+        in_a_process(chosen.kind, 20 if chosen.quick else 100, only)
         return
-    for kind in [chosen.kind] if chosen.kind else SETTINGS:
+    for kind in [chosen.kind] if chosen.kind else list(MODELS):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__,
-                   "--kind", kind, *(["--quick"] if chosen.quick else [])]  # fmt: skip
+                   "--kind", kind, *(["--quick"] if chosen.quick else []),
+                   *(["--subjects", *chosen.subjects] if chosen.subjects else [])]  # fmt: skip
         subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
 
 

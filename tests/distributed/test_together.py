@@ -131,7 +131,7 @@ def test_ragged_results_are_joined_in_order_of_rank(done: Done) -> None:
 def test_an_error_of_the_one_that_decides_is_everybodys(done: Done) -> None:
     for told in done.told:
         assert told["agreed_error"] == "LookupError: no checkpoint there"
-        assert told["nothing"].startswith("CheckpointNotFoundError: resume_from_checkpoint=True")
+        assert told["nothing"].startswith("CheckpointNotFoundError: No valid checkpoint found in output directory")
         assert told["different"].startswith("DataError: Processes bring different results")
 
 
