@@ -40,6 +40,7 @@ class Engine:
         self._plan = plan
         self._scaler: torch.amp.GradScaler | None = getattr(accelerator, "scaler", None)
         self._optimizer: Optimizer = None
+        self._clipped: list[nn.Parameter] | None = None  # from `clip` to `zero_grad`, where both walk the same model
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -73,6 +74,7 @@ class Engine:
     def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Takes the model whose parameters are updated, and its optimizer."""
         self._optimizer = optimizer
+        self._clipped = None
 
     def _compiled(self, model: nn.Module) -> nn.Module:
         """Returns the model compiled as the plan says."""
@@ -150,7 +152,8 @@ class Engine:
 
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         """Clips by torch's function, which accelerate calls too, as it is at this moment."""
-        return torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        self._clipped = list(model.parameters())
+        return torch.nn.utils.clip_grad_norm_(self._clipped, max_norm)
 
     def _unscale(self) -> None:
         if self._scaler is not None:
@@ -189,8 +192,18 @@ class Engine:
                     parameter.grad.mul_(factor)
 
     def zero_grad(self, model: nn.Module) -> None:
-        """Clears the gradients by the model's own method."""
-        model.zero_grad()
+        """Clears the gradients by the model's own method.
+
+        Where that is torch's, it would walk through all modules a second time in a step: `clip` has just done so.
+        """
+        parameters, self._clipped = self._clipped, None
+        clear = model.zero_grad
+        is_own = getattr(clear, "__func__", None) is nn.Module.zero_grad and is_from(clear, "torch")
+        if parameters is None or not is_own:
+            clear()
+            return
+        for parameter in parameters:
+            parameter.grad = None
 
     def begin_epoch(self, model: nn.Module) -> None:
         """Prepares a wrapped model for the first step of an epoch; nothing to do where it is whole."""
