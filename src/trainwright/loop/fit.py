@@ -188,11 +188,11 @@ def wait_for_data(
     except Interrupted:
         give_up(session, run)
         raise
-    except (RuntimeError, OSError, EOFError) as error:  # of workers that the signal has ended
+    except (RuntimeError, OSError, EOFError):  # of workers that the signal has ended
         if not run.is_interrupted:
             raise
         give_up(session, run)
-        raise Interrupted from error
+        raise Interrupted from None  # the traceback of the process need not name a worker's end as its cause
     finally:
         run.clock.mark(OTHER)
     return window
