@@ -5,8 +5,9 @@
     python benchmarks/ddp_step.py --quick       fewer turns
 
 The subjects take turns of ten steps in the same two processes (`harness.py`), each with a log at every tenth step. The loop
-by hand has `gradient_as_bucket_view=True`; ours has its defaults, guards included. Accelerate shards nothing on a CPU, so
-under FSDP2 there is no transformers. One JSON line for each kind: wall time in the main process and CPU time of both
+by hand has `gradient_as_bucket_view=True`; ours has its defaults, guards included, and is "told" where
+`ddp_find_unused_parameters=False`. "Counting" divides by the labels of all processes, which takes an exchange before each
+forward pass, as both trainers do by default. Accelerate shards nothing on a CPU, so under FSDP2 there is no transformers. One JSON line for each kind: wall time in the main process and CPU time of both
 processes as ratios of neighbouring turns, and what each subject asks of torch.distributed between two steps (DDP's own
 reducer works below that, alike in all).
 """
@@ -72,19 +73,27 @@ def model_and_data(kind: str, num_steps: int) -> tuple[nn.Module, OwnData]:
     return MODELS[kind](), OwnData(ITEMS[kind](2 * BATCH * (num_steps + 1)))
 
 
-def by_hand(watch: Watch, *, kind: str, num_steps: int, as_bucket_view: bool = True) -> None:
-    """The ordinary loop of a careful person."""
+def by_hand(watch: Watch, *, kind: str, num_steps: int, counts: bool = False, **of_ddp: Any) -> None:
+    """The ordinary loop of a careful person; with `counts`, each label of all processes weighs the same in a step."""
     model, data = model_and_data(kind, num_steps)
     model.train()
     wrapped: Any = (
-        DistributedDataParallel(model, gradient_as_bucket_view=as_bucket_view) if kind == "ddp" else fully_shard(model)
+        DistributedDataParallel(model, **{"gradient_as_bucket_view": True} | of_ddp)
+        if kind == "ddp"
+        else fully_shard(model)
     )
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=LEARNING_RATE, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / num_steps))
     loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data), collate_fn=own_collator)
     device, running, batches = torch.device("cpu"), torch.zeros(()), iter(loader)
     for step in range(1, num_steps + 1):
-        loss = wrapped(**{name: value.to(device) for name, value in next(batches).items()})["loss"]
+        batch = {name: value.to(device) for name, value in next(batches).items()}
+        if counts:
+            batch["num_items_in_batch"] = batch["labels"][..., 1:].ne(-100).sum()
+            dist.all_reduce(batch["num_items_in_batch"])
+        loss = wrapped(**batch)["loss"]
+        if counts:
+            loss = loss * dist.get_world_size()
         loss.backward()
         running += loss.detach()
         grad_norm = nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
@@ -139,7 +148,10 @@ def subjects(kind: str, num_steps: int) -> dict[str, Subject]:
         "trainwright": partial(by_library, library="trainwright"),
     }
     if kind == "ddp":
-        found["by hand, copies"] = partial(by_hand, kind=kind, num_steps=num_steps, as_bucket_view=False)
+        hand = partial(by_hand, kind=kind, num_steps=num_steps)
+        found["by hand, counting"] = partial(hand, counts=True)
+        found["by hand, copies"] = partial(hand, gradient_as_bucket_view=False)
+        found["by hand, as trainwright"] = partial(hand, counts=True, find_unused_parameters=True)
         told = {"ddp_find_unused_parameters": False}
         found["trainwright, told"] = partial(by_library, library="trainwright", **told)
         found["transformers"] = partial(by_library, library="transformers")

@@ -4,6 +4,7 @@ A tiny MLP on a list dataset, in the steady state. Beside it a loop written by h
 and LambdaLR, is counted for the record, and printed: `pytest -s`.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -179,6 +180,36 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 @pytest.mark.parametrize(("what", "at_least", "ceiling"), CEILINGS)
 def test_calls_stay_under_the_ceiling(counts: dict[str, float], what: str, at_least: int, ceiling: int) -> None:
     assert at_least < counts[what] <= ceiling
+
+
+class CountsWalks(Mlp):
+    def __init__(self) -> None:
+        super().__init__()
+        self.walks = 0
+
+    def parameters(self, recurse: bool = True) -> Any:
+        self.walks += 1
+        return super().parameters(recurse)
+
+
+class NotesWalks(trainwright.TrainerCallback):
+    def __init__(self) -> None:
+        self.after_step: list[int] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self.after_step.append(model.walks)
+        assert all(parameter.grad is None for parameter in model.layers.parameters())
+
+
+def test_a_step_walks_through_the_model_once(tmp_path: Path) -> None:
+    """To clip; its gradients are cleared without a second walk. In a language model a walk takes a percent of a step."""
+    notes = NotesWalks()
+    settings = {"max_steps": 4, "logging_steps": 4, "per_device_train_batch_size": 8}
+    data = doubles.samples(32)
+    model = doubles.model(CountsWalks)
+    doubles.trainer(tmp_path, settings=settings, model=model, train_dataset=data, callbacks=[notes]).train()
+    _, *later = notes.after_step
+    assert [after - before for before, after in itertools.pairwise(later)] == [1, 1]
 
 
 def test_the_counter_counts() -> None:

@@ -64,7 +64,8 @@ class ShardedEngine(DistributedEngine):
         reshard(self._sharded)
 
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
-        return clip_each_kind(self._sharded.parameters(), max_norm)
+        self._clipped = list(self._sharded.parameters())
+        return clip_each_kind(self._clipped, max_norm)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
