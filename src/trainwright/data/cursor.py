@@ -97,6 +97,8 @@ class LoaderState:
     # python's, numpy's and torch's states from before anything of this epoch was drawn, its order first
     epoch_start: dict[str, Any] | None = None
     before_ahead: dict[str, Any] | None = None  # the same from before the batch that was fetched ahead
+    # and from before the call that gave the batch trained last, where the dataloader may fetch ahead itself
+    before_given: dict[str, Any] | None = None
     # of a stream or of a user's dataloader, by the kind of position; None where the cursor says it all
     position: dict[str, Any] | None = None
 

@@ -12,6 +12,10 @@ one micro-batch both are the same copy, since nothing draws in between:
 
 Windows of several micro-batches have two copies, one for each of these fetches.
 
+A dataloader of the user may fetch ahead of its own batches, as those that accelerate prepares do: the batch that it has
+ready was made during the call before, and a resume makes it while it reads again what is trained. The states from
+before that call are kept too, and are set before the last batch that is skipped.
+
 What differs between a dataset with indices, a stream and a dataloader that the user made is in its position
 (`positions.py`).
 """
@@ -68,7 +72,8 @@ class Loader:
         self._resumed = LoaderState()
         self._epoch_start: RandomStates | None = None
         self._before_ahead: RandomStates | None = None
-        self._window_start: tuple[RandomStates, RandomStates | None] | None = None
+        self._before_given: RandomStates | None = None  # the same from before the fetch of the batch given last
+        self._window_start: tuple[RandomStates, RandomStates | None, RandomStates | None] | None = None
         self._now: RandomStates | None = None  # the states of now; None: something may have drawn since the last copy
         self._watched = watched(dataloader)
         # of each batch given since `begin_window`, its samples as the order has them; None: nobody asks for them
@@ -114,7 +119,11 @@ class Loader:
             batches = map(self._copies.send, batches)
         fetch: Any = self._fetch_as_it_was if self._seeds_here else self._fetch
         self._watched.begin()
+        fetches_inside = self._keeps_states and position.may_fetch_ahead
+        first_kept = 1 if fetches_inside else 0  # batches to come before the first fetch whose states are kept
         try:
+            if fetches_inside:
+                self._before_ahead = self._states_now()
             ahead = fetch(batches, _END)
             if after_first is not None:
                 after_first()
@@ -123,7 +132,8 @@ class Loader:
             while ahead is not _END:
                 batch = ahead
                 self._left -= 1
-                if self._keeps_states and self._left <= 0:  # a checkpoint may follow: it is between two windows
+                if self._keeps_states and self._left <= first_kept:  # a checkpoint follows the last batch of a window
+                    self._before_given = self._before_ahead if fetches_inside else None
                     self._before_ahead = self._states_now()
                 ahead = fetch(batches, _END)
                 if is_last := ahead is _END:
@@ -179,10 +189,20 @@ class Loader:
         if resumes and self._resumed.epoch_start is not None:
             self._set_random_state(self._resumed.epoch_start)
         start = self._epoch_start = self._random_state()
-        batches = self.position.open(skip_batches, resumes=resumes, reset=lambda: self._set_random_state(start))
+        batches = self.position.open(
+            skip_batches,
+            resumes=resumes,
+            reset=lambda: self._set_random_state(start),
+            before_last_skipped=self._set_states_before_given if resumes else None,
+        )
         if resumes and self._resumed.before_ahead is not None:
             self._set_random_state(self._resumed.before_ahead)
         return batches
+
+    def _set_states_before_given(self) -> None:
+        """Sets the random states in which the interrupted run fetched the batch that it trained last, if kept."""
+        if self._resumed.before_given is not None:
+            self._set_random_state(self._resumed.before_given)
 
     def begin_window(self, random_states: RandomStates | None = None) -> None:
         """Notes where the last finished step left the data, before the next one waits for its own.
@@ -197,7 +217,7 @@ class Loader:
             self.window_samples = []
         self._now = random_states
         if self._keeps_states and (self._rewinds or random_states is not None):
-            self._window_start = (self._states_now(), self._before_ahead)
+            self._window_start = (self._states_now(), self._before_ahead, self._before_given)
         if self._window is None:
             self._now = None
         self.position.begin_window()
@@ -207,7 +227,7 @@ class Loader:
         self.position.rewind()
         self._watched.end_of_dataloader = False
         if self._window_start is not None:
-            states, self._before_ahead = self._window_start
+            states, self._before_ahead, self._before_given = self._window_start
             self._set_random_state(states)
             self._now = None
 
@@ -224,7 +244,10 @@ class Loader:
     def state(self) -> LoaderState:
         """Returns what a checkpoint keeps of this process besides the cursor."""
         return LoaderState(
-            epoch_start=self._epoch_start, before_ahead=self._before_ahead, position=self.position.state()
+            epoch_start=self._epoch_start,
+            before_ahead=self._before_ahead,
+            before_given=self._before_given,
+            position=self.position.state(),
         )
 
     def resume(self, cursor: Cursor, state: LoaderState) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
 from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
@@ -46,14 +46,29 @@ class LoaderPosition(ABC):
     num_left_out: int = 0  # samples by which the next epochs are shorter than the dataset
     num_formed: int = 0  # samples that were given in batches formed by length, over all processes
     is_stale: bool = False  # samples are to be left out from the next `refresh` on
+    may_fetch_ahead: bool = False  # a batch may be fetched by the call for an earlier one
 
     @abstractmethod
     def seek(self, epoch: int, skip_batches: int) -> None:
         """The next `open` is for this epoch, after some of its batches."""
 
     @abstractmethod
-    def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
-        """The batches of the epoch after some; `reset` sets the random states of the beginning of the epoch."""
+    def open(
+        self,
+        skip_batches: int,
+        *,
+        resumes: bool,
+        reset: Callable[[], None],
+        before_last_skipped: Callable[[], None] | None = None,
+    ) -> Iterator[Batch]:
+        """Returns an iterator over the batches of the epoch after some.
+
+        Args:
+            skip_batches: how many batches are left out.
+            resumes: True for the epoch of a checkpoint, or for the rest of the epoch under way.
+            reset: sets the random states of the beginning of the epoch.
+            before_last_skipped: called before the last of `skip_batches` is read, where they are read again.
+        """
 
     def begin(self) -> None:  # noqa: B027 -- a position that is computed has nothing to follow
         """The first batch is fetched."""
@@ -162,7 +177,14 @@ class IndexedPosition(LoaderPosition):
     def seek(self, epoch: int, skip_batches: int) -> None:
         self._batches.seek(epoch, self.samples_before(epoch, skip_batches))
 
-    def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
+    def open(
+        self,
+        skip_batches: int,
+        *,
+        resumes: bool,
+        reset: Callable[[], None],
+        before_last_skipped: Callable[[], None] | None = None,
+    ) -> Iterator[Batch]:
         if self._batches.fetched is not None:
             self._batches.fetched.clear()
         order = self._batches.order_of(self._batches.epoch)
@@ -281,7 +303,14 @@ class StreamPosition(LoaderPosition):
         self._progress.part, self._progress.batches = items.split.part, skip_batches
         items.set_epoch(epoch)
 
-    def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
+    def open(
+        self,
+        skip_batches: int,
+        *,
+        resumes: bool,
+        reset: Callable[[], None],
+        before_last_skipped: Callable[[], None] | None = None,
+    ) -> Iterator[Batch]:
         self._note_left_out()
         return host_batches(self._dataloader)
 
@@ -414,6 +443,7 @@ class ForeignPosition(LoaderPosition):
         self._ahead: State | None = None
         self._at_window: State | None = None
         self._resumed: State | None = None  # a checkpoint's state, from which the next iteration begins; used once
+        self.may_fetch_ahead = type(dataloader) is not DataLoader and not self._tells  # as those of accelerate
 
     def seek(self, epoch: int, skip_batches: int) -> None:
         batches = getattr(self._dataloader, "batch_sampler", None)
@@ -423,12 +453,23 @@ class ForeignPosition(LoaderPosition):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
-    def open(self, skip_batches: int, *, resumes: bool, reset: Callable[[], None]) -> Iterator[Batch]:
+    def open(
+        self,
+        skip_batches: int,
+        *,
+        resumes: bool,
+        reset: Callable[[], None],
+        before_last_skipped: Callable[[], None] | None = None,
+    ) -> Iterator[Batch]:
         state, self._resumed = self._resumed, None
         batches: Iterator[Batch]
         if state is None:
             batches = iter(self._dataloader)
-            collections.deque(itertools.islice(batches, skip_batches), maxlen=0)  # what is trained is read again
+            if skip_batches > 0:  # what is trained is read again
+                collections.deque(itertools.islice(batches, skip_batches - 1), maxlen=0)
+                if before_last_skipped is not None:
+                    before_last_skipped()
+                next(batches, None)
             return batches
         self._dataloader.load_state_dict(state)
         batches = iter(self._dataloader)

@@ -295,6 +295,7 @@ def resume_loader(
     state = LoaderState(
         epoch_start=states.get("loader_epoch_start"),
         before_ahead=states.get("loader_before_ahead"),
+        before_given=states.get("loader_before_given"),
         position=_data_position(checkpoint, states, engine, is_own=own is not None),
     )
     if not skips:

@@ -583,7 +583,10 @@ class TrainingRun:
         if self.loader is None:
             return {}, None
         state = self.loader.state()
-        return {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}, state.position
+        states = {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}
+        if state.before_given is not None:
+            states["loader_before_given"] = state.before_given
+        return states, state.position
 
 
 # -- pickles and deep copies of a trainer -----------------------------------------------------------------------------
