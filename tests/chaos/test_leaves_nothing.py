@@ -30,6 +30,9 @@ OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 def process() -> dict[str, Any]:
     """What must be as before."""
     gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":  # of a closed queue, which ends shortly after it
+            thread.join(5)
     cudnn, loggers = torch.backends.cudnn, [logging.getLogger(name) for name in LOGGERS]
     return {
         "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
@@ -101,6 +104,12 @@ WITH_WORKERS: dict[str, dict[str, Any]] = {
     "workers": {"dataloader_num_workers": 2},
     "workers and SIGTERM": {"dataloader_num_workers": 2, "callbacks": [At(signalled(signal.SIGTERM))]},
     "workers and an error": {"dataloader_num_workers": 2, "callbacks": [At(fails)], **EVALUATES},
+    "workers that persist": {"dataloader_num_workers": 2, "dataloader_persistent_workers": True, **EVALUATES},
+    "workers that persist and an error": {
+        "dataloader_num_workers": 2,
+        "dataloader_persistent_workers": True,
+        "callbacks": [At(fails)],
+    },
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -12,12 +13,12 @@ from typing import Any
 
 import psutil
 import pytest
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from trainwright import get_last_checkpoint
+from trainwright import Trainer, get_last_checkpoint
 
 from .._support import forked
-from .._support.small import data, differing, make_trainer, weights
+from .._support.small import StopAt, data, differing, make_trainer, weights
 from .draws import Draws
 
 pytestmark = pytest.mark.process
@@ -157,3 +158,40 @@ def until(condition: Callable[[], bool]) -> None:
             return
         time.sleep(0.1)
     pytest.fail("it did not happen within a minute")
+
+
+def test_workers_that_persist_end_with_the_run_and_with_a_collected_trainer(tmp_path: Path) -> None:
+    settings = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "max_steps": 2}
+    before = set(multiprocessing.active_children())
+    trainer = make_trainer(tmp_path, eval_dataset=data.vectors(4), **settings)
+    trainer.train()
+    assert set(multiprocessing.active_children()) == before
+    trainer.evaluate()
+    assert len(set(multiprocessing.active_children()) - before) == 1
+    assert len(list(trainer.callback_handler.train_dataloader)) == 7  # starts a worker anew
+    assert len(set(multiprocessing.active_children()) - before) == 2
+    del trainer
+    gc.collect()
+    assert set(multiprocessing.active_children()) == before
+
+
+class PersistentLoader(Trainer):
+    """Has a dataloader of its own, in an order that torch's generator draws, whose workers persist."""
+
+    def get_train_dataloader(self) -> Any:
+        rows = self.train_dataset
+        return self.accelerator.prepare(
+            DataLoader(rows, batch_size=4, shuffle=True, num_workers=1, persistent_workers=True)
+        )
+
+
+@pytest.mark.parametrize("step", [7, 9])  # the end of an epoch, and the middle of the next one
+def test_a_resume_with_workers_that_persist_in_a_dataloader_of_the_user_is_exact(step: int, tmp_path: Path) -> None:
+    def trained(folder: str, *callbacks: Any, resume: bool = False) -> Any:
+        trainer = make_trainer(tmp_path / folder, cls=PersistentLoader, callbacks=list(callbacks), num_train_epochs=3)
+        trainer.train(resume_from_checkpoint=resume)
+        return weights(trainer.model)
+
+    whole = trained("whole")
+    trained("cut", StopAt(step))
+    assert differing(trained("cut", resume=True), whole) == {}

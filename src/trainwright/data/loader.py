@@ -35,7 +35,7 @@ from trainwright.data.cursor import Cursor, LoaderState
 from trainwright.data.length_sampler import BatchedDataset
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.positions import position_of
-from trainwright.data.prepared_dataloader import DevicePrefetcher, watched
+from trainwright.data.prepared_dataloader import DevicePrefetcher, PreparedDataLoader, started_in_epoch, watched
 from trainwright.data.quarantine import Sample
 from trainwright.data.seeding import SeededItems
 
@@ -114,7 +114,8 @@ class Loader:
         position = self.position
         position.seek(epoch, skip_batches)
         self._now = None
-        batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=after_first is not None)
+        with started_in_epoch(self.dataloader, epoch):
+            batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=after_first is not None)
         if self._copies is not None:
             batches = map(self._copies.send, batches)
         fetch: Any = self._fetch_as_it_was if self._seeds_here else self._fetch
@@ -124,7 +125,8 @@ class Loader:
         try:
             if fetches_inside:
                 self._before_ahead = self._states_now()
-            ahead = fetch(batches, _END)
+            with started_in_epoch(self.dataloader, epoch):  # accelerate's dataloaders open their epoch here
+                ahead = fetch(batches, _END)
             if after_first is not None:
                 after_first()
                 self._now = None
@@ -149,6 +151,11 @@ class Loader:
             raise
         finally:
             self._watched.end()
+
+    def close(self) -> None:
+        """Ends workers that persist, where the dataloader is the trainer's."""
+        if isinstance(self._watched, PreparedDataLoader):
+            self._watched.end_workers()
 
     def leave_out(self, samples: set[Sample], num_samples: int) -> None:
         """Leaves samples out from the next step on; see `LoaderPosition.leave_out` for the errors."""

@@ -9,10 +9,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import multiprocessing
+import os
+import threading
 import traceback
-from collections.abc import Callable, Iterator, MutableMapping
+import weakref
+from collections.abc import Callable, Generator, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from operator import methodcaller
 from typing import Any
 
@@ -57,7 +62,7 @@ class PreparedDataLoader(DataLoader[Any]):
     rng_types: tuple[str, ...] = ()
     synchronized_generator: torch.Generator | None = None
     _is_open = False
-    _persistent: LoaderWorkers | None = None  # the workers, where they persist
+    _persistent: PersistentWorkers | None = None  # the workers, where they persist
 
     def host_batches(self) -> Iterator[Batch]:
         """Returns an iterator over the batches as the collator made them."""
@@ -65,15 +70,18 @@ class PreparedDataLoader(DataLoader[Any]):
             set_epoch_of(self.dataset, self._keeps_epoch.epoch)
         if self.num_workers == 0:
             return super().__iter__()
-        before = set(multiprocessing.active_children())
-        with held_back(), blocked():  # until `start_worker` ignores signals
-            batches = super().__iter__()
-        started = [child for child in multiprocessing.active_children() if child not in before and child.daemon]
-        workers = LoaderWorkers(self, started) if started or self._persistent is None else self._persistent
-        workers.num_given = 0
-        if self.persistent_workers:
-            self._persistent = workers
-        return _of_workers(batches, workers, ends_them=not self.persistent_workers)
+        if not self.persistent_workers:
+            batches, started = _started_by(super().__iter__)
+            return _of_workers(batches, LoaderWorkers(self, started))
+        if self._persistent is None:
+            self._persistent = PersistentWorkers(self)
+        return self._persistent.epoch()
+
+    def end_workers(self) -> None:
+        """Ends workers that persist, and the iteration that reads from them; the next iteration starts others."""
+        workers, self._persistent = self._persistent, None
+        if workers is not None:
+            workers.end()
 
     def __iter__(self) -> Any:  # torch types it as its own iterator
         return self._device_batches(self.host_batches())
@@ -163,8 +171,90 @@ class PreparedDataLoader(DataLoader[Any]):
 ITERATES = PreparedDataLoader.__iter__  # a subclass or a library may put another method in its place
 
 
-def _of_workers(batches: Iterator[Batch], workers: LoaderWorkers, *, ends_them: bool) -> Iterator[Batch]:
-    """Yields the batches; after an error it looks at the workers, and `ends_them` at once.
+class PersistentWorkers:
+    """Workers that serve every epoch of one dataloader.
+
+    torch's iterator ends its workers when it is released, and the dataloader that made it holds it for good. So a copy
+    of the dataloader makes it here: `end` releases the copy alone. An iterator that is collected in a circle of
+    references cannot tell its workers to end, since its queues are closed before; those are told through a pipe.
+    """
+
+    def __init__(self, dataloader: PreparedDataLoader) -> None:
+        told, tell = multiprocessing.Pipe(duplex=False)
+        self._copy: DataLoader[Any] | None = copy.copy(dataloader)
+        self._copy.worker_init_fn = EndsWhenTold(dataloader.worker_init_fn, told)
+        self._tells = weakref.finalize(self, tell.send_bytes, b"end")
+        self._tells.atexit = False
+        self._workers: LoaderWorkers | None = None
+        self._epoch: Iterator[Batch] = iter(())
+
+    def epoch(self) -> Iterator[Batch]:
+        """Returns an iterator over the batches of an epoch, and starts the workers for the first one."""
+        assert self._copy is not None
+        batches, started = _started_by(partial(DataLoader.__iter__, self._copy))
+        if self._workers is None:
+            self._workers = LoaderWorkers(self._copy, started)
+        self._workers.num_given = 0
+        self._epoch = _of_workers(batches, self._workers)
+        return self._epoch
+
+    def end(self) -> None:
+        """Ends the workers, and the iteration under way."""
+        self._tells.detach()
+        if isinstance(self._epoch, Generator):
+            self._epoch.close()
+        self._copy = None
+
+
+class EndsWhenTold:
+    """The initialization of a worker, which then also ends once there is something to read in a pipe."""
+
+    def __init__(self, start: Callable[[int], None] | None, told: Connection) -> None:
+        self._start = start
+        self._told = told
+
+    def __call__(self, worker_id: int) -> None:
+        """Runs in the worker."""
+        threading.Thread(target=self._wait, name="trainwright-end", daemon=True).start()
+        if self._start is not None:
+            self._start(worker_id)
+
+    def _wait(self) -> None:
+        with contextlib.suppress(EOFError):  # the main process is gone, which others look for
+            self._told.poll(None)
+            os._exit(0)  # with another code torch raises in the main process
+
+
+def _started_by(iterate: Callable[[], Iterator[Batch]]) -> tuple[Iterator[Batch], list[BaseProcess]]:
+    """Returns an iterator that a function makes, and the workers that it started."""
+    before = set(multiprocessing.active_children())
+    with held_back(), blocked():  # until `start_worker` ignores signals
+        batches = iterate()
+    return batches, [child for child in multiprocessing.active_children() if child not in before and child.daemon]
+
+
+@contextlib.contextmanager
+def started_in_epoch(dataloader: DataLoaderLike, epoch: int) -> Iterator[None]:
+    """Around the opening of an epoch: workers that persist may be started in it, though a run starts them in its first.
+
+    torch draws a seed for them when they start. In a later epoch, as after a resume, it is drawn from a copy of torch's
+    generator, since an uninterrupted run draws nothing there.
+    """
+    inside = getattr(dataloader, "base_dataloader", dataloader)  # of accelerate's wrapper
+    persists = isinstance(inside, DataLoader) and inside.persistent_workers
+    if epoch == 0 or not persists or inside.generator is not None:
+        yield
+        return
+    inside.generator = torch.Generator()
+    inside.generator.set_state(torch.get_rng_state())
+    try:
+        yield
+    finally:
+        inside.generator = None
+
+
+def _of_workers(batches: Iterator[Batch], workers: LoaderWorkers) -> Iterator[Batch]:
+    """Yields the batches; after an error it looks at the workers, and lets go of torch's iterator.
 
     They end with torch's iterator. The traceback of an error would keep that until it is collected, in the middle of
     whatever runs then, and torch waits five seconds for each worker that no longer hears that it should end.
@@ -178,8 +268,7 @@ def _of_workers(batches: Iterator[Batch], workers: LoaderWorkers, *, ends_them: 
     except BaseException as error:
         if isinstance(error, Exception):
             workers.look_at(error)
-        if ends_them:
-            _forget_iterator(error)
+        _forget_iterator(error)
         raise
     finally:
         del batches

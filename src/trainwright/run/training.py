@@ -451,6 +451,8 @@ class TrainingRun:
             raise
         finally:
             self.guard.close()
+            if self.loader is not None:
+                self.loader.close()
             if self.curriculum is not None:
                 services.callback_handler.unwatch(self.curriculum)
             self.is_training, self.recorder, self.progress.window = False, NullRecorder(), None
