@@ -22,12 +22,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import safetensors.torch
 import torch
 import transformers
 from accelerate.state import AcceleratorState, GradientState
+from transformers.trainer_utils import TrainerMemoryTracker
 
 import trainwright
 from trainwright.errors import TrainwrightError
@@ -215,6 +217,24 @@ def _stop(*_: object) -> None:
 
 
 @contextlib.contextmanager
+def no_memory_threads() -> Iterator[None]:
+    """Ends the threads with which the original measures memory; it leaves them to spin where a run ends by an error."""
+    trackers: list[TrainerMemoryTracker] = []
+    make_tracker = TrainerMemoryTracker.__init__
+
+    def noted(self: TrainerMemoryTracker, *args: Any, **kwargs: Any) -> None:
+        trackers.append(self)
+        make_tracker(self, *args, **kwargs)
+
+    try:
+        with mock.patch.object(TrainerMemoryTracker, "__init__", noted):
+            yield
+    finally:
+        for tracker in trackers:
+            tracker.peak_monitoring = False
+
+
+@contextlib.contextmanager
 def quiet_and_clean() -> Iterator[None]:
     """Nothing of a run remains in the process: environment, singletons, switches of torch, levels of loggers."""
     environment, signals = dict(os.environ), {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
@@ -228,7 +248,8 @@ def quiet_and_clean() -> Iterator[None]:
         nowhere = io.StringIO()
         with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             warnings.simplefilter("ignore")
-            yield
+            with no_memory_threads():
+                yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         os.chdir(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import random
+import threading
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -16,10 +17,11 @@ import transformers
 
 import trainwright
 
+from .._support.small import REFERENCE, make_trainer
 from . import fuzz_sides
 from .fuzz import check, report, shrunk
 from .fuzz_corrections import CORRECTIONS, FINISHED, HALF_AFTER, INTERVALS, NON_FINITE, Correction
-from .fuzz_sides import OURS, compare
+from .fuzz_sides import OURS, compare, quiet_and_clean
 from .fuzz_table import BUNDLES, FIELDS, LEFT_OUT, TABLE, Case, draw
 
 MIGRATE = Path(__file__).parents[2] / "docs" / "migrate.md"
@@ -119,3 +121,19 @@ def test_a_difference_found_once_is_repaired_or_documented(case: Case, correctio
     used: Counter[Correction] = Counter()
     assert compare(case, used) is None
     assert correction is None or used[correction]
+
+
+class Fails(transformers.TrainerCallback):
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        raise ZeroDivisionError
+
+
+@pytest.mark.framework
+def test_an_original_that_ends_by_an_error_leaves_no_thread(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    with pytest.raises(ZeroDivisionError), quiet_and_clean():
+        make_trainer(tmp_path, REFERENCE, callbacks=[Fails()], skip_memory_metrics=False).train()
+    started = set(threading.enumerate()) - before
+    for thread in started:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in started)
