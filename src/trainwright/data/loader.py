@@ -10,7 +10,10 @@ one micro-batch both are the same copy, since nothing draws in between:
     7       copy           draws                      draws; a checkpoint keeps the copy and the states of now
     8       copy           a signal: the states of the copy are put back, and step 7 is saved with the copy before it
 
-Windows of several micro-batches have two copies, one for each of these fetches.
+Windows of several micro-batches have two copies, one for each of these fetches: the other fetches of the window draw
+between them. A resume could begin with the first copy and fetch the window again, but only where its batches can be
+made again alike. A stream keeps its position after the window and not before it, and samples that come into quarantine
+change the window's own batches.
 
 A dataloader of the user may fetch ahead of its own batches, as those that accelerate prepares do: the batch that it has
 ready was made during the call before, and a resume makes it while it reads again what is trained. The states from

@@ -240,7 +240,7 @@ def started_in_epoch(dataloader: DataLoaderLike, epoch: int) -> Iterator[None]:
     torch draws a seed for them when they start. In a later epoch, as after a resume, it is drawn from a copy of torch's
     generator, since an uninterrupted run draws nothing there.
     """
-    inside = getattr(dataloader, "base_dataloader", dataloader)  # of accelerate's wrapper
+    inside: Any = getattr(dataloader, "base_dataloader", dataloader)  # of accelerate's wrapper
     persists = isinstance(inside, DataLoader) and inside.persistent_workers
     if epoch == 0 or not persists or inside.generator is not None:
         yield
