@@ -53,7 +53,13 @@ def _is_sound(tensor: torch.Tensor, *, allows_infinity: bool = False) -> bool:
     values = values.to_local() if hasattr(values, "to_local") else values  # of a sharded tensor, the part that is here
     if not values.is_floating_point() or values.numel() == 0:
         return True
-    return not bool(values.isnan().any() if allows_infinity else (~values.isfinite()).any())
+    try:
+        lowest, highest = torch.aminmax(values)  # NaN if there is one; without a copy, for which memory may be short
+    except NotImplementedError:  # quantized, or of another kind that has no smallest value
+        return True
+    if allows_infinity:
+        return not math.isnan(lowest.item())
+    return math.isfinite(lowest.item()) and math.isfinite(highest.item())
 
 
 def _first_of(names: list[str]) -> str:
