@@ -4,12 +4,13 @@
     python benchmarks/ddp_step.py --kind ddp    only this one
     python benchmarks/ddp_step.py --quick       fewer turns
 
-The subjects take turns of ten steps in the same two processes (`harness.py`), each with a log at every tenth step. The loop
-by hand has `gradient_as_bucket_view=True`; ours has its defaults, guards included, and is "told" where
-`ddp_find_unused_parameters=False`. "Counting" divides by the labels of all processes, which takes an exchange before each
-forward pass, as both trainers do by default. Accelerate shards nothing on a CPU, so under FSDP2 there is no transformers. One JSON line for each kind: wall time in the main process and CPU time of both
-processes as ratios of neighbouring turns, and what each subject asks of torch.distributed between two steps (DDP's own
-reducer works below that, alike in all).
+The subjects take turns of ten steps in the same two processes (`harness.py`), each with a log at every tenth step. The
+loop by hand has `gradient_as_bucket_view=True`; ours has its defaults, guards included, and is "told" where
+`ddp_find_unused_parameters=False`. "Counting" divides by the labels of all processes, which takes an exchange before
+each forward pass, as both trainers do by default. Accelerate shards nothing on a CPU, so under FSDP2 there is no
+transformers. One JSON line for each kind: wall time in the main process and CPU time of both processes as ratios of
+neighbouring turns, and what each subject asks of torch.distributed between two steps (DDP's own reducer works below
+that, alike in all).
 """
 
 from __future__ import annotations
@@ -266,16 +267,17 @@ def spread(ratio: Mapping[str, float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--turns", type=int, default=100, help="how often each subject has its turn; default 100")
     parser.add_argument("--kind", choices=list(MODELS), help="only this one")
     parser.add_argument("--subjects", nargs="+", help="time only these, and the loop by hand")
     chosen = parser.parse_args()
     if "RANK" in os.environ:
         only = ["by hand", *chosen.subjects] if chosen.subjects else None
-        in_a_process(chosen.kind, 20 if chosen.quick else 100, only)
+        in_a_process(chosen.kind, 20 if chosen.quick else chosen.turns, only)
         return
     for kind in [chosen.kind] if chosen.kind else list(MODELS):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__,
-                   "--kind", kind, *(["--quick"] if chosen.quick else []),
+                   "--kind", kind, "--turns", str(chosen.turns), *(["--quick"] if chosen.quick else []),
                    *(["--subjects", *chosen.subjects] if chosen.subjects else [])]  # fmt: skip
         subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
 

@@ -202,7 +202,7 @@ class NotesWalks(trainwright.TrainerCallback):
 
 
 def test_a_step_walks_through_the_model_once(tmp_path: Path) -> None:
-    """To clip; its gradients are cleared without a second walk. In a language model a walk takes a percent of a step."""
+    """To clip; its gradients are cleared without a second walk, which takes a percent of a language model's step."""
     notes = NotesWalks()
     settings = {"max_steps": 4, "logging_steps": 4, "per_device_train_batch_size": 8}
     data = doubles.samples(32)
