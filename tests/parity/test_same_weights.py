@@ -76,6 +76,7 @@ def test_a_trainer_with_other_numbers_does_not_pass(changed: type[trainwright.Tr
 
     with pytest.raises(AssertionError):
         GOLDEN.check(row.id, compare)
-    kept, trained = (differing(ours.weights, theirs.weights) for theirs in compared)
-    assert kept.keys() == trained.keys() >= {"classifier.weight"}
+    *kept, trained = (differing(ours.weights, theirs.weights) for theirs in compared)
+    assert trained.keys() >= {"classifier.weight"}
+    assert [one.keys() for one in kept] in ([], [trained.keys()])  # no result is kept for some processors
     assert all(0 < gap < 0.1 for gap in trained.values())

@@ -270,9 +270,15 @@ def save_arguments(args: Arguments, folder: Path) -> None:
     vars(shown).update(state)
     with replacing(folder / TRAINING_ARGS_NAME) as beside:  # a link of that name is replaced, not followed
         try:
-            torch.save(shown, beside)
+            _save(shown, beside)
         except (pickle.PicklingError, AttributeError, TypeError):
-            torch.save(values, beside)
+            _save(values, beside)
+
+
+def _save(value: object, path: Path) -> None:
+    """Writes with torch.save, to an open file: given a path, it would write the name into the file."""
+    with path.open("wb") as file:
+        torch.save(value, file)
 
 
 def check_readable(path: Path) -> None:

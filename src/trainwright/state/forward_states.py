@@ -9,7 +9,6 @@ two in later steps only has bundles whose `is_exact` is false, since the second 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -52,20 +51,23 @@ class ForwardStates:
         self._capture_torch = capture_torch
         self._same = same
         self._is_first = True
-        self._kept: deque[tuple[list[Any], States]] = deque(maxlen=NUM_WINDOWS)
+        self._newest: States = {}
+        self._kept: dict[int, States] = {}  # by the id of a window's list; the list itself would hold its batches
 
     def begin_step(self, batches: list[Any]) -> None:
         """Copies the states before the forward passes of a window with these micro-batches."""
-        self._kept.append((batches, self._capture()))
+        self._kept.pop(id(batches), None)  # of a list that is gone
+        self._newest = self._capture()
+        self._kept[id(batches)] = self._newest
+        if len(self._kept) > NUM_WINDOWS:
+            del self._kept[next(iter(self._kept))]
 
     def end_step(self) -> None:
         """Looks, after the first step of a run, whether it drew from python's or numpy's generator."""
         if not self._is_first:
             return
         self._is_first = False
-        before = self._kept[-1][1]
-        now = self._capture_all()
-        if self._same(_of_host(before), _of_host(now)):
+        if self._same(_of_host(self._newest), _of_host(self._capture_all())):
             self._capture = self._capture_torch
 
     def of(self, batches: list[Any]) -> States | None:
@@ -73,7 +75,7 @@ class ForwardStates:
 
         `batches` is the very list of its micro-batches.
         """
-        return next((states for kept, states in self._kept if kept is batches), None)
+        return self._kept.get(id(batches))
 
 
 def _of_host(states: States) -> States:
