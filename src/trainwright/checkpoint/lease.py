@@ -118,6 +118,7 @@ class Lease:
         self._seen: dict[Path, tuple[int, float]] = {}  # time of a foreign lease, and when it was first seen with it
         self._foreign: set[Path] = set()  # what has the name of a lease and is none, and was said
         self._is_over = threading.Event()
+        self._beats: threading.Thread | None = None  # renews the lease's time
 
     def attempt(self) -> Obstacle | None:
         """Tries to take the lease; None: it is taken, or this directory cannot have one."""
@@ -138,7 +139,8 @@ class Lease:
             self._path = path
             self._token = mine.token
             self._is_over = threading.Event()
-            threading.Thread(target=self._beat, name="trainwright-lease", daemon=True).start()
+            self._beats = threading.Thread(target=self._beat, name="trainwright-lease", daemon=True)
+            self._beats.start()
             obstacle = self._obstacle([one for one in self._leases() if one[1] != path], now)
             if obstacle is not None:  # two numbers at the same time: both withdraw, and try again
                 self.release()
@@ -190,6 +192,9 @@ class Lease:
     def release(self) -> None:
         """Gives the directory back. Nothing happens without a lease."""
         self._is_over.set()
+        if self._beats is not None and self._beats is not threading.current_thread():
+            self._beats.join(timeout=1)  # it is at most in a call of the disk
+            self._beats = None
         _HELD.discard(self._token)
         path = self._path
         self._path = None

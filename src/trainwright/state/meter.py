@@ -70,7 +70,8 @@ class LossMeter:
 
     def read_loss_of_this_step(self) -> float:
         """Returns the sum of the losses since the last step ended; for losses in main memory, so nothing waits."""
-        return sum(loss.item() for loss in self._losses_of_this_step())
+        losses = self._losses_of_this_step()
+        return losses[0].item() if len(losses) == 1 else sum([loss.item() for loss in losses])
 
     def _losses_of_this_step(self) -> list[torch.Tensor]:
         num_before = self._num_steps[-1] if self._num_steps else 0
