@@ -14,8 +14,9 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 ROOM = 0.03  # another CPU's kernels of torch take more or fewer
 # Of two trainings of ours, which differ from count to count: a ledger, limit 1.02, was counted as 1.018, 1.019, 1.021.
 ROOM_OF_LEDGER = 0.005
-HELD = ("mlp", "mlp x 8", "own", "own x 8", "gpt2", "gpt2 x 8", "llama", "llama x 8", "loss of mlp", "loss of gpt2",
-        "own, 2 processes")  # fmt: skip
+HELD = (
+    "mlp", "mlp x 8", "own", "own x 8", "gpt2", "gpt2 x 8", "llama", "llama x 8", "loss of mlp", "loss of gpt2",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
