@@ -59,8 +59,10 @@ def rewind(session: LoopContext, run: RunState, before: WindowMark, *, random_st
     if run.meter.count > before.num_losses or run.meter.by_items:  # it adds up all losses since the last log
         run.meter.rewind(before.num_losses)
     run.recorded.rewind(before.num_recorded, step=run.state.global_step + 1)
-    run.flos, run.tokens = before.flos, before.tokens
-    run.state.total_flos, run.state.num_input_tokens_seen = before.total_flos, before.total_tokens
+    run.flos = before.flos
+    run.tokens = before.tokens
+    run.state.total_flos = before.total_flos
+    run.state.num_input_tokens_seen = before.total_tokens
     session.guard.rewind(before.guard)
     for name, state in before.items.items():
         session.items[name].load_state_dict(state)
