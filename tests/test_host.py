@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainwright import host
+from trainwright.support import host
 
 
 @pytest.mark.parametrize("version", [1, 2])

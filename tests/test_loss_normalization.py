@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.loss_normalization import LossRule
+from trainwright.support.loss_normalization import LossRule
 
 IGNORED = -100
 NUMBER = torch.tensor(7)

@@ -16,10 +16,10 @@ from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback, Trainin
 from trainwright._types import counted
 from trainwright.callbacks.progress import line_of
 from trainwright.errors import ArgumentError, LegacyNameWarning
-from trainwright.log_handler import PackageHandler, each_warning_once, for_log
 from trainwright.run import console
 from trainwright.state.run_state import CALLBACKS, LOGGING
 from trainwright.state.trainer_state import TrainerState
+from trainwright.support.log_handler import PackageHandler, each_warning_once, for_log
 
 from ._support.small import make_trainer
 from .parity import data

@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainwright import Trainer, errors
-from trainwright.checks import check_ends_together
 from trainwright.config.plans import OPEN_END, StepPlan
+from trainwright.run.checks import check_ends_together
 
 from ._support.small import (
     OURS,

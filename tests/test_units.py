@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainwright.units import count_text, duration_text, size_text
+from trainwright.support.units import count_text, duration_text, size_text
 
 
 @pytest.mark.parametrize(

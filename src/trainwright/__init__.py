@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from trainwright import log_handler
+from trainwright.support import log_handler
 
 __version__ = "0.2.0"
 
@@ -73,13 +73,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "nested_truncate", "number_of_arguments", "rotate_checkpoints", "sort_checkpoints",
         "torch_distributed_zero_first",
     ),
-    "trainwright.patches": ("apply_liger_kernel",),
-    "trainwright.tensor_tree": (
+    "trainwright.support.patches": ("apply_liger_kernel",),
+    "trainwright.support.tensor_tree": (
         "find_batch_size", "nested_concat", "nested_detach", "nested_numpify",
         "numpy_pad_and_concatenate", "torch_pad_and_concatenate",
     ),
     "trainwright.search.base": ("BestRun", "default_compute_objective"),
-    "trainwright.loss_normalization": ("LabelSmoother", "LossOutput"),
+    "trainwright.support.loss_normalization": ("LabelSmoother", "LossOutput"),
     "trainwright.optim.parameter_groups": ("check_target_module_exists", "get_parameter_names"),
     "trainwright.optim.factory": ("is_optimizer_factory",),
     "trainwright.optim.own_optimizers": ("LayerWiseDummyOptimizer", "LayerWiseDummyScheduler"),

@@ -104,10 +104,6 @@ from trainwright.evaluation.outputs import (
     denumpify_detensorize,
     metrics_format,
 )
-from trainwright.loss_normalization import (
-    LabelSmoother,
-    LossOutput,
-)
 from trainwright.optim.factory import is_optimizer_factory
 from trainwright.optim.own_optimizers import (
     LayerWiseDummyOptimizer,
@@ -135,7 +131,6 @@ from trainwright.optim.schedules import (
     get_scheduler,
     get_wsd_schedule,
 )
-from trainwright.patches import apply_liger_kernel
 from trainwright.search.base import (
     BestRun,
     default_compute_objective,
@@ -148,7 +143,12 @@ from trainwright.state.trainer_state import (
     TrainerControl,
     TrainerState,
 )
-from trainwright.tensor_tree import (
+from trainwright.support.loss_normalization import (
+    LabelSmoother,
+    LossOutput,
+)
+from trainwright.support.patches import apply_liger_kernel
+from trainwright.support.tensor_tree import (
     find_batch_size,
     nested_concat,
     nested_detach,

@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 
 import torch
 
-from trainwright import model_facts
 from trainwright._types import Batch
 from trainwright.config import resolve
 from trainwright.config.behaviour import behaviour_of
 from trainwright.errors import GenerationConfigError, ModelError
 from trainwright.evaluation import generation
 from trainwright.evaluation.outputs import PredictionOutput
-from trainwright.hooks import is_overridden
+from trainwright.support import model_facts
+from trainwright.support.hooks import is_overridden
 from trainwright.trainer import Trainer
 
 logger = logging.getLogger(__name__)

@@ -27,7 +27,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from trainwright import checks, model_facts
 from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, metric_number, output_loss
 from trainwright.checkpoint import training_state
 from trainwright.checkpoint.rng import unchanged_random_states
@@ -41,7 +40,23 @@ from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
 from trainwright.evaluation import outputs as results
 from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
-from trainwright.hooks import (
+from trainwright.loop.context import NULL_OBSERVER
+from trainwright.loop.driven import DrivenSteps, StepResult, result_of
+from trainwright.loop.fit import epochs, saving_last_step, steps_of_epoch
+from trainwright.loop.step import Step
+from trainwright.optim import schedules
+from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
+from trainwright.run import build, checkpointing, checks, console, input_pipeline, resume
+from trainwright.run.checkpointing import Checkpointer
+from trainwright.run.published import owned_by
+from trainwright.run.refusal import unchanged_if_refused
+from trainwright.run.training import TrainingRun, restore, state_of
+from trainwright.state.recorded_metrics import METRICS
+from trainwright.state.run_state import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
+from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
+from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support import model_facts, model_modes
+from trainwright.support.hooks import (
     Stateful,
     accept_older_signatures,
     is_overridden,
@@ -49,23 +64,7 @@ from trainwright.hooks import (
     takes_metrics_too,
     takes_no_grad_norm_too,
 )
-from trainwright.loop.context import NULL_OBSERVER
-from trainwright.loop.driven import DrivenSteps, StepResult, result_of
-from trainwright.loop.fit import epochs, saving_last_step, steps_of_epoch
-from trainwright.loop.step import Step
-from trainwright.loss_normalization import LossOutput, LossRule
-from trainwright.optim import schedules
-from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
-from trainwright.run import build, checkpointing, console, input_pipeline, resume
-from trainwright.run.checkpointing import Checkpointer
-from trainwright.run.published import owned_by
-from trainwright.run.refusal import unchanged_if_refused
-from trainwright.run.training import TrainingRun, restore, state_of
-from trainwright.state import model_modes
-from trainwright.state.recorded_metrics import METRICS
-from trainwright.state.run_state import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
-from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
-from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.loss_normalization import LossOutput, LossRule
 
 if TYPE_CHECKING:
     from trainwright.preflight.check_registry import CheckReport
@@ -565,7 +564,7 @@ class Trainer:
         """The model of a run, with the weights of its checkpoint."""
         self._renew_model(trial)
         if self.processing_class is not None:
-            from trainwright.patches import align_special_tokens
+            from trainwright.support.patches import align_special_tokens
 
             align_special_tokens(self.model, self.processing_class)
         if checkpoint is not None:
@@ -604,7 +603,7 @@ class Trainer:
         Returns:
             The model.
         """
-        from trainwright.patches import add_noise_to_embeddings
+        from trainwright.support.patches import add_noise_to_embeddings
 
         assert self.neftune_noise_alpha is not None
         self._run.noise_handle = add_noise_to_embeddings(model, self.neftune_noise_alpha)

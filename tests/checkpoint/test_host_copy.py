@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trainwright.checkpoint.deferred_io import HostBuffers, NotPlainError
-from trainwright.host import available_bytes
+from trainwright.support.host import available_bytes
 
 
 def trees() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from accelerate import ParallelismConfig
 
 from trainwright.config.resolve import parallel
 from trainwright.errors import ArgumentError
-from trainwright.model_facts import ModelLayout
+from trainwright.support.model_facts import ModelLayout
 
 
 def asking(world: int = 1, config: Any = None, **more: Any) -> Any:

@@ -28,7 +28,7 @@ DEMANDED = {
         "is_fsdp_xla_v2_enabled",
     },
     "_types.py": {"FSDP_MODEL_NAME", "pytorch_model_fsdp"},
-    "patches.py": {"optimize_ddp"},  # a setting of torch's compiler
+    "support/patches.py": {"optimize_ddp"},  # a setting of torch's compiler
     "optim/optimizer_table.py": {"adamw_torch_xla", "torch_xla", "torch_xla.amp.syncfree:AdamW"},  # a row of a package
 }
 

@@ -51,7 +51,7 @@ TABLE = (
     ),
     Entry(
         "torch._dynamo.config",
-        ("patches.py",),
+        ("support/patches.py",),
         "Holds optimize_ddp, which splits compiled blocks at the buckets of DDP; torch.compiler.config lacks it.",
         "torch 2.13.0",
     ),
@@ -82,7 +82,7 @@ TABLE = (
     ),
     Entry(
         "._attn_implementation",
-        ("data/packing.py", "patches.py", "run/incident_contents.py"),
+        ("data/packing.py", "support/patches.py", "run/incident_contents.py"),
         "Name of a model's attention; transformers can set it in public, and has nothing to ask for it.",
         "transformers 5.23.0",
     ),

@@ -19,7 +19,7 @@ MAX_SITES = 41
 MAX_MODULES = 120  # of the package, with its subpackages, that the two public classes load
 OTHER_PACKAGES = {"torch", "numpy", "tqdm", "xxhash"}  # besides what torch itself imports
 # What is imported where a run chooses it.
-CHOSEN = ("preflight", "hub", "search", "report", "trackers", "patches", "cli", "compat", "callbacks.progress",
+CHOSEN = ("preflight", "hub", "search", "report", "trackers", "support.patches", "cli", "compat", "callbacks.progress",
           "config.deprecated", "config.fsdp_config", "data.packing", "data.streaming.reader",
           "distributed.elastic_store", "distributed.watchdog", "evaluation.eval_loop", "optim.factory",
           "run.dry_run", "run.search")  # fmt: skip

@@ -12,7 +12,7 @@ import transformers as T
 from transformers import DataCollatorForTokenClassification
 
 from trainwright.errors import DataError, ModelError
-from trainwright.model_facts import is_causal_lm
+from trainwright.support.model_facts import is_causal_lm
 
 from .._support.small import data, make_trainer
 

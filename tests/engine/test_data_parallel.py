@@ -120,7 +120,7 @@ class Balanced(nn.Module):
 
 
 def test_an_auxiliary_loss_is_no_share_of_the_sum(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainwright.model_facts.auxiliary_coefficient", lambda model: 0.5)
+    monkeypatch.setattr("trainwright.support.model_facts.auxiliary_coefficient", lambda model: 0.5)
     copies, x = ReplicatedModel(Balanced(), torch.device("cpu"), None), torch.randn(5, 2)
     told, alone = copies(x=x, num_items_in_batch=torch.tensor(7)), copies.module(x=x, num_items_in_batch=7)
     for name, value in alone.items():

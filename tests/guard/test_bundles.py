@@ -20,8 +20,8 @@ from transformers import default_data_collator
 import trainwright
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.errors import BundleError, NonFiniteError
-from trainwright.guard import bundle
-from trainwright.guard.probe import find_bad_rows
+from trainwright.extensions.guard import bundle
+from trainwright.extensions.guard.probe import find_bad_rows
 
 from .._support import forked
 from ..contract import doubles

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from trainwright.config.plans import GuardPlan
-from trainwright.guard.history import SD_PER_MAD, SpikeHistory
-from trainwright.guard.incidents import IncidentLog
-from trainwright.guard.step_guard import HostGuard, Spikes
+from trainwright.extensions.guard.history import SD_PER_MAD, SpikeHistory
+from trainwright.extensions.guard.incidents import IncidentLog
+from trainwright.extensions.guard.step_guard import HostGuard, Spikes
 from trainwright.state.trainer_state import TrainerState
 
 

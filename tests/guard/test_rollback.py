@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from trainwright.errors import NonFiniteError
-from trainwright.guard.rollback import MemorySnapshot
+from trainwright.extensions.guard.rollback import MemorySnapshot
 from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 

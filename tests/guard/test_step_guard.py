@@ -11,8 +11,8 @@ import torch
 import trainwright
 from trainwright.config.plans import GuardPlan
 from trainwright.errors import NonFiniteError
-from trainwright.guard import step_guard
-from trainwright.guard.incidents import IncidentLog
+from trainwright.extensions.guard import step_guard
+from trainwright.extensions.guard.incidents import IncidentLog
 from trainwright.run import training
 
 from ..contract import doubles

@@ -11,7 +11,7 @@ import torch
 from trainwright import TrainerCallback
 from trainwright.errors import ArgumentError
 from trainwright.optim.optimizer_table import OPTIMIZERS
-from trainwright.state import model_modes
+from trainwright.support import model_modes
 
 from .._support.small import StopAt
 from ..parity.sides import REFERENCE, differing, weights

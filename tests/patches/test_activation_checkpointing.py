@@ -9,7 +9,7 @@ from torch import nn
 
 from trainwright import Trainer, TrainingArguments
 from trainwright.errors import ModelError
-from trainwright.patches import checkpointed_activations
+from trainwright.support.patches import checkpointed_activations
 
 
 class Layer(nn.Module):

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from trainwright import loss_kernels
 from trainwright.errors import MissingPackageError
-from trainwright.loss_kernels import chunked_cross_entropy
+from trainwright.support import loss_kernels
+from trainwright.support.loss_kernels import chunked_cross_entropy
 
 from .._support.small import data, differing, make_trainer, models, weights
 from .._support.subprocesses import run_python
@@ -186,7 +186,7 @@ MEASURE = """
 import resource, sys, time
 import torch
 from torch.nn import functional
-from trainwright.loss_kernels import chunked_cross_entropy
+from trainwright.support.loss_kernels import chunked_cross_entropy
 
 torch.manual_seed(0)
 hidden = torch.randn(4096, 64, requires_grad=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.patches import align_special_tokens
+from trainwright.support.patches import align_special_tokens
 
 from .._support.small import OURS, REFERENCE, data, make_trainer, models
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainwright import Trainer, TrainingArguments
-from trainwright.patches import repeated_blocks
+from trainwright.support.patches import repeated_blocks
 
 from .._support import two_processes
 from .._support.small import differing, make_trainer, models, weights

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from trainwright import Trainer, TrainingArguments
-from trainwright.checks import raise_no_loss
 from trainwright.errors import DataError, ModelError
+from trainwright.run.checks import raise_no_loss
 
 from ..parity import models
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright import loss_kernels
 from trainwright.journal.record import read
-from trainwright.loss_kernels import chunked_cross_entropy
 from trainwright.preflight import speed
 from trainwright.report.run_page import tables
+from trainwright.support import loss_kernels
+from trainwright.support.loss_kernels import chunked_cross_entropy
 
 from .._support import two_processes
 from .._support.small import Augmented, Diary, data, differing, make_trainer, models, weights

@@ -19,8 +19,9 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from trainwright import Trainer, TrainingArguments, model_facts
+from trainwright import Trainer, TrainingArguments
 from trainwright.errors import EvaluationMemoryError
+from trainwright.support import model_facts
 
 VOCABULARY, LENGTH = 23, 9
 CLOSE = {"rtol": 1e-5, "atol": 2e-7}

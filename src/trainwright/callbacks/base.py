@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from trainwright.hooks import definer
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.hooks import definer
 
 # An override annotates the arguments and the extra objects with the types that it uses: ours, transformers' or narrower
 # ones. Types of parameters are contravariant, so only Any lets a type checker accept all of them.

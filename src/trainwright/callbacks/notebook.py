@@ -12,9 +12,9 @@ from trainwright._types import has_length
 from trainwright.callbacks.base import NO_LOGS, Logs, TrainerCallback
 from trainwright.callbacks.progress import Eta, is_quiet, known_steps, latest, next_pause, pauses_left
 from trainwright.config.protocol import Arguments
-from trainwright.html_table import cell_text
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.units import count_text
+from trainwright.support.html_table import cell_text
+from trainwright.support.units import count_text
 
 INTERVAL_S = 0.25  # between two updates of the display, other than the last one
 MAX_ROWS = 50  # of the table; above that number the older rows are thinned out

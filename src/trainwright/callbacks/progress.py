@@ -21,7 +21,7 @@ from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.config.plans import OPEN_END
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.units import count_text
+from trainwright.support.units import count_text
 
 QUIET = {"error", "critical"}  # levels of a console that shows only errors
 WEIGHT = 0.05  # of the newest step in the running mean

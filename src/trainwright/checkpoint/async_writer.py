@@ -31,8 +31,8 @@ from trainwright.checkpoint.deferred_io import IMMEDIATE, DeferredSink, FileSink
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import CheckpointError, CheckpointWriteError, NonFiniteWeightsError
-from trainwright.tensor_tree import storage_place, tensors_of
-from trainwright.units import size_text
+from trainwright.support.tensor_tree import storage_place, tensors_of
+from trainwright.support.units import size_text
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from trainwright._types import Nested
-from trainwright.host import available_bytes
-from trainwright.tensor_tree import tensors_of
+from trainwright.support.host import available_bytes
+from trainwright.support.tensor_tree import tensors_of
 
 logger = logging.getLogger(__name__)
 

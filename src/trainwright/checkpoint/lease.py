@@ -26,7 +26,7 @@ from pathlib import Path
 
 from trainwright._types import read_json
 from trainwright.errors import ArgumentError, CheckpointWriteError
-from trainwright.host import is_process_alive, place_of_this_process, start_of
+from trainwright.support.host import is_process_alive, place_of_this_process, start_of
 
 logger = logging.getLogger(__name__)
 

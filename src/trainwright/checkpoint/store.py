@@ -40,7 +40,7 @@ from trainwright.checkpoint.manifest import (
     flush_path,
 )
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, NonFiniteWeightsError
-from trainwright.host import is_process_alive
+from trainwright.support.host import is_process_alive
 
 logger = logging.getLogger(__name__)
 

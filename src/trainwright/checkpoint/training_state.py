@@ -36,8 +36,8 @@ from trainwright.checkpoint.rng import numpy_globals
 from trainwright.config.fields import ASKED_FOR
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, CheckpointError
-from trainwright.hooks import Stateful
 from trainwright.state.recorded_metrics import REDUCTIONS
+from trainwright.support.hooks import Stateful
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from trainwright._types import (
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, ModelError
-from trainwright.tensor_tree import storage_place
+from trainwright.support.tensor_tree import storage_place
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"

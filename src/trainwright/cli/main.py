@@ -23,8 +23,8 @@ from trainwright import errors
 from trainwright._types import counted, hide, printable, write_text
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError, did_you_mean
-from trainwright.log_handler import for_log
-from trainwright.units import size_text
+from trainwright.support.log_handler import for_log
+from trainwright.support.units import size_text
 
 if TYPE_CHECKING:
     from trainwright.cli.recipe.schema import Recipe

@@ -27,7 +27,7 @@ from trainwright.distributed.world import (
 from trainwright.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from trainwright.model_facts import ModelLayout
+    from trainwright.support.model_facts import ModelLayout
 
 
 def world_of(args: Arguments) -> World:

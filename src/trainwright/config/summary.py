@@ -22,7 +22,7 @@ from trainwright.config.fields.setting import HERE, PER_START
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import runs_in_kubeflow
-from trainwright.html_table import html_section, html_table
+from trainwright.support.html_table import html_section, html_table
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainwright._types import counted
 from trainwright.data.worker_internals import add_to_errors
 from trainwright.errors import add_note
-from trainwright.model_facts import TEXT_LABELS
+from trainwright.support.model_facts import TEXT_LABELS
 
 PADDING_CURE = (
     "Their input_ids differ in length: pad them, by processing_class=tokenizer (one with a pad token), or in a "

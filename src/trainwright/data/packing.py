@@ -31,7 +31,7 @@ from trainwright.data import length_sampler
 from trainwright.data.cursor import OrderKind
 from trainwright.data.length_sampler import BatchedDataset, BatchOrder, Lengths, check_lengths, fetch_items
 from trainwright.errors import DataError, ModelError
-from trainwright.state.model_modes import evaluation_mode
+from trainwright.support.model_modes import evaluation_mode
 
 Piece = tuple[int, int, int]  # index of a sample, and the tokens of it from a start to before a stop
 Row = list[Piece]

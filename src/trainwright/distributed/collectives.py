@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from trainwright._types import IGNORE_INDEX
 from trainwright.errors import DataError
-from trainwright.tensor_tree import map_nested, tensors_of
+from trainwright.support.tensor_tree import map_nested, tensors_of
 
 T = TypeVar("T")
 Shape = tuple[int, ...]

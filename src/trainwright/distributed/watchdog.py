@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.distributed.process_group import stay_in_the_group
 from trainwright.errors import ProcessFailedError
-from trainwright.log_handler import for_log
 from trainwright.state.interrupts import Interrupts
+from trainwright.support.log_handler import for_log
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -17,8 +17,8 @@ from torch import nn
 from trainwright._types import DataLoaderLike, Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.precision import autocast_forward, peak_flops
-from trainwright.model_facts import uncompiled
 from trainwright.state.interrupts import Interrupts
+from trainwright.support.model_facts import uncompiled
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -15,14 +15,14 @@ from typing import Any  # inputs and outputs of a user's model
 import torch
 from torch import nn
 
-from trainwright import model_facts
 from trainwright._types import Optimizer, output_loss
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, Engine, MakeOptimizer
 from trainwright.engine.precision import DTYPES, as_fp32
-from trainwright.model_facts import uncompiled
-from trainwright.tensor_tree import find_batch_size
+from trainwright.support import model_facts
+from trainwright.support.model_facts import uncompiled
+from trainwright.support.tensor_tree import find_batch_size
 
 logger = logging.getLogger(__name__)
 

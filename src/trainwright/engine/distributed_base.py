@@ -19,8 +19,8 @@ from trainwright.distributed.process_group import leave_at_exit
 from trainwright.distributed.watchdog import Watchdog, start_watchdog, watched
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, Engine, MakeOptimizer
-from trainwright.model_facts import uncompiled
 from trainwright.state.interrupts import Interrupts
+from trainwright.support.model_facts import uncompiled
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

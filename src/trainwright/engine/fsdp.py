@@ -27,7 +27,7 @@ from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
 from trainwright.engine.precision import as_fp32
 from trainwright.engine.sharded_base import ShardedEngine, reshard
 from trainwright.errors import ArgumentError, ModelError
-from trainwright.model_facts import uncompiled
+from trainwright.support.model_facts import uncompiled
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

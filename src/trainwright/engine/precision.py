@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from trainwright.config.plans import PrecisionPlan
-from trainwright.tensor_tree import map_nested
+from trainwright.support.tensor_tree import map_nested
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

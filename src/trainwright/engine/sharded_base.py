@@ -24,7 +24,7 @@ from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
 from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.gradients import clip_each_kind, step_each_kind
 from trainwright.errors import ModelError
-from trainwright.model_facts import uncompiled
+from trainwright.support.model_facts import uncompiled
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

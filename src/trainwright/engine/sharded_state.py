@@ -36,7 +36,7 @@ from torch.distributed.tensor import DTensor
 from trainwright._types import Optimizer, StateDict
 from trainwright.distributed.collectives import Group
 from trainwright.errors import CheckpointError
-from trainwright.tensor_tree import map_nested
+from trainwright.support.tensor_tree import map_nested
 
 MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 DESCRIPTION = ".metadata"

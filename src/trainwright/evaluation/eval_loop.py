@@ -22,11 +22,11 @@ from trainwright.config.plans import EvalPlan
 from trainwright.errors import DataError
 from trainwright.evaluation.nested_collector import ArrayStorage, NestedCollector
 from trainwright.evaluation.outputs import EvalLoopOutput, EvalPrediction
-from trainwright.hooks import EvalHooks, Events
-from trainwright.loss_normalization import LossRule
 from trainwright.state.recorded_metrics import RecordedMetrics
 from trainwright.state.run_state import RunState
-from trainwright.tensor_tree import map_nested, nested_numpify, num_samples_of
+from trainwright.support.hooks import EvalHooks, Events
+from trainwright.support.loss_normalization import LossRule
+from trainwright.support.tensor_tree import map_nested, nested_numpify, num_samples_of
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ import torch
 
 from trainwright._types import IGNORE_INDEX, Nested
 from trainwright.errors import DataError
-from trainwright.host import available_bytes
-from trainwright.tensor_tree import map_nested, nested_concat, nested_detach, nested_numpify, tensors_of
+from trainwright.support.host import available_bytes
+from trainwright.support.tensor_tree import map_nested, nested_concat, nested_detach, nested_numpify, tensors_of
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from trainwright._types import Batch, Model, Nested, counted, plain_numbers, printable, recordable, write_text
 from trainwright.errors import DataError
-from trainwright.html_table import html_pairs, html_section
-from trainwright.tensor_tree import nested_detach
+from trainwright.support.html_table import html_pairs, html_section
+from trainwright.support.tensor_tree import nested_detach
 
 logger = logging.getLogger(__name__)
 

@@ -32,11 +32,11 @@ from typing import Any, TypeAlias
 
 import torch
 
-from trainwright import host
 from trainwright._types import JSONObject, counted, has_length, json_value, without_tokens
 from trainwright.config.protocol import Arguments
 from trainwright.state.run_state import Clock
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support import host
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,17 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright._types import Batch
 from trainwright.config.behaviour import OURS, Behaviour
 from trainwright.config.plans import StepPlan
-from trainwright.hooks import BatchSource, Events, FirstStepObserver, LoopEngine, RandomStates, Stateful, StepGuard
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
-from trainwright.loss_normalization import LossRule
+from trainwright.support.hooks import (
+    BatchSource,
+    Events,
+    FirstStepObserver,
+    LoopEngine,
+    RandomStates,
+    Stateful,
+    StepGuard,
+)
+from trainwright.support.loss_normalization import LossRule
 
 StepContexts: TypeAlias = Callable[[], Iterable[AbstractContextManager[object]]]
 

@@ -14,7 +14,7 @@ import torch
 from trainwright._types import Batch, Model
 from trainwright.errors import StepOrderError
 from trainwright.loop.step import Step
-from trainwright.loss_normalization import LossOutput
+from trainwright.support.loss_normalization import LossOutput
 
 Output = TypeVar("Output")
 

@@ -13,12 +13,12 @@ import torch
 
 from trainwright._types import Batch, has_length
 from trainwright.errors import DataError
-from trainwright.hooks import TrainHooks
 from trainwright.loop.context import LoopContext
 from trainwright.loop.step import Step, Update, Window, after_step
 from trainwright.loop.window import give_up, mark
 from trainwright.state.interrupts import Interrupted
 from trainwright.state.run_state import DATA, OTHER, RunState
+from trainwright.support.hooks import TrainHooks
 
 logger = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 
 from trainwright._types import Batch, Nested
-from trainwright.hooks import LoopEngine, RandomStates
 from trainwright.state.run_state import RunState
-from trainwright.tensor_tree import num_samples_of
+from trainwright.support.hooks import LoopEngine, RandomStates
+from trainwright.support.tensor_tree import num_samples_of
 
 logger = logging.getLogger(__name__)
 

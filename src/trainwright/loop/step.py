@@ -10,12 +10,12 @@ import torch
 
 from trainwright._types import Batch
 from trainwright.errors import ModelError
-from trainwright.hooks import TrainHooks
 from trainwright.loop.context import LoopContext
 from trainwright.loop.micro_batch_retry import parts_of
 from trainwright.loop.window import WindowMark, give_up, mark, rewind
-from trainwright.loss_normalization import ITEM_SCALE
 from trainwright.state.run_state import FORWARD, OPTIMIZER, OTHER, RunState
+from trainwright.support.hooks import TrainHooks
+from trainwright.support.loss_normalization import ITEM_SCALE
 
 
 @dataclass(frozen=True, slots=True)

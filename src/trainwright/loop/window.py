@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from trainwright._types import StateDict
-from trainwright.hooks import RandomStates
 from trainwright.loop.context import LoopContext
 from trainwright.state.run_state import RunState
+from trainwright.support.hooks import RandomStates
 
 
 @dataclass(slots=True)  # not frozen: one is made in each step, and that would take three times as long

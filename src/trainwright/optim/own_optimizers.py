@@ -23,8 +23,8 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trainwright.errors import ArgumentError
-from trainwright.model_facts import embedding_ids
 from trainwright.optim.parameter_groups import Group
+from trainwright.support.model_facts import embedding_ids
 
 State = dict[str, Any]  # as torch's `state_dict`
 _HOOKS: MutableMapping[torch.Tensor, RemovableHandle] = WeakIdKeyDictionary()  # hook that steps a parameter's optimizer

@@ -14,7 +14,7 @@ from torch import nn
 from trainwright.config.coerce import parse_factor
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
-from trainwright.model_facts import embedding_ids
+from trainwright.support.model_facts import embedding_ids
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 from trainwright._types import Batch, JSONObject
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
-from trainwright.html_table import html_section, html_table
 from trainwright.preflight.memory.memory_plan import MemoryPlan
+from trainwright.support.html_table import html_section, html_table
 
 Severity: TypeAlias = Literal["note", "warning", "error"]
 SEVERITIES = get_args(Severity)  # from the mildest

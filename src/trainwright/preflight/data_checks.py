@@ -10,10 +10,10 @@ from typing import TypeGuard
 import torch
 from torch import nn
 
-from trainwright import model_facts
 from trainwright._types import IGNORE_INDEX, Batch, counted
 from trainwright.config.fields import value_of
 from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
+from trainwright.support import model_facts
 
 LIKE_LABELS = ("target", "targets", "class", "classes", "y", "answer", "score", "category", "tags")
 

@@ -13,16 +13,16 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from trainwright import model_facts
 from trainwright._types import counted
 from trainwright.checkpoint import weights
 from trainwright.checkpoint.async_writer import weights_bytes
 from trainwright.config import resolve
 from trainwright.config.enums import word
-from trainwright.host import available_bytes
 from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
-from trainwright.tensor_tree import storage_place
-from trainwright.units import duration_text, size_text
+from trainwright.support import model_facts
+from trainwright.support.host import available_bytes
+from trainwright.support.tensor_tree import storage_place
+from trainwright.support.units import duration_text, size_text
 
 
 @check(when="start", about="parameters that are NaN or infinite")

@@ -30,12 +30,12 @@ from trainwright.config.fields import value_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.summary import differing as differing_arguments
 from trainwright.errors import ModelError, ProcessFailedError
-from trainwright.host import available_bytes
-from trainwright.html_table import html_section, html_table
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.host import available_bytes
+from trainwright.support.html_table import html_section, html_table
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 

@@ -29,17 +29,17 @@ from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
 from trainwright.errors import ModelError
-from trainwright.host import available_bytes
-from trainwright.loss_kernels import choose as choose_kernel
-from trainwright.loss_kernels import without_logits
-from trainwright.model_facts import core_model
 from trainwright.optim.factory import steps_in_backward
-from trainwright.patches import attention_of, repeated_blocks, with_attention
 from trainwright.preflight.prove import allowed_gap, gap, no_dropout
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
 from trainwright.run import build, console
 from trainwright.run.dry_run import first_batches
-from trainwright.tensor_tree import tensors_of
+from trainwright.support.host import available_bytes
+from trainwright.support.loss_kernels import choose as choose_kernel
+from trainwright.support.loss_kernels import without_logits
+from trainwright.support.model_facts import core_model
+from trainwright.support.patches import attention_of, repeated_blocks, with_attention
+from trainwright.support.tensor_tree import tensors_of
 
 ATTENTION = "attn_implementation"  # the lever that is no field of the arguments
 SHARE = 0.02  # of the time of the run that measuring may take

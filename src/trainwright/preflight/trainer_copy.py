@@ -15,7 +15,7 @@ from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.run import build
 from trainwright.run.training import TrainingRun
-from trainwright.state.model_modes import unchanged_model
+from trainwright.support.model_modes import unchanged_model
 
 AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainwright.html_table import html_section, html_table
+from trainwright.support.html_table import html_section, html_table
 
 ASSETS = Path(__file__).parent / "assets"
 NUM_POINTS = 50_000  # of all curves of a page, which stays below 1.5 MB

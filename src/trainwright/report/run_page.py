@@ -28,7 +28,7 @@ from trainwright.report.page import (
 )
 from trainwright.report.run_table import STOPPED, best_of, summary
 from trainwright.search.search_record import SEARCH_NAME, SearchRecord
-from trainwright.units import count_text, duration_text, size_text
+from trainwright.support.units import count_text, duration_text, size_text
 
 WATCH_S = 5  # from one version of a page to the next
 # Drawn nowhere: what only grows or says how long an evaluation took, and the sums of a run. A table has them.

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright.host import is_process_alive
 from trainwright.journal.record import JOURNAL_NAME, Entry, Record, read
+from trainwright.support.host import is_process_alive
 
 DEPTH = 4  # directories below the one asked about
 STOPPED = ("SystemExit", "KeyboardInterrupt", "Interrupted")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from trainwright.report.page import Curve, card, document, figure, grid, table
 from trainwright.search.search_record import FINISHED, PRUNED, SearchRecord, TrialRecord, importance
-from trainwright.units import duration_text
+from trainwright.support.units import duration_text
 
 COLORS = {FINISHED: 0, PRUNED: 7}
 

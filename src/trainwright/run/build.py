@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainwright import model_facts
 from trainwright._types import Model, Trial, has_length, hide
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
@@ -33,12 +32,13 @@ from trainwright.engine.base import Engine
 from trainwright.engine.precision import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
-from trainwright.hooks import Events
-from trainwright.host import in_notebook
 from trainwright.journal.record import JournalListener
-from trainwright.loss_normalization import LabelSmoother, LossRule
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 from trainwright.state.run_state import Clock
+from trainwright.support import model_facts
+from trainwright.support.hooks import Events
+from trainwright.support.host import in_notebook
+from trainwright.support.loss_normalization import LabelSmoother, LossRule
 
 if TYPE_CHECKING:
     from trainwright.callbacks.preemption import JITCheckpointCallback
@@ -263,7 +263,7 @@ def patched(
 
     `noise` is the context in which the trainer adds noise to its embeddings.
     """
-    from trainwright import patches
+    from trainwright.support import patches
 
     with ExitStack() as stack:
         enter = stack.enter_context
@@ -276,7 +276,7 @@ def patched(
             enter(patches.compiled_blocks(model, backend=backend, mode=mode))
         enter(noise)
         if (kernel := value_of(args, "loss_kernel")) is not None:
-            from trainwright.loss_kernels import without_logits
+            from trainwright.support.loss_kernels import without_logits
 
             enter(without_logits(model, kernel, keeps_outputs=keeps_outputs, obstacle=engine.changes_layers))
         if "underflow_overflow" in args.debug:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainwright import checks
 from trainwright._types import CURRICULUM_NAME, DATA_POSITION_NAME, ITEMS_NAME, TRAINER_STATE_NAME, Model
 from trainwright.callbacks.base import overrides
 from trainwright.callbacks.dispatch import is_of_package
@@ -23,10 +22,10 @@ from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
-from trainwright.hooks import SaveHooks, is_overridden
-from trainwright.run import resume
+from trainwright.run import checks, resume
 from trainwright.run.training import TrainingRun
 from trainwright.state.trainer_state import collect_states
+from trainwright.support.hooks import SaveHooks, is_overridden
 
 logger = logging.getLogger(__name__)
 

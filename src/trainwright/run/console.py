@@ -9,7 +9,6 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from trainwright import model_facts
 from trainwright._types import JSONObject, Model, counted, is_instance_of, printable
 from trainwright.config import rules
 from trainwright.config.fields import batch_formers, value_of
@@ -23,6 +22,7 @@ from trainwright.loop.context import LoopContext
 from trainwright.state import run_state
 from trainwright.state.run_state import RunState
 from trainwright.state.trainer_state import TrainerState
+from trainwright.support import model_facts
 
 logger = logging.getLogger(__name__)
 

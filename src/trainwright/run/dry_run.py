@@ -12,14 +12,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainwright import checks
 from trainwright._types import Batch, has_length, metric_number
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config.rules.start import COMPUTED_BY_EVALUATION, RequiredMetric, resolve_best_metric
 from trainwright.errors import DataError, MetricError, TrainwrightError
 from trainwright.evaluation import eval_loop
 from trainwright.evaluation.outputs import record_of
-from trainwright.hooks import is_overridden
+from trainwright.run import checks
+from trainwright.support.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
 

@@ -27,15 +27,15 @@ from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
 from trainwright.errors import BadStepError, BundleError, add_note
-from trainwright.guard import bundle
-from trainwright.guard.incidents import Incident
-from trainwright.guard.probe import Findings, probe
+from trainwright.extensions.guard import bundle
+from trainwright.extensions.guard.incidents import Incident
+from trainwright.extensions.guard.probe import Findings, probe
 from trainwright.loop.micro_batch_retry import parts_of
 from trainwright.loop.step import Window
 from trainwright.run import incident_contents as contents
 from trainwright.run.incident_contents import Evidence
 from trainwright.run.training import TrainingRun
-from trainwright.tensor_tree import find_batch_size, tensors_of
+from trainwright.support.tensor_tree import find_batch_size, tensors_of
 
 logger = logging.getLogger(__name__)
 OUT_OF_MEMORY_CURE = (

@@ -20,15 +20,22 @@ from trainwright.checkpoint.rng import States
 from trainwright.config.fields import value_of
 from trainwright.engine.base import Engine
 from trainwright.errors import BundleError
-from trainwright.guard import bundle
-from trainwright.guard.probe import Findings, entries_not_finite, find_bad_rows, probe, rows_of, weights_not_finite
+from trainwright.extensions.guard import bundle
+from trainwright.extensions.guard.probe import (
+    Findings,
+    entries_not_finite,
+    find_bad_rows,
+    probe,
+    rows_of,
+    weights_not_finite,
+)
 from trainwright.journal import record
 from trainwright.loop.micro_batch_retry import MicroBatchPart, parts_of
 from trainwright.loop.step import Window
-from trainwright.loss_normalization import LossOutput
 from trainwright.run.training import TrainingRun
-from trainwright.tensor_tree import find_batch_size
-from trainwright.units import size_text
+from trainwright.support.loss_normalization import LossOutput
+from trainwright.support.tensor_tree import find_batch_size
+from trainwright.support.units import size_text
 
 REQUEST, ERROR, OUT_OF_MEMORY, HANG = "request", "error", "oom", "hang"
 # Arguments that decide about the numbers of forward and backward.

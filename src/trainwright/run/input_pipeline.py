@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import IterableDataset
 
-from trainwright import model_facts
 from trainwright._types import DataLoaderLike, DatasetLike, Model, has_length
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.rng import unchanged_random_states
@@ -21,6 +20,7 @@ from trainwright.data.dataloader import build_dataloader, build_whole
 from trainwright.data.length_sampler import batch_order_of
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError
+from trainwright.support import model_facts
 
 
 def length_input(processing_class: Any) -> str | None:

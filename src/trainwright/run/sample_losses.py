@@ -32,9 +32,9 @@ from trainwright.data.ledger import LEDGER_NAME, Array, Ledger, read_columns, wr
 from trainwright.data.streaming.stream_state import is_shuffled_stream
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError, ModelError
-from trainwright.loss_kernels import token_losses
-from trainwright.loss_normalization import LossOutput, LossRule, stands_in
-from trainwright.tensor_tree import num_samples_of
+from trainwright.support.loss_kernels import token_losses
+from trainwright.support.loss_normalization import LossOutput, LossRule, stands_in
+from trainwright.support.tensor_tree import num_samples_of
 
 logger = logging.getLogger(__name__)
 

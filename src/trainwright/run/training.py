@@ -44,26 +44,26 @@ from trainwright.data.prepared_dataloader import make_prefetcher
 from trainwright.data.quarantine import QUARANTINE_NAME, Sample, add_to_quarantine, read_quarantine
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError, NestedCallError
-from trainwright.guard.diagnosis import WEIGHTS, find_bad_parts
-from trainwright.guard.incidents import Incident, NullRecorder
-from trainwright.guard.rollback import make_rollback
-from trainwright.guard.step_guard import NULL_GUARD, make_guard
-from trainwright.hooks import Events, FirstStepObserver, Recorder, StepGuard
-from trainwright.log_handler import each_warning_once
+from trainwright.extensions.guard.diagnosis import WEIGHTS, find_bad_parts
+from trainwright.extensions.guard.incidents import Incident, NullRecorder
+from trainwright.extensions.guard.rollback import make_rollback
+from trainwright.extensions.guard.step_guard import NULL_GUARD, make_guard
 from trainwright.loop.context import LoopContext, RunStart
 from trainwright.loop.driven import DrivenSteps
 from trainwright.loop.micro_batch_retry import MicroBatchRetry
-from trainwright.loss_normalization import ITEM_SCALE, LossOutput, LossRule, stands_in
 from trainwright.optim import schedules
 from trainwright.run import input_pipeline, resume
 from trainwright.run.build import Services, time_limits
 from trainwright.run.console import DataWait
 from trainwright.run.resume import CheckpointArguments, PendingActions
-from trainwright.state import model_modes
 from trainwright.state.forward_states import ForwardStates
 from trainwright.state.run_state import RunState
 from trainwright.state.throughput import FlopEstimator
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support import model_modes
+from trainwright.support.hooks import Events, FirstStepObserver, Recorder, StepGuard
+from trainwright.support.log_handler import each_warning_once
+from trainwright.support.loss_normalization import ITEM_SCALE, LossOutput, LossRule, stands_in
 
 if TYPE_CHECKING:
     from trainwright.run.curriculum import CurriculumRun
@@ -83,7 +83,7 @@ def forward_pass(args: Any) -> Forward:
     """Forward pass of a run: with `past_index` a state goes from one batch to the next."""
     if getattr(args, "past_index", -1) < 0:
         return run_model
-    from trainwright.patches import RecurrentForward
+    from trainwright.support.patches import RecurrentForward
 
     return RecurrentForward(args.past_index)
 

@@ -26,7 +26,7 @@ from trainwright.errors import (
     SearchSpaceError,
     did_you_mean,
 )
-from trainwright.html_table import html_pairs, html_section
+from trainwright.support.html_table import html_pairs, html_section
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from optuna.study import StudyDirection
 from optuna.trial import FixedTrial, TrialState, create_trial
 
 from trainwright.errors import SearchError, SearchSpaceError
-from trainwright.host import is_process_alive
 from trainwright.search import base
 from trainwright.search.base import BestRun, Objective, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
 from trainwright.search.search_record import TrialRunner, follow
+from trainwright.support.host import is_process_alive
 
 OF_OPTIMIZE = ("timeout", "n_jobs", "gc_after_trial", "catch")
 OF_THE_STUDY = tuple(name for name in inspect.signature(optuna.create_study).parameters if "direction" not in name)

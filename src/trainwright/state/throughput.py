@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from trainwright import model_facts
 from trainwright._types import Model
+from trainwright.support import model_facts
 
 logger = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from trainwright._types import counted, plain_numbers
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
 from trainwright.errors import needs_package
-from trainwright.hooks import definer
 from trainwright.journal import record
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.hooks import definer
 
 logger = logging.getLogger(__name__)
 

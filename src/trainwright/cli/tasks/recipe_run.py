@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, counted, write_text
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.checks import make_output_dir
 from trainwright.cli.recipe.recipe_reader import OPTIONAL, arguments_class, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree, dump
@@ -25,6 +24,7 @@ from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
+from trainwright.run.checks import make_output_dir
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

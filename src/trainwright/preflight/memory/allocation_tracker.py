@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from trainwright.preflight.memory.memory_plan import PeakMemory
-from trainwright.tensor_tree import tensors_of
+from trainwright.support.tensor_tree import tensors_of
 
 BLOCK_BYTES = {"cuda": 512}  # allocators that round up
 

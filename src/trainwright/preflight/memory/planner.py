@@ -24,7 +24,6 @@ from trainwright.config.protocol import Arguments
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.precision import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
-from trainwright.host import available_bytes
 from trainwright.loop.context import NULL_OBSERVER, LoopContext
 from trainwright.loop.step import Step, Window
 from trainwright.optim.factory import steps_in_backward
@@ -34,7 +33,8 @@ from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_w
 from trainwright.run import build
 from trainwright.run.dry_run import SilentEvents, first_batches
 from trainwright.state.run_state import RunState
-from trainwright.tensor_tree import find_batch_size, tensors_of
+from trainwright.support.host import available_bytes
+from trainwright.support.tensor_tree import find_batch_size, tensors_of
 
 LOOKED_AT = 4  # batches, of which the largest counts
 COPIES = 5  # of the weights, that a measured step takes

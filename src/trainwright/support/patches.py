@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainwright._types import Batch, Model, is_instance_of
 from trainwright.errors import ModelError, needs_package
-from trainwright.model_facts import core_model
+from trainwright.support.model_facts import core_model
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from trainwright._types import Batch, JSONObject, without_tokens
-from trainwright.state.model_modes import unchanged_model
-from trainwright.tensor_tree import map_nested, tensors_of
+from trainwright.support.model_modes import unchanged_model
+from trainwright.support.tensor_tree import map_nested, tensors_of
 
 MOST_PARAMETERS = 5  # with the largest gradients, that are named
 MOST_PROBES = 64  # of parts of a batch, in the search of a sample

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import IterableDataset
 
-from trainwright import model_facts
 from trainwright._types import (
     DataLoaderLike,
     DatasetLike,
@@ -30,7 +29,8 @@ from trainwright.config.plans import StepPlan
 from trainwright.config.rules.start import needs_length
 from trainwright.data.mixture import MixtureDataset, as_mixture
 from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError, did_you_mean
-from trainwright.hooks import is_overridden
+from trainwright.support import model_facts
+from trainwright.support.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from trainwright._types import IGNORE_INDEX
 from trainwright.errors import MissingPackageError
-from trainwright.model_facts import core_model
-from trainwright.state.model_modes import ModuleModes
+from trainwright.support.model_facts import core_model
+from trainwright.support.model_modes import ModuleModes
 
 logger = logging.getLogger(__name__)
 

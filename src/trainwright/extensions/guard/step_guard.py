@@ -43,14 +43,14 @@ import torch
 
 from trainwright._types import JSONObject, Optimizer, Scheduler
 from trainwright.config.plans import GuardPlan
-from trainwright.guard.diagnosis import WEIGHTS
-from trainwright.guard.history import NO_BOUND, SpikeHistory
-from trainwright.guard.incidents import NON_FINITE, SPIKE, Diagnose, Incident, IncidentLog, Record, error_of
-from trainwright.guard.rollback import Rollback, schedule_memory
+from trainwright.extensions.guard.diagnosis import WEIGHTS
+from trainwright.extensions.guard.history import NO_BOUND, SpikeHistory
+from trainwright.extensions.guard.incidents import NON_FINITE, SPIKE, Diagnose, Incident, IncidentLog, Record, error_of
+from trainwright.extensions.guard.rollback import Rollback, schedule_memory
 from trainwright.state.run_state import RunState
 
 if TYPE_CHECKING:
-    from trainwright.hooks import StepGuard
+    from trainwright.support.hooks import StepGuard
 
 GradNorm: TypeAlias = torch.Tensor | float | None
 Mean: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
