@@ -26,7 +26,7 @@ from harness import Subject, Turns, Watch, measure, print_json, print_table, ver
 from step_overhead import BATCH, CASES, LEARNING_RATE, WARM_UP, Row, Work, by_hand  # noqa: E402
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
-from trainwright.state.run_state import Clock  # noqa: E402
+from trainwright.state.progress import Clock  # noqa: E402
 from trainwright.trackers.base import TrackerCallback  # noqa: E402
 
 LIMITS = {"watched": 1.01, "raising": 1.02, "hanging": 1.02}

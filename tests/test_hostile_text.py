@@ -17,7 +17,7 @@ from trainwright._types import printable, without_tokens
 from trainwright.callbacks.progress import aligned, readable
 from trainwright.cli.main import echo
 from trainwright.evaluation.outputs import print_metrics
-from trainwright.extensions.guard import bundle
+from trainwright.extensions.incidents import bundle
 from trainwright.hub.model_card import CardContent, write_card
 from trainwright.journal import record
 from trainwright.report.run_page import write_report

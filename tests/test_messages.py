@@ -17,7 +17,7 @@ from trainwright._types import counted
 from trainwright.callbacks.progress import line_of
 from trainwright.errors import ArgumentError, LegacyNameWarning
 from trainwright.run import console
-from trainwright.state.run_state import CALLBACKS, LOGGING
+from trainwright.state.progress import CALLBACKS, LOGGING
 from trainwright.state.trainer_state import TrainerState
 from trainwright.support.log_handler import PackageHandler, each_warning_once, for_log
 

@@ -79,6 +79,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "numpy_pad_and_concatenate", "torch_pad_and_concatenate",
     ),
     "trainwright.search.base": ("BestRun", "default_compute_objective"),
+    "trainwright.loop.extension": ("Decision", "Extension", "MicroBatch", "StepFacts"),
     "trainwright.support.loss_normalization": ("LabelSmoother", "LossOutput"),
     "trainwright.optim.parameter_groups": ("check_target_module_exists", "get_parameter_names"),
     "trainwright.optim.factory": ("is_optimizer_factory",),

@@ -104,6 +104,12 @@ from trainwright.evaluation.outputs import (
     denumpify_detensorize,
     metrics_format,
 )
+from trainwright.loop.extension import (
+    Decision,
+    Extension,
+    MicroBatch,
+    StepFacts,
+)
 from trainwright.optim.factory import is_optimizer_factory
 from trainwright.optim.own_optimizers import (
     LayerWiseDummyOptimizer,
@@ -228,6 +234,7 @@ __all__ = [
     "DataCollatorWithFlattening",
     "DataCollatorWithPadding",
     "DebugOption",
+    "Decision",
     "DefaultDataCollator",
     "DefaultFlowCallback",
     "DistributedLengthGroupedSampler",
@@ -237,6 +244,7 @@ __all__ = [
     "EvalLoopOutput",
     "EvalPrediction",
     "ExportableState",
+    "Extension",
     "FSDPOption",
     "FlyteCallback",
     "GreedyLR",
@@ -255,6 +263,7 @@ __all__ = [
     "LengthGroupedSampler",
     "LossOutput",
     "MLflowCallback",
+    "MicroBatch",
     "NeptuneCallback",
     "NotebookProgressCallback",
     "OptimizerNames",
@@ -268,6 +277,7 @@ __all__ = [
     "Seq2SeqTrainer",
     "Seq2SeqTrainingArguments",
     "ShardSampler",
+    "StepFacts",
     "SwanLabCallback",
     "TensorBoardCallback",
     "TrackioCallback",

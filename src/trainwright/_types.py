@@ -51,6 +51,7 @@ GUARD_STATE_NAME = "guard_state.json"
 ITEMS_NAME = "checkpoint_items.pt"
 CURRICULUM_NAME = "curriculum.pt"
 RECORDED_METRICS_NAME = "recorded_metrics.json"
+EXTENSIONS_NAME = "extension_states.pt"
 MANIFEST_NAME = "manifest.json"
 
 IGNORE_INDEX = -100  # a label that no loss counts

@@ -1,6 +1,6 @@
 """Trainer: one flat class, the hooks that the loops call in the order in which they are called.
 
-Each is short and calls a component. What belongs to one `train()` is in `run.training.TrainingRun`, what belongs to
+Each is short and calls a component. What belongs to one `train()` is in `run.run.Run`, what belongs to
 this process in `run.build.Services`.
 
 The loop is `_inner_training_loop` (epochs), `_run_epoch` (steps) and `_train_on` (micro-batches, then the update).
@@ -40,19 +40,20 @@ from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
 from trainwright.evaluation import outputs as results
 from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
-from trainwright.loop.context import NULL_OBSERVER
 from trainwright.loop.driven import DrivenSteps, StepResult, result_of
+from trainwright.loop.extension import Extension
 from trainwright.loop.fit import epochs, saving_last_step, steps_of_epoch
 from trainwright.loop.step import Step
 from trainwright.optim import schedules
 from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
 from trainwright.run import build, checkpointing, checks, console, input_pipeline, resume
 from trainwright.run.checkpointing import Checkpointer
+from trainwright.run.pickling import restore, state_of
 from trainwright.run.published import owned_by
 from trainwright.run.refusal import unchanged_if_refused
-from trainwright.run.training import TrainingRun, restore, state_of
+from trainwright.run.run import Run
+from trainwright.state.progress import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.recorded_metrics import METRICS
-from trainwright.state.run_state import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support import model_facts, model_modes
@@ -69,7 +70,6 @@ from trainwright.support.loss_normalization import LossOutput, LossRule
 if TYPE_CHECKING:
     from trainwright.preflight.check_registry import CheckReport
     from trainwright.preflight.prove import ProofReport
-    from trainwright.run.incident_bundles import IncidentRecorder
     from trainwright.search.base import BestRun
 
 Items = torch.Tensor | int | None
@@ -182,32 +182,37 @@ class Trainer:
             self.args = build.arguments_of_trainer(args, model)
             self._services = build.Services.for_arguments(self.args)
             self._services.memory_tracker.start("init")
-            self._run = TrainingRun.idle(self.args)
+            self._run = Run.idle(self.args)
             self._search: Any = build.NoSearch()  # or a Searching
 
             # The user's objects.
-            self.model, self.model_init = model, model_init
+            self.model = model
+            self.model_init = model_init
             makes_loader = not is_overridden(self, "get_train_dataloader")  # another one may take a dict as it is
             self.train_dataset = mixture.as_mixture(train_dataset) if makes_loader else train_dataset
             self.eval_dataset = eval_dataset
             self.processing_class = build.one_processing_class(processing_class, tokenizer)
-            self.compute_loss_func, self.compute_metrics = compute_loss_func, compute_metrics
+            self.compute_loss_func = compute_loss_func
+            self.compute_metrics = compute_metrics
             self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
             self.optimizer, self.lr_scheduler = optimizers
             self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
             default = columns.default_collator(self.processing_class, self.args, given=data_collator)
-            self._default_collator, self.data_collator = default, default if data_collator is None else data_collator
+            self._default_collator = default
+            self.data_collator = default if data_collator is None else data_collator
 
             # The model on its device.
             self._train_batch_size = self.args.train_batch_size
             self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
             self._signature_columns: list[str] | None = None
             self.checkpoint_items: dict[str, Stateful] = {}
+            self._extensions: list[Extension] = []
             self._created_lr_scheduler = False
             self.create_accelerator_and_postprocess()
             model = self.call_model_init() if model is None else model
             checks.check_head(model)
-            self.is_model_parallel, placed = model_facts.num_devices(model) > 1, self.args.place_model_on_device
+            self.is_model_parallel = model_facts.num_devices(model) > 1
+            placed = self.args.place_model_on_device
             self.place_model_on_device = not self.is_model_parallel if placed is None else placed
             self._adopt_model(model)
             self.model_accepts_loss_kwargs = model_facts.accepts_loss_kwargs(model)
@@ -232,7 +237,9 @@ class Trainer:
             self._services.memory_tracker.stop_and_update_metrics(stage="init")
 
     # Pickles and copies: a deep one gets an engine and other services of its own, a shallow one shares them.
-    __getstate__, __setstate__, __copy__ = state_of, restore, build.with_parts
+    __getstate__ = state_of
+    __setstate__ = restore
+    __copy__ = build.with_parts
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the engine, and with it `accelerator`."""
@@ -271,7 +278,9 @@ class Trainer:
     def _use_callbacks(self, callbacks: list[Any] | None) -> None:
         """Makes the handler: default callbacks, trackers, and these."""
         parts = {"model": self.model, "processing_class": self.processing_class, "optimizer": self.optimizer}
-        engine, writer, schedule = self._engine, self._services.writer, self.lr_scheduler
+        engine = self._engine
+        writer = self._services.writer
+        schedule = self.lr_scheduler
         handler = build.make_callbacks(
             self.args, callbacks, engine=engine, writer=writer, lr_scheduler=schedule, **parts
         )
@@ -337,6 +346,36 @@ class Trainer:
         """
         self.callback_handler.remove_callback(callback)
 
+    def add_extension(self, extension: Extension) -> None:
+        """Adds an extension: it takes part in the next run and in all after it, with a state in their checkpoints.
+
+        Args:
+            extension: an `Extension`; of several the lower `order` comes first.
+
+        Raises:
+            ArgumentError: it has no name, or one that another extension has; or a run is under way.
+
+        Example:
+            >>> class CountTokens(Extension):
+            ...     name = "tokens"
+            ...     total = 0
+            ...     def micro_batch(self, batch):
+            ...         self.total += batch.inputs["input_ids"].numel()
+            ...     def log(self):
+            ...         return {"tokens_seen": self.total}
+            >>> trainer.add_extension(CountTokens())
+        """
+        checks.check_extension(extension, self._extensions, is_training=self._run.is_training)
+        self._extensions.append(extension)
+
+    def remove_extension(self, extension: Extension) -> None:
+        """Removes an extension from the runs to come.
+
+        Args:
+            extension: as given to `add_extension`; one that is not there is ignored.
+        """
+        self._extensions = [one for one in self._extensions if one is not extension]
+
     # -- train() -------------------------------------------------------------------------------------------------------
 
     def train(
@@ -369,14 +408,21 @@ class Trainer:
             resume_from_checkpoint = model_path
         with self._training(resume_from_checkpoint, trial) as checkpoint:
             return self._inner_training_loop(
-                batch_size=self._train_batch_size, args=self.args, resume_from_checkpoint=checkpoint, trial=trial,
+                batch_size=self._train_batch_size,
+                args=self.args,
+                resume_from_checkpoint=checkpoint,
+                trial=trial,
                 ignore_keys_for_eval=ignore_keys_for_eval,
-            )  # fmt: skip
+            )
 
     def _inner_training_loop(
-        self, batch_size: int | None = None, args: Any = None, resume_from_checkpoint: str | None = None,
-        trial: Any = None, ignore_keys_for_eval: list[str] | None = None,
-    ) -> TrainOutput:  # fmt: skip
+        self,
+        batch_size: int | None = None,
+        args: Any = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
         """Runs a whole training, from the dataloader to the last metric; what wraps it sees all of it.
 
         Args:
@@ -391,29 +437,43 @@ class Trainer:
         """
         args = self.args if args is None else args
         self._train_batch_size = self._train_batch_size if batch_size is None else batch_size
-        context = self._begin_training(args, resume_from_checkpoint, trial, ignore_keys_for_eval)
-        run, start = self._run.progress, context.start
-        with saving_last_step(context, run, self):
-            for epoch in epochs(context, run, self, eval_on_start=args.eval_on_start):
+        self._begin_training(args, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        run = self._run
+        with saving_last_step(run, self):
+            for epoch in epochs(run, self, eval_on_start=args.eval_on_start):
                 self._run_epoch(
-                    model=context.model, epoch=epoch, train_dataloader=context.loader,
-                    steps_in_epoch=context.plan.batches_per_epoch,
-                    num_update_steps_per_epoch=context.plan.steps_per_epoch, trial=trial,
-                    ignore_keys_for_eval=ignore_keys_for_eval, start_time=run.start_time,
-                    resume_from_checkpoint=start.checkpoint, epochs_trained=start.epoch,
-                    steps_trained_in_current_epoch=start.batches,
-                )  # fmt: skip
-        return self._finalize_training(trial, context.plan.num_train_samples, run.start_time)
+                    model=run.setup.model,
+                    epoch=epoch,
+                    train_dataloader=run.loader,
+                    steps_in_epoch=run.plan.batches_per_epoch,
+                    num_update_steps_per_epoch=run.plan.steps_per_epoch,
+                    trial=trial,
+                    ignore_keys_for_eval=ignore_keys_for_eval,
+                    start_time=run.progress.start_time,
+                    resume_from_checkpoint=run.start.checkpoint,
+                    epochs_trained=run.start.epoch,
+                    steps_trained_in_current_epoch=run.start.batches,
+                )
+        return self._finalize_training(trial, run.plan.num_train_samples, run.progress.start_time)
 
     def _run_epoch(
-        self, model: Any, epoch: int, train_dataloader: Any, steps_in_epoch: int, num_update_steps_per_epoch: int,
-        trial: Any, ignore_keys_for_eval: list[str] | None, start_time: float, resume_from_checkpoint: str | None,
-        epochs_trained: int, steps_trained_in_current_epoch: int,
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        epoch: int,
+        train_dataloader: Any,
+        steps_in_epoch: int,
+        num_update_steps_per_epoch: int,
+        trial: Any,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        resume_from_checkpoint: str | None,
+        epochs_trained: int,
+        steps_trained_in_current_epoch: int,
+    ) -> None:
         """Trains one epoch, or the rest of one after a resume.
 
         The signature is the original's. What belongs to one run (`trial`, `start_time`, how much of the first epoch is
-        done) is read from its `TrainingRun`.
+        done) is read from its `Run`.
 
         Args:
             model: the model as the engine has wrapped it.
@@ -434,11 +494,10 @@ class Trainer:
     def _steps_of_epoch(self, epoch: int) -> Iterator[Step]:
         """The steps of an epoch, or of the rest of one after a resume; counted anew where samples were left out."""
         run = self._run
-        assert run.context is not None
         run.begin_epoch()
-        if run.is_shortened:
-            run.context.count_anew(epoch, None)
-        return steps_of_epoch(run.context, run.progress, self, epoch)
+        if run.is_recount_due:
+            run.apply_recount(epoch, None)
+        return steps_of_epoch(run, self, epoch)
 
     def _train_on(self, step: Step) -> None:
         """Trains one optimizer step: forward and backward of each micro-batch, then the update."""
@@ -525,12 +584,12 @@ class Trainer:
     ) -> Generator[Step, None, TrainOutput]:
         """The loop of `train()` without its body."""
         with self._training(resume_from_checkpoint, None) as checkpoint:
-            context = self._begin_training(self.args, checkpoint, None, ignore_keys_for_eval)
-            run = self._run.progress
-            with saving_last_step(context, run, self):
-                for epoch in epochs(context, run, self, eval_on_start=self.args.eval_on_start):
+            self._begin_training(self.args, checkpoint, None, ignore_keys_for_eval)
+            run = self._run
+            with saving_last_step(run, self):
+                for epoch in epochs(run, self, eval_on_start=self.args.eval_on_start):
                     yield from self._steps_of_epoch(epoch)
-            return self._finalize_training(None, context.plan.num_train_samples, run.start_time)
+            return self._finalize_training(None, run.plan.num_train_samples, run.progress.start_time)
 
     @contextmanager
     def _training(self, resume_from_checkpoint: str | bool | None, trial: Any) -> Iterator[str | None]:
@@ -541,12 +600,18 @@ class Trainer:
         self._run.check_not_training()
         accept_older_signatures(self)
         self._hp_search_setup(trial)
-        run = TrainingRun.after(self._run, self.args, trial)
+        run = Run.after(self._run, self.args, trial)
         self._services.use_clock(run.progress.clock)
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        folder, engine = self._get_output_dir(trial), self._engine
-        together, measuring = engine.together(run.progress.interrupts), self._memory_tracker.measuring("train")
-        with self._using_run(run), run.alone_in(folder, self.args, engine), together, measuring:
+        folder = self._get_output_dir(trial)
+        engine = self._engine
+        together = engine.together(run.progress.interrupts)
+        measuring = self._memory_tracker.measuring("train")
+        run.extensions.add(
+            *build.extensions_of_directory(self.args, engine, folder=folder, dataset=self.train_dataset),
+            *self._extensions,
+        )
+        with self._using_run(run), run.with_extensions(), together, measuring:
             checkpoint = engine.agree(lambda: resume.find_checkpoint(wanted, self.args.output_dir))
             checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
             with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
@@ -638,32 +703,33 @@ class Trainer:
 
     def _begin_training(
         self, args: Any, checkpoint: str | None, trial: Any, ignore_keys_for_eval: list[str] | None
-    ) -> Any:
-        """All that happens in a run before its first step; returns what the loop works with."""
-        run, engine = self._run, self._engine
+    ) -> None:
+        """All that happens in a run before its first step."""
+        run = self._run
+        engine = self._engine
         self._plan_run(args, checkpoint)
-        context = self._prepare_run(args, checkpoint, trial, ignore_keys_for_eval)
+        self._prepare_run(args, checkpoint, trial, ignore_keys_for_eval)
         folder = self._get_output_dir(trial)
         engine.agree(lambda: checkpointing.check_first_checkpoint(args, folder, self.model))
-        loss_note = build.note_of_mean(self.model, args, context.rule)
-        note, changed = run.resume_note, run.changed_args
-        console.log_run_header(context, args, self.state, engine, note=note, loss_note=loss_note, changed_args=changed)
+        loss_note = build.note_of_mean(self.model, args, run.setup.rule)
+        note = run.resume_note
+        changed = run.changed_args
+        console.log_run_header(run, args, self.state, engine, note=note, loss_note=loss_note, changed_args=changed)
         self._dry_run_evaluation(ignore_keys_for_eval)
         facts = {"model": self.model, "levers": run.levers, "train": self.train_dataset, "eval": self.eval_dataset}
-        console.begin_journal(
-            self._services.journal, context, args, run.progress, folder=folder, run_id=run.run_id, **facts
-        )
+        console.begin_journal(self._services.journal, run, args, folder=folder, run_id=run.run_id, **facts)
         if self.args.push_to_hub:
             self._open_repository()
         self._services.uploads.take_up()
-        return context
 
     def _plan_run(self, args: Any, checkpoint: str | None) -> None:
         """Data and steps; of a resume, those that are left."""
-        run, engine = self._run, self._engine
+        run = self._run
+        engine = self._engine
         checks.check_has_samples(self.train_dataset)
         dataloader = self.get_train_dataloader()
-        run.leave_out(dataloader, args, engine, self.train_dataset)
+        for before_plan in run.extensions.before_plan:
+            before_plan(run, dataloader)
         checks.check_has_batches(dataloader, args)
         plan = build.step_plan(args, self.set_initial_training_values(args, dataloader))
         console.check_run(args, build.rule_facts(plan, self, engine.device))
@@ -681,28 +747,44 @@ class Trainer:
 
     def _prepare_run(
         self, args: Any, checkpoint: str | None, trial: Any, ignore_keys_for_eval: list[str] | None
-    ) -> Any:
-        """Record, position, model, optimizer: all that the loop needs."""
+    ) -> None:
+        """Record, position, model, optimizer, extensions: all that the loop needs."""
         run = self._run
-        plan = run.plan
-        assert plan is not None
-        run.recorder = self._make_recorder(trial)
+        plan = self._run.plan
+        engine = self._engine
         start = self._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, checkpoint, trial)
         model, loader = self._prepare_for_training(plan.max_steps, run.loader, checkpoint)
         checks.check_needs_no_closure(self.optimizer)
         training_state.states_of_items(self.checkpoint_items)  # raises now what the first save would
-        if checkpoint is not None:
-            self._checkpointer.read_items(self.checkpoint_items, Path(checkpoint))
-        return run.begin(
-            self._engine, args, rule=self._loss_rule(), start=start, checkpoint=checkpoint,
-            first_look=self._first_look(trial), is_own=not self._created_lr_scheduler,
-            count=lambda: build.step_plan(args, self.set_initial_training_values(args, loader)),
-            load_newest=lambda: self._checkpointer.load_newest(self, self._get_output_dir(trial), run), model=model,
-            loader=loader, optimizer=self.optimizer, scheduler=self.lr_scheduler, events=self.callback_handler,
-            trial=trial, ignore_keys_for_eval=ignore_keys_for_eval, items=self.checkpoint_items,
+        run.begin(
+            engine,
+            args,
+            rule=self._loss_rule(),
+            start=start,
+            checkpoint=checkpoint,
+            fresh_plan=lambda: build.step_plan(args, self.set_initial_training_values(args, loader)),
+            is_own=not self._created_lr_scheduler,
+            model=model,
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            events=self.callback_handler,
+            trial=trial,
+            ignore_keys_for_eval=ignore_keys_for_eval,
             step_contexts=self.step_contexts if is_overridden(self, "step_contexts") else None,
-            prepares_windows=is_overridden(self, "prepare_window"), dataset=self.train_dataset,
-        )  # fmt: skip
+            prepares_windows=is_overridden(self, "prepare_window"),
+        )
+        folder = self._get_output_dir(trial)
+        checkpointer = self._checkpointer
+        run.extensions.add(
+            *self._first_look(trial),
+            *build.extensions_of_training(
+                run, self, engine, folder=folder, load_newest=lambda: checkpointer.load_newest(self, folder, run)
+            ),
+        )
+        if checkpoint is not None:
+            checkpointer.read_extensions(run, Path(checkpoint))
+        for begin in run.extensions.begin:
+            begin(run)
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
@@ -757,9 +839,14 @@ class Trainer:
         return self._get_dataloader(test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler)
 
     def _get_dataloader(
-        self, dataset: Any, description: str, batch_size: int, sampler_fn: Callable[[Any], Any] | None = None,
-        is_training: bool = False, dataloader_key: str | None = None,
-    ) -> DataLoader[Any]:  # fmt: skip
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable[[Any], Any] | None = None,
+        is_training: bool = False,
+        dataloader_key: str | None = None,
+    ) -> DataLoader[Any]:
         """Makes a dataloader of any of the three kinds.
 
         Args:
@@ -779,7 +866,8 @@ class Trainer:
         if is_columnar and not behaviour_of(self.args).reads_length_column_before_removal:
             dataset = self._remove_unused_columns(dataset, description=description)
         # The order first: a column of lengths is none that the model takes.
-        length_of, model = input_pipeline.length_input(self.processing_class), self.model
+        length_of = input_pipeline.length_input(self.processing_class)
+        model = self.model
         sampler = input_pipeline.sampler_of(
             dataset, sampler_fn, self.args, length_of=length_of, batch_size=batch_size, is_training=is_training
         )
@@ -807,7 +895,8 @@ class Trainer:
             A `Sampler` of indices; None for a stream.
         """
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        length_of, size = input_pipeline.length_input(self.processing_class), self._train_batch_size
+        length_of = input_pipeline.length_input(self.processing_class)
+        size = self._train_batch_size
         num_processes = self._engine.num_replicas
         return input_pipeline.train_sampler(self.args, dataset, length_of, batch_size=size, num_processes=num_processes)
 
@@ -855,7 +944,8 @@ class Trainer:
         columns.check_named(self._named_columns(description), dataset.column_names, description)
         self._set_signature_columns_if_needed()
         kept: Any = self._signature_columns
-        name, is_own = type(self.model).__name__, columns.is_own(self.data_collator)
+        name = type(self.model).__name__
+        is_own = columns.is_own(self.data_collator)
         return columns.remove_unused(dataset, kept, model_name=name, description=description, for_own=is_own)
 
     def _get_collator_with_removed_columns(self, data_collator: Any, description: str | None = None) -> Any:
@@ -973,7 +1063,7 @@ class Trainer:
         Raises:
             DataError: one names no sample of this dataset, or no sample would be left.
         """
-        self._run.quarantine(sample_ids, self.args, self.train_dataset, column)
+        build.quarantine(self._run, self, sample_ids, column)
 
     # -- where it starts -----------------------------------------------------------------------------------------------
 
@@ -996,9 +1086,13 @@ class Trainer:
         checkpointing.log_load_result(load_result)
 
     def _init_training_state(
-        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int,
-        resume_from_checkpoint: str | None, trial: Any,
-    ) -> tuple[int, int]:  # fmt: skip
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
         """Fills `state`, from the checkpoint if there is one.
 
         Args:
@@ -1052,25 +1146,37 @@ class Trainer:
             The model as the engine wrapped it, in training mode, and the loader.
         """
         if self._created_lr_scheduler:  # its length belonged to an earlier train()
-            self.lr_scheduler, self._created_lr_scheduler = None, False
-        engine, run, handler = self._engine, self._run, self.callback_handler
+            self.lr_scheduler = None
+            self._created_lr_scheduler = False
+        engine = self._engine
+        run = self._run
+        handler = self.callback_handler
         engine.expect(num_steps=max_steps, num_warmup_steps=self.args.get_warmup_steps(max_steps))
         prepared = engine.setup(
             self._wrap_model(self.model),
             make_optimizer=lambda model: self._make_optimizer(model, max_steps),
             make_scheduler=lambda optimizer: self.create_scheduler(num_training_steps=max_steps, optimizer=optimizer),
         )
-        self.model_wrapped, self.optimizer, self.lr_scheduler = prepared.model, prepared.optimizer, prepared.scheduler
+        self.model_wrapped = prepared.model
+        self.optimizer = prepared.optimizer
+        self.lr_scheduler = prepared.scheduler
         self._services.read_flags()
         wanted = schedules.settings_of(self.optimizer, self.lr_scheduler)
         self._load_optimizer_and_scheduler(resume_from_checkpoint)
         self._load_scaler(resume_from_checkpoint)
         if run.checkpoint_args is not None and behaviour_of(self.args).resume_applies_new_settings:
             run.changed_args = resume.apply_new_settings(
-                self.optimizer, self.lr_scheduler, wanted, run.checkpoint_args, args=self.args, num_steps=max_steps,
+                self.optimizer,
+                self.lr_scheduler,
+                wanted,
+                run.checkpoint_args,
+                args=self.args,
+                num_steps=max_steps,
                 is_own=not self._created_lr_scheduler,
-            )  # fmt: skip
-        handler.model, handler.optimizer, handler.lr_scheduler = self.model, self.optimizer, self.lr_scheduler
+            )
+        handler.model = self.model
+        handler.optimizer = self.optimizer
+        handler.lr_scheduler = self.lr_scheduler
         handler.train_dataloader = getattr(train_dataloader, "dataloader", train_dataloader)
         handler.rebuild()
         model_modes.train_mode(self.model_wrapped, self.optimizer)
@@ -1117,7 +1223,8 @@ class Trainer:
             checkpoint: folder of the checkpoint; None: they stay as they are.
         """
         if checkpoint is not None:
-            rank, step = self._engine.replica, self.state.global_step
+            rank = self._engine.replica
+            step = self.state.global_step
             resume.load_rng(checkpoint, rank=rank, num_processes=self._engine.num_replicas, step=step)
 
     # -- optimizer and schedule ----------------------------------------------------------------------------------------
@@ -1290,7 +1397,8 @@ class Trainer:
         run = self._run
         if run.eval_mode_guard is not None or not (model.training and self.model.training):
             run.end_evaluation(model, self.optimizer)
-        progress, clock = run.progress, run.progress.clock
+        progress = run.progress
+        clock = run.progress.clock
         clock.mark(HOST_TO_DEVICE)
         progress.recorded.batch = inputs
         batch = self._prepare_inputs(inputs)
@@ -1304,14 +1412,18 @@ class Trainer:
 
         `inputs` are as the collator made them; `is_scaled` says so of a loss that `compute_loss` did not make.
         """
-        run, engine, progress = self._run, self._services.engine, self._run.progress
+        run = self._run
+        engine = self._services.engine
+        progress = self._run.progress
         progress.recorded.batch = None
-        if run.samples is not None:
-            run.samples.add(loss, inputs, num_items)
+        first = None
+        if run.extensions.micro_batch:
+            first = run.tell_micro_batch(loss, inputs, num_items)
         every = self.args.torch_empty_cache_steps
         if every is not None and progress.state.global_step % every == 0:
             engine.empty_cache()
-        micro_batches, share = self.current_gradient_accumulation_steps, progress.part_of_micro_batch
+        micro_batches = self.current_gradient_accumulation_steps
+        share = progress.part_of_micro_batch
         rule = run.loss_rule or self._loss_rule()
         if is_scaled is not None and not isinstance(loss, LossOutput):
             rule = replace(rule, is_scaled=is_scaled)
@@ -1319,9 +1431,8 @@ class Trainer:
         try:
             if isinstance(loss, LossOutput):
                 loss, added = run.weigh(loss, rule, inputs, num_items, engine=engine, micro_batches=micro_batches)
-                first = run.guard.first_gradient(loss)
+                first = first if first is None else first.to(loss.dtype)
             else:
-                first = run.guard.first_gradient(loss)
                 loss = added = rule.apply(loss, inputs, num_items, micro_batches=micro_batches, share=share)
             progress.clock.mark(BACKWARD)
             engine.backward(loss, gradient=first)
@@ -1381,7 +1492,8 @@ class Trainer:
 
     def _loss_in_contexts(self, model: Any, inputs: Batch, num_items: Items, **options: bool) -> Any:
         """`compute_loss` in the contexts that an override adds; this class adds none, and an empty stack takes long."""
-        contexts, autocast = self.compute_loss_context_manager, self.autocast_smart_context_manager
+        contexts = self.compute_loss_context_manager
+        autocast = self.autocast_smart_context_manager
         ours = (Trainer.compute_loss_context_manager, Trainer.autocast_smart_context_manager)
         if (getattr(contexts, "__func__", None), getattr(autocast, "__func__", None)) != ours:
             with contexts():
@@ -1407,7 +1519,8 @@ class Trainer:
         Returns:
             A `torch.autocast` of the device and of the run's dtype; without effect in full precision.
         """
-        kind, dtype = self._engine.device.type, DTYPES.get(getattr(self.args, "mixed_precision", "no"))
+        kind = self._engine.device.type
+        dtype = DTYPES.get(getattr(self.args, "mixed_precision", "no"))
         return torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=cache_enabled)
 
     def compute_loss(
@@ -1431,14 +1544,15 @@ class Trainer:
         Raises:
             ModelError: the model returned no loss.
         """
-        run, labels = self._run, None
+        run = self._run
+        labels = None
         if self.label_smoother is not None or self.compute_loss_func is not None:
             labels = inputs.pop("labels", None)
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         outputs = run.forward(model, inputs)
-        if run.samples is not None and model.training:
-            run.samples.seen = outputs, inputs
+        if run.extensions.needs_outputs and model.training:
+            run.outputs = outputs, inputs
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         elif labels is not None and self.label_smoother is not None:
@@ -1461,13 +1575,15 @@ class Trainer:
         """The arithmetic of the loss, as the model and the arguments ask for it now."""
         is_mean = "num_items_in_batch" in left_out(self.compute_loss)  # an override of an older version
         return build.loss_rule(
-            self.model, self.args, accepts_loss_kwargs=self.model_accepts_loss_kwargs and not is_mean,
+            self.model,
+            self.args,
+            accepts_loss_kwargs=self.model_accepts_loss_kwargs and not is_mean,
             has_loss_func=self.compute_loss_func is not None,
             own_loss=self.compute_loss if is_overridden(self, "compute_loss") else None,
             smooths_labels=self.label_smoother is not None,
             is_scaled=False if is_mean and self.loss_is_scaled_for_ga is None else self.loss_is_scaled_for_ga,
             num_processes=self._engine.num_replicas,
-        )  # fmt: skip
+        )
 
     def _uses_outputs(self) -> bool:
         """Returns whether training looks at the model's outputs besides the loss that the model itself computed."""
@@ -1563,9 +1679,16 @@ class Trainer:
 
     @takes_no_grad_norm_too
     def _maybe_log_save_evaluate(
-        self, tr_loss: torch.Tensor, grad_norm: Any, model: Any, trial: Any, epoch: float,
-        ignore_keys_for_eval: list[str] | None, start_time: float | None = None, learning_rate: float | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: Any,
+        model: Any,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
         """Does what the flags of `control` ask for after a step.
 
         Args:
@@ -1579,17 +1702,17 @@ class Trainer:
             learning_rate: of the last step; default the schedule's now.
         """
         run = self._run
-        progress, control = run.progress, run.progress.control
+        progress = run.progress
+        control = run.progress.control
         if not (control.should_log or control.should_evaluate or control.should_save):
             return
         before = progress.clock.mark(LOGGING)
-        run.guard.settle()
         self.store_flos()
         if control.should_log and self.state.global_step > progress.step_last_logged:
-            loss, num_non_finite, recorded = run.drain_loss(num_workers=self.args.dataloader_num_workers)
+            loss, num_non_finite = run.drain_loss(num_workers=self.args.dataloader_num_workers)
             num_non_finite = num_non_finite if behaviour_of(self.args).reports_nonfinite_losses else 0
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
-            self.log(step_logs(loss, grad_norm, rate, num_non_finite) | recorded | run.guard.show(), start_time)
+            self.log(step_logs(loss, grad_norm, rate, num_non_finite) | run.extensions.logged(), start_time)
         if self.control.should_evaluate:
             progress.clock.mark(EVALUATION)
             metrics = self._evaluate(trial, ignore_keys_for_eval)
@@ -1608,6 +1731,7 @@ class Trainer:
 
     def store_flos(self) -> None:
         """Moves the operations counted since the last call into `state.total_flos`; all processes call it."""
+        self._run.extensions.settle_all()
         self._run.progress.settle()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -1617,7 +1741,8 @@ class Trainer:
             logs: names and numbers; entries are added to it.
             start_time: of the run, as `time.time()`; with it tokens per second are added.
         """
-        progress, state = self._run.progress, self.state
+        progress = self._run.progress
+        state = self.state
         if state.epoch is not None:
             logs["epoch"] = state.epoch
         if self.args.include_num_input_tokens_seen != "no":
@@ -1751,7 +1876,9 @@ class Trainer:
         self, dataloader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
     ) -> EvalLoopOutput:
         accept_older_signatures(self)
-        start_time, args, engine = time.time(), self.args, self._engine
+        start_time = time.time()
+        args = self.args
+        engine = self._engine
         full = "fp16" if args.fp16_full_eval else "bf16" if args.bf16_full_eval else ""
         behaviour = behaviour_of(args)
         dtype = None if self.is_in_train else DTYPES.get(full)
@@ -1762,8 +1889,13 @@ class Trainer:
         ):
             loop = self.prediction_loop if value_of(args, "use_legacy_prediction_loop") else self.evaluation_loop
             try:
-                output = loop(dataloader, description=description, prediction_loss_only=loss_only,
-                              ignore_keys=ignore_keys, metric_key_prefix=prefix)  # fmt: skip
+                output = loop(
+                    dataloader,
+                    description=description,
+                    prediction_loss_only=loss_only,
+                    ignore_keys=ignore_keys,
+                    metric_key_prefix=prefix,
+                )
             except Exception as error:
                 bad_sample.name_sample(error, where=f"the data of {prefix!r}")
                 raise
@@ -1773,9 +1905,13 @@ class Trainer:
         return output
 
     def evaluation_loop(
-        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:  # fmt: skip
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
         """Runs the model over a dataloader; serves both `evaluate` and `predict`.
 
         Args:
@@ -1790,7 +1926,9 @@ class Trainer:
         """
         from trainwright.evaluation import eval_loop
 
-        run, handler, engine = self._run, self.callback_handler, self._engine
+        run = self._run
+        handler = self.callback_handler
+        engine = self._engine
         model = self._wrap_model(self.model, training=False)
         run.begin_evaluation(model, self.optimizer)
         if not run.is_dry:
@@ -1798,13 +1936,20 @@ class Trainer:
         mixed = NO_CONTEXT if self.is_in_train else engine.mixed_precision(self.model)
         with run.evaluating(run.loss_rule or self._loss_rule(), engine.device), mixed:
             context = build.evaluation_context(
-                self.args, self._services, events=run.events(handler), compute_metrics=self.compute_metrics,
-                is_prediction=description == "Prediction", model=model, rule=run.loss_rule,
-                label_names=self.label_names, main_input=model_facts.main_input_name(self.model),
+                self.args,
+                self._services,
+                events=run.events(handler),
+                compute_metrics=self.compute_metrics,
+                is_prediction=description == "Prediction",
+                model=model,
+                rule=run.loss_rule,
+                label_names=self.label_names,
+                main_input=model_facts.main_input_name(self.model),
                 preprocess_logits=self.preprocess_logits_for_metrics,
                 loss_only=self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only,
-                ignore_keys=ignore_keys, loss_rows=self._loss_rows(),
-            )  # fmt: skip
+                ignore_keys=ignore_keys,
+                loss_rows=self._loss_rows(),
+            )
             return eval_loop.evaluation_loop(context, run.progress, self, dataloader, prefix=metric_key_prefix)
 
     def _loss_rows(self) -> int | None:
@@ -1812,9 +1957,13 @@ class Trainer:
         return None
 
     def prediction_loop(
-        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:  # fmt: skip
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
         """Runs `evaluation_loop`, of which this is the older name.
 
         Args:
@@ -1878,9 +2027,10 @@ class Trainer:
             dry_run.check_evaluation(self, ignore_keys)
 
     @contextmanager
-    def _using_run(self, run: TrainingRun) -> Iterator[None]:
+    def _using_run(self, run: Run) -> Iterator[None]:
         """A run in place of the one before; afterwards what stays of it."""
-        before, self._run = self._run, run
+        before = self._run
+        self._run = run
         try:
             yield
         finally:
@@ -1946,7 +2096,8 @@ class Trainer:
             CheckpointWriteError: it cannot be written, and `save_failure` is "stop".
         """
         self.store_flos()
-        run, checkpointer = self._run, self._checkpointer
+        run = self._run
+        checkpointer = self._checkpointer
         store = checkpointer.store(self._get_output_dir(trial), self.model)
         checkpointer.save(self, run, store, asynchronous=checkpointer.may_be_asynchronous(self, run))
         run.progress.saved_step = checkpointer.writer.newest
@@ -1988,7 +2139,8 @@ class Trainer:
         Args:
             output_dir: directory of the checkpoint.
         """
-        checkpointer, folder = self._checkpointer, Path(output_dir)
+        checkpointer = self._checkpointer
+        folder = Path(output_dir)
         checkpointer.form.write_optimizer(checkpointer, self.optimizer, folder)
         if self.args.should_save:
             training_state.save_scheduler(self.lr_scheduler, folder)
@@ -2028,9 +2180,11 @@ class Trainer:
         Returns:
             Steps trained, mean loss of training, and its metrics by name.
         """
-        run, services, progress = self._run, self._services, self._run.progress
-        run.guard.show()
-        train_loss, num_steps, num_samples = run.finish(self._get_output_dir(trial), num_train_samples)
+        run = self._run
+        services = self._services
+        progress = self._run.progress
+        run.extensions.settle_all()
+        train_loss, num_steps, num_samples = run.totals(num_train_samples)
         counts_tokens = self.args.include_num_input_tokens_seen != "no"
         tokens = progress.state.num_input_tokens_seen - progress.first_tokens if counts_tokens else None
         metrics = speed_metrics("train", start_time, num_samples=num_samples, num_steps=num_steps, num_tokens=tokens)
@@ -2045,7 +2199,8 @@ class Trainer:
         self._engine.barrier()  # train() returns on no process before all is on the disk
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
-        run.guard.finish(progress.state.global_step)
+        for finish in run.extensions.finish:
+            finish(run)
         if self.args.should_save and not progress.is_interrupted:
             checkpointing.keep_only_best(CheckpointStore(self._get_output_dir(trial)), self.args, run)
         self.callback_handler.fire("on_train_end", progress)
@@ -2068,12 +2223,8 @@ class Trainer:
         Raises:
             BundleError: there is no step, or the bundle cannot be written.
         """
-        return self._make_recorder(self._trial).request(reason)
-
-    def _make_recorder(self, trial: Any) -> IncidentRecorder:
-        from trainwright.run.incident_bundles import IncidentRecorder
-
-        return IncidentRecorder(self, self._run, self._engine, self._get_output_dir(trial))
+        folder = self._get_output_dir(self._trial)
+        return build.incident_recorder(self._run, self, self._engine, folder).request(reason)
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint, or of the next best one where its files were altered."""
@@ -2081,7 +2232,8 @@ class Trainer:
         folder = self._engine.agree(lambda: checkpointing.best_to_load(self.state, self.args, self._run.run_id))
         if folder is not None:
             self._issue_warnings_after_load(self._checkpointer.read_weights(self.model, folder))
-            name, best = self.args.metric_for_best_model, self.state.best_metric
+            name = self.args.metric_for_best_model
+            best = self.state.best_metric
             console.show_lines(self.args, [f"best      the weights of {folder} are loaded ({name} {best:.4g})"])
 
     def _finish_current_push(self) -> None:
@@ -2141,7 +2293,8 @@ class Trainer:
             from trainwright.hub.uploader import Uploader
 
             uploader = Uploader.for_arguments(self.args, self._services.journal, token=token, private=private)
-            self.hub_model_id, self._services.uploads = uploader.open(), uploader
+            self.hub_model_id = uploader.open()
+            self._services.uploads = uploader
 
     def _open_repository(self, **options: Any) -> None:
         """Opens the repository unless it is open: a copied trainer has services of its own, which open it again."""
@@ -2158,11 +2311,17 @@ class Trainer:
         self.init_hf_repo()
 
     def create_model_card(
-        self, language: str | None = None, license: str | None = None, tags: str | Sequence[str] | None = None,
-        model_name: str | None = None, finetuned_from: str | None = None, tasks: str | Sequence[str] | None = None,
-        dataset_tags: str | Sequence[str] | None = None, dataset: str | Sequence[str] | None = None,
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | Sequence[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | Sequence[str] | None = None,
+        dataset_tags: str | Sequence[str] | None = None,
+        dataset: str | Sequence[str] | None = None,
         dataset_args: str | Sequence[str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Writes a model card, README.md, into the output directory; one that somebody edited is left alone.
 
         Args:
@@ -2180,16 +2339,29 @@ class Trainer:
 
         if not self.is_world_process_zero():
             return
-        given = {"language": language, "license": license, "tags": tags, "model_name": model_name, "tasks": tasks,
-                 "base_model": finetuned_from, "dataset": dataset, "dataset_tags": dataset_tags,
-                 "dataset_args": dataset_args}  # fmt: skip
+        given = {
+            "language": language,
+            "license": license,
+            "tags": tags,
+            "model_name": model_name,
+            "tasks": tasks,
+            "base_model": finetuned_from,
+            "dataset": dataset,
+            "dataset_tags": dataset_tags,
+            "dataset_args": dataset_args,
+        }
         known = model_card.collect(self.args, self.model, self.train_dataset, self.state.log_history, given)
         model_card.write_card(self.args.output_dir, known)
 
     def push_to_hub(
-        self, commit_message: str | None = "End of training", blocking: bool = True, token: str | None = None,
-        revision: str | None = None, private: bool | None = None, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Saves the model to the output directory, writes its card, and uploads both with what else lies there.
 
         Args:
@@ -2218,7 +2390,8 @@ class Trainer:
         name = kwargs.pop("model_name", None) or repo_name(self.args).rpartition("/")[2]
         self.create_model_card(model_name=name, **kwargs)
         self._finish_current_push()
-        in_train, step = self.is_in_train, self.state.global_step
+        in_train = self.is_in_train
+        step = self.state.global_step
         job = uploads.push_root(commit_message, token=token, revision=revision, is_training=in_train, step=step)
         if not blocking:
             return job
@@ -2231,20 +2404,28 @@ class Trainer:
             checkpoint_folder: where it is, or will be when it is written.
         """
         if self.is_world_process_zero():
-            progress, handler = self._run.progress, self.callback_handler
+            progress = self._run.progress
+            handler = self.callback_handler
             self._services.uploads.push_checkpoint(
-                Path(checkpoint_folder), self.args, progress.state, when_there=self._services.writer.then,
+                Path(checkpoint_folder),
+                self.args,
+                progress.state,
+                when_there=self._services.writer.then,
                 announce=lambda: handler.fire("on_push_begin", progress),
-            )  # fmt: skip
+            )
 
     # -- a search over hyperparameters ---------------------------------------------------------------------------------
 
     def hyperparameter_search(
-        self, hp_space: Callable[..., Any] | None = None,
-        compute_objective: Callable[[dict[str, float]], float] | None = None, n_trials: int = 20,
-        direction: str | list[str] = "minimize", backend: Any = None, hp_name: Callable[..., str] | None = None,
+        self,
+        hp_space: Callable[..., Any] | None = None,
+        compute_objective: Callable[[dict[str, float]], float] | None = None,
+        n_trials: int = 20,
+        direction: str | list[str] = "minimize",
+        backend: Any = None,
+        hp_name: Callable[..., str] | None = None,
         **kwargs: Any,
-    ) -> BestRun | list[BestRun]:  # fmt: skip
+    ) -> BestRun | list[BestRun]:
         """Searches for the best arguments; a new model is made for each trial, by `model_init`.
 
         Args:
@@ -2268,9 +2449,15 @@ class Trainer:
         from trainwright.run import search
 
         return search.search(
-            self, space=hp_space, compute_objective=compute_objective, num_trials=n_trials, direction=direction,
-            backend=backend, hp_name=hp_name, options=kwargs,
-        )  # fmt: skip
+            self,
+            space=hp_space,
+            compute_objective=compute_objective,
+            num_trials=n_trials,
+            direction=direction,
+            backend=backend,
+            hp_name=hp_name,
+            options=kwargs,
+        )
 
     def _hp_search_setup(self, trial: Any) -> None:
         """Applies the settings of a trial to the arguments; has no effect outside of a search.
@@ -2342,10 +2529,10 @@ class Trainer:
 
         return prove.prove(self, num_steps=num_steps)
 
-    def _first_look(self, trial: Any) -> Any:
-        """Returns what watches the first step of a run; it has looked at what is known before it."""
+    def _first_look(self, trial: Any) -> list[Extension]:
+        """Returns the extension that watches the first step of a run; it has looked at what is known before it."""
         if not getattr(self.args, "preflight", True):
-            return NULL_OBSERVER
+            return []
         from trainwright.preflight import check_up
 
         return check_up.begin(self, self._run.plan, self._get_output_dir(trial))

@@ -13,7 +13,7 @@ import transformers
 
 from trainwright import CallbackHandler, DefaultFlowCallback, TrainerCallback, TrainerControl, TrainerState
 from trainwright.callbacks.base import EVENTS
-from trainwright.state.run_state import LOGGING
+from trainwright.state.progress import LOGGING
 
 from .._support.small import data, make_trainer, models
 from ..contract.surface import EVENTS_OF_OURS

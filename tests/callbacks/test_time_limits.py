@@ -18,7 +18,7 @@ class Course:
         self.now = 1000.0
         self.callback = TimeLimits(**limits, clock=lambda: self.now)  # type: ignore[arg-type]
         self.args = SimpleNamespace(eval_strategy="steps" if eval_steps else "no")
-        self.run_state = TrainerState(eval_steps=eval_steps)
+        self.progress = TrainerState(eval_steps=eval_steps)
         self.control = TrainerControl()
         self.save_s = save_s
         self.saved: list[float] = []
@@ -26,18 +26,18 @@ class Course:
         self._tell("on_train_begin")
 
     def _tell(self, event: str, **kwargs: Any) -> None:
-        getattr(self.callback, event)(self.args, self.run_state, self.control, **kwargs)
+        getattr(self.callback, event)(self.args, self.progress, self.control, **kwargs)
 
     def run(self, num_steps: int, *, saves_at: tuple[int, ...] = ()) -> Course:
         for _ in range(num_steps):
-            self.step(saves=self.run_state.global_step + 1 in saves_at)
+            self.step(saves=self.progress.global_step + 1 in saves_at)
             if self.control.should_training_stop:
                 break
         return self
 
     def step(self, *, saves: bool) -> None:
         control = self.control
-        state = self.run_state
+        state = self.progress
         control.should_save = control.should_evaluate = False
         self._tell("on_step_begin")
         self.now += 1

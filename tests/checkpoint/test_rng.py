@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from trainwright.checkpoint import rng
-from trainwright.extensions.guard import bundle
+from trainwright.extensions.incidents import bundle
 
 from .._support.small import REFERENCE, make_trainer
 

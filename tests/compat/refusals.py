@@ -647,7 +647,7 @@ PROTECTED: list[tuple[str, tuple[str, ...]]] = [
             "rules.parts_keep_their_type",
         ),
     ),
-    ("An `output_dir` with the checkpoints of another run", ("run.checkpointing", "run.training", "checkpoint.lease")),
-    ("20 steps in a row whose loss or gradient is not finite", ("extensions.guard.incidents",)),
+    ("An `output_dir` with the checkpoints of another run", ("run.checkpointing", "extensions.lease.lease")),
+    ("20 steps in a row whose loss or gradient is not finite", ("extensions.incidents.incident_log",)),
     ("A name in the space of a search that is not a field", ("search", "config.overrides")),
 ]

@@ -63,7 +63,7 @@ TABLE = (
     ),
     Entry(
         ("._saved_self", "._saved_target"),
-        ("run/sample_losses.py",),
+        ("extensions/ledger/sample_losses.py",),
         "What a cross-entropy keeps for its backward pass: the losses of single labels without a second computation. "
         "torch's notes on autograd name the prefix _saved for it.",
         "torch 2.13.0",
@@ -82,7 +82,7 @@ TABLE = (
     ),
     Entry(
         "._attn_implementation",
-        ("data/packing.py", "support/patches.py", "run/incident_contents.py"),
+        ("data/packing.py", "support/patches.py", "extensions/incidents/contents.py"),
         "Name of a model's attention; transformers can set it in public, and has nothing to ask for it.",
         "transformers 5.23.0",
     ),

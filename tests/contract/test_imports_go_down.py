@@ -185,9 +185,9 @@ PLANTED = {
         "from trainwright.engine.base import Engine",
         "trainwright.loop.step:1 imports trainwright.engine.base",
     ),
-    "state/run_state.py": (
+    "state/progress.py": (
         "def f():\n    from trainwright.config import plans",
-        "trainwright.state.run_state:2 imports trainwright.config.plans",
+        "trainwright.state.progress:2 imports trainwright.config.plans",
     ),
     "data/loader.py": (
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from trainwright.trainer import Trainer",
@@ -232,11 +232,11 @@ def test_a_planted_import_is_found(name: str, tmp_path: Path) -> None:
 def test_a_planted_circle_is_found(tmp_path: Path) -> None:
     files = {
         "loop/fit.py": "def f():\n    from trainwright.loop import step",
-        "loop/step.py": "from trainwright.loop.context import LoopContext",
-        "loop/context.py": "import trainwright.loop.fit",
+        "loop/step.py": "from trainwright.loop.setup import Setup",
+        "loop/setup.py": "import trainwright.loop.fit",
         "evaluation/eval_loop.py": "from trainwright.loop import step",
     }
-    names = [f"trainwright.loop.{name}" for name in ("context", "fit", "step")]
+    names = [f"trainwright.loop.{name}" for name in ("fit", "setup", "step")]
     assert circles(plant(tmp_path, files)) == [names]
 
 

@@ -25,14 +25,12 @@ OPEN = {
     "support/hooks.py",
     "support/host.py",
     "support/log_handler.py",
-    "loop",
     "support/loss_kernels.py",
     "support/model_facts.py",
     "support/patches.py",
     "run",
     "seq2seq_trainer.py",
     "support/tensor_tree.py",
-    "trainer.py",
 }
 
 

@@ -19,8 +19,9 @@ SRC = Path(__file__).parents[2] / "src" / "trainwright"
 OURS = (
     "cli", "journal", "preflight",
     "extensions.guard.rollback",  # the command line, the journal, checks before a run, going back
-    "extensions.guard.bundle", "run.incident_bundles.IncidentRecorder.request",  # incidents that are written down
-    "data.quarantine", "data.positions.LoaderPosition.leave_out", "run.training.TrainingRun.quarantine",
+    "extensions.incidents.bundle",  # incidents that are written down
+    "extensions.incidents.recorder.IncidentRecorder.request",
+    "data.quarantine", "data.positions.LoaderPosition.leave_out", "extensions.quarantine", "run.checks.check_extension",
     "data.packing", "data.streaming.lookahead_buffer", "data.sampler_factory.training_order",  # batches by length
     "optim.parameter_groups.layer_factors", "optim.parameter_groups._with_patterns",  # rates by layer
     "optim.own_optimizers.muon_groups", "optim.factory._over_the_model",  # Muon
@@ -38,8 +39,9 @@ OURS = (
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture", "config.coerce.parse_share", "data.mixture", "data.mixture_batches",
     "data.mixture_order",
-    "run.console.source_lines", "data.ledger", "run.sample_losses", "run.checks.check_curriculum", "data.curriculum",
-    "run.curriculum",
+    "run.console.source_lines", "data.ledger", "extensions.ledger.sample_losses",
+    "run.checks.check_curriculum", "data.curriculum",
+    "extensions.curriculum.extension",
 )  # fmt: skip
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (

@@ -311,7 +311,7 @@ def test_a_function_that_fails_is_asked_again_by_the_resume(
     saves = {"save_strategy": "steps", "save_steps": 100, "save_on_exception": True}
     with pytest.raises(DataError, match=r"fails_once.*ZeroDivisionError: no luck \(called after step 8\)"):
         trained(tmp_path, Curriculum(rows(), fails_once, **STEPS), **saves)
-    with caplog.at_level(logging.INFO, logger="trainwright.run.curriculum"):
+    with caplog.at_level(logging.INFO, logger="trainwright.extensions.curriculum.extension"):
         resumed = trained(tmp_path, Curriculum(rows(), hard_first, **STEPS), resume=True)
     assert resumed.model.seen == whole[hard_first].model.seen[30:]
     assert "Curriculum hard_first after step 8: 0 of 22 samples left out, from sample 51 on." in caplog.messages

@@ -19,7 +19,7 @@ from transformers import BatchEncoding
 from trainwright._types import TailBatch
 from trainwright.data import prepared_dataloader
 from trainwright.data.prepared_dataloader import DevicePrefetcher
-from trainwright.run import training
+from trainwright.run import run as run_module
 
 from .._support.small import AugmentedStream, StopAt, data, differing, make_trainer, weights
 
@@ -162,7 +162,7 @@ DATA: dict[str, Callable[[], Any]] = {
 @pytest.fixture
 def used(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Every loader copies to the double."""
-    monkeypatch.setattr(training, "make_prefetcher", lambda dataloader, where: copies_to(device))
+    monkeypatch.setattr(run_module, "make_prefetcher", lambda dataloader, where: copies_to(device))
     yield device
     assert "copy" in device.log
 
@@ -180,7 +180,7 @@ def test_training_is_the_same_also_after_a_resume(
     plain = trainer("plain")
     plain.train()
     assert device.log == []
-    monkeypatch.setattr(training, "make_prefetcher", lambda dataloader, where: copies_to(device))
+    monkeypatch.setattr(run_module, "make_prefetcher", lambda dataloader, where: copies_to(device))
     copied = trainer("copied")
     copied.train()
     assert device.log.count("wait") == {1: 9, 3: 21}[accumulation]  # seven batches an epoch

@@ -21,7 +21,7 @@ import trainwright
 from trainwright.cli.ledger import answer
 from trainwright.data.ledger import LEDGER_NAME, Ledger, read_table
 from trainwright.errors import DataError
-from trainwright.run.sample_losses import kept_losses, rows_of_batch, segments
+from trainwright.extensions.ledger.sample_losses import kept_losses, rows_of_batch, segments
 
 from .._support.two_processes import run, tell
 from ..contract import doubles

@@ -20,8 +20,8 @@ from transformers import default_data_collator
 import trainwright
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.errors import BundleError, NonFiniteError
-from trainwright.extensions.guard import bundle
-from trainwright.extensions.guard.probe import find_bad_rows
+from trainwright.extensions.incidents import bundle
+from trainwright.extensions.incidents.probe import find_bad_rows
 
 from .._support import forked
 from ..contract import doubles
@@ -278,7 +278,7 @@ def test_a_bundle_that_cannot_be_written_ends_nothing(
     def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("trainwright.run.incident_bundles.describe_files", full)
+    monkeypatch.setattr("trainwright.extensions.incidents.recorder.describe_files", full)
     one = trained(tmp_path, poison={ROW: POISONS["nan"]})
     assert one.state.global_step == 8
     assert "Its bundle could not be written: OSError: No space left" in caplog.text

@@ -11,9 +11,9 @@ import torch
 
 import trainwright
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.checkpoint.training_state import load_guard
 from trainwright.errors import NonFiniteError
 from trainwright.extensions.guard.diagnosis import RATE, STATE, WEIGHTS, find_bad_parts
+from trainwright.extensions.guard.step_guard import load_guard
 
 from ..contract import doubles
 from .poisoned import BATCH, POISONS, trained, trainer

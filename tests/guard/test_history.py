@@ -10,8 +10,9 @@ import pytest
 
 from trainwright.config.plans import GuardPlan
 from trainwright.extensions.guard.history import SD_PER_MAD, SpikeHistory
-from trainwright.extensions.guard.incidents import IncidentLog
 from trainwright.extensions.guard.step_guard import HostGuard, Spikes
+from trainwright.extensions.incidents.incident_log import IncidentLog
+from trainwright.loop.extension import Decision, StepFacts
 from trainwright.state.trainer_state import TrainerState
 
 
@@ -111,9 +112,11 @@ def test_a_guard_decides_by_the_accepted_values_of_both_histories(stream: str) -
         loss = STREAMS[stream](draw, step)
         norm = abs(STREAMS[stream](draw, step))
         meter = SimpleNamespace(read_loss_of_this_step=lambda loss=loss: loss)
-        run: Any = SimpleNamespace(meter=meter, state=TrainerState(), window=None)
+        progress = SimpleNamespace(meter=meter, state=TrainerState(), window=None)
+        run: Any = SimpleNamespace(progress=progress)
         is_spike = len(losses) >= 5 and (by_definition(losses, loss, 3.0) or by_definition(norms, norm, 3.0))
-        assert guard.permits(run, norm, optimizer=None, scheduler=None) is not is_spike
+        decision = guard.decide(StepFacts(run, norm, None, None))
+        assert (decision is Decision.SKIP) == is_spike
         num_spikes += is_spike
         if not is_spike:
             losses = [*losses, loss][-40:]

@@ -16,7 +16,7 @@ from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.cli.replay import replay
 from trainwright.errors import BundleError
-from trainwright.extensions.guard import bundle
+from trainwright.extensions.incidents import bundle
 
 from ..parity import models
 from .poisoned import POISONS, trained

@@ -19,7 +19,7 @@ from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.weights import make_pretrained
 from trainwright.cli.replay import Replayed, replay
 from trainwright.errors import BundleError, ModelError, NonFiniteError
-from trainwright.extensions.guard import bundle
+from trainwright.extensions.incidents import bundle
 
 from .._support.subprocesses import ROOT, run_python
 from .._support.two_processes import run

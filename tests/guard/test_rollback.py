@@ -9,7 +9,7 @@ from torch import nn
 
 from trainwright.errors import NonFiniteError
 from trainwright.extensions.guard.rollback import MemorySnapshot
-from trainwright.state.run_state import RunState
+from trainwright.state.progress import Progress
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 from ..contract import doubles
@@ -99,7 +99,7 @@ def test_buffers_and_frozen_weights() -> None:
     model[0].bias.requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
     snapshot = MemorySnapshot(model, optimizer, None, every=1)
-    run = RunState(TrainerState(), TrainerControl())
+    run = Progress(TrainerState(), TrainerControl())
     for step in (0, 1):  # without states of the optimizer, then with them
         run.state.global_step = step
         snapshot.keep(run, is_saved=False)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from trainwright._types import GUARD_STATE_NAME
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.checkpoint.training_state import load_guard, save_guard
+from trainwright.checkpoint.training_state import save_json
 from trainwright.errors import CheckpointError, SpikeError
+from trainwright.extensions.guard.step_guard import load_guard
 
 from .._support import forked
 from ..contract import doubles
@@ -131,5 +133,5 @@ def test_a_file_that_no_run_writes_is_refused(state: str, tmp_path: Path) -> Non
 
 def test_the_file_is_read_back(tmp_path: Path) -> None:
     state = {"skipped_in_a_row": 2, "accepted": {"loss": [1.0, 2.5]}}
-    save_guard(state, tmp_path)
+    save_json(state, tmp_path / GUARD_STATE_NAME)
     assert load_guard(tmp_path) == state

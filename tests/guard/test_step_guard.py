@@ -12,8 +12,7 @@ import trainwright
 from trainwright.config.plans import GuardPlan
 from trainwright.errors import NonFiniteError
 from trainwright.extensions.guard import step_guard
-from trainwright.extensions.guard.incidents import IncidentLog
-from trainwright.run import training
+from trainwright.extensions.incidents.incident_log import IncidentLog
 
 from ..contract import doubles
 from .poisoned import BATCH, POISONS, Hears, LeavesOut, Model, optimizer_of, trained, trainer
@@ -34,7 +33,7 @@ def decide_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
         log = IncidentLog(report, max_skipped=plan.max_skipped_steps, record=facts["record"])
         return step_guard.DeviceGuard(plan.on_nonfinite, log, optimizer, device=device)
 
-    monkeypatch.setattr(training, "make_guard", make)
+    monkeypatch.setattr(step_guard, "make_guard", make)
 
 
 def schedule_of(one: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from trainwright import TrainerCallback
 from trainwright.run.console import DataWait
-from trainwright.state.run_state import DATA, OTHER, Clock
+from trainwright.state.progress import DATA, OTHER, Clock
 
 from .._support.small import Diary, data, make_trainer
 
@@ -22,7 +22,7 @@ class Time:
 
 @pytest.fixture(autouse=True)
 def _time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainwright.state.run_state.perf_counter", lambda: Time.now)
+    monkeypatch.setattr("trainwright.state.progress.perf_counter", lambda: Time.now)
 
 
 class Works(TrainerCallback):

@@ -12,7 +12,7 @@ import torch
 from trainwright import Trainer, TrainerCallback
 from trainwright.journal import record
 from trainwright.run.console import time_breakdown
-from trainwright.state.run_state import Clock
+from trainwright.state.progress import Clock
 
 from .._support.small import data, make_trainer, train
 
@@ -88,7 +88,7 @@ PHASES: dict[str, dict[str, Any]] = {
 def test_a_sleep_is_attributed_to_its_phase_and_all_phases_sum_to_the_wall_time(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainwright.state.run_state.perf_counter", lambda: Time.now)
+    monkeypatch.setattr("trainwright.state.progress.perf_counter", lambda: Time.now)
     settings: dict[str, Any] = {
         "save_strategy": "no",
         "journal": True,
@@ -108,7 +108,7 @@ def test_a_sleep_is_attributed_to_its_phase_and_all_phases_sum_to_the_wall_time(
 
 def test_nested_phases_go_back_to_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0.0, 1.0, 3.0, 6.0, 10.0])
-    monkeypatch.setattr("trainwright.state.run_state.perf_counter", lambda: next(now))
+    monkeypatch.setattr("trainwright.state.progress.perf_counter", lambda: next(now))
     clock = Clock()
     clock.mark("evaluation")
     before = clock.mark("callbacks.Bar")

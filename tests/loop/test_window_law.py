@@ -16,9 +16,11 @@ from torch.utils.data import IterableDataset
 
 from trainwright import Curriculum, Trainer, TrainerCallback
 from trainwright._types import CURRICULUM_NAME, ITEMS_NAME
-from trainwright.checkpoint.training_state import load_guard, load_plain, load_recorded
+from trainwright.checkpoint.training_state import load_plain
 from trainwright.data.ledger import LEDGER_NAME, read_columns
 from trainwright.errors import NonFiniteError
+from trainwright.extensions.guard.step_guard import load_guard
+from trainwright.extensions.recorded_metrics.extension import load_recorded
 from trainwright.state.recorded_metrics import Total
 
 from .._support.small import StopAt

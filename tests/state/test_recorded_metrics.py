@@ -13,6 +13,7 @@ import torch
 from trainwright import Trainer, TrainerCallback
 from trainwright._types import RECORDED_METRICS_NAME
 from trainwright.errors import ArgumentError, CheckpointError, DataError
+from trainwright.extensions.recorded_metrics.extension import load_recorded
 from trainwright.state.recorded_metrics import COMPACT_AFTER, RecordedMetrics
 
 from ..contract import doubles
@@ -196,10 +197,8 @@ def test_a_resumed_run_logs_the_same(tmp_path: Path) -> None:
     assert [{n: e[n] for n in names} for e in logged(whole)] == [{n: e[n] for n in names} for e in logged(resumed)]
     assert len(resumed.kept) == 5
     (folder / RECORDED_METRICS_NAME).write_text('{"a": ["median", 1.0, 1.0]}')
-    from trainwright.checkpoint import training_state
-
     with pytest.raises(CheckpointError, match="no run writes"):
-        training_state.load_recorded(folder)
+        load_recorded(folder)
 
 
 @pytest.mark.parametrize(

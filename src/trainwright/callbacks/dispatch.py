@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 from trainwright.callbacks.base import EVENTS, TrainerCallback, overrides
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.errors import CallbackError
-from trainwright.state.run_state import CALLBACKS, LOGGING, Clock, RunState
+from trainwright.state.progress import CALLBACKS, LOGGING, Clock, Progress
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class CallbackHandler(TrainerCallback):
         """Returns True if a callback may read a checkpoint in `on_save`: unless it says `looks_at_files = False`."""
         return any(overrides(c, "on_save") and getattr(c, "looks_at_files", True) for c in self.callbacks)
 
-    def fire(self, event: str, run: RunState, **kwargs: object) -> None:
+    def fire(self, event: str, progress: Progress, **kwargs: object) -> None:
         """Calls the listeners of an event; a control object that one of them returns becomes the run's.
 
         A `call_event` of a subclass or a library calls the callbacks, and only watchers are called here. Events that
@@ -183,17 +183,17 @@ class CallbackHandler(TrainerCallback):
 
         Args:
             event: one of `EVENTS`.
-            run: holds `state` and `control`.
+            progress: holds `state` and `control`.
             **kwargs: objects of this event, such as `logs`.
         """
         for flag in _CLEARS.get(event, ()):
-            setattr(run.control, flag, False)
+            setattr(progress.control, flag, False)
         listeners = self._table[event]
         if self._is_replaced and event not in OWN_EVENTS:
-            self._tell(self._watching[event], self.args, run.state, run.control, kwargs)
-            run.control = self.call_event(event, self.args, run.state, run.control, **kwargs)
+            self._tell(self._watching[event], self.args, progress.state, progress.control, kwargs)
+            progress.control = self.call_event(event, self.args, progress.state, progress.control, **kwargs)
         elif listeners:
-            run.control = self._tell(listeners, self.args, run.state, run.control, kwargs)
+            progress.control = self._tell(listeners, self.args, progress.state, progress.control, kwargs)
 
     def call_event(
         self, event: str, args: object, state: TrainerState, control: TrainerControl, **kwargs: object

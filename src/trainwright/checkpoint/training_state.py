@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 import pickle
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,33 +16,31 @@ import torch.utils.serialization
 from torch.optim import Optimizer
 
 from trainwright._types import (
-    GUARD_STATE_NAME,
+    ITEMS_NAME,
     OPTIMIZER_NAME,
-    RECORDED_METRICS_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
     TRAINING_ARGS_JSON_NAME,
     TRAINING_ARGS_NAME,
     JSONObject,
     StateDict,
-    is_count,
     read_json,
     replacing,
     write_text,
 )
+from trainwright.checkpoint import rng
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.rng import numpy_globals
 from trainwright.config.fields import ASKED_FOR
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, CheckpointError
-from trainwright.state.recorded_metrics import REDUCTIONS
 from trainwright.support.hooks import Stateful
 
 logger = logging.getLogger(__name__)
 
 PLAIN = (bool, int, float, complex, str, type(None), torch.Size, torch.dtype)
 Items: TypeAlias = Mapping[str, Stateful]  # objects of the user's by name
-MAX_GUARD_BYTES = 64 << 20  # of the file of guards
+MAX_JSON_BYTES = 64 << 20  # of a file that `load_json` reads
 
 
 def save_optimizer(state: StateDict, folder: Path, *, sink: FileSink = IMMEDIATE) -> None:
@@ -90,48 +87,18 @@ def load_scheduler(scheduler: Stateful, folder: Path) -> None:
     scheduler.load_state_dict(load_plain(folder / SCHEDULER_NAME))
 
 
-def save_guard(state: JSONObject, folder: Path) -> None:
-    """Writes what guards remember of the steps before; nothing where that is nothing."""
+def save_json(state: JSONObject, path: Path) -> None:
+    """Writes values as JSON; no file where there are none."""
     if state:
-        (folder / GUARD_STATE_NAME).write_text(json.dumps(state), encoding="utf-8")
+        path.write_text(json.dumps(state), encoding="utf-8")
 
 
-def load_guard(folder: Path) -> JSONObject:
-    """Returns what guards remembered; empty where no file says anything; CheckpointError for what no run writes."""
-
-    def is_sound(state: JSONObject) -> bool:
-        values = [value for history in state.get("accepted", {}).values() for value in history]
-        names = ("skipped_in_a_row", "left_out_steps", "skipped_steps", "rollbacks")
-        counts = [*(state.get(name, 0) for name in names), *state.get("skipped_recently", ())]
-        return all(map(is_count, counts)) and all(isinstance(one, float) and math.isfinite(one) for one in values)
-
-    return _load_checked(folder / GUARD_STATE_NAME, is_sound)
-
-
-def save_recorded(state: JSONObject, folder: Path) -> None:
-    """Writes the totals of recorded numbers by name; nothing where there are none."""
-    if state:
-        (folder / RECORDED_METRICS_NAME).write_text(json.dumps(state), encoding="utf-8")
-
-
-def load_recorded(folder: Path) -> JSONObject:
-    """Returns the totals of recorded numbers; empty without a file; CheckpointError for what no run writes."""
-
-    def is_sound(state: JSONObject) -> bool:
-        return all(
-            reduce in REDUCTIONS and isinstance(value, float) and isinstance(weight, float)
-            for reduce, value, weight in state.values()
-        )
-
-    return _load_checked(folder / RECORDED_METRICS_NAME, is_sound)
-
-
-def _load_checked(path: Path, is_sound: Callable[[JSONObject], bool]) -> JSONObject:
+def load_json(path: Path, is_sound: Callable[[JSONObject], bool]) -> JSONObject:
     """Returns the values of a JSON file, empty without one; CheckpointError where they are not sound."""
     if not path.is_file():
         return {}
     with suppress(ValueError, TypeError, AttributeError):  # of another shape: no run wrote it
-        state: JSONObject = read_json(path, max_bytes=MAX_GUARD_BYTES)
+        state: JSONObject = read_json(path, max_bytes=MAX_JSON_BYTES)
         if is_sound(state):
             return state
     raise CheckpointError(f"{path} holds values that no run writes. Name another checkpoint, or delete the file.")
@@ -167,6 +134,15 @@ def _check_plain_state(value: object, place: str) -> None:
             f"{place} is a {type(value).__name__}. A checkpoint is read without running code, so a state consists of "
             "tensors, numbers, texts and None, in dicts, lists and tuples. Convert it, as with torch.from_numpy."
         )
+
+
+def read_items(items: Items, folder: Path, *, rank: int, num_replicas: int) -> None:
+    """Restores the items of a replica from a checkpoint; without a file of its own it takes that of the first one."""
+    own = rng.find_file(folder, rank=rank, num_processes=num_replicas, name=ITEMS_NAME)
+    path = own or rng.find_first_file(folder, ITEMS_NAME)
+    if own is None and path is not None and items:
+        logger.warning("%s has no checkpoint items of process %d, which takes those of process 0.", folder, rank)
+    load_items(items, path, folder)
 
 
 def load_items(items: Items, path: Path | None, folder: Path) -> None:

@@ -26,12 +26,12 @@ from trainwright.checkpoint.weights import load_weights, make_pretrained, weight
 from trainwright.config.arguments import TrainingArguments
 from trainwright.engine import sharded_state
 from trainwright.errors import BundleError, ModelError
-from trainwright.extensions.guard import bundle
-from trainwright.extensions.guard.incidents import SPIKE
-from trainwright.extensions.guard.probe import Findings, entries_not_finite, probe, rows_of, weights_not_finite
+from trainwright.extensions.incidents import bundle
+from trainwright.extensions.incidents.contents import LOSS_SETTINGS, bad_rows, window_losses
+from trainwright.extensions.incidents.incident_log import SPIKE
+from trainwright.extensions.incidents.probe import Findings, entries_not_finite, probe, rows_of, weights_not_finite
 from trainwright.loop.step import Window
 from trainwright.run import build
-from trainwright.run.incident_contents import LOSS_SETTINGS, bad_rows, window_losses
 from trainwright.support.loss_normalization import LossRule
 from trainwright.support.tensor_tree import find_batch_size
 from trainwright.trainer import Trainer

@@ -1,4 +1,4 @@
-"""Curricula: an order of samples by weights that a function of the user's gives; `run/curriculum.py` asks for them.
+"""Curricula: an order of samples by weights that a function of the user's gives; `extensions/curriculum` asks for them.
 
 The order is one sequence without end, as that of a mixture, and a pure function of seed, position, and the weights in
 force there. It has segments: each begins at a position, and holds until the next one begins.

@@ -1,7 +1,7 @@
 """Ledger: how often each sample of the training data was trained, and what its loss was; the Parquet file of it.
 
 Samples are numbered as the training dataset numbers them, and no sample is looked at. Losses come from
-`run/sample_losses.py`.
+`extensions/ledger/sample_losses.py`.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from trainwright.config.plans import EvalPlan
 from trainwright.errors import DataError
 from trainwright.evaluation.nested_collector import ArrayStorage, NestedCollector
 from trainwright.evaluation.outputs import EvalLoopOutput, EvalPrediction
+from trainwright.state.progress import Progress
 from trainwright.state.recorded_metrics import RecordedMetrics
-from trainwright.state.run_state import RunState
 from trainwright.support.hooks import EvalHooks, Events
 from trainwright.support.loss_normalization import LossRule
 from trainwright.support.tensor_tree import map_nested, nested_numpify, num_samples_of
@@ -61,7 +61,7 @@ class EvalContext:
 
 
 def evaluation_loop(
-    session: EvalContext, run: RunState, hooks: EvalHooks, dataloader: Iterable[Batch], *, prefix: str
+    session: EvalContext, run: Progress, hooks: EvalHooks, dataloader: Iterable[Batch], *, prefix: str
 ) -> EvalLoopOutput:
     """Runs the model over a dataloader; metrics are named `<prefix>_...`, and arrays are None unless kept."""
     known = _num_samples(dataloader, hooks)
@@ -80,7 +80,7 @@ def evaluation_loop(
 
 def _collect(
     session: EvalContext,
-    run: RunState,
+    run: Progress,
     hooks: EvalHooks,
     dataloader: Iterable[Batch],
     results: PredictionAccumulator,

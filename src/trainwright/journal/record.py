@@ -34,7 +34,7 @@ import torch
 
 from trainwright._types import JSONObject, counted, has_length, json_value, without_tokens
 from trainwright.config.protocol import Arguments
-from trainwright.state.run_state import Clock
+from trainwright.state.progress import Clock
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support import host
 

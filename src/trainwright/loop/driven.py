@@ -55,7 +55,8 @@ class DrivenStep:
     """One optimizer step of `Trainer.steps()`: call `backward` for each of its `batches`, then `update`."""
 
     def __init__(self, step: Step, hooks: DriveHooks, ends_run: Callable[[BaseException], NoReturn]) -> None:
-        self._step, self._hooks = step, hooks
+        self._step = step
+        self._hooks = hooks
         self._ends_run = weakref.WeakMethod(ends_run)  # a step that outlives its loop keeps no run alive
         self._inputs: Batch | None = None  # the current micro-batch as the collator made it
         self._forward = ExitStack()
@@ -188,7 +189,8 @@ class DrivenSteps(Generic[Output]):
     """
 
     def __init__(self, run: Generator[Step, None, Output], hooks: DriveHooks) -> None:
-        self._run, self._hooks = run, hooks
+        self._run = run
+        self._hooks = hooks
         self._last: Step | None = None
         self.output: Output | None = None
 
@@ -201,10 +203,12 @@ class DrivenSteps(Generic[Output]):
     def next_step(self) -> Step:
         """Returns the next step as the loop of `train()` has it; StopIteration at the end of the run."""
         if self._last is not None and not self._last.is_over:
-            self._end_by(StepOrderError(
-                f"The next step was asked for before step.update() of step {self._last.number}. Train all of its "
-                "micro-batches and call step.update(), or leave the loop."
-            ))  # fmt: skip
+            self._end_by(
+                StepOrderError(
+                    f"The next step was asked for before step.update() of step {self._last.number}. Train all of its "
+                    "micro-batches and call step.update(), or leave the loop."
+                )
+            )
         try:
             self._last = step = next(self._run)
         except StopIteration as end:

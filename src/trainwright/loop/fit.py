@@ -7,200 +7,207 @@ import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 
 from trainwright._types import Batch, has_length
 from trainwright.errors import DataError
-from trainwright.loop.context import LoopContext
+from trainwright.loop.extension import Run
 from trainwright.loop.step import Step, Update, Window, after_step
-from trainwright.loop.window import give_up, mark
+from trainwright.loop.window import WindowMark, drop_window
 from trainwright.state.interrupts import Interrupted
-from trainwright.state.run_state import DATA, OTHER, RunState
+from trainwright.state.progress import DATA, OTHER
 from trainwright.support.hooks import TrainHooks
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def saving_last_step(session: LoopContext, run: RunState, hooks: TrainHooks) -> Iterator[None]:
+def saving_last_step(run: Run, hooks: TrainHooks) -> Iterator[None]:
     """Around all steps of a run: one that a signal or an error ends saves its last finished step first."""
     try:
         yield
     except Interrupted:
-        save_and_leave(session, run, hooks)
+        save_and_leave(run, hooks)
     except (GeneratorExit, SystemExit, KeyboardInterrupt):  # as of another run in this process, for the same signal
-        if run.is_interrupted and not run.is_updating:
-            save_at_early_end(session, run, hooks)
+        if run.progress.is_interrupted and not run.progress.is_updating:
+            save_at_early_end(run, hooks)
         raise
     except Exception as error:
-        if session.random_states is not None:
-            save_before_raising(session, run, hooks, error)
+        if run.setup.random_states is not None:
+            save_before_raising(run, hooks, error)
         raise
 
 
-def epochs(session: LoopContext, run: RunState, hooks: TrainHooks, *, eval_on_start: bool = False) -> Iterator[int]:
-    """Yields the epochs from `session.start` to the end of the plan, or until a callback stops the run."""
-    session.engine.zero_grad(session.model)
-    session.events.fire("on_train_begin", run)
-    session.guard.keep(run)
+def epochs(run: Run, hooks: TrainHooks, *, eval_on_start: bool = False) -> Iterator[int]:
+    """Yields the epochs from `run.start` to the end of the plan, or until a callback stops the run."""
+    setup = run.setup
+    progress = run.progress
+    setup.engine.zero_grad(setup.model)
+    setup.events.fire("on_train_begin", progress)
     if eval_on_start:
-        hooks._evaluate(session.trial, session.ignore_keys_for_eval, skip_scheduler=True)
-    if session.start.owes_evaluation:
-        run_pending_evaluation(session, run, hooks)
-    last_step = max(session.plan.max_steps, 1)  # max_steps=0 trains one step, as in transformers; no epochs train none
-    for epoch in itertools.count(session.start.epoch):
-        if epoch >= session.plan.num_epochs + run.more_epochs:
+        hooks._evaluate(setup.trial, setup.ignore_keys_for_eval, skip_scheduler=True)
+    if run.start.owes_evaluation:
+        run_pending_evaluation(run, hooks)
+    first = run.start.epoch
+    last_step = max(run.plan.max_steps, 1)  # max_steps=0 trains one step, as in transformers; no epochs train none
+    num_epochs = run.plan.num_epochs
+    for epoch in itertools.count(first):
+        if epoch >= num_epochs + progress.more_epochs:
             break
-        is_done = run.state.global_step >= last_step
-        is_resumed = session.start.checkpoint is not None and epoch == session.start.epoch
-        if is_resumed and not session.behaviour.resume_of_finished_run_takes_no_step:
+        is_done = progress.state.global_step >= last_step
+        is_resumed = run.start.checkpoint is not None and epoch == first
+        if is_resumed and not setup.behaviour.resume_of_finished_run_takes_no_step:
             is_done = False  # the number of steps is only looked at after a step
-        if is_done or run.control.should_training_stop:
+        if is_done or progress.control.should_training_stop:
             break
-        session.events.fire("on_epoch_begin", run)
+        setup.events.fire("on_epoch_begin", progress)
         yield epoch
-        if run.control.should_training_stop:
+        if progress.control.should_training_stop:
             break
 
 
-def steps_of_epoch(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int) -> Iterator[Step]:
+def steps_of_epoch(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Step]:
     """Yields the steps of one epoch, or of the rest of one after a resume. The caller trains each step."""
-    session.engine.begin_epoch(session.model)
-    start = session.start
-    skipped = start.batches if epoch == start.epoch else 0
-    run.begin_epoch(epoch, batches_done=skipped)
+    progress = run.progress
+    run.setup.engine.begin_epoch(run.setup.model)
+    skipped = run.start.batches if epoch == run.start.epoch else 0
+    progress.begin_epoch(epoch, batches_done=skipped)
     update = Update()
-    for current, window in windows(session, run, hooks, epoch, skipped):
-        if run.state.global_step == run.first_step:
-            current.first_look.window(window.batches)
-        step = Step(current, run, hooks, window, epoch=look_ahead(current, run, window, epoch))
-        run.forward_states.begin_step(window.batches)
+    for window in windows(run, hooks, epoch, skipped):
+        step = Step(run, hooks, window, epoch=epoch_after(run, window, epoch))
+        for listen in run.extensions.window:
+            listen(window.batches)
         yield step
-        run.forward_states.end_step()
         if step.result is None:
             break
         update = step.result
-        run.interrupts.passes()
-        if run.should_stop:
+        progress.interrupts.passes()
+        if progress.should_stop:
             break
-    if run.batches_in_epoch == 0 and not run.should_stop:
-        end_without_data(session, run, hooks, epoch)
-    session.events.fire("on_epoch_end", run)
-    after_step(session, run, hooks, update, epoch=epoch)
+    if progress.batches_in_epoch == 0 and not progress.should_stop:
+        end_without_data(run, hooks, epoch)
+    for after_epoch in run.extensions.after_epoch:
+        after_epoch(run)
+    run.setup.events.fire("on_epoch_end", progress)
+    after_step(run, hooks, update, epoch=epoch)
 
 
-def end_without_data(session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int) -> None:
+def end_without_data(run: Run, hooks: TrainHooks, epoch: int) -> None:
     """Ends a run whose data gave no batch in an epoch; its last step is saved where such a run saves.
 
     Raises DataError where no step was trained at all, or `max_steps` of a stream are not done.
     """
-    step, plan = run.state.global_step, session.plan
-    is_empty, is_stream = step == 0, not has_length(session.loader)
-    if session.saves_on_interrupt and not is_empty and run.saved_step != step:
-        hooks._save_checkpoint(session.model, session.trial)
-    aim, shorter = ("", "num_train_epochs") if plan.has_open_end else (f" of {plan.max_steps}", "max_steps")
+    progress = run.progress
+    plan = run.plan
+    step = progress.state.global_step
+    is_empty = step == 0
+    if run.setup.saves_on_interrupt and not is_empty and progress.saved_step != step:
+        hooks._save_checkpoint(run.setup.model, run.setup.trial)
+    if plan.has_open_end:
+        aim = ""
+        shorter = "num_train_epochs"
+    else:
+        aim = f" of {plan.max_steps}"
+        shorter = "max_steps"
     text = (
         f"The training data gave no batch in epoch {epoch}; training stops at step {step}{aim}. "
         f"A stream that is exhausted needs a dataset that can be iterated again, or a smaller {shorter}."
     )
-    if is_stream and (is_empty or not plan.has_open_end):
-        what = (
-            "train_dataset is empty."
-            if is_empty
-            else f"Step {step} is {'' if run.saved_step == step else 'not '}saved."
-        )
-        raise DataError(f"{text} {what}")
+    is_stream = not has_length(run.setup.loader)
+    if is_stream and is_empty:
+        raise DataError(f"{text} train_dataset is empty.")
+    if is_stream and not plan.has_open_end:
+        raise DataError(f"{text} Step {step} is {'' if progress.saved_step == step else 'not '}saved.")
     logger.warning("%s", text)
-    run.control.should_training_stop = True
+    progress.control.should_training_stop = True
 
 
-def look_ahead(session: LoopContext, run: RunState, window: Window, epoch: int) -> float:
-    """Returns the epochs done after a window; those of unknown length count when they are over.
+def epoch_after(run: Run, window: Window, epoch: int) -> float:
+    """Returns the epochs done after a window; an epoch of unknown length counts when it is over.
 
-    The loader knows whether another batch comes, so also such a run knows its last step before it takes it.
+    The loader knows whether another batch comes, so even an open-ended run knows in advance which step is its last.
     """
-    plan = session.plan
+    plan = run.plan
+    progress = run.progress
     if not plan.has_open_end:
-        return epoch + (run.batches_in_epoch + window.num_read) / plan.batches_per_epoch
-    if not session.loader.has_ended:
+        return epoch + (progress.batches_in_epoch + window.num_read) / plan.batches_per_epoch
+    if not run.setup.loader.has_ended:
         return float(epoch)
     if epoch + 1 == plan.num_epochs:
-        run.state.max_steps = run.state.global_step + 1
+        progress.state.max_steps = progress.state.global_step + 1
     return epoch + 1.0
 
 
-def batches_of(session: LoopContext, hooks: TrainHooks, epoch: int) -> Iterator[Batch]:
+def batches_of(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Batch]:
     """Yields the batches of an epoch. At the position of a resume the random states are loaded, if saved."""
-    start = session.start
-    if start.checkpoint is None or epoch != start.epoch:
-        return session.loader.epoch(epoch)
-    checkpoint = start.checkpoint
-    if start.batches == 0:
+    loader = run.setup.loader
+    checkpoint = run.start.checkpoint
+    if checkpoint is None or epoch != run.start.epoch:
+        return loader.epoch(epoch)
+    if run.start.batches == 0:
         hooks._load_rng_state(checkpoint)
-        return session.loader.epoch(epoch)
-    return session.loader.epoch(
-        epoch, skip_batches=start.batches, after_first=lambda: hooks._load_rng_state(checkpoint)
-    )
+        return loader.epoch(epoch)
+    return loader.epoch(epoch, skip_batches=run.start.batches, after_first=lambda: hooks._load_rng_state(checkpoint))
 
 
-def windows(
-    session: LoopContext, run: RunState, hooks: TrainHooks, epoch: int, skipped: int
-) -> Iterator[tuple[LoopContext, Window]]:
+def windows(run: Run, hooks: TrainHooks, epoch: int, skipped: int) -> Iterator[Window]:
     """Groups micro-batches by optimizer step; the last window of an epoch takes what is left.
 
-    Where samples come into quarantine, what is left is counted and fetched anew: the context has another plan then.
+    Where the samples of the epoch have changed, what is left is counted anew and read again.
     """
-    batches = batches_of(session, hooks, epoch)
-    remaining = session.plan.batches_per_epoch - skipped
+    loader = run.setup.loader
+    batches = batches_of(run, hooks, epoch)
+    remaining = run.plan.batches_per_epoch - skipped
     while remaining > 0:
-        if session.loader.is_stale:
-            session = replace(session, plan=session.count_anew(epoch, run.batches_in_epoch))
-            batches = session.loader.again(epoch, skip_batches=run.batches_in_epoch)
-            remaining = session.plan.batches_per_epoch - run.batches_in_epoch
+        if loader.is_stale:
+            trained = run.progress.batches_in_epoch
+            run.apply_recount(epoch, trained)
+            trained = run.progress.batches_in_epoch
+            batches = loader.again(epoch, skip_batches=trained)
+            remaining = run.plan.batches_per_epoch - trained
             continue
-        size = min(session.plan.micro_batches, remaining)
-        samples, num_items = wait_for_data(session, run, hooks, batches, size)
+        size = min(run.plan.micro_batches, remaining)
+        samples, num_items = wait_for_data(run, hooks, batches, size)
         if not samples:  # a stream that ended, or an override that has had enough
             return
-        remaining -= len(samples)
         num_read = len(samples)
-        if session.prepares_windows:
-            samples, num_items = prepared_window(session, hooks, samples)
-        is_tail = num_read < size and not session.behaviour.trains_incomplete_window
-        yield session, Window(samples, num_items, num_read, is_tail=is_tail)
-        if num_read < size or (session.plan.has_open_end and session.loader.has_ended):
+        remaining -= num_read
+        if run.setup.prepares_windows:
+            samples, num_items = prepared_window(run, hooks, samples)
+        is_tail = num_read < size and not run.setup.behaviour.trains_incomplete_window
+        yield Window(samples, num_items, num_read, is_tail=is_tail)
+        if num_read < size or (run.plan.has_open_end and loader.has_ended):
             return
 
 
 def wait_for_data(
-    session: LoopContext, run: RunState, hooks: TrainHooks, batches: Iterator[Batch], size: int
+    run: Run, hooks: TrainHooks, batches: Iterator[Batch], size: int
 ) -> tuple[list[Batch], torch.Tensor | int | None]:
     """Returns the micro-batches of the next step. A signal ends the wait and rewinds the loader to the last step."""
-    run.clock.mark(DATA)
-    run.window_start = mark(session, run, random_states=session.random_states)
-    session.loader.begin_window(run.window_start.random_states)
+    progress = run.progress
+    progress.clock.mark(DATA)
+    before = WindowMark.of(run, random_states=run.setup.random_states)
+    progress.window_start = before
+    run.setup.loader.begin_window(before.random_states)
     try:
-        run.interrupts.open()
-        window = hooks.get_batch_samples(batches, size, session.engine.device)
-        run.interrupts.close()  # within the try: a signal just before it must rewind too
+        progress.interrupts.open()
+        window = hooks.get_batch_samples(batches, size, run.setup.engine.device)
+        progress.interrupts.close()  # within the try: a signal just before it must rewind too
     except Interrupted:
-        give_up(session, run)
+        drop_window(run)
         raise
     except (RuntimeError, OSError, EOFError):  # of workers that the signal has ended
-        if not run.is_interrupted:
+        if not progress.is_interrupted:
             raise
-        give_up(session, run)
+        drop_window(run)
         raise Interrupted from None  # the traceback of the process need not name a worker's end as its cause
     finally:
-        run.clock.mark(OTHER)
+        progress.clock.mark(OTHER)
     return window
 
 
-def prepared_window(
-    session: LoopContext, hooks: TrainHooks, batches: list[Batch]
-) -> tuple[list[Batch], torch.Tensor | int | None]:
+def prepared_window(run: Run, hooks: TrainHooks, batches: list[Batch]) -> tuple[list[Batch], torch.Tensor | int | None]:
     """Returns the micro-batches that the trainer makes of those read, with their label items.
 
     Signals are only noted meanwhile: a checkpoint has the states of checkpoint items from the end of a step.
@@ -208,53 +215,58 @@ def prepared_window(
     prepared = list(hooks.prepare_window(batches))
     if not prepared:
         raise DataError("prepare_window returned no micro-batch; a step needs one at least.")
-    return prepared, hooks._get_num_items_in_batch(prepared, session.engine.device)
+    return prepared, hooks._get_num_items_in_batch(prepared, run.setup.engine.device)
 
 
-def save_and_leave(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
+def save_and_leave(run: Run, hooks: TrainHooks) -> None:
     """Saves the last finished step after a signal, then ends the process as the signal asked."""
-    save_after_signal(session, run, hooks)
-    run.interrupts.leave()
+    save_after_signal(run, hooks)
+    run.progress.interrupts.leave()
 
 
-def save_at_early_end(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
+def save_at_early_end(run: Run, hooks: TrainHooks) -> None:
     """Saves the last finished step of a run that is left in a step, after a signal; a failure is only logged."""
-    if run.step_under_way:
-        give_up(session, run)
+    if run.progress.step_under_way:
+        drop_window(run)
     try:
-        save_after_signal(session, run, hooks)
+        save_after_signal(run, hooks)
     except Exception as error:
-        logger.warning("Step %d could not be saved: %r", run.state.global_step, error)
+        logger.warning("Step %d could not be saved: %r", run.progress.state.global_step, error)
 
 
-def save_after_signal(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
+def save_after_signal(run: Run, hooks: TrainHooks) -> None:
     """Saves the last finished step where the run does so after a signal, and logs whether it is saved."""
-    step = run.state.global_step
-    if session.saves_on_interrupt and step > 0 and run.saved_step != step:
-        hooks._save_checkpoint(session.model, session.trial)
+    progress = run.progress
+    step = progress.state.global_step
+    if run.setup.saves_on_interrupt and step > 0 and progress.saved_step != step:
+        hooks._save_checkpoint(run.setup.model, run.setup.trial)
     logger.warning(
         "Interrupted by %s after step %d, which is %s. Resume with resume_from_checkpoint=True.",
-        signal.Signals(run.interrupts.received or 0).name, step, "saved" if run.saved_step == step else "not saved",
-    )  # fmt: skip
+        signal.Signals(progress.interrupts.received or 0).name,
+        step,
+        "saved" if progress.saved_step == step else "not saved",
+    )
 
 
-def save_before_raising(session: LoopContext, run: RunState, hooks: TrainHooks, error: Exception) -> None:
+def save_before_raising(run: Run, hooks: TrainHooks, error: Exception) -> None:
     """Saves the last finished step after an error, if the weights are still those of that step."""
-    step = run.state.global_step
-    if step > 0 and run.saved_step != step and not run.is_updating:
-        give_up(session, run)
+    progress = run.progress
+    step = progress.state.global_step
+    if step > 0 and progress.saved_step != step and not progress.is_updating:
+        drop_window(run)
         try:
-            hooks._save_checkpoint(session.model, session.trial)
+            hooks._save_checkpoint(run.setup.model, run.setup.trial)
         except Exception as second:
             logger.warning("Step %d could not be saved before the error is raised: %r", step, second)
-    what = "is saved" if run.saved_step == step else "is not saved"
+    what = "is saved" if progress.saved_step == step else "is not saved"
     notes = " ".join(["", *getattr(error, "__notes__", ())])
     logger.warning("Training ends with %s after step %d, which %s.%s", type(error).__name__, step, what, notes)
 
 
-def run_pending_evaluation(session: LoopContext, run: RunState, hooks: TrainHooks) -> None:
+def run_pending_evaluation(run: Run, hooks: TrainHooks) -> None:
     """Runs the evaluation and the save that the checkpoint's run had not done when it was interrupted."""
-    hooks._load_rng_state(session.start.checkpoint)  # an evaluation may draw from where the last step left them
-    run.control.should_evaluate, run.control.should_save = True, session.start.owes_save
-    after_step(session, run, hooks, Update(), epoch=session.start.epoch)
-    run.interrupts.passes()
+    hooks._load_rng_state(run.start.checkpoint)  # an evaluation may draw from where the last step left them
+    run.progress.control.should_evaluate = True
+    run.progress.control.should_save = run.start.owes_save
+    after_step(run, hooks, Update(), epoch=run.start.epoch)
+    run.progress.interrupts.passes()

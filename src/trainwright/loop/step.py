@@ -10,10 +10,10 @@ import torch
 
 from trainwright._types import Batch
 from trainwright.errors import ModelError
-from trainwright.loop.context import LoopContext
-from trainwright.loop.micro_batch_retry import parts_of
-from trainwright.loop.window import WindowMark, give_up, mark, rewind
-from trainwright.state.run_state import FORWARD, OPTIMIZER, OTHER, RunState
+from trainwright.loop.extension import Decision, Run, StepFacts
+from trainwright.loop.retry import parts_of
+from trainwright.loop.window import WindowMark, drop_window
+from trainwright.state.progress import FORWARD, OPTIMIZER, OTHER
 from trainwright.support.hooks import TrainHooks
 from trainwright.support.loss_normalization import ITEM_SCALE
 
@@ -23,9 +23,9 @@ class Window:
     """Micro-batches of one optimizer step."""
 
     batches: list[Batch]  # as the collator made them
-    num_items: torch.Tensor | int | None  # label items of the whole window, where somebody asks for them
+    num_items: torch.Tensor | int | None  # label items of the whole window; None if nothing counts them
     num_read: int = 0  # batches of the data that it took; `prepare_window` may have made more or fewer of them
-    # what losses times their items are divided by, once it is known: items of all, by the number of processes
+    # Divisor of losses times their items, once it is known: items of all processes, by the number of processes.
     divisor: torch.Tensor | None = None
     is_tail: bool = False  # the data did not fill it: its gradients are added to those of the next pass, without update
 
@@ -45,23 +45,42 @@ class Step:
     """
 
     __slots__ = (
-        "_before", "_epoch", "_hooks", "_run", "_session", "_window", "add", "is_over", "is_whole", "keeps_loss",
-        "loss", "model", "num_items", "number", "result",
-    )  # fmt: skip
+        "_before",
+        "_epoch",
+        "_hooks",
+        "_run",
+        "_window",
+        "add",
+        "is_over",
+        "is_whole",
+        "keeps_loss",
+        "loss",
+        "model",
+        "num_items",
+        "number",
+        "result",
+    )
 
-    def __init__(self, session: LoopContext, run: RunState, hooks: TrainHooks, window: Window, *, epoch: float) -> None:
-        self._session, self._run, self._hooks, self._window, self._epoch = session, run, hooks, window, epoch
-        self._before: WindowMark | None = None  # this run before the micro-batches, where they may come again
-        self.model, self.num_items = session.model, window.num_items
-        self.number = run.state.global_step + 1
-        self.is_whole = self.is_over = False  # all micro-batches are trained; the weights are updated, or left alone
+    def __init__(self, run: Run, hooks: TrainHooks, window: Window, *, epoch: float) -> None:
+        self._run = run
+        self._hooks = hooks
+        self._window = window
+        self._epoch = epoch
+        self._before: WindowMark | None = None  # before the micro-batches, where they may come again
+        progress = run.progress
+        self.model = run.setup.model
+        self.num_items = window.num_items
+        self.number = progress.state.global_step + 1
+        self.is_whole = False  # all micro-batches are trained
+        self.is_over = False  # the weights are updated, or left alone
         self.keeps_loss = False  # `loss` is wanted: the sum of the losses of its micro-batches, on the device
         self.loss: torch.Tensor | None = None
-        self.result: Update | None = None  # of the update; None also where a callback gave up on the window
-        self.add = run.meter.add  # takes the loss of a micro-batch, detached
+        self.result: Update | None = None  # of the update; None also where a callback dropped the window
+        self.add = progress.meter.add  # takes the loss of a micro-batch, detached
         hooks.current_gradient_accumulation_steps = len(window.batches)
-        run.window, run.is_window_trained = window, False
-        session.events.fire("on_step_begin", run)
+        progress.window = window
+        progress.is_window_trained = False
+        run.setup.events.fire("on_step_begin", progress)
 
     @property
     def micro_batches(self) -> Iterator[Batch]:
@@ -69,59 +88,67 @@ class Step:
 
         Ends before the last one where a callback stops the epoch or the run; `update` then drops the window.
         """
-        session, run, hooks = self._session, self._run, self._hooks
+        run = self._run
+        setup = run.setup
+        progress = run.progress
         self.is_whole = False
-        if session.smaller_batches is not None:
-            self._before = mark(session, run, random_states=session.smaller_batches.random_states)
-        parts = parts_of(self._window.batches, run.num_parts, needs_shares=session.rule.aux_coefficient != 0.0)
+        if setup.smaller_batches is not None:
+            self._before = WindowMark.of(run, random_states=setup.smaller_batches.random_states)
+        parts = parts_of(self._window.batches, progress.num_parts, needs_shares=setup.rule.aux_coefficient != 0.0)
         last = len(parts) - 1
         for i, part in enumerate(parts):
-            run.part_of_micro_batch, run.share_of_window = part.of_micro_batch, part.of_window
-            run.clock.mark(FORWARD)
+            progress.part_of_micro_batch = part.of_micro_batch
+            progress.share_of_window = part.of_window
+            progress.clock.mark(FORWARD)
             if last:
-                session.engine.note_sync(i == last)
-            context = session.engine.accumulate(session.model, sync=i == last)
-            with context if session.step_contexts is None else within(context, *session.step_contexts()):
+                setup.engine.note_sync(i == last)
+            context = setup.engine.accumulate(setup.model, sync=i == last)
+            with context if setup.step_contexts is None else within(context, *setup.step_contexts()):
                 yield part.inputs
-            run.clock.mark(OTHER)
-            run.flos += hooks.floating_point_ops(part.inputs)
-            hooks._track_num_input_tokens(part.inputs)
+            progress.clock.mark(OTHER)
+            progress.flos += self._hooks.floating_point_ops(part.inputs)
+            self._hooks._track_num_input_tokens(part.inputs)
             if i < last:
-                session.events.fire("on_substep_end", run)
-                if run.should_stop:
-                    session.engine.note_sync(True)
+                setup.events.fire("on_substep_end", progress)
+                if progress.should_stop:
+                    setup.engine.note_sync(True)
                     return
         self.is_whole = True
 
     def retries_smaller(self, error: RuntimeError) -> bool:
         """Returns True if an error before the update is undone: the window comes again (`auto_find_batch_size`)."""
-        session, run = self._session, self._run
-        retry, before = session.smaller_batches, self._before
-        if retry is None or before is None or run.is_updating or run.is_window_trained:
+        progress = self._run.progress
+        retry = self._run.setup.smaller_batches
+        before = self._before
+        if retry is None or before is None or progress.is_updating or progress.is_window_trained:
             return False
-        if (self.is_whole and session.engine.updates_in_clip) or not retry.can_cut(run, error, self._window.batches):
+        if self.is_whole and self._run.setup.engine.updates_in_clip:
             return False
-        rewind(session, run, before, random_states=retry.random_states)
-        retry.cut(run)
+        if not retry.can_cut(progress, error, self._window.batches):
+            return False
+        before.rewind(self._run, random_states=retry.random_states)
+        retry.cut(progress)
         return True
 
     def update(self) -> None:
         """Updates the weights once, counts the step, and does what is due after it: logs, evaluation, save."""
-        session, run, hooks = self._session, self._run, self._hooks
+        run = self._run
+        progress = run.progress
         if self.keeps_loss:
-            self.loss = run.meter.of_this_step()
+            self.loss = progress.meter.of_this_step()
         if self._window.is_tail and self.is_whole:
-            session.events.fire("on_substep_end", run)
-            run.batches_in_epoch += self._window.num_read
+            run.setup.events.fire("on_substep_end", progress)
+            progress.batches_in_epoch += self._window.num_read
         elif self.is_whole:
-            self.result = update_weights(session, run, hooks)
-            run.advance(self._epoch, num_batches=self._window.num_read)
-            session.guard.keep(run)
-            session.events.fire("on_step_end", run)
-            after_step(session, run, hooks, self.result, epoch=run.epoch)
+            self.result = update_weights(run, self._hooks)
+            progress.advance(self._epoch, num_batches=self._window.num_read)
+            for after in run.extensions.after_step:
+                after(run)
+            run.setup.events.fire("on_step_end", progress)
+            after_step(run, self._hooks, self.result, epoch=progress.epoch)
         else:
-            give_up(session, run)
-            run.window = None
+            drop_window(run)
+            progress.window = None
         self.is_over = True
 
 
@@ -134,58 +161,72 @@ def within(*contexts: AbstractContextManager[object]) -> Iterator[None]:
         yield
 
 
-def update_weights(session: LoopContext, run: RunState, hooks: TrainHooks) -> Update:
+def update_weights(run: Run, hooks: TrainHooks) -> Update:
     """Clips, steps the optimizer and the schedule, and clears the gradients."""
-    model, events = session.model, session.events
-    if run.meter.by_items:
-        divide_by_items(session, run)
-    if run.state.global_step == run.first_step:
-        session.first_look.gradients(run.meter.total)
-    run.clock.mark(OPTIMIZER)
-    grad_norm = hooks._clip_grad_norm(model) if session.plan.max_grad_norm > 0 else None
-    grad_norm = hooks._get_grad_norm(model, grad_norm=grad_norm)
-    events.fire("on_pre_optimizer_step", run)
+    setup = run.setup
+    progress = run.progress
+    if progress.meter.by_items:
+        divide_by_items(run)
+    progress.clock.mark(OPTIMIZER)
+    grad_norm = hooks._clip_grad_norm(setup.model) if run.plan.max_grad_norm > 0 else None
+    grad_norm = hooks._get_grad_norm(setup.model, grad_norm=grad_norm)
+    setup.events.fire("on_pre_optimizer_step", progress)
     optimizer = hooks.optimizer  # read now, and the schedule too: a callback may have replaced them
-    scheduler = None if session.follows_metrics(hooks.lr_scheduler) else hooks.lr_scheduler
-    is_permitted = session.guard.permits(run, grad_norm, optimizer=optimizer, scheduler=scheduler)
-    if not is_permitted:
-        run.recorded.drop(run.step_under_way)
-    run.is_updating = True
-    was_applied = is_permitted and session.engine.step(optimizer)
-    events.fire("on_optimizer_step", run)
+    scheduler = None if setup.follows_metrics(hooks.lr_scheduler) else hooks.lr_scheduler
+    is_permitted = True
+    if run.extensions.decide:
+        is_permitted = is_update_made(run, StepFacts(run, grad_norm, optimizer, scheduler))
+    progress.is_updating = True
+    was_applied = is_permitted and setup.engine.step(optimizer)
+    setup.events.fire("on_optimizer_step", progress)
     learning_rate = hooks._get_learning_rate()  # the rate of this step, before the schedule moves on
     if was_applied and scheduler is not None:
         scheduler.step()
-    session.engine.zero_grad(model)
-    run.clock.mark(OTHER)
+    setup.engine.zero_grad(setup.model)
+    progress.clock.mark(OTHER)
     return Update(grad_norm, learning_rate)
 
 
-def after_step(session: LoopContext, run: RunState, hooks: TrainHooks, update: Update, *, epoch: int) -> None:
+def is_update_made(run: Run, facts: StepFacts) -> bool:
+    """Asks the extensions about an update, and tells them if it is refused."""
+    decision = run.extensions.decision(facts)
+    if decision is Decision.APPLY:
+        return True
+    if decision is Decision.STOP:
+        run.progress.control.should_training_stop = True
+    run.extensions.refuse(facts.step)
+    return False
+
+
+def after_step(run: Run, hooks: TrainHooks, update: Update, *, epoch: int) -> None:
     """Calls the hook that logs, evaluates and saves after an optimizer step."""
     hooks._maybe_log_save_evaluate(
-        run.meter.total,
+        run.progress.meter.total,
         update.grad_norm,
-        session.model,
-        session.trial,
+        run.setup.model,
+        run.setup.trial,
         epoch,
-        session.ignore_keys_for_eval,
-        run.start_time,
+        run.setup.ignore_keys_for_eval,
+        run.progress.start_time,
         learning_rate=update.learning_rate,
     )
 
 
-def divide_by_items(session: LoopContext, run: RunState) -> None:
+def divide_by_items(run: Run) -> None:
     """Divides gradients and losses of a window by its items over all processes, where each loss has said its own."""
-    losses, engine = run.meter.by_items, session.engine
-    if run.num_parts == 1 and len(losses) != len(run.window.batches):
+    progress = run.progress
+    engine = run.setup.engine
+    losses = progress.meter.by_items
+    if progress.num_parts == 1 and len(losses) != len(progress.window.batches):
         raise ModelError(
-            f"{len(losses)} of the {len(run.window.batches)} micro-batches of step {run.state.global_step + 1} have a "
-            "LossOutput with num_items. Return one for each micro-batch, or for none."
+            f"{len(losses)} of the {len(progress.window.batches)} micro-batches of step "
+            f"{progress.state.global_step + 1} have a LossOutput with num_items. Return one for each micro-batch, or "
+            "for none."
         )
     num_items = torch.stack([items for *_, items in losses]).sum()
-    num_items = (engine.sum(num_items) if engine.num_replicas > 1 else num_items).clamp(min=torch.finfo().tiny)
-    divisor = num_items / engine.num_replicas
-    engine.scale_gradients(session.model, 1 / (divisor * ITEM_SCALE))
-    run.meter.divide_by_items(divisor)
-    run.window = replace(run.window, divisor=divisor)
+    if engine.num_replicas > 1:
+        num_items = engine.sum(num_items)
+    divisor = num_items.clamp(min=torch.finfo().tiny) / engine.num_replicas
+    engine.scale_gradients(run.setup.model, 1 / (divisor * ITEM_SCALE))
+    progress.meter.divide_by_items(divisor)
+    progress.window = replace(progress.window, divisor=divisor)

@@ -1,21 +1,18 @@
-"""What a window of micro-batches changes in a run: marked before it is trained, and put back where it does not count.
+"""What a window of micro-batches changes in a run: marked before it is read, and put back where it does not count.
 
 A window does not count if it is tried again in smaller micro-batches, if a callback drops it, or if an error or a
-signal cuts it off before its update. All of them call `rewind`; what a window may change is listed here alone.
+signal cuts it off before its update. All of them call `WindowMark.rewind`. The loop's own counts are listed here, and
+nowhere else; each extension marks and rewinds its own.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from trainwright._types import StateDict
-from trainwright.loop.context import LoopContext
-from trainwright.state.run_state import RunState
+from trainwright.loop.extension import Extension, Mark, Run
 from trainwright.support.hooks import RandomStates
 
 
@@ -24,63 +21,52 @@ class WindowMark:
     """A run before a window."""
 
     num_losses: int
-    num_recorded: int
     flos: float
     tokens: torch.Tensor | int
     total_flos: float  # of the record: a log or a save within the window adds to them
     total_tokens: int
-    guard: object
-    items: Mapping[str, StateDict]  # copied states of the user's checkpoint items, where `copies_items` says so
+    extensions: list[tuple[Extension, Mark]]
     random_states: Any = None  # Any: each generator has a type of its own; None: a rewind leaves them as they are
 
+    @classmethod
+    def of(cls, run: Run, *, random_states: RandomStates | None) -> WindowMark:
+        """Notes where a run stands; `random_states` captures those of the process, None leaves them out."""
+        progress = run.progress
+        state = progress.state
+        return cls(
+            num_losses=progress.meter.count,
+            flos=progress.flos,
+            tokens=progress.tokens,
+            total_flos=state.total_flos,
+            total_tokens=state.num_input_tokens_seen,
+            extensions=run.extensions.marks(),
+            random_states=None if random_states is None else random_states.capture(),
+        )
 
-def mark(session: LoopContext, run: RunState, *, random_states: RandomStates | None) -> WindowMark:
-    """Notes where a run stands before a window; `random_states` takes those of the process, None leaves them out."""
-    items = session.items if copies_items(session) else {}
-    return WindowMark(
-        num_losses=run.meter.count,
-        num_recorded=run.recorded.count,
-        flos=run.flos,
-        tokens=run.tokens,
-        total_flos=run.state.total_flos,
-        total_tokens=run.state.num_input_tokens_seen,
-        guard=session.guard.mark(),
-        items={name: copy.deepcopy(item.state_dict()) for name, item in items.items()},
-        random_states=None if random_states is None else random_states.capture(),
-    )
+    def rewind(self, run: Run, *, random_states: RandomStates | None) -> None:
+        """Puts a run back to where it stood; the position of the data stays.
 
-
-def rewind(session: LoopContext, run: RunState, before: WindowMark, *, random_states: RandomStates | None) -> None:
-    """Puts a run back to where it stood before a window; the position of the data stays.
-
-    `random_states` restores those of the mark, if it has some.
-    """
-    session.engine.zero_grad(session.model)
-    if run.meter.count > before.num_losses or run.meter.by_items:  # it adds up all losses since the last log
-        run.meter.rewind(before.num_losses)
-    run.recorded.rewind(before.num_recorded, step=run.state.global_step + 1)
-    run.flos = before.flos
-    run.tokens = before.tokens
-    run.state.total_flos = before.total_flos
-    run.state.num_input_tokens_seen = before.total_tokens
-    session.guard.rewind(before.guard)
-    for name, state in before.items.items():
-        session.items[name].load_state_dict(state)
-    if random_states is not None and before.random_states is not None:
-        random_states.restore(before.random_states)
+        `random_states` restores those of the mark, if it has some.
+        """
+        progress = run.progress
+        run.setup.engine.zero_grad(run.setup.model)
+        if (
+            progress.meter.count > self.num_losses or progress.meter.by_items
+        ):  # it adds up all losses since the last log
+            progress.meter.rewind(self.num_losses)
+        progress.flos = self.flos
+        progress.tokens = self.tokens
+        progress.state.total_flos = self.total_flos
+        progress.state.num_input_tokens_seen = self.total_tokens
+        run.extensions.rewind_to(self.extensions)
+        if random_states is not None and self.random_states is not None:
+            random_states.restore(self.random_states)
 
 
-def give_up(session: LoopContext, run: RunState) -> None:
-    """Puts run and data back to where they stood before the window under way was fetched; does nothing between two."""
-    before, run.window_start = run.window_start, None
+def drop_window(run: Run) -> None:
+    """Puts run and data back to where they stood before the current window was read; does nothing between two."""
+    before: WindowMark | None = run.progress.window_start
+    run.progress.window_start = None
     if before is not None:
-        session.loader.rewind()
-        rewind(session, run, before, random_states=session.random_states)
-
-
-def copies_items(session: LoopContext) -> bool:
-    """Returns True if a window of this run can be rewound, so that the states of checkpoint items must be copied."""
-    may_be_dropped = session.plan.micro_batches > 1 or session.prepares_windows
-    return bool(session.items) and (
-        may_be_dropped or session.random_states is not None or session.smaller_batches is not None
-    )
+        run.setup.loader.rewind()
+        before.rewind(run, random_states=run.setup.random_states)

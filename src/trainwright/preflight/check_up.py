@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from trainwright._types import Batch, Optimizer
@@ -23,7 +22,7 @@ from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
 from trainwright.data import columns
 from trainwright.engine.precision import supports_bf16
-from trainwright.loop.context import NULL_OBSERVER
+from trainwright.loop.extension import Decision, Extension, Run, StepFacts
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight import data_checks, model_checks  # noqa: F401 -- registers their checks
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
@@ -37,8 +36,11 @@ MAX_ELEMENTS = 300_000_000  # parameters that are looked at before every run: a 
 BATCHES = 4  # of a window that are looked at
 
 
-class FirstLook:
+class FirstLook(Extension):
     """Runs the cheap checks at three moments of the first step of a run, and tells what each found."""
+
+    name = "first_look"
+    order = -50  # before a guard refuses the update
 
     def __init__(self, facts: CheckFacts, tell: Callable[[CheckReport], None]) -> None:
         self._facts = facts
@@ -53,26 +55,33 @@ class FirstLook:
             self._facts = replace(self._facts, batches=batches[:BATCHES])
             self._tell(look_at(self._facts, "batch"))
 
-    def gradients(self, loss: torch.Tensor) -> None:
-        """Checks the gradients of the first step, and its loss."""
-        self._facts = replace(
-            self._facts,
-            step=FirstStep(loss=float(loss), without_gradient=parameters_without_gradient(self._facts.model)),
-        )
+    def decide(self, facts: StepFacts) -> Decision:
+        """Checks the gradients of the first step, and its loss; the update is made."""
+        loss = float(facts.run.progress.meter.total)
+        without_gradient = parameters_without_gradient(self._facts.model)
+        self._facts = replace(self._facts, step=FirstStep(loss=loss, without_gradient=without_gradient))
         self._tell(look_at(self._facts, "step"))
         self._facts = replace(self._facts, batches=None, step=None)
+        return Decision.APPLY
+
+    def after_step(self, run: Run) -> None:
+        """Takes no part in later steps."""
+        run.extensions.remove(self)
 
 
-def begin(trainer: AnyTrainer, plan: StepPlan | None, folder: str) -> Any:
-    """Returns the observer of the first step of a run, after the checks before that step. It never ends a run."""
+def begin(trainer: AnyTrainer, plan: StepPlan | None, folder: str) -> list[Extension]:
+    """Returns the extension that checks the first step of a run, after the checks before that step.
+
+    It never ends a run: there is no extension where the checks themselves fail.
+    """
     try:
         facts = known_facts(trainer, plan, folder, optimizer=trainer.optimizer, is_brief=True)
     except Exception as error:
         logger.info("The first step is not looked at: %s: %s", type(error).__name__, error)
-        return NULL_OBSERVER
+        return []
     look = FirstLook(facts, log_findings if trainer.args.should_log else lambda report: None)
     look.start()
-    return look
+    return [look]
 
 
 def log_findings(report: CheckReport) -> None:

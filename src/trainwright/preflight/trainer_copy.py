@@ -14,7 +14,7 @@ from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.run import build
-from trainwright.run.training import TrainingRun
+from trainwright.run.run import Run
 from trainwright.support.model_modes import unchanged_model
 
 AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
@@ -30,10 +30,10 @@ def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **pa
         setattr(args, name, value)
     services = build.Services.for_arguments(args, measures_memory=False)
     services.use_engine(trainer._engine)
-    run = TrainingRun.idle(args)
+    run = Run.idle(args)
     size = args.train_batch_size if settings else trainer._train_batch_size
     # Windows are trained as they were read: preparing one may change an object of the user's.
-    windows = {"prepare_window": list, "checkpoint_items": {}}
+    windows = {"prepare_window": list, "checkpoint_items": {}, "_extensions": []}
     parts = {"args": args, "_services": services, "_run": run, "_train_batch_size": size, **windows, **parts}
     copied = build.with_parts(trainer, **parts, model_wrapped=parts.get("model", trainer.model))
     model = copied.model

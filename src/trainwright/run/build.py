@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainwright._types import Model, Trial, has_length, hide
+from trainwright._types import DatasetLike, Model, Trial, has_length, hide, is_instance_of
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
 from trainwright.checkpoint.async_writer import CheckpointWriter
@@ -33,8 +33,9 @@ from trainwright.engine.precision import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
 from trainwright.journal.record import JournalListener
+from trainwright.loop.extension import Extension
 from trainwright.state.memory_tracker import TrainerMemoryTracker
-from trainwright.state.run_state import Clock
+from trainwright.state.progress import Clock
 from trainwright.support import model_facts
 from trainwright.support.hooks import Events
 from trainwright.support.host import in_notebook
@@ -43,6 +44,8 @@ from trainwright.support.loss_normalization import LabelSmoother, LossRule
 if TYPE_CHECKING:
     from trainwright.callbacks.preemption import JITCheckpointCallback
     from trainwright.evaluation.eval_loop import EvalContext
+    from trainwright.extensions.incidents.incident_log import Incident, Record
+    from trainwright.extensions.incidents.recorder import IncidentRecorder
     from trainwright.hub.uploader import Uploader
 
 WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
@@ -72,7 +75,8 @@ class Services:
         return cls(writer=writer, memory_tracker=TrainerMemoryTracker(skips))
 
     def use_engine(self, engine: Engine) -> None:
-        self.engine, self.gather_function = engine, engine.gather
+        self.engine = engine
+        self.gather_function = engine.gather
         self.read_flags()
 
     def read_flags(self) -> None:
@@ -125,6 +129,171 @@ def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass
     other = object.__new__(type(trainer))
     vars(other).update(vars(trainer) | parts)
     return other
+
+
+# -- extensions -------------------------------------------------------------------------------------------------------
+
+
+def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: DatasetLike) -> list[Extension]:
+    """Returns the extensions of a run that are needed before its model and data: the lease and the quarantine."""
+    from trainwright.extensions.lease.extension import DirectoryLease
+    from trainwright.extensions.quarantine.extension import Quarantine
+
+    may_save = resolve.checkpoint(args).may_save
+    return [
+        DirectoryLease(folder, engine.agree, may_save=may_save, wait_s=value_of(args, "output_dir_wait_s")),
+        Quarantine(args.output_dir, dataset, engine.agree),
+    ]
+
+
+def extensions_of_training(
+    run: Any, hooks: Any, engine: Engine, *, folder: str, load_newest: Callable[[], int]
+) -> list[Extension]:
+    """Returns the further extensions of a run whose setup is made.
+
+    Args:
+        run: the run.
+        hooks: the trainer; extensions that get it let go of it when the run is over.
+        engine: of the run.
+        folder: where the run writes.
+        load_newest: loads weights, optimizer and schedule of the run's newest checkpoint, and returns its step.
+    """
+    from trainwright.extensions.checkpoint_items.extension import CheckpointItems
+    from trainwright.extensions.incidents.recorder import IncidentRecorder
+    from trainwright.extensions.recorded_metrics.extension import RecordedNumbers
+
+    args = hooks.args
+    setup = run.setup
+    writes = args.should_save
+    may_be_dropped = run.plan.micro_batches > 1 or setup.prepares_windows
+    may_be_retried = setup.random_states is not None or setup.smaller_batches is not None
+    recorder = IncidentRecorder(hooks, run, engine, folder)
+    found: list[Extension] = [
+        RecordedNumbers(run.progress, writes=writes, is_first=engine.replica == 0),
+        CheckpointItems(hooks.checkpoint_items, engine, writes=writes, is_rewindable=may_be_dropped or may_be_retried),
+        recorder,
+    ]
+    guard = _guard(run, hooks, engine, record=recorder.record, load_newest=load_newest)
+    if guard is not None:
+        found.append(guard)
+    settle_guard = guard.settle if guard is not None else _nothing
+    found += _followers_of_samples(run, hooks, engine, folder=folder, settle_guard=settle_guard)
+    return found
+
+
+def _guard(run: Any, hooks: Any, engine: Engine, *, record: Record, load_newest: Callable[[], int]) -> Any:
+    """Returns the guard of a run; None for one in which every update is made."""
+    from trainwright.extensions.guard.diagnosis import WEIGHTS, find_bad_parts
+    from trainwright.extensions.guard.rollback import make_rollback
+    from trainwright.extensions.guard.step_guard import make_guard
+
+    args = hooks.args
+    setup = run.setup
+    plan = resolve.guard(args)
+    stacked = engine.stacked if engine.num_replicas > 1 else None
+    rollback = make_rollback(
+        plan,
+        setup.model,
+        setup.optimizer,
+        None if setup.follows_metrics(setup.scheduler) else setup.scheduler,
+        load_newest=load_newest,
+        samples_per_step=run.batch_size * engine.num_replicas * run.plan.micro_batches,
+        is_possible=not engine.updates_in_clip,
+    )
+
+    def report(incident: Incident) -> None:
+        if incident.action in ("skip", "rollback"):  # perhaps known only after the step
+            run.extensions.refuse(incident.step)
+        setup.events.fire("on_incident", run.progress, incident=incident)
+
+    def diagnose() -> dict[str, str]:
+        if engine.num_processes != engine.num_replicas:  # each has a part of the model, and would decide alone
+            return {}
+        bad = find_bad_parts(setup.model, hooks.optimizer)  # which a callback may have replaced
+        is_bad = torch.tensor(float(bool(bad)), device=engine.device)
+        is_bad_somewhere = stacked is not None and bool(stacked(is_bad).any())  # all processes ask together
+        return {WEIGHTS: "in another process"} if is_bad_somewhere and not bad else bad
+
+    return make_guard(
+        plan,
+        report,
+        record=record,
+        optimizer=setup.optimizer,
+        device=engine.device,
+        mean=None if stacked is None else lambda loss: stacked(loss).mean(),
+        rollback=rollback,
+        was_updated=(lambda: engine.step(setup.optimizer)) if engine.updates_in_clip else None,
+        has_scaler=engine.scales_loss,
+        knows_norm=engine.knows_norm,
+        diagnose=diagnose,
+        writes=args.should_save,
+    )
+
+
+def _followers_of_samples(
+    run: Any, hooks: Any, engine: Engine, *, folder: str, settle_guard: Callable[[], None]
+) -> list[Extension]:
+    """Returns the extensions that follow single samples: the ledger or losses by source, and a curriculum."""
+    args = hooks.args
+    dataset = hooks.train_dataset
+    wanted = value_of(args, "ledger")
+    is_stream = is_instance_of(dataset, "trainwright.data.streaming.mixture_stream", "MixtureStream")
+    is_mixture = is_stream or is_instance_of(dataset, "trainwright.data.mixture", "MixtureDataset")
+    curriculum = dataset.curriculum if is_mixture and not is_stream else None
+    if dataset is None or not (wanted or is_mixture):
+        return []
+    from trainwright.extensions.ledger.sample_losses import SampleLosses
+
+    samples = SampleLosses(
+        run,
+        run.setup.rule,
+        engine,
+        settle_guard=settle_guard,
+        dataset=dataset,
+        id_column=wanted if isinstance(wanted, str) else None,
+        smoothing=args.label_smoothing_factor,
+        keeps_ledger=bool(wanted or curriculum),
+        writes=args.should_save and bool(wanted),
+        folder=folder,
+    )
+    if curriculum is None:
+        return [samples]
+    from trainwright.extensions.curriculum.extension import CurriculumRun
+
+    keeps_ledger = bool(wanted)
+    writes = args.should_save
+    return [
+        samples,
+        CurriculumRun(dataset, run.loader, samples, engine, plan=run.plan, keeps_ledger=keeps_ledger, writes=writes),
+    ]
+
+
+def _nothing() -> None:
+    """Settles no guard."""
+
+
+def quarantine(run: Any, hooks: Any, samples: Iterable[Any], column: str | None) -> None:
+    """Adds samples to the quarantine of the output directory, and of the run under way; see `Trainer.quarantine`."""
+    from trainwright.extensions.quarantine.extension import Quarantine, exclude
+
+    found = run.extensions.get(Quarantine.name)
+    exclude(
+        samples,
+        column,
+        dataset=hooks.train_dataset,
+        folder=hooks.args.output_dir,
+        writes=hooks.args.should_save,
+        quarantine=found if isinstance(found, Quarantine) else None,
+        loader=run.loader,
+    )
+
+
+def incident_recorder(run: Any, hooks: Any, engine: Engine, folder: str) -> IncidentRecorder:
+    """Returns the recorder of incidents of the run under way, or a new one outside of a training."""
+    from trainwright.extensions.incidents.recorder import IncidentRecorder
+
+    found = run.extensions.get(IncidentRecorder.name)
+    return found if isinstance(found, IncidentRecorder) else IncidentRecorder(hooks, run, engine, folder)
 
 
 # -- a trainer --------------------------------------------------------------------------------------------------------
@@ -272,7 +441,8 @@ def patched(
         if value_of(args, "activation_checkpointing"):
             enter(patches.checkpointed_activations(model, value_of(args, "activation_checkpointing_kwargs")))
         if resolve.compiles_blocks(args):
-            backend, mode = args.torch_compile_backend, args.torch_compile_mode
+            backend = args.torch_compile_backend
+            mode = args.torch_compile_mode
             enter(patches.compiled_blocks(model, backend=backend, mode=mode))
         enter(noise)
         if (kernel := value_of(args, "loss_kernel")) is not None:
@@ -300,9 +470,16 @@ def label_smoother(model: Model, epsilon: float) -> LabelSmoother | None:
 
 
 def loss_rule(
-    model: Model, args: Any, *, accepts_loss_kwargs: bool, has_loss_func: bool,
-    own_loss: Callable[..., object] | None, smooths_labels: bool, is_scaled: bool | None, num_processes: int,
-) -> LossRule:  # fmt: skip
+    model: Model,
+    args: Any,
+    *,
+    accepts_loss_kwargs: bool,
+    has_loss_func: bool,
+    own_loss: Callable[..., object] | None,
+    smooths_labels: bool,
+    is_scaled: bool | None,
+    num_processes: int,
+) -> LossRule:
     """The arithmetic of a run's loss, of which `num_processes` average their gradients.
 
     `accepts_loss_kwargs`: the model is given `num_items_in_batch`. `own_loss` is `compute_loss` where a subclass
@@ -324,7 +501,7 @@ def loss_rule(
         weights_items=(by_items and not smooths_labels) or (is_mean and weighting is None),
         aux_coefficient=model_facts.auxiliary_coefficient(model),
         num_processes=num_processes if args.average_tokens_across_devices else 1,
-    )  # fmt: skip
+    )
 
 
 def note_of_mean(model: Model, args: Any, rule: LossRule) -> str:
@@ -352,14 +529,18 @@ def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> RunFacts:
     eval_dataset = parts.eval_dataset
     return RunFacts(
         max_steps=None if plan.has_open_end else plan.max_steps,
-        num_epochs=None if parts.args.max_steps > 0 else parts.args.num_train_epochs, has_open_end=plan.has_open_end,
+        num_epochs=None if parts.args.max_steps > 0 else parts.args.num_train_epochs,
+        has_open_end=plan.has_open_end,
         has_own_schedule=parts.lr_scheduler is not None and not parts._created_lr_scheduler,
-        is_stream=not has_length(parts.train_dataset), has_eval_dataset=eval_dataset is not None,
+        is_stream=not has_length(parts.train_dataset),
+        has_eval_dataset=eval_dataset is not None,
         eval_names=tuple(eval_dataset) if isinstance(eval_dataset, dict) else (),
-        has_compute_metrics=False if parts.only_loss_is_evaluated else None, device_type=device.type,
-        num_processes=parts.args.world_size, supports_bf16=supports_bf16(device),
+        has_compute_metrics=False if parts.only_loss_is_evaluated else None,
+        device_type=device.type,
+        num_processes=parts.args.world_size,
+        supports_bf16=supports_bf16(device),
         supports_tf32=supports_tf32(device),
-    )  # fmt: skip
+    )
 
 
 def evaluation_context(
@@ -378,8 +559,15 @@ def evaluation_context(
         return gather_results(value, engine.objects_of_replicas)
 
     return EvalContext(
-        plan=resolve.evaluation(args), events=events, gather=gather, total=engine.sum, collect=engine.stacked,
-        batch_size=args.eval_batch_size, device=engine.device,
-        compute_metrics=compute_metrics, needs_labels=not is_prediction, keeps_results=is_prediction or not streams,
+        plan=resolve.evaluation(args),
+        events=events,
+        gather=gather,
+        total=engine.sum,
+        collect=engine.stacked,
+        batch_size=args.eval_batch_size,
+        device=engine.device,
+        compute_metrics=compute_metrics,
+        needs_labels=not is_prediction,
+        keeps_results=is_prediction or not streams,
         **parts,
-    )  # fmt: skip
+    )

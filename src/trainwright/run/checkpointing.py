@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainwright._types import CURRICULUM_NAME, DATA_POSITION_NAME, ITEMS_NAME, TRAINER_STATE_NAME, Model
+from trainwright._types import DATA_POSITION_NAME, EXTENSIONS_NAME, TRAINER_STATE_NAME, Model, StateDict
 from trainwright.callbacks.base import overrides
 from trainwright.callbacks.dispatch import is_of_package
 from trainwright.checkpoint import async_writer, rng, training_state
@@ -23,7 +23,7 @@ from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
 from trainwright.run import checks, resume
-from trainwright.run.training import TrainingRun
+from trainwright.run.run import Run
 from trainwright.state.trainer_state import collect_states
 from trainwright.support.hooks import SaveHooks, is_overridden
 
@@ -34,7 +34,7 @@ class Part(NamedTuple):
     """One part of a checkpoint."""
 
     # puts it into a folder; gets the checkpointer, the hooks, the run and the folder
-    write: Callable[[Checkpointer, SaveHooks, TrainingRun, Path], None]
+    write: Callable[[Checkpointer, SaveHooks, Run, Path], None]
     is_for_resume: bool = False  # weights alone (`save_only_model`) do without it
 
 
@@ -45,13 +45,7 @@ CONTENTS = (
     Part(lambda c, hooks, run, to: hooks._save_optimizer_and_scheduler(str(to)), True),
     Part(lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),  # scale of losses (fp16)
     Part(lambda c, hooks, run, to: hooks._save_rng_state(str(to)), True),  # and the position of the data
-    Part(lambda c, hooks, run, to: c.write_items(hooks.checkpoint_items, to), True),
-    Part(  # guards: accepted values, skipped steps
-        lambda c, hooks, run, to: training_state.save_guard(run.guard.state(), to) if c.args.should_save else None,
-        True,
-    ),
-    Part(lambda c, hooks, run, to: c.write_ledger(run, to), True),  # visits, losses and weights of samples
-    Part(lambda c, hooks, run, to: c.write_recorded(run, to), True),  # numbers recorded since the last log
+    Part(lambda c, hooks, run, to: c.write_extensions(run, to), True),
     Part(lambda c, hooks, run, to: c.write_state(hooks, run, to)),  # record of the run, states of callbacks
 )  # beside it the manifest, which the store writes last: sizes, digests, the cursor
 
@@ -124,14 +118,15 @@ class Checkpointer:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def save(self, hooks: SaveHooks, run: TrainingRun, store: CheckpointStore, *, asynchronous: bool) -> None:
+    def save(self, hooks: SaveHooks, run: Run, store: CheckpointStore, *, asynchronous: bool) -> None:
         """Writes `checkpoint-<step>` of a run as a whole or not at all, then deletes what `save_total_limit` allows.
 
         `hooks` write the parts; an override decides about its part. `asynchronous` returns before the files are there.
         Raises CheckpointWriteError if it cannot be written, and `save_failure` is "stop".
         """
-        run.guard.settle()
-        run.guard.keep(run.progress, is_saved=True)
+        run.extensions.settle_all()
+        for before_save in run.extensions.before_save:
+            before_save(run)
         state = run.progress.state
         step, best = state.global_step, state.best_global_step
         world, cursor = self.args.world_size, run.cursor()
@@ -139,7 +134,8 @@ class Checkpointer:
 
         def check() -> None:
             """Before anything is written: the directory is this run's, and the checkpoint fits on the disk."""
-            run.lease.confirm()
+            for check_save in run.extensions.check_save:
+                check_save()
             of_optimizer = 0 if self.args.save_only_model else async_writer.optimizer_bytes(hooks.optimizer)
             needed = async_writer.weights_bytes(hooks.model) + of_optimizer
             async_writer.check_free_space(store.root, needed, what="The next checkpoint")
@@ -173,7 +169,7 @@ class Checkpointer:
         )
         return CheckpointStore(folder, weights=check)
 
-    def may_be_asynchronous(self, hooks: SaveHooks, run: TrainingRun) -> bool:
+    def may_be_asynchronous(self, hooks: SaveHooks, run: Run) -> bool:
         """Returns whether a save may return before its files are there: not if user code may look at them."""
         wanted = getattr(self.args, "save_async", None)
         if wanted is False or run.progress.is_interrupted or not run.is_training:
@@ -186,7 +182,7 @@ class Checkpointer:
         """Returns the form in which the engine's model and optimizer are written."""
         return ShardedForm() if self.engine.writes_parts else WholeForm()
 
-    def write_state(self, hooks: SaveHooks, run: TrainingRun, folder: Path) -> None:
+    def write_state(self, hooks: SaveHooks, run: Run, folder: Path) -> None:
         """The record of the run, with the path of the best checkpoint as it is now, and the states of callbacks."""
         state, store = run.progress.state, CheckpointStore(folder.parent)
         best = state.best_global_step
@@ -198,19 +194,33 @@ class Checkpointer:
             state.stateful_callbacks = collect_states(stateful(hooks.callback_handler, run.progress.control))
             state.save_to_json(folder / TRAINER_STATE_NAME)
 
-    def write_recorded(self, run: TrainingRun, folder: Path) -> None:
-        """Numbers recorded since the last log, of all processes."""
-        state = run.progress.recorded_state(keeps=self.engine.replica == 0)
-        if self.args.should_save:
-            training_state.save_recorded(state, folder)
+    def write_extensions(self, run: Run, folder: Path) -> None:
+        """Files and states of the extensions."""
+        for save in run.extensions.save:
+            save(folder, self.writer.sink)
+        states = run.extensions.states()
+        if not states:
+            return
+        if self.engine.num_replicas > 1:  # they travel to the writing process
+            states = map_tensors(lambda tensor: tensor.detach().cpu(), states)
+        every = self.engine.objects_of_replicas(states)
 
-    def write_ledger(self, run: TrainingRun, folder: Path) -> None:
-        """The ledger of all processes, and the weights of a curriculum, where the run has them."""
-        if run.samples is not None:
-            run.samples.write(folder, put=self.writer.sink.put)
-        if run.curriculum is not None and self.args.should_save:
-            state = run.curriculum.state_dict()
-            self.writer.sink.put((), lambda nothing: torch.save(state, folder / CURRICULUM_NAME))
+        def write(copied: list[dict[str, StateDict]]) -> None:
+            for rank, one in enumerate(copied):
+                torch.save(one, folder / rng.file_name(rank, len(copied), EXTENSIONS_NAME))
+
+        if self.args.should_save:
+            self.writer.sink.put(every, write)
+
+    def read_extensions(self, run: Run, folder: Path) -> None:
+        """Gives the extensions what `write_extensions` wrote; a replica without a file takes that of the first one."""
+        for load in run.extensions.load:
+            load(folder)
+        rank, num_replicas = self.engine.replica, self.engine.num_replicas
+        own = rng.find_file(folder, rank=rank, num_processes=num_replicas, name=EXTENSIONS_NAME)
+        path = own or rng.find_first_file(folder, EXTENSIONS_NAME)
+        if path is not None:
+            run.extensions.load_states(training_state.load_plain(path))
 
     def weights_to_save(self, model: Model, *, is_checkpoint: bool) -> dict[str, Any] | None:
         """All weights in the main process, where processes hold parts; empty where shards are written; else None."""
@@ -229,7 +239,7 @@ class Checkpointer:
             processing_class.save_pretrained(folder)
         training_state.save_arguments(self.args, folder)
 
-    def write_random_states(self, run: TrainingRun, folder: Path) -> None:
+    def write_random_states(self, run: Run, folder: Path) -> None:
         """Random states and data positions of all processes, in files of their own; the writing process writes them.
 
         Processes that work on the same batches draw the same, so they have one file.
@@ -245,22 +255,6 @@ class Checkpointer:
 
         if self.args.should_save:
             self.writer.sink.put((), write)  # nothing changes these states, so none is copied; they take a while
-
-    def write_items(self, items: training_state.Items, folder: Path) -> None:
-        """The states of the user's items, of each replica, in files of their own; all processes call it."""
-        if not items:
-            return
-        states = training_state.states_of_items(items)
-        if self.engine.num_replicas > 1:  # they travel to the writing process
-            states = map_tensors(lambda tensor: tensor.detach().cpu(), states)
-        every = self.engine.objects_of_replicas(states)
-
-        def write(copied: list[Any]) -> None:
-            for rank, one in enumerate(copied):
-                torch.save(one, folder / rng.file_name(rank, len(copied), ITEMS_NAME))
-
-        if self.args.should_save:
-            self.writer.sink.put(every, write)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -282,16 +276,7 @@ class Checkpointer:
             training_state.load_optimizer(optimizer, folder, load=load, holds_parts=holds_parts)
         training_state.load_scheduler(scheduler, folder)
 
-    def read_items(self, items: training_state.Items, folder: Path) -> None:
-        """Restores the user's items; a replica that the checkpoint has no file of takes that of the first one."""
-        name, rank, num = ITEMS_NAME, self.engine.replica, self.engine.num_replicas
-        own = rng.find_file(folder, rank=rank, num_processes=num, name=name)
-        path = own or rng.find_first_file(folder, name)
-        if own is None and path is not None and items:
-            logger.warning("%s has no checkpoint items of process %d, which takes those of process 0.", folder, rank)
-        training_state.load_items(items, path, folder)
-
-    def load_newest(self, hooks: Any, folder: str, run: TrainingRun) -> int:  # Any: the trainer, whose hooks load
+    def load_newest(self, hooks: Any, folder: str, run: Run) -> int:  # Any: the trainer, whose hooks load
         """Loads weights, optimizer and schedule of a run's newest checkpoint that verifies, and returns its step.
 
         Until the run has one in `folder`, it is the one that it resumed from; CheckpointNotFoundError: there is none.
@@ -413,7 +398,7 @@ def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best:
             store.remove(step)
 
 
-def keep_only_best(store: CheckpointStore, args: Any, run: TrainingRun) -> None:
+def keep_only_best(store: CheckpointStore, args: Any, run: Run) -> None:
     """At the end of a run with `save_total_limit=1`: deletes its other checkpoints, milestones aside.
 
     A run that its time limit ended is not at its end: what resumes it stays.

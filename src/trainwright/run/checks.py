@@ -29,10 +29,24 @@ from trainwright.config.plans import StepPlan
 from trainwright.config.rules.start import needs_length
 from trainwright.data.mixture import MixtureDataset, as_mixture
 from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError, did_you_mean
+from trainwright.loop.extension import Extension
 from trainwright.support import model_facts
 from trainwright.support.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
+
+# Names of the extensions that a run makes by itself.
+OWN_EXTENSIONS = (
+    "checkpoint_items",
+    "curriculum",
+    "first_look",
+    "guard",
+    "incidents",
+    "ledger",
+    "lease",
+    "quarantine",
+    "recorded_metrics",
+)
 
 
 def make_output_dir(folder: str) -> None:
@@ -137,9 +151,13 @@ def check_head(model: Model) -> None:
 
 
 def check_datasets(
-    args: Any, train_dataset: DatasetLike, eval_dataset: DatasetLike, data_collator: Any, *,
+    args: Any,
+    train_dataset: DatasetLike,
+    eval_dataset: DatasetLike,
+    data_collator: Any,
+    *,
     has_own_schedule: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Raises DataError for data of unknown length or nothing to evaluate on, TypeError for a collator that is none."""
     if not callable(data_collator):
         raise TypeError(
@@ -224,7 +242,8 @@ def check_mixture(args: Any, train_dataset: DatasetLike) -> None:
         if name not in names:
             said = did_you_mean(name, names)
             raise ArgumentError(f"{field} names {name!r}, and train_dataset has {', '.join(map(repr, names))}.{said}")
-        source, values = train_dataset.sources[name], [one[name] for _, one in schedule or [(0, shares)]]
+        source = train_dataset.sources[name]
+        values = [one[name] for _, one in schedule or [(0, shares)]]
         if has_length(source) and len(source) == 0 and any(parse_share(value)[0] for value in values):
             raise ArgumentError(f"{field} gives a share to {name!r}, which has no sample. Give it 0, or leave it out.")
     if missing := [name for name in names if name not in shares]:
@@ -248,6 +267,23 @@ def check_optimizers(args: Any, optimizers: tuple[Any, Any], optimizer_cls_and_k
             "optimizers=(...) belongs to one model, and model_init makes a new one for each train(). Pass "
             "optimizer_cls_and_kwargs, or override create_optimizer_and_scheduler."
         )
+
+
+def check_extension(extension: Any, others: Iterable[Extension], *, is_training: bool) -> None:
+    """Raises ArgumentError for an extension that cannot be added."""
+    kind = type(extension).__name__
+    if not isinstance(extension, Extension):
+        raise ArgumentError(
+            f"{extension!r} is not an extension. Pass an instance of a subclass of trainwright.Extension; callbacks go "
+            "to add_callback."
+        )
+    if not isinstance(extension.name, str) or not extension.name:
+        raise ArgumentError(f"{kind} has no name. Give its class one: name = 'my_extension'.")
+    taken = {*OWN_EXTENSIONS, *(one.name for one in others)}
+    if extension.name in taken:
+        raise ArgumentError(f"There is an extension named {extension.name!r} already. Give {kind} another name.")
+    if is_training:
+        raise ArgumentError(f"{kind} was added during training. Add extensions before train().")
 
 
 def check_needs_no_closure(optimizer: Any) -> None:

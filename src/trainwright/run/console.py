@@ -18,9 +18,8 @@ from trainwright.data.mixture import MixtureDataset
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError
 from trainwright.journal.record import FileJournal, Journal, JournalListener, NullJournal, facts_of_run
-from trainwright.loop.context import LoopContext
-from trainwright.state import run_state
-from trainwright.state.run_state import RunState
+from trainwright.loop.extension import Run
+from trainwright.state import progress
 from trainwright.state.trainer_state import TrainerState
 from trainwright.support import model_facts
 
@@ -32,9 +31,15 @@ ENOUGH_S = 1.0  # less is start-up: the first batch, workers that come into bein
 
 
 def log_run_header(
-    context: LoopContext, args: Any, state: TrainerState, engine: Engine, *, note: str, loss_note: str,
+    run: Run,
+    args: Any,
+    state: TrainerState,
+    engine: Engine,
+    *,
+    note: str,
+    loss_note: str,
     changed_args: Iterable[object],
-) -> None:  # fmt: skip
+) -> None:
     """Shows the effective plan when training starts, and says once which settings have no effect.
 
     `note` is what a resume in batches of another size changes, `loss_note` where the loss is divided otherwise than in
@@ -44,11 +49,13 @@ def log_run_header(
 
     for message in rules.advise(args) if args.should_log else ():
         logger.warning("%s", message)
-    start = context.start
-    lines = source_lines(args, context.loader, context.plan, engine)
+    start = run.start
+    plan = run.plan
+    loader = run.setup.loader
+    lines = source_lines(args, loader, plan, engine)
     if logger.isEnabledFor(logging.WARNING if args.should_log else logging.INFO):  # so they are shown
-        plan, number = context.plan, engine.num_replicas
-        size = _batch_size_in_force(args, context.loader, state, num_replicas=number)
+        number = engine.num_replicas
+        size = _batch_size_in_force(args, loader, state, num_replicas=number)
         summary = run_summary(args, plan, state, device=engine.device, num_replicas=number, batch_size=size)
         lines = [*summary, *lines]
     if loss_note:
@@ -133,35 +140,43 @@ def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) ->
 
 
 def begin_journal(
-    keeper: JournalListener, context: LoopContext, args: Any, progress: RunState, *, folder: str, run_id: str,
-    model: Model, levers: JSONObject | None, **data: Any,
-) -> None:  # fmt: skip
+    keeper: JournalListener,
+    run: Run,
+    args: Any,
+    *,
+    folder: str,
+    run_id: str,
+    model: Model,
+    levers: JSONObject | None,
+    **data: Any,
+) -> None:
     """Begins the journal of a run with what it is. Only the first process writes, where output is saved.
 
     A run that neither saves nor tracks has a journal only with `journal=True`.
     """
+    progress = run.progress
     journal: Journal = NullJournal()
     facts: dict[str, Any] = {}
     wanted = value_of(args, "journal")
     if wanted is None:
-        callbacks = getattr(context.events, "callbacks", ())
+        callbacks = getattr(run.setup.events, "callbacks", ())
         tracks = any(is_instance_of(one, "trainwright.trackers.base", "TrackerCallback") for one in callbacks)
         wanted = args.save_strategy != "no" or tracks
     if wanted and args.should_save and progress.state.is_world_process_zero:
         journal = FileJournal(folder, run_id, waits=True)
-        facts = {**facts_of_run(args, context.engine.device, data), "plan": dataclasses.asdict(context.plan)}
+        facts = {**facts_of_run(args, run.setup.engine.device, data), "plan": dataclasses.asdict(run.plan)}
         facts |= {"model": model_facts.summary(model)} | ({} if levers is None else {"levers": levers})
-    keeper.begin(journal, lambda: progress.state.global_step, checkpoint=context.start.checkpoint, facts=facts)
+    keeper.begin(journal, lambda: progress.state.global_step, checkpoint=run.start.checkpoint, facts=facts)
 
 
 # Phase -> share of the wall time from which on advice is worth giving, and the advice.
 HINTS: dict[str, tuple[float, str]] = {
-    run_state.DATA: (0.1, "more dataloader_num_workers, or samples that are cheaper to read"),
-    run_state.HOST_TO_DEVICE: (0.1, "pin memory (dataloader_pin_memory) and copy without waiting (non_blocking)"),
-    run_state.LOGGING: (0.05, "log less often: logging_steps"),
-    run_state.EVALUATION: (0.3, "evaluate less often (eval_steps), or with a larger per_device_eval_batch_size"),
-    run_state.SAVING: (0.1, "save less often: save_steps"),
-    run_state.CALLBACKS: (0.05, "do less in each event of it"),
+    progress.DATA: (0.1, "more dataloader_num_workers, or samples that are cheaper to read"),
+    progress.HOST_TO_DEVICE: (0.1, "pin memory (dataloader_pin_memory) and copy without waiting (non_blocking)"),
+    progress.LOGGING: (0.05, "log less often: logging_steps"),
+    progress.EVALUATION: (0.3, "evaluate less often (eval_steps), or with a larger per_device_eval_batch_size"),
+    progress.SAVING: (0.1, "save less often: save_steps"),
+    progress.CALLBACKS: (0.05, "do less in each event of it"),
 }
 
 
@@ -170,10 +185,12 @@ def time_breakdown(seconds: Mapping[str, float]) -> list[str]:
     total = sum(seconds.values())
     if total <= 0:
         return ["time      nothing was measured"]
-    shown, hints = [], []
+    shown = []
+    hints = []
     for phase, value in sorted(seconds.items(), key=lambda item: -item[1]):
         kind, _, name = phase.partition(".")  # callbacks.MyCallback
-        name, share = name or kind.replace("_", " "), value / total
+        name = name or kind.replace("_", " ")
+        share = value / total
         above, hint = HINTS.get(kind, (1.0, ""))
         shown += [f"{name} {share:.0%}"] if share >= 0.01 else []
         hints += [f"          {name}: {hint}"] if share > above else []
@@ -183,7 +200,7 @@ def time_breakdown(seconds: Mapping[str, float]) -> list[str]:
 class DataWait:
     """The share of a clock's time that went into waiting for data, from look to look."""
 
-    def __init__(self, measured: run_state.Clock) -> None:
+    def __init__(self, measured: progress.Clock) -> None:
         self._clock = measured
         self._waited, self._total = self._read()
         self._is_said = False  # advice is given once
@@ -191,7 +208,8 @@ class DataWait:
     def tell(self, *, num_steps: int, num_workers: int) -> float:
         """Logs the share since the last look, and once the advice that goes with a large one; returns it."""
         before, (self._waited, self._total) = (self._waited, self._total), self._read()
-        waited, total = self._waited - before[0], self._total - before[1]
+        waited = self._waited - before[0]
+        total = self._total - before[1]
         share = waited / total if total > 0 else 0.0
         each_ms = waited / max(num_steps, 1) * 1e3
         logger.info("data_wait %.1f %% of the time since the last log, %.1f ms a step", share * 100, each_ms)
@@ -200,10 +218,13 @@ class DataWait:
             logger.warning(
                 "Training waited for data %.0f %% of the time since the last log (%.1f s of %.1f s). Raise "
                 "dataloader_num_workers, which is %d, or make the samples cheaper to read.",
-                share * 100, waited, total, num_workers,
-            )  # fmt: skip
+                share * 100,
+                waited,
+                total,
+                num_workers,
+            )
         return share
 
     def _read(self) -> tuple[float, float]:
         seconds = self._clock.read()
-        return seconds.get(run_state.DATA, 0.0), sum(seconds.values())
+        return seconds.get(progress.DATA, 0.0), sum(seconds.values())

@@ -75,8 +75,10 @@ def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | 
         logger.warning(
             "metric_for_best_model=%r could not be looked for before training: compute_metrics raised %s on a "
             "single batch (%s). If it does on the whole set too, the first evaluation will end the run.",
-            trainer.args.metric_for_best_model, type(error).__name__, error,
-        )  # fmt: skip
+            trainer.args.metric_for_best_model,
+            type(error).__name__,
+            error,
+        )
         return
     finally:
         trainer.compute_metrics = metrics
@@ -147,7 +149,7 @@ class SilentEvents:
     def __init__(self) -> None:
         self.interrupts = self
 
-    def fire(self, event: str, run: object, **kwargs: object) -> None: ...
+    def fire(self, event: str, progress: object, **kwargs: object) -> None: ...
 
     def passes(self) -> None: ...
 

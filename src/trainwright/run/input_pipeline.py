@@ -49,9 +49,14 @@ def grouped_evaluation(args: Any, dataset: DatasetLike, length_of: str | None) -
 
 
 def sampler_of(
-    dataset: DatasetLike, sampler_fn: Callable[[Any], Any] | None, args: Any, *, length_of: str | None,
-    batch_size: int, is_training: bool,
-) -> Any:  # fmt: skip
+    dataset: DatasetLike,
+    sampler_fn: Callable[[Any], Any] | None,
+    args: Any,
+    *,
+    length_of: str | None,
+    batch_size: int,
+    is_training: bool,
+) -> Any:
     """The order of a dataset, or what forms batches of a stream by length; None where nothing asks for either."""
     if not isinstance(dataset, IterableDataset):
         return sampler_fn and sampler_fn(dataset)
@@ -82,14 +87,20 @@ def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Mo
     takes_positions = "position_ids" in model_facts.forward_parameters(model)
     with unchanged_random_states():
         layout = find_layout(
-            model, row_length=args.packing_length, num_rows=args.train_batch_size, takes_positions=takes_positions,
+            model,
+            row_length=args.packing_length,
+            num_rows=args.train_batch_size,
+            takes_positions=takes_positions,
             length_of=length_of,
-        )  # fmt: skip
+        )
     return PackedCollator(
-        collate, layout, length_of=length_of, pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
+        collate,
+        layout,
+        length_of=length_of,
+        pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
         masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
         multiple_of=value_of(args, "pad_to_multiple_of"),
-    )  # fmt: skip
+    )
 
 
 def keeps_all_columns(args: Any, model: Model, named: Sequence[str]) -> bool:
@@ -102,13 +113,18 @@ def make_dataloader(
 ) -> Any:
     """The dataloader of this process; with `dispatch_batches` the main process reads for all."""
     plan = resolve.loader(
-        args, batch_size=batch_size, seed=_data_seed(args), is_training=is_training, rank=engine.replica,
+        args,
+        batch_size=batch_size,
+        seed=_data_seed(args),
+        is_training=is_training,
+        rank=engine.replica,
         num_processes=engine.num_replicas,
-    )  # fmt: skip
+    )
     if is_training and engine.dispatches:
         return engine.dispatch(build_whole(dataset, plan, sampler=sampler, collate=collate))
     dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate, exchange=engine)
-    dataloader.device, dataloader.non_blocking = engine.device, engine.non_blocking
+    dataloader.device = engine.device
+    dataloader.non_blocking = engine.non_blocking
     dataloader.gradient_state = engine.accelerator.gradient_state
     return dataloader
 

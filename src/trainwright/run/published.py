@@ -16,7 +16,7 @@ from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.base import Engine
 from trainwright.run.build import NoSearch, Services
-from trainwright.run.training import TrainingRun
+from trainwright.run.run import Run
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 
 
@@ -84,7 +84,7 @@ def _engine() -> Engine:
 
 # What holds published attributes that are assigned before the constructor of a trainer, which makes its own.
 OWNERS: dict[str, Callable[[], Any]] = {
-    "_run": lambda: TrainingRun.idle(None),
+    "_run": lambda: Run.idle(None),
     "_services": _services,
     "_search": NoSearch,
     "engine": _engine,

@@ -71,7 +71,8 @@ class ProcessSettings:
 
 def _precision() -> dict[tuple[Any, str], bool]:
     """Switches of CUDA's libraries; none where the newer ones of torch are in use, beside which these raise."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    cudnn = torch.backends.cudnn
+    matmul = torch.backends.cuda.matmul
     switches = [(cudnn, "deterministic"), (cudnn, "benchmark"), (cudnn, "allow_tf32"), (matmul, "allow_tf32")]
     found: dict[tuple[Any, str], bool] = {}
     for owner, name in switches:

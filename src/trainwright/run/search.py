@@ -1,4 +1,4 @@
-"""A hyperparameter search: each trial that a backend of `search/` asks for is a `train()` with its own TrainingRun."""
+"""A hyperparameter search: each trial that a backend of `search/` asks for is a `train()` with its own Run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainwright.errors import CheckpointNotFoundError
 from trainwright.run import build
 from trainwright.run.console import show_lines
 from trainwright.run.resume import find_checkpoint, restore_callbacks
-from trainwright.run.training import TrainingRun
+from trainwright.run.run import Run
 from trainwright.search import base, search_record
 from trainwright.search.base import BestRun, SearchState, TrainerHandle, TrialResult, TrialSpec, select_backend
 from trainwright.search.search_record import MODEL_FOLDER, SearchRecord, TrialRecord
@@ -29,9 +29,16 @@ from trainwright.trackers.registry import get_reporting_integration_callbacks
 
 
 def search(
-    trainer: Any, *, space: Any, compute_objective: Any, num_trials: int, direction: Any, backend: Any, hp_name: Any,
+    trainer: Any,
+    *,
+    space: Any,
+    compute_objective: Any,
+    num_trials: int,
+    direction: Any,
+    backend: Any,
+    hp_name: Any,
     options: Mapping[str, Any],
-) -> BestRun | list[BestRun]:  # fmt: skip
+) -> BestRun | list[BestRun]:
     """All trials of a search; see `Trainer.hyperparameter_search`."""
     name, chosen = select_backend(backend)
     base.check_trainer_objects(
@@ -46,10 +53,15 @@ def search(
     )
     chosen.check(host_of(trainer), plan)
     running = trainer._search = SearchState(
-        backend=chosen, plan=plan, args=trainer.args,
-        callback_states=copy.deepcopy(collect_states(trainer._stateful())), name=name, space=space, hp_name=hp_name,
+        backend=chosen,
+        plan=plan,
+        args=trainer.args,
+        callback_states=copy.deepcopy(collect_states(trainer._stateful())),
+        name=name,
+        space=space,
+        hp_name=hp_name,
         compute_objective=base.default_compute_objective if compute_objective is None else compute_objective,
-    )  # fmt: skip
+    )
     handler = trainer.callback_handler
     kinds = [] if chosen.tracker is None else get_reporting_integration_callbacks(chosen.tracker)
     added = [kind for kind in kinds if not any(isinstance(callback, kind) for callback in handler.callbacks)]
@@ -74,7 +86,8 @@ def search(
 
 def host_of(trainer: Any) -> TrainerHandle:
     """Facts that the backend may ask for."""
-    args, output_dir = trainer.args, trainer.args.output_dir
+    args = trainer.args
+    output_dir = trainer.args.output_dir
     return TrainerHandle(
         args=args,
         is_main=trainer.is_world_process_zero(),
@@ -94,7 +107,9 @@ def host_of(trainer: Any) -> TrainerHandle:
 def run_trial(trainer: Any, offer: TrialSpec, trial: Trial) -> TrialResult:
     """Trains, evaluates where training did not, and frees what it took."""
     search: SearchState = trainer._search
-    search.offer, search.outcome, search.objective = offer, TrialResult(), None
+    search.offer = offer
+    search.outcome = TrialResult()
+    search.objective = None
     restore_callbacks(search.callback_states, trainer.callback_handler.callbacks, with_settings=True)
     try:
         search.outcome.folder = trainer._get_output_dir(trial)
@@ -127,7 +142,7 @@ def use_arguments(trainer: Any, args: Any) -> None:
 def release(trainer: Any) -> None:
     """Lets go of all that holds a model, an optimizer or batches, and gives their memory back."""
     trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
-    trainer._run = TrainingRun.after(trainer._run, trainer.args)
+    trainer._run = Run.after(trainer._run, trainer.args)
     handler = trainer.callback_handler
     handler.model = handler.optimizer = handler.lr_scheduler = handler.train_dataloader = handler.eval_dataloader = None
     trainer._services.eval_dataloaders.clear()
@@ -139,7 +154,8 @@ def release(trainer: Any) -> None:
 def report(trainer: Any, trial: Trial, metrics: dict[str, float]) -> None:
     """Tells the backend of an evaluation; a trial that it ends stops training after this step."""
     _hear(trainer, metrics)
-    search, control = trainer._search, trainer.control
+    search = trainer._search
+    control = trainer.control
     search.outcome.was_heard = True
     save = trainer._tune_save_checkpoint if control.should_save else None
     if trainer._engine.agree(lambda: search.backend.report(trial, search.outcome, save)):
@@ -158,7 +174,8 @@ def _hear(trainer: Any, metrics: dict[str, float]) -> None:
 
 def _keep(trainer: Any, search: SearchState) -> None:
     """Returns what is left of a trial on the disk, beside its checkpoints."""
-    settings, outcome = search.plan.settings, search.outcome
+    settings = search.plan.settings
+    outcome = search.outcome
     if settings.load_best_trial and not outcome.was_pruned:
         trainer.save_model(str(Path(outcome.folder) / MODEL_FOLDER), _internal_call=True)
     if settings.pruned_checkpoints == "delete" and outcome.was_pruned and trainer.args.should_save:

@@ -9,7 +9,7 @@ reads the loss, adds them up in double precision, and joins the processes in the
     last   the newest value, of the first process that has one         6.0
 
 Processes need not record the same names: each sends its names with its numbers, and how many bytes that takes is agreed
-on in the exchange of counters (`RunState.settle`), which precedes each log and each save anyway.
+on in the exchange of counters (`Progress.settle`), which precedes each log and each save anyway.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import json
 import struct
 from collections.abc import Sequence
 from numbers import Real
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -90,16 +90,6 @@ class Entry(NamedTuple):
     weight: float | OnDevice
 
 
-class SampleRecord(Protocol):
-    """Losses of samples, which are read back with the recorded numbers and dropped with a step."""
-
-    def drain(self) -> None:
-        """Reads back what the next log needs."""
-
-    def drop(self, step: int) -> None:
-        """Removes the losses of a step."""
-
-
 class RecordedMetrics:
     """Numbers of one training since its last log, or of one evaluation.
 
@@ -110,7 +100,6 @@ class RecordedMetrics:
         batch: the micro-batch under way; what is recorded of one that only stands in does not count.
         items: over which the loss of an evaluation's batch is a mean, where a `LossOutput` says it.
         agreed_bytes: size of a process's message in the next exchange.
-        samples: losses of single samples, whose numbers by source are recorded here; None: nobody asks for them.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -124,7 +113,6 @@ class RecordedMetrics:
         self.batch: Batch | None = None
         self.items: torch.Tensor | float | None = None
         self.agreed_bytes = 0
-        self.samples: SampleRecord | None = None
 
     def add(
         self, name: str, value: object, weight: object = 1.0, reduce: str = "mean", *, step: int = 0, share: float = 1.0
@@ -209,17 +197,13 @@ class RecordedMetrics:
         """Numbers recorded since the last reading."""
         return len(self._entries)
 
-    def rewind(self, count: int, *, step: int) -> None:
-        """Removes the newest numbers down to a count, and losses of samples of a step that does not count."""
+    def rewind(self, count: int) -> None:
+        """Removes the newest numbers down to a count."""
         del self._entries[count:]
-        if self.samples is not None:
-            self.samples.drop(step)
 
     def drop(self, step: int) -> None:
         """Removes the numbers of a step whose update was refused."""
         self._entries = [entry for entry in self._entries if entry.step != step]
-        if self.samples is not None:
-            self.samples.drop(step)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright._types import Optimizer, Scheduler
 from trainwright.config.plans import GuardPlan
 from trainwright.errors import BadStepError
-from trainwright.state.run_state import RunState
+from trainwright.state.progress import Progress
 
 
 class Snapshot(Protocol):
@@ -29,7 +29,7 @@ class Snapshot(Protocol):
     def follow(self, optimizer: Optimizer, scheduler: Scheduler) -> None:
         """Takes the optimizer and the schedule of the next update, which a callback may have replaced."""
 
-    def keep(self, run: RunState, *, is_saved: bool) -> None:
+    def keep(self, run: Progress, *, is_saved: bool) -> None:
         """Takes the state after a finished step, where that is due."""
 
     def restore(self) -> int:
@@ -63,7 +63,7 @@ class MemorySnapshot:
         self._optimizer = optimizer
         self._scheduler = scheduler
 
-    def keep(self, run: RunState, *, is_saved: bool) -> None:
+    def keep(self, run: Progress, *, is_saved: bool) -> None:
         """Copies the state after a finished step: the first one, each `every` steps, and with each checkpoint."""
         step = run.state.global_step
         if step == self._step or not (self._step is None or is_saved or step % self._every == 0):
@@ -109,7 +109,7 @@ class SavedSnapshot:
     def follow(self, optimizer: Optimizer, scheduler: Scheduler) -> None:
         """Does nothing: a checkpoint is loaded into the optimizer that the trainer has."""
 
-    def keep(self, run: RunState, *, is_saved: bool) -> None:
+    def keep(self, run: Progress, *, is_saved: bool) -> None:
         """Does nothing: checkpoints are written anyway."""
 
 

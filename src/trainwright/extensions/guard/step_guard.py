@@ -1,4 +1,4 @@
-"""Guards of a step: whether an update is made, decided between clipping and the optimizer. Two kinds, and one for none.
+"""Guards of a step: whether an update is made, decided between clipping and the optimizer. There are two kinds.
 
 A step is bad if the norm of its gradients is not finite. The norm is the one that clipping computes (measured where
 `max_grad_norm` is 0, for the log). A loss that is not finite makes it so: `first_gradient` begins the backward pass
@@ -35,22 +35,31 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
-from trainwright._types import JSONObject, Optimizer, Scheduler
+from trainwright._types import GUARD_STATE_NAME, Batch, JSONObject, Optimizer, is_count
+from trainwright.checkpoint.training_state import load_json, save_json
 from trainwright.config.plans import GuardPlan
 from trainwright.extensions.guard.diagnosis import WEIGHTS
 from trainwright.extensions.guard.history import NO_BOUND, SpikeHistory
-from trainwright.extensions.guard.incidents import NON_FINITE, SPIKE, Diagnose, Incident, IncidentLog, Record, error_of
 from trainwright.extensions.guard.rollback import Rollback, schedule_memory
-from trainwright.state.run_state import RunState
-
-if TYPE_CHECKING:
-    from trainwright.support.hooks import StepGuard
+from trainwright.extensions.incidents.incident_log import (
+    NON_FINITE,
+    SPIKE,
+    Diagnose,
+    Incident,
+    IncidentLog,
+    Record,
+    error_of,
+)
+from trainwright.loop.extension import Decision, Extension, MicroBatch, Run, Sink, StepFacts
+from trainwright.state.progress import Progress
+from trainwright.support.loss_normalization import LossOutput
 
 GradNorm: TypeAlias = torch.Tensor | float | None
 Mean: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
@@ -58,50 +67,6 @@ DECIDING = ("skip", "rollback", "stop")  # policies that make no update
 NOT_FINITE = "loss or gradient is not finite"
 HIGHEST = sys.float_info.max
 LOWEST = -HIGHEST
-
-
-class NullGuard:
-    """Guard of runs that let every update through."""
-
-    def permits(self, run: RunState, grad_norm: GradNorm, *, optimizer: Optimizer, scheduler: Scheduler) -> bool:
-        """Returns True."""
-        return True
-
-    def first_gradient(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """Returns None: the backward pass begins with 1."""
-        return None
-
-    def settle(self) -> None:
-        """Does nothing: no decision is open."""
-
-    def keep(self, run: RunState, *, is_saved: bool = False) -> None:
-        """Does nothing: nobody goes back."""
-
-    def mark(self) -> None:
-        """Returns nothing to go back to: no step is counted."""
-
-    def rewind(self, mark: object) -> None:
-        """Does nothing: no step is counted."""
-
-    def state(self) -> JSONObject:
-        """Returns nothing to save."""
-        return {}
-
-    def load(self, state: JSONObject) -> None:
-        """Does nothing with what another guard has saved."""
-
-    def show(self) -> dict[str, float]:
-        """Returns no values for a log."""
-        return {}
-
-    def finish(self, step: int) -> None:
-        """Does nothing: no step is bad."""
-
-    def close(self) -> None:
-        """Does nothing: the optimizer was not changed."""
-
-
-NULL_GUARD = NullGuard()
 
 
 class LossMark:
@@ -201,7 +166,7 @@ class Spikes:
             history.load(values.get(name, ()))
 
 
-class HostGuard:
+class HostGuard(Extension):
     """Knows the norm before each update, and with a policy for spikes the loss.
 
     Args:
@@ -212,7 +177,10 @@ class HostGuard:
         was_updated: returns whether a bad step's update was made before the norm is known; None: it never is.
         mean: mean of a scalar over the processes, called for spikes and "warn"; None where there is one.
         is_alone: the losses are in main memory, and no other process has some.
+        writes: this process writes the files of a checkpoint.
     """
+
+    name = "guard"
 
     def __init__(
         self,
@@ -224,7 +192,10 @@ class HostGuard:
         *,
         mean: Mean | None = None,
         is_alone: bool = False,
+        writes: bool = True,
     ) -> None:
+        self._run: Run | None = None  # until its first window, where a policy goes back
+        self._writes = writes
         self._policy = policy
         self._log = log
         self._spikes = spikes
@@ -234,55 +205,67 @@ class HostGuard:
         self._is_alone = is_alone
         self._judges_loss = policy == "warn" or (is_alone and policy != "ignore")
         self._reads_loss = self._judges_loss or spikes is not None
-        self.first_gradient = LossMark() if policy in DECIDING and not is_alone else no_mark
+        self._loss_mark = LossMark() if policy in DECIDING and not is_alone else None
 
-    def permits(self, run: RunState, grad_norm: GradNorm, *, optimizer: Optimizer, scheduler: Scheduler) -> bool:
+    def listens_to(self) -> set[str]:
+        """Leaves out the events of the kinds of guard that this one is not."""
+        events = super().listens_to()
+        if self._loss_mark is None:
+            events -= {"micro_batch"}
+        if self._rollback is None:
+            events -= {"window", "after_step", "before_save"}
+        return events
+
+    def micro_batch(self, batch: MicroBatch) -> None:
+        """Lets the backward pass of a loss that is not finite begin with NaN."""
+        if self._loss_mark is not None:
+            mark_loss(batch, self._loss_mark)
+
+    def decide(self, facts: StepFacts) -> Decision:
         """Decides about the update of the current step.
 
         Args:
-            run: at the step before.
-            grad_norm: of the window, before clipping.
-            optimizer: makes the update; a callback may have replaced the one of the steps before.
-            scheduler: stepped after the update; None where evaluations drive it.
+            facts: norm of the gradients; optimizer and schedule, which a callback may have replaced.
 
         Returns:
-            False if the update must not be made.
+            SKIP if the update must not be made.
 
         Raises:
             NonFiniteError, SpikeError: the policy is to stop, or too many steps in a row were skipped.
         """
         if self._rollback is not None:
-            self._rollback.follow(optimizer, scheduler)
+            self._rollback.follow(facts.optimizer, facts.scheduler)
             if self._rollback.leaves_out():
                 self._log.leave_out()
-                return False
+                return Decision.SKIP
+        progress = facts.run.progress
         spikes = self._spikes
-        norm = read(grad_norm)
-        loss = self._loss_of(run)
+        norm = read(facts.grad_norm)
+        loss = self._loss_of(progress)
         if spikes is not None and LOWEST <= norm <= spikes.norm_bound and LOWEST <= loss <= spikes.loss_bound:
             spikes.losses.append(loss)
             spikes.norms.append(norm)
             if len(spikes.norms) > spikes.room:
                 spikes.flush()
             self._log.in_a_row = 0
-            return True
+            return Decision.APPLY
         is_finite = LOWEST <= norm <= HIGHEST and LOWEST <= loss <= HIGHEST
         if is_finite and (spikes is None or spikes.accept(loss, norm)):
             self._log.in_a_row = 0
-            return True
+            return Decision.APPLY
         if not (is_finite or (LOWEST <= norm <= HIGHEST and not self._judges_loss)):
             if self._policy == "ignore":
-                return True
-            return self._refuse(run, NON_FINITE, self._policy, NOT_FINITE, {"grad_norm": norm})
+                return Decision.APPLY
+            return self._refuse(progress, NON_FINITE, self._policy, NOT_FINITE, {"grad_norm": norm})
         if spikes is not None:
             values = {"loss": loss, "grad_norm": norm}
             what = spikes.find(values)
             if what:
-                return self._refuse(run, SPIKE, spikes.policy, what, values)
+                return self._refuse(progress, SPIKE, spikes.policy, what, values)
         self._log.accept()
-        return True
+        return Decision.APPLY
 
-    def _refuse(self, run: RunState, kind: str, action: str, what: str, values: dict[str, float]) -> bool:
+    def _refuse(self, progress: Progress, kind: str, action: str, what: str, values: dict[str, float]) -> Decision:
         if self._was_updated is not None:
             is_made = self._was_updated()
             if action != "stop":
@@ -290,32 +273,45 @@ class HostGuard:
             if is_made:
                 what = f"{what} (the update is made already)"
         threshold = 0.0 if self._spikes is None or kind != SPIKE else self._spikes.threshold
-        step = run.state.global_step + 1
+        step = progress.state.global_step + 1
         incident = Incident(kind=kind, step=step, action=action, what=what, values=values, threshold=threshold)
-        incident = self._log.record(incident, run.window)
+        incident = self._log.record(incident, progress.window)
         if action == "rollback":
             assert self._rollback is not None
-            run.is_updating = True  # an error from here on saves nothing
+            progress.is_updating = True  # an error from here on saves nothing
             step = self._rollback.go_back(error_of(kind))
             self._log.check_parts(
-                f"Step {run.state.global_step + 1}: {what}; the snapshot of step {step} is not better"
+                f"Step {progress.state.global_step + 1}: {what}; the snapshot of step {step} is not better"
             )
             incident = replace(incident, what=f"{what}; weights, optimizer and schedule are those of step {step} again")
         self._log.add(incident)
-        return action == "warn"
+        return Decision.APPLY if action == "warn" else Decision.SKIP
 
-    def _loss_of(self, run: RunState) -> float:
+    def _loss_of(self, progress: Progress) -> float:
         if self._is_alone:
-            return run.meter.read_loss_of_this_step()
-        return read(loss_of(run, self._mean)) if self._reads_loss else 0.0
+            return progress.meter.read_loss_of_this_step()
+        return read(loss_of(progress, self._mean)) if self._reads_loss else 0.0
 
-    def settle(self) -> None:
-        """Does nothing: what is decided is known."""
+    def window(self, batches: Sequence[Batch]) -> None:
+        """Copies the state before the first step, where a policy goes back to it."""
+        assert self._rollback is not None
+        if self._run is not None:
+            self._rollback.keep(self._run.progress, is_saved=False)
+            self._run = None
 
-    def keep(self, run: RunState, *, is_saved: bool = False) -> None:
-        """Copies the state after a finished step, where a policy goes back to it and a copy is due."""
-        if self._rollback is not None:
-            self._rollback.keep(run, is_saved=is_saved)
+    def begin(self, run: Run) -> None:
+        """Remembers the run until its first window, whose state is copied."""
+        self._run = run if self._rollback is not None else None
+
+    def after_step(self, run: Run) -> None:
+        """Copies the state after a finished step, where a copy is due."""
+        assert self._rollback is not None
+        self._rollback.keep(run.progress, is_saved=False)
+
+    def before_save(self, run: Run) -> None:
+        """Copies the state that a checkpoint is about to have, so that a resumed run goes back to the same step."""
+        assert self._rollback is not None
+        self._rollback.keep(run.progress, is_saved=True)
 
     def mark(self) -> JSONObject:
         """Returns the counts of bad steps before a window."""
@@ -332,7 +328,7 @@ class HostGuard:
         entries = {**self._log.state(), "accepted": values, "left_out_steps": left_out}
         return {name: value for name, value in entries.items() if value}
 
-    def load(self, state: JSONObject) -> None:
+    def continue_from(self, state: JSONObject) -> None:
         """Continues from what `state` returned."""
         self._log.load(state)
         if self._spikes is not None:
@@ -340,21 +336,32 @@ class HostGuard:
         if self._rollback is not None:
             self._rollback.left_out = state.get("left_out_steps", 0)
 
-    def show(self) -> dict[str, float]:
+    def save(self, folder: Path, sink: Sink) -> None:
+        """Writes what the guard remembers of the steps before."""
+        if self._writes:
+            save_json(self.state(), folder / GUARD_STATE_NAME)
+
+    def load(self, folder: Path) -> None:
+        """Continues from a checkpoint; CheckpointError for a file that no run writes."""
+        self.continue_from(load_guard(folder))
+
+    def log(self) -> dict[str, float]:
         """Logs new incidents; returns the values that a log has of them."""
         return shown(self._log)
 
-    def finish(self, step: int) -> None:
+    def finish(self, run: Run) -> None:
         """Sums up the bad steps of a run; see `IncidentLog.finish` for the errors."""
+        step = run.progress.state.global_step
         if self._policy in DECIDING:
             self._log.check_parts(f"Training ends after step {step}", WEIGHTS)
         self._log.finish(step)
 
     def close(self) -> None:
-        """Does nothing: the optimizer was not changed."""
+        """Lets go of the run."""
+        self._run = None
 
 
-class DeviceGuard:
+class DeviceGuard(Extension):
     """Hands the decision to a fused optimizer on its device, and learns of it one step later.
 
     Args:
@@ -363,7 +370,10 @@ class DeviceGuard:
         optimizer: honours `found_inf`.
         device: of the gradients.
         mean: mean of a scalar over the processes, called only for "warn"; None where there is one.
+        writes: this process writes the files of a checkpoint.
     """
+
+    name = "guard"
 
     def __init__(
         self,
@@ -373,41 +383,53 @@ class DeviceGuard:
         *,
         device: torch.device,
         mean: Mean | None = None,
+        writes: bool = True,
     ) -> None:
         self._policy = policy
         self._mean = mean
         self._log = log
         self._optimizer = optimizer
         self._is_read = True  # the optimizer reads `found_inf`
-        self._at_once = HostGuard(policy, log, mean=mean)
+        self._at_once = HostGuard(policy, log, mean=mean, writes=writes)
         self._found_inf = torch.zeros((), device=device)
         self._copy = torch.zeros((), pin_memory=device.type == "cuda")
         self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         # A step whose flag is not read, its window, and its undoing.
         self._waiting: tuple[int, object, Callable[[], None]] | None = None
-        self.first_gradient = self._at_once.first_gradient
 
-    def permits(self, run: RunState, grad_norm: GradNorm, *, optimizer: Optimizer, scheduler: Scheduler) -> bool:
-        """Decides about the update of the current step on the device; see `HostGuard.permits`."""
+    def listens_to(self) -> set[str]:
+        """Leaves out `micro_batch` where every update is made."""
+        events = super().listens_to()
+        return events if "micro_batch" in self._at_once.listens_to() else events - {"micro_batch"}
+
+    def micro_batch(self, batch: MicroBatch) -> None:
+        """Lets the backward pass of a loss that is not finite begin with NaN."""
+        self._at_once.micro_batch(batch)
+
+    def decide(self, facts: StepFacts) -> Decision:
+        """Decides about the update of the current step on the device; see `HostGuard.decide`."""
         self.settle()
+        optimizer = facts.optimizer
+        progress = facts.run.progress
         if optimizer is not self._optimizer:
-            self.close()
+            self._release()
             self._optimizer = optimizer
             self._is_read = takes_found_inf(optimizer)
+        grad_norm = facts.grad_norm
         if not isinstance(grad_norm, torch.Tensor) or not optimizer.state or not self._is_read:
             self._found_inf.zero_()
-            return self._at_once.permits(run, grad_norm, optimizer=optimizer, scheduler=scheduler)
+            return self._at_once.decide(facts)
         is_made = self._policy == "warn"
-        zero = grad_norm * 0.0 + loss_of(run, self._mean) * 0.0 if is_made else grad_norm * 0.0
+        zero = grad_norm * 0.0 + loss_of(progress, self._mean) * 0.0 if is_made else grad_norm * 0.0
         torch.ne(zero, 0.0, out=self._found_inf)
         self._copy.copy_(self._found_inf, non_blocking=True)
         if self._event is not None:
             self._event.record()
         if not is_made:
             optimizer.found_inf = self._found_inf
-        undo = nothing if is_made else schedule_memory(scheduler)
-        self._waiting = run.state.global_step + 1, run.window, undo
-        return True
+        undo = nothing if is_made else schedule_memory(facts.scheduler)
+        self._waiting = progress.state.global_step + 1, progress.window, undo
+        return Decision.APPLY
 
     def settle(self) -> None:
         """Reads the flag of the last update, and puts the schedule back if it was skipped.
@@ -428,35 +450,30 @@ class DeviceGuard:
         incident = Incident(kind=NON_FINITE, step=step, action=self._policy, what=NOT_FINITE)
         self._log.add(self._log.record(incident, window))
 
-    def keep(self, run: RunState, *, is_saved: bool = False) -> None:
-        """Does nothing: its policies never go back."""
+    def save(self, folder: Path, sink: Sink) -> None:
+        """Writes what the guard remembers of the steps before, after `settle`."""
+        self._at_once.save(folder, sink)
 
-    def mark(self) -> None:
-        """Returns nothing: a bad step is counted when the step after it asks, and stays counted."""
+    def load(self, folder: Path) -> None:
+        """Continues from a checkpoint."""
+        self._at_once.load(folder)
 
-    def rewind(self, mark: object) -> None:
-        """Does nothing: no count is of the window under way."""
-
-    def state(self) -> JSONObject:
-        """Returns what a checkpoint has of this guard, after `settle`."""
-        return self._at_once.state()
-
-    def load(self, state: JSONObject) -> None:
-        """Continues from what `state` returned."""
-        self._at_once.load(state)
-
-    def show(self) -> dict[str, float]:
+    def log(self) -> dict[str, float]:
         """Logs new incidents; returns the values that a log has of them."""
         self.settle()
-        return shown(self._log)
+        return self._at_once.log()
 
-    def finish(self, step: int) -> None:
+    def finish(self, run: Run) -> None:
         """Sums up the bad steps of a run; see `IncidentLog.finish` for the errors."""
         self.settle()
-        self._at_once.finish(step)
+        self._at_once.finish(run)
 
     def close(self) -> None:
         """Takes the flag from the optimizer, which may be used by others."""
+        self._release()
+        self._waiting = None
+
+    def _release(self) -> None:
         if hasattr(self._optimizer, "found_inf"):
             del self._optimizer.found_inf
 
@@ -474,8 +491,9 @@ def make_guard(
     has_scaler: bool,
     knows_norm: bool,
     diagnose: Diagnose = dict,
-) -> StepGuard:
-    """Makes the guard of a run.
+    writes: bool = True,
+) -> HostGuard | DeviceGuard | None:
+    """Makes the guard of a run; None for one in which every update is made.
 
     Args:
         plan: the policies.
@@ -489,14 +507,15 @@ def make_guard(
         has_scaler: a loss scale (fp16) skips what overflows; its skips are no incidents.
         knows_norm: the engine tells the norm of each step.
         diagnose: returns which of weights, optimizer state and rates are not finite; empty: none is.
+        writes: this process writes the files of a checkpoint.
 
     Returns:
-        The guard.
+        The guard, an extension.
     """
     policy = "ignore" if has_scaler else plan.on_nonfinite
     has_nothing_to_do = policy == "ignore" and plan.on_spike == "off"
     if has_nothing_to_do or not knows_norm or steps_in_backward(optimizer):
-        return NULL_GUARD
+        return None
     log = IncidentLog(
         report,
         max_skipped=plan.max_skipped_steps,
@@ -507,9 +526,9 @@ def make_guard(
     spikes = None if plan.on_spike == "off" else Spikes(plan)
     needs_host = spikes is not None or rollback is not None or was_updated is not None
     if device.type == "cuda" and takes_found_inf(optimizer) and not needs_host:
-        return DeviceGuard(policy, log, optimizer, device=device, mean=mean)
+        return DeviceGuard(policy, log, optimizer, device=device, mean=mean, writes=writes)
     is_alone = mean is None and device.type == "cpu"
-    return HostGuard(policy, log, spikes, rollback, was_updated, mean=mean, is_alone=is_alone)
+    return HostGuard(policy, log, spikes, rollback, was_updated, mean=mean, is_alone=is_alone, writes=writes)
 
 
 def read(value: GradNorm) -> float:
@@ -519,9 +538,27 @@ def read(value: GradNorm) -> float:
     return 0.0 if value is None else value
 
 
-def loss_of(run: RunState, mean: Mean | None) -> torch.Tensor:
+def mark_loss(batch: MicroBatch, mark: LossMark) -> None:
+    """Gives a micro-batch the first gradient of its loss."""
+    loss = batch.loss
+    batch.first_gradient = mark(loss.loss if isinstance(loss, LossOutput) else loss)
+
+
+def load_guard(folder: Path) -> JSONObject:
+    """Returns what the guard of a checkpoint remembered; empty without a file, CheckpointError if no run writes it."""
+    return load_json(folder / GUARD_STATE_NAME, _is_sound)
+
+
+def _is_sound(state: JSONObject) -> bool:
+    values = [value for history in state.get("accepted", {}).values() for value in history]
+    names = ("skipped_in_a_row", "left_out_steps", "skipped_steps", "rollbacks")
+    counts = [*(state.get(name, 0) for name in names), *state.get("skipped_recently", ())]
+    return all(map(is_count, counts)) and all(isinstance(one, float) and math.isfinite(one) for one in values)
+
+
+def loss_of(progress: Progress, mean: Mean | None) -> torch.Tensor:
     """Returns the loss of the current step on its device, one for all processes."""
-    loss = run.meter.of_this_step()
+    loss = progress.meter.of_this_step()
     return loss if mean is None else mean(loss)
 
 
@@ -536,10 +573,6 @@ def takes_found_inf(optimizer: Optimizer) -> bool:
     return is_torch and all(
         group.get("fused") and not isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups
     )
-
-
-def no_mark(loss: torch.Tensor) -> None:
-    """First gradient of a run whose updates are all made: the backward pass begins with 1."""
 
 
 def nothing() -> None:

@@ -24,7 +24,6 @@ from trainwright.config.protocol import Arguments
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.precision import supports_bf16
 from trainwright.errors import ArgumentError, ModelError
-from trainwright.loop.context import NULL_OBSERVER, LoopContext
 from trainwright.loop.step import Step, Window
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.memory.allocation_tracker import AllocationTracker
@@ -32,7 +31,7 @@ from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, Set
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
 from trainwright.run.dry_run import SilentEvents, first_batches
-from trainwright.state.run_state import RunState
+from trainwright.run.run import Run
 from trainwright.support.host import available_bytes
 from trainwright.support.tensor_tree import find_batch_size, tensors_of
 
@@ -183,36 +182,36 @@ def _track(copied: AnyTrainer, samples: Sequence[Batch], num_items: Any) -> dict
         tracker.count(model.buffers(), "buffers")
         tracker.count(tensors_of(list(samples)), "batch")
         stack.enter_context(tracker.inside(model))
-        session = _session(copied)
+        run = _begun(copied)
         window = Window(list(samples), num_items)
         hooks = _MarkedHooks(copied, tracker)
         if steps_in_backward(copied.args):
-            _take_step(session, copied._run.progress, hooks, window)
+            _take_step(run, hooks, window)
         else:
-            _make_states(session, model, keeps_gradients=resolve.micro_batches(copied.args) > 1)
-        tracker.count(tensors_of([*getattr(session.optimizer, "state", {}).values()]), "optimizer")
+            _make_states(run, model, keeps_gradients=resolve.micro_batches(copied.args) > 1)
+        tracker.count(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()]), "optimizer")
         tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
         tracker.peaks = {}
         tracker.moment = "forward"
-        _take_step(session, copied._run.progress, hooks, window)
+        _take_step(run, hooks, window)
     return tracker.peaks
 
 
-def _take_step(session: LoopContext, run: RunState, hooks: Any, window: Window) -> None:
-    step = Step(session, run, hooks, window, epoch=0.0)
+def _take_step(run: Run, hooks: Any, window: Window) -> None:
+    step = Step(run, hooks, window, epoch=0.0)
     for batch in step.micro_batches:
         step.add(hooks.training_step(step.model, batch, step.num_items))
     step.update()
 
 
-def _make_states(session: LoopContext, model: Any, *, keeps_gradients: bool) -> None:
+def _make_states(run: Run, model: Any, *, keeps_gradients: bool) -> None:
     """Lets the optimizer make its states, as a first step would; gradients stay where a window has further batches."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
-    session.optimizer.step()
+    run.setup.optimizer.step()
     if not keeps_gradients:
-        session.engine.zero_grad(session.model)
+        run.setup.engine.zero_grad(run.setup.model)
 
 
 class _MarkedHooks:
@@ -241,24 +240,24 @@ class _MarkedHooks:
         """Nothing is due after a step of the plan."""
 
 
-def _session(copied: AnyTrainer) -> LoopContext:
-    run = copied._run
+def _begun(copied: AnyTrainer) -> Run:
+    run: Run = copied._run
     args = copied.args
     run.plan = build.step_plan(args, copied.set_initial_training_values(args, copied.get_train_dataloader()))
-    model, loader = copied._prepare_for_training(run.plan.max_steps, None, None)
-    parts = {"model": model, "loader": loader, "optimizer": copied.optimizer, "scheduler": copied.lr_scheduler}
-    return run.begin(  # type: ignore[no-any-return]
+    model, _ = copied._prepare_for_training(run.plan.max_steps, None, None)
+    run.begin(
         copied._engine,
         args,
         rule=copied._loss_rule(),
         start=(0, 0),
         checkpoint=None,
-        load_newest=lambda: 0,  # there is no checkpoint
-        count=lambda: run.plan,
-        first_look=NULL_OBSERVER,
+        fresh_plan=lambda: run.plan,
         events=SilentEvents(),
-        **parts,
+        model=model,
+        optimizer=copied.optimizer,
+        scheduler=copied.lr_scheduler,
     )
+    return run
 
 
 def fake_model(model: nn.Module, mode: FakeTensorMode) -> nn.Module:

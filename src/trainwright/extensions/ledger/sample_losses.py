@@ -28,10 +28,12 @@ from torch.nn import functional
 from torch.utils.data import IterableDataset
 
 from trainwright._types import CURRICULUM_NAME, IGNORE_INDEX, Batch, DatasetLike, has_length
+from trainwright.checkpoint.deferred_io import IMMEDIATE
 from trainwright.data.ledger import LEDGER_NAME, Array, Ledger, read_columns, write_table
 from trainwright.data.streaming.stream_state import is_shuffled_stream
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError, ModelError
+from trainwright.loop.extension import Extension, MicroBatch, Run, Sink
 from trainwright.support.loss_kernels import token_losses
 from trainwright.support.loss_normalization import LossOutput, LossRule, stands_in
 from trainwright.support.tensor_tree import num_samples_of
@@ -55,7 +57,7 @@ Piece = tuple[int, int, int]  # index of a sample, and the tokens of it from a s
 Row = int | list[Piece]
 # A micro-batch on the host: its optimizer step, 0 where it does not count; the samples of its rows; values of a row,
 # 0 for one of each sample. A plain tuple, since one is made in each step.
-MicroBatch = tuple[int, Sequence[Row], int]
+Noted = tuple[int, Sequence[Row], int]
 
 
 class Formula(NamedTuple):
@@ -75,7 +77,8 @@ class Formula(NamedTuple):
         if logits.ndim == 2 and self.kind == "ce":
             return logits, labels.reshape(-1)
         if self.shifts:
-            logits, labels = logits[:, :-1], labels[:, 1:]
+            logits = logits[:, :-1]
+            labels = labels[:, 1:]
         return logits.reshape(-1, *logits.shape[2:]), labels.reshape(-1)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -83,7 +86,8 @@ class Formula(NamedTuple):
         if self.kind in ("given", "kept"):
             return logits.masked_fill(labels == IGNORE_INDEX, IGNORED)
         if self.kind != "ce":
-            logits, labels = logits.float(), labels.float()
+            logits = logits.float()
+            labels = labels.float()
             function = functional.mse_loss if self.kind == "mse" else functional.binary_cross_entropy_with_logits
             return function(logits, labels, reduction="none").mean(dim=1)
         size = max(AT_ONCE // logits.shape[-1], 1)
@@ -108,11 +112,12 @@ def formulas(logits: torch.Tensor, labels: torch.Tensor, *, shifts: bool, smooth
         yield from (Formula("mse"), Formula("bce"))
 
 
-class SampleLosses:
+class SampleLosses(Extension):
     """Losses of the samples of one run, between two readings on the device.
 
     Args:
         run: gives the step, and the samples of its window.
+        settle_guard: lets the guard tell of steps whose updates were not made.
         rule: the arithmetic of the loss.
         engine: joins processes.
         smoothing: of labels.
@@ -120,15 +125,35 @@ class SampleLosses:
         id_column: its column whose values name the samples; None: they are named by their number.
         keeps_ledger: visits and losses of each sample are wanted, beside those of sources.
         writes: this process writes files.
+        folder: directory of the run, in which its ledger is written at the end.
     """
 
+    name = "ledger"
+    order = 10  # after the guard
+    needs_outputs = True
+
     def __init__(
-        self, run: Any, rule: LossRule, engine: Engine, *, dataset: DatasetLike, id_column: str | None,
-        smoothing: float, keeps_ledger: bool, writes: bool,
-    ) -> None:  # fmt: skip
-        self.seen: tuple[Any, Batch] | None = None  # output and input of the last forward pass
-        self._run, self._rule, self._engine, self._smoothing = run, rule, engine, smoothing
-        self._dataset, self._id_column = dataset, id_column
+        self,
+        run: Any,
+        rule: LossRule,
+        engine: Engine,
+        *,
+        settle_guard: Callable[[], None],
+        dataset: DatasetLike,
+        id_column: str | None,
+        smoothing: float,
+        keeps_ledger: bool,
+        writes: bool,
+        folder: str,
+    ) -> None:
+        self._run = run
+        self._folder = Path(folder)
+        self._settle_guard = settle_guard
+        self._rule = rule
+        self._engine = engine
+        self._smoothing = smoothing
+        self._dataset = dataset
+        self._id_column = id_column
         has_sources = getattr(getattr(dataset, "curriculum", None), "has_sources", True)
         self._locate = getattr(dataset, "source_of", None) if has_sources else None
         self._said: set[str] = set()
@@ -145,29 +170,42 @@ class SampleLosses:
         self._own = Ledger() if keeps_ledger and engine.num_replicas > 1 else self.ledger  # of this one, since then
         self._formula: Formula | None = None
         self._depth = 0  # of the cross-entropy below the loss, where the formula is "kept"
-        self._is_tried, self._writes = False, writes
+        self._is_tried = False
+        self._writes = writes
         self._is_plain = False  # a sample has one label: what most classifications have, on the shortest way
         self._num_classes = 1
-        self._pending: list[MicroBatch] = []
+        self._pending: list[Noted] = []
         self._logits: list[torch.Tensor] = []  # of `_pending`, with their labels
         self._labels: list[torch.Tensor] = []
         self._num_logits = 0
-        self._measured: list[tuple[list[MicroBatch], torch.Tensor]] = []
+        self._measured: list[tuple[list[Noted], torch.Tensor]] = []
         self._window: object = None
-        self._num_parts, self._place = 1, 0  # parts of a micro-batch; the next one, or the next row with several parts
+        # parts of a micro-batch; the next one, or the next row with several parts
+        self._num_parts = 1
+        self._place = 0
         self._loader = run.loader
         in_order = getattr(run.loader.dataloader, "in_order", True)
         self._loader.note_samples(are_known=in_order and not engine.dispatches)
 
     # -- in a step -----------------------------------------------------------------------------------------------------
 
-    def add(self, loss: torch.Tensor | LossOutput, inputs: Batch, num_items: torch.Tensor | int | None) -> None:
-        """Notes a micro-batch, as the collator made it, with the loss that `compute_loss` returned."""
-        seen, self.seen = self.seen, None
+    def micro_batch(self, batch: MicroBatch) -> None:
+        """Notes a micro-batch."""
+        seen = None if batch.model_inputs is None else (batch.outputs, batch.model_inputs)
+        self._add(batch.loss, batch.inputs, batch.num_items, seen)
+
+    def _add(
+        self,
+        loss: torch.Tensor | LossOutput,
+        inputs: Batch,
+        num_items: torch.Tensor | int | None,
+        seen: tuple[Any, Batch] | None,
+    ) -> None:
         progress = self._run.progress
         if progress.window is not self._window or progress.num_parts != self._num_parts:
             self._begin_window(progress)
-        place, step = self._place, progress.state.global_step + 1
+        place = self._place
+        step = progress.state.global_step + 1
         if self._is_plain and seen is not None and type(inputs) is dict:
             outputs, batch = seen
             rows = self._loader.window_samples[place]
@@ -188,13 +226,14 @@ class SampleLosses:
             loss = loss.loss
         tensors = None
         if seen is not None:
-            model = self._engine.unwrap(self._run.context.model)
+            model = self._engine.unwrap(self._run.setup.model)
             tensors = _tensors(*seen, inputs, given=token_losses(model))
         if not self._is_tried:
             self._try_formulas(tensors, loss, inputs, num_items)
         formula = self._formula
         if formula is None or tensors is None:
-            rows, mean = singly(rows), self._rule.mean_of(loss.detach(), inputs, num_items).reshape(1)
+            rows = singly(rows)
+            mean = self._rule.mean_of(loss.detach(), inputs, num_items).reshape(1)
             self._measured.append(([(step, rows, 0)], mean.expand(len(rows))))
             return
         logits, labels = tensors
@@ -218,7 +257,7 @@ class SampleLosses:
         self._num_classes = logits.shape[-1]
         self._hold((step, rows, width), logits.detach(), labels, logits.numel())
 
-    def _hold(self, batch: MicroBatch, logits: torch.Tensor, labels: torch.Tensor, num_logits: int) -> None:
+    def _hold(self, batch: Noted, logits: torch.Tensor, labels: torch.Tensor, num_logits: int) -> None:
         """Keeps a micro-batch until losses are computed, which is done where many have come together."""
         self._pending.append(batch)
         self._logits.append(logits)
@@ -228,15 +267,18 @@ class SampleLosses:
             self._measure()
 
     def _begin_window(self, progress: Any) -> None:
-        self._window, self._num_parts, self._place = progress.window, progress.num_parts, 0
-        if len(self._loader.window_samples) != len(progress.window.batches) or self._run.context.prepares_windows:
+        self._window = progress.window
+        self._num_parts = progress.num_parts
+        self._place = 0
+        if len(self._loader.window_samples) != len(progress.window.batches) or self._run.setup.prepares_windows:
             self._say("the batches of a step are not those that the trainer read, so their samples are not known")
             self._loader.window_samples[:] = [[]] * len(progress.window.batches)
         self._is_plain = self._is_plain and self._num_parts == 1
 
     def _rows_of(self, inputs: Batch, progress: Any) -> Sequence[Row]:
         """The samples in each row of a micro-batch, or of a part of one; empty where they are not known."""
-        batches, place = self._loader.window_samples, self._place
+        batches = self._loader.window_samples
+        place = self._place
         if self._num_parts > 1:
             rows = [row for batch in batches for row in rows_of_batch(batch)]
             self._place += num_samples_of(inputs) or 1
@@ -281,7 +323,8 @@ class SampleLosses:
                 if counted.shape == values.shape and torch.allclose(
                     counted.float(), values, rtol=ROUNDING, atol=ROUNDING
                 ):
-                    self._formula, self._depth = Formula("kept", shifts), depth
+                    self._formula = Formula("kept", shifts)
+                    self._depth = depth
                 return
 
     def _say(self, text: str) -> None:
@@ -289,8 +332,15 @@ class SampleLosses:
             self._said.add(text)
             logger.warning("%s.", text[:1].upper() + text[1:].rstrip("."))
 
-    def drop(self, step: int) -> None:
-        """Removes a step whose update was refused, or that is trained again."""
+    def mark(self) -> None:
+        """Returns nothing: what belongs to a window has its step."""
+
+    def rewind(self, mark: None) -> None:
+        """Removes the losses of the current step."""
+        self.refused(self._run.progress.state.global_step + 1)
+
+    def refused(self, step: int) -> None:
+        """Removes the losses of a step whose update was not made, or that is trained again."""
         for batches in (self._pending, *(batches for batches, _ in self._measured)):
             batches[:] = [(0 if one == step else one, rows, width) for one, rows, width in batches]
 
@@ -303,22 +353,27 @@ class SampleLosses:
         formula = self._formula
         assert formula is not None
         with torch.no_grad():
-            logits, labels = self._logits, self._labels
+            logits = self._logits
+            labels = self._labels
             if not self._is_plain:
                 logits, labels = zip(*map(formula.flat, logits, labels), strict=True)  # type: ignore[assignment]
             self._measured.append((self._pending, formula.losses(torch.cat(logits), torch.cat(labels))))
-        self._pending, self._logits, self._labels, self._num_logits = [], [], [], 0
+        self._pending = []
+        self._logits = []
+        self._labels = []
+        self._num_logits = 0
 
-    def drain(self) -> None:
+    def settle(self) -> None:
         """Reads the losses back before a log or a save: those of sources, or where many have come together."""
         if self._locate is not None or len(self._measured) >= HELD_GROUPS:
             self._read()
 
     def _read(self) -> None:
         """Reads the losses back; adds them to the ledger, and to the numbers that the next log has of each source."""
-        self._run.guard.settle()  # steps that it refused do not count
+        self._settle_guard()  # steps that it refused do not count
         self._measure()
-        measured, self._measured = self._measured, []
+        measured = self._measured
+        self._measured = []
         if not measured:
             return
         read = torch.cat([values.float() for _, values in measured]).cpu().double().numpy()
@@ -326,16 +381,18 @@ class SampleLosses:
         for (batches, _), values in zip(measured, np.split(read, list(ends)), strict=False):
             self._add_up(batches, values)
 
-    def _add_up(self, batches: Sequence[MicroBatch], values: Array) -> None:
+    def _add_up(self, batches: Sequence[Noted], values: Array) -> None:
         """Adds the values of micro-batches up by sample."""
         sample, size, visits, step = self._segments(batches)
         counts = np.ones(len(values), bool) if batches[0][2] == 0 else values != IGNORED
         if size is None:  # each sample has one value
-            tokens, loss_sum = counts.astype(np.int64), np.where(counts, values, 0.0)
+            tokens = counts.astype(np.int64)
+            loss_sum = np.where(counts, values, 0.0)
         else:
             chosen = size > 0  # `reduceat` gives an empty segment the first value of the next one
             starts = (np.cumsum(size) - size)[chosen]
-            tokens, loss_sum = np.zeros(len(size), np.int64), np.zeros(len(size))
+            tokens = np.zeros(len(size), np.int64)
+            loss_sum = np.zeros(len(size))
             tokens[chosen] = np.add.reduceat(counts, starts, dtype=np.int64)
             loss_sum[chosen] = np.add.reduceat(np.where(counts, values, 0.0), starts)
         if (sample < 0).any():
@@ -346,7 +403,7 @@ class SampleLosses:
         if self._locate is not None:
             self._record_sources(sample, visits, tokens, loss_sum)
 
-    def _segments(self, batches: Sequence[MicroBatch]) -> tuple[Array, Array | None, Array, Array]:
+    def _segments(self, batches: Sequence[Noted]) -> tuple[Array, Array | None, Array, Array]:
         """Sample, number of values (None: 1 each), visits and step of each segment; sample -1 where none counts."""
         steps = [step for step, _, _ in batches]
         if all(step and width < 2 and type(rows[0]) is int for step, rows, width in batches):
@@ -369,7 +426,9 @@ class SampleLosses:
 
     def _record_sources(self, sample: Array, visits: Array, tokens: Array, loss_sum: Array) -> None:
         """Records loss, tokens and samples of each source for the next log."""
-        record, names, owners = self._run.progress.recorded.add, self._dataset.names, self._dataset.sources_of(sample)
+        record = self._run.progress.recorded.add
+        names = self._dataset.names
+        owners = self._dataset.sources_of(sample)
         has_any = np.bincount(owners, minlength=len(names)).tolist()
         sums = (np.bincount(owners, column, len(names)).tolist() for column in (loss_sum, tokens, visits))
         for name, _, loss, num, samples in filter(itemgetter(1), zip(names, has_any, *sums, strict=True)):
@@ -380,15 +439,15 @@ class SampleLosses:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def load(self, checkpoint: Path) -> None:
+    def load(self, folder: Path) -> None:
         """Continues from the ledger of a checkpoint; without one, from an empty one."""
         if self.ledger is None:
             return
-        path = checkpoint / LEDGER_NAME
+        path = folder / LEDGER_NAME
         if path.is_file():
             self.ledger.merge(read_columns(path))
-        elif not (checkpoint / CURRICULUM_NAME).is_file():
-            logger.warning("%s has no %s: the ledger begins with this run.", checkpoint, LEDGER_NAME)
+        elif not (folder / CURRICULUM_NAME).is_file():
+            logger.warning("%s has no %s: the ledger begins with this run.", folder, LEDGER_NAME)
 
     def joined(self) -> Ledger | None:
         """Returns the ledger of all processes, which call it together; None where only sources are followed."""
@@ -398,11 +457,19 @@ class SampleLosses:
                 self.ledger.merge(part)
         return self.ledger
 
-    def write(self, folder: Path, *, put: Callable[..., None] | None = None) -> None:
-        """Writes the ledger of all processes into a folder; all processes call it.
+    def save(self, folder: Path, sink: Sink) -> None:
+        """Writes the ledger of all processes into a checkpoint."""
+        self._write(folder, sink)
 
-        `put` is the sink of a checkpoint, which calls a function of what was copied, at once or later.
-        """
+    def finish(self, run: Run) -> None:
+        """Writes the ledger of the run into its directory."""
+        self._write(self._folder, IMMEDIATE)
+
+    def close(self) -> None:
+        """Lets go of the run."""
+        self._run = None
+
+    def _write(self, folder: Path, sink: Sink) -> None:
         ledger = self.joined()
         if ledger is None or not self._writes:
             return
@@ -411,13 +478,14 @@ class SampleLosses:
         parts = self._dataset.sources.items() if self._locate else ()
         sizes = {name: len(rows) if has_length(rows) else None for name, rows in parts} or None
         num = len(self._dataset) if has_length(self._dataset) else None
-        about = {"step": self._run.progress.state.global_step, "num_samples": num, "sources": sizes,
-                 "is_mean": self._is_tried and self._formula is None}  # fmt: skip
+        about = {
+            "step": self._run.progress.state.global_step,
+            "num_samples": num,
+            "sources": sizes,
+            "is_mean": self._is_tried and self._formula is None,
+        }
         table = ledger.table(about, locate=self._locate, ids=self._ids if self._id_column else None)
-        if put is None:
-            write_table(table, folder / LEDGER_NAME)
-        else:
-            put((), lambda nothing: write_table(table, folder / LEDGER_NAME))
+        sink.put((), lambda nothing: write_table(table, folder / LEDGER_NAME))
 
     def _ids(self, samples: list[int]) -> list[Any]:  # Any: the values of the user's column
         """The values of the id column; of rows that hold one."""
@@ -460,11 +528,13 @@ def segments(rows: Sequence[list[Piece]], width: int, *, shifts: bool) -> Iterat
     With `shifts` the first label of a row has no value. A `width` of 0 stands for one value for each piece.
     """
     for row in rows:
-        left, is_first = width, shifts
+        left = width
+        is_first = shifts
         for sample, start, stop in row:
             length = stop - start - is_first if width else 1
             yield sample, length, int(start == 0)
-            left, is_first = left - length, False
+            left = left - length
+            is_first = False
         if left > 0:
             yield -1, left, 0
 

@@ -2,7 +2,7 @@
 
 Each micro-batch is cut into parts and gradients are accumulated over all of them, so the optimizer step still sees the
 same samples with the same weights: the effective batch stays. The weights are those from before the failed step, since
-nothing was updated; `window.rewind` puts back random states, losses and counts.
+nothing was updated; `WindowMark.rewind` puts back random states, losses and counts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from trainwright._types import Batch, Nested
-from trainwright.state.run_state import RunState
+from trainwright.state.progress import Progress
 from trainwright.support.hooks import LoopEngine, RandomStates
 from trainwright.support.tensor_tree import num_samples_of
 
@@ -51,7 +51,8 @@ def cut_window(batch: Batch, size: int, num_parts: int) -> Iterator[tuple[Batch,
         yield batch, size
         return
     for rows in torch.arange(size).tensor_split(min(num_parts, size)):
-        first, last = int(rows[0]), int(rows[-1]) + 1
+        first = int(rows[0])
+        last = int(rows[-1]) + 1
         yield _cut(batch, first, last, size), last - first
 
 
@@ -70,23 +71,25 @@ def _slice(value: object, first: int, last: int, size: int) -> Nested:
     return value[first:last] if isinstance(value, (list, tuple)) and len(value) == size else value
 
 
-class MicroBatchRetry:
+class SmallerMicroBatches:
     """Retries a window with smaller micro-batches until it fits; used only with `auto_find_batch_size`."""
 
     def __init__(self, engine: LoopEngine, random_states: RandomStates) -> None:
         self._engine = engine
         self.random_states = random_states
 
-    def can_cut(self, run: RunState, error: BaseException, window: list[Batch]) -> bool:
+    def can_cut(self, progress: Progress, error: BaseException, window: list[Batch]) -> bool:
         """Returns True if an error says that memory is full, and a micro-batch has several samples to cut."""
         largest = max(num_samples_of(batch) or 1 for batch in window)
-        return self._engine.is_out_of_memory(error) and run.num_parts < largest
+        return self._engine.is_out_of_memory(error) and progress.num_parts < largest
 
-    def cut(self, run: RunState) -> None:
+    def cut(self, progress: Progress) -> None:
         """Cuts micro-batches into twice as many parts from now on, after their window was rewound."""
-        run.num_parts *= 2
+        progress.num_parts *= 2
         self._engine.empty_cache()
         logger.warning(
             "Out of memory at step %d: micro-batches are cut into %d parts from here on, with gradients accumulated "
-            "over them, so the effective batch stays the same.", run.state.global_step + 1, run.num_parts,
-        )  # fmt: skip
+            "over them, so the effective batch stays the same.",
+            progress.state.global_step + 1,
+            progress.num_parts,
+        )

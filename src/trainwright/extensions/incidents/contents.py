@@ -18,10 +18,11 @@ from trainwright._types import Batch, JSONObject, is_instance_of, without_tokens
 from trainwright.checkpoint import async_writer, rng
 from trainwright.checkpoint.rng import States
 from trainwright.config.fields import value_of
+from trainwright.data.loader import Loader
 from trainwright.engine.base import Engine
 from trainwright.errors import BundleError
-from trainwright.extensions.guard import bundle
-from trainwright.extensions.guard.probe import (
+from trainwright.extensions.incidents import bundle
+from trainwright.extensions.incidents.probe import (
     Findings,
     entries_not_finite,
     find_bad_rows,
@@ -30,18 +31,37 @@ from trainwright.extensions.guard.probe import (
     weights_not_finite,
 )
 from trainwright.journal import record
-from trainwright.loop.micro_batch_retry import MicroBatchPart, parts_of
+from trainwright.loop.extension import Run
+from trainwright.loop.retry import MicroBatchPart, parts_of
 from trainwright.loop.step import Window
-from trainwright.run.training import TrainingRun
-from trainwright.support.loss_normalization import LossOutput
+from trainwright.support.loss_normalization import LossOutput, LossRule
 from trainwright.support.tensor_tree import find_batch_size
 from trainwright.support.units import size_text
 
-REQUEST, ERROR, OUT_OF_MEMORY, HANG = "request", "error", "oom", "hang"
+REQUEST = "request"
+ERROR = "error"
+OUT_OF_MEMORY = "oom"
+HANG = "hang"
 # Arguments that decide about the numbers of forward and backward.
 LOSS_SETTINGS = (
-    "bf16", "fp16", "tf32", "label_smoothing_factor", "neftune_noise_alpha", "full_determinism", "seed", "past_index",
-)  # fmt: skip
+    "bf16",
+    "fp16",
+    "tf32",
+    "label_smoothing_factor",
+    "neftune_noise_alpha",
+    "full_determinism",
+    "seed",
+    "past_index",
+)
+
+
+class RecordedRun(Run, Protocol):
+    """Run whose incidents are written down."""
+
+    run_id: str
+    is_training: bool
+    loader: Loader | None
+    loss_rule: LossRule | None
 
 
 class LossHooks(Protocol):
@@ -71,20 +91,22 @@ class Evidence:
     weights: Mapping[str, torch.Tensor] | None = None  # gathered from all processes, where each has a part of them
 
 
-def window_losses(hooks: LossHooks, run: TrainingRun, model: Any, window: Window) -> Iterator[torch.Tensor]:
+def window_losses(hooks: LossHooks, run: RecordedRun, model: Any, window: Window) -> Iterator[torch.Tensor]:
     """Runs the forward passes of a window on the bare module as the step does; yields the losses to differentiate."""
-    progress, rule = run.progress, run.loss_rule
+    progress = run.progress
+    rule = run.loss_rule
     assert rule is not None
     before = progress.part_of_micro_batch, progress.share_of_window
     try:
         for part in parts_of(window.batches, progress.num_parts, needs_shares=rule.aux_coefficient != 0.0):
-            progress.part_of_micro_batch, progress.share_of_window = part.of_micro_batch, part.of_window
+            progress.part_of_micro_batch = part.of_micro_batch
+            progress.share_of_window = part.of_window
             yield _loss(hooks, run, model, window, part)
     finally:
         progress.part_of_micro_batch, progress.share_of_window = before
 
 
-def _loss(hooks: LossHooks, run: TrainingRun, model: Any, window: Window, part: MicroBatchPart) -> torch.Tensor:
+def _loss(hooks: LossHooks, run: RecordedRun, model: Any, window: Window, part: MicroBatchPart) -> torch.Tensor:
     assert run.loss_rule is not None
     with run.progress.recording_apart(run.progress.meter.total.device), hooks.compute_loss_context_manager():
         inputs = hooks._prepare_inputs(part.inputs)
@@ -101,7 +123,7 @@ def _loss(hooks: LossHooks, run: TrainingRun, model: Any, window: Window, part: 
 
 
 def bad_rows(
-    hooks: LossHooks, run: TrainingRun, model: Any, window: Window, *, error: str = ""
+    hooks: LossHooks, run: RecordedRun, model: Any, window: Window, *, error: str = ""
 ) -> list[tuple[int, int]] | None:
     """Searches the samples of a window that are bad by themselves, by halving its micro-batches.
 
@@ -208,7 +230,7 @@ def fill(folder: Path, window: Window, seen: Evidence, *, engine: Engine, model:
     return missing
 
 
-def about(window: Window, seen: Evidence, *, run: TrainingRun, args: Any, engine: Engine, model: Any) -> JSONObject:
+def about(window: Window, seen: Evidence, *, run: RecordedRun, args: Any, engine: Engine, model: Any) -> JSONObject:
     """Returns what `incident.json` says of a step besides its cause."""
     found = seen.found
     losses = seen.trained if found is None else found.losses

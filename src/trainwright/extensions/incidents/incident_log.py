@@ -47,20 +47,6 @@ class Incident:
         return f"Step {self.step}: {self.what}; {_DONE[self.action]}.{self.note and f' {self.note}'}"
 
 
-class NullRecorder:
-    """Recorder of a run that writes no bundles of its incidents."""
-
-    def record(self, incident: Incident, window: object) -> Incident:
-        """Returns the incident as it is."""
-        return incident
-
-    def failed(self, error: BaseException) -> None:
-        """Does nothing with an error."""
-
-    def hang(self, message: str) -> None:
-        """Does nothing with a run that does not progress."""
-
-
 Diagnose: TypeAlias = Callable[[], dict[str, str]]  # parts of a run that are not finite, with what of them
 Record: TypeAlias = Callable[[Incident, object], Incident]  # an incident and its window -> what more is known of it
 

@@ -9,26 +9,12 @@ two in later steps only has bundles whose `is_exact` is false, since the second 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 States: TypeAlias = dict[str, Any]  # generator -> its state, each of its own type
 OF_HOST = ("python", "numpy")  # generators that few models draw from, and whose states take long to copy
 NUM_WINDOWS = 2  # a guard that does not wait for the device names a bad step during the next one
-
-
-class NullForwardStates:
-    """Takes the place of `ForwardStates` in a run that writes no bundles."""
-
-    def begin_step(self, batches: list[Any]) -> None:
-        """Copies nothing."""
-
-    def end_step(self) -> None:
-        """Compares nothing."""
-
-    def of(self, batches: list[Any]) -> States | None:
-        """Returns None: there are no copies."""
-        return None
 
 
 class ForwardStates:
@@ -54,7 +40,7 @@ class ForwardStates:
         self._newest: States = {}
         self._kept: dict[int, States] = {}  # by the id of a window's list; the list itself would hold its batches
 
-    def begin_step(self, batches: list[Any]) -> None:
+    def begin_step(self, batches: Sequence[Any]) -> None:
         """Copies the states before the forward passes of a window with these micro-batches."""
         self._kept.pop(id(batches), None)  # of a list that is gone
         self._newest = self._capture()
@@ -70,7 +56,7 @@ class ForwardStates:
         if self._same(_of_host(self._newest), _of_host(self._capture_all())):
             self._capture = self._capture_torch
 
-    def of(self, batches: list[Any]) -> States | None:
+    def of(self, batches: Sequence[Any]) -> States | None:
         """Returns the states of before the forward passes of a window; of some or all generators, None if not kept.
 
         `batches` is the very list of its micro-batches.

@@ -30,7 +30,7 @@ import torch
 
 from trainwright._types import Batch, JSONObject, TailBatch, json_value, read_json, without_tokens
 from trainwright.errors import BundleError
-from trainwright.state.forward_states import States
+from trainwright.extensions.incidents.forward_states import States
 
 FOLDER = "incidents"
 INCIDENT = "incident.json"

@@ -1,4 +1,4 @@
-"""RunState: everything that changes during one `train()`, except the model and files; the clock of its phases."""
+"""Progress: what a run counts, and the clock of its phases. The objects of a run are in its setup."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from trainwright.state.forward_states import ForwardStates, NullForwardStates
 from trainwright.state.interrupts import Interrupts
 from trainwright.state.meter import LossMeter
 from trainwright.state.recorded_metrics import RecordedMetrics
@@ -60,7 +59,7 @@ class Clock:
         return dict(self.seconds)
 
 
-class RunState:
+class Progress:
     """State, flags, loss and clock of a run."""
 
     def __init__(self, state: TrainerState, control: TrainerControl) -> None:
@@ -80,8 +79,6 @@ class RunState:
         self.flos: float = 0  # floating-point operations not yet stored in `state`
         self.tokens: torch.Tensor | int = 0  # input tokens not yet stored in `state`, a device scalar once counted
         self.window_start: Any = None  # state to repeat the current window from, of the loop; None between windows
-        # random states of before the forward passes of the last windows
-        self.forward_states: ForwardStates | NullForwardStates = NullForwardStates()
         self.window: Any = None  # micro-batches of the current step or the last one, of the loop
         self.is_window_trained = False  # it is the last step's
         self.is_updating = False  # the weights are neither the last step's nor the next one's
@@ -114,7 +111,6 @@ class RunState:
         self.is_updating = False
         self.window_start = None
         self.window = None
-        self.forward_states = NullForwardStates()
         self.step_last_logged = self.first_step = self.state.global_step
         self.first_tokens = self.state.num_input_tokens_seen
         self.first_flos = self.state.total_flos
@@ -138,8 +134,6 @@ class RunState:
 
     def settle(self) -> None:
         """Adds the counted operations and tokens of all processes to the record. All processes call it together."""
-        if self.recorded.samples is not None:
-            self.recorded.samples.drain()
         counted = [float(self.flos), float(self.tokens)]
         if self._collect is not None:
             rows = self._collect(torch.tensor([*counted, self.recorded.num_bytes()], dtype=torch.float64))
@@ -161,16 +155,16 @@ class RunState:
         """Optimizer step whose window is being trained, from 1; 0 between two steps."""
         return 0 if self.window is None or self.is_window_trained else self.state.global_step + 1
 
-    def drain_loss(self) -> tuple[float, int, dict[str, float]]:
-        """Reads the mean loss per step since the last log, how many were not finite, and what was recorded.
+    def drain_loss(self) -> tuple[float, int]:
+        """Returns the mean loss per step since the last log, and how many losses were not finite.
 
-        All processes call it together.
+        Recorded numbers are read with it. All processes call it together.
         """
         reading = self.meter.drain(self.recorded)
         num_steps = self.state.global_step - self.step_last_logged
         self.total_loss += reading.total
         self.step_last_logged = self.state.global_step
-        return reading.total / max(num_steps, 1), reading.num_non_finite, self.recorded.take()
+        return reading.total / max(num_steps, 1), reading.num_non_finite
 
     @contextmanager
     def recording_apart(self, device: torch.device) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """Incident bundles of a run: gathers what belongs to a bad step, writes it, and keeps the newest. Training continues.
 
-A healthy step keeps its random states of before the forward passes for it (`state/forward_states.py`), and nothing
+A healthy step keeps its random states of before the forward passes for it (`forward_states.py`), and nothing
 else. When an incident is known, its batches are still in the loop, and the weights are those of before the step. The
 forward passes are run once more, which shows whether they give the same losses, and finds the first module with a value
 that is not finite; parts of the batch then find the samples. A failure of all this is logged, and nothing else.
@@ -14,11 +14,12 @@ import os
 import pickle
 import shutil
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainwright._types import JSONObject, without_tokens
+from trainwright._types import Batch, JSONObject, without_tokens
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.rng import States
@@ -27,14 +28,14 @@ from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
 from trainwright.errors import BadStepError, BundleError, add_note
-from trainwright.extensions.guard import bundle
-from trainwright.extensions.guard.incidents import Incident
-from trainwright.extensions.guard.probe import Findings, probe
-from trainwright.loop.micro_batch_retry import parts_of
+from trainwright.extensions.incidents import bundle, contents
+from trainwright.extensions.incidents.contents import Evidence
+from trainwright.extensions.incidents.forward_states import ForwardStates
+from trainwright.extensions.incidents.incident_log import Incident
+from trainwright.extensions.incidents.probe import Findings, probe
+from trainwright.loop.extension import Extension, Run
+from trainwright.loop.retry import parts_of
 from trainwright.loop.step import Window
-from trainwright.run import incident_contents as contents
-from trainwright.run.incident_contents import Evidence
-from trainwright.run.training import TrainingRun
 from trainwright.support.tensor_tree import find_batch_size, tensors_of
 
 logger = logging.getLogger(__name__)
@@ -47,18 +48,51 @@ MOST_LOOKED_AT = 20  # bad steps of a run; a run in which every step is bad must
 HANG_TIMEOUT_S = 20.0  # for the bundle of a hang
 
 
-class IncidentRecorder:
+class IncidentRecorder(Extension):
     """Writes the bundles of one run below its output directory; `hooks` is the trainer."""
 
-    def __init__(self, hooks: contents.LossHooks, run: TrainingRun, engine: Engine, folder: str) -> None:
+    name = "incidents"
+    order = 100  # after a bad step was rewound by others, and before them where it begins
+
+    def __init__(self, hooks: contents.LossHooks, run: contents.RecordedRun, engine: Engine, folder: str) -> None:
         self._hooks = hooks
         self._run = run
+        self._forward_states: ForwardStates | None = None  # None: no bundle of a bad step is wanted
         self._engine = engine
         self._folder = Path(folder)
         self._root = self._folder / bundle.FOLDER
         self._is_on = value_of(hooks.args, "incidents")
         self._num_looked_at = 0
         self._written: dict[str, Path] = {}  # cause -> bundle, which may be deleted by now
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def listens_to(self) -> set[str]:
+        """Leaves out the events of a step where no bundle is wanted."""
+        events = super().listens_to()
+        return events if self._is_on else events - {"window", "after_step"}
+
+    def begin(self, run: Run) -> None:
+        """Looks after the random states of forward passes, and after the watchdog of several processes."""
+        if self._is_on:
+            self._forward_states = ForwardStates(capture=rng.capture, capture_torch=rng.capture_torch, same=rng.same)
+        meeting = run.progress.interrupts.meeting
+        if meeting is not None:
+            meeting.on_hang = self.hang
+
+    def window(self, batches: Sequence[Batch]) -> None:
+        """Copies the random states of before the forward passes."""
+        assert self._forward_states is not None
+        self._forward_states.begin_step(batches)
+
+    def after_step(self, run: Run) -> None:
+        """Compares the random states after the first step."""
+        assert self._forward_states is not None
+        self._forward_states.end_step()
+
+    def on_error(self, error: BaseException) -> None:
+        """Writes the bundle of an error that was raised inside of a step; other errors have none."""
+        self.failed(error)
 
     # -- four causes ---------------------------------------------------------------------------------------------------
 
@@ -70,7 +104,8 @@ class IncidentRecorder:
         if not self._is_on or not isinstance(window, Window) or self._num_looked_at >= MOST_LOOKED_AT:
             return incident
         self._num_looked_at += 1
-        engine, rank = self._engine, int(self._hooks.args.process_index)
+        engine = self._engine
+        rank = int(self._hooks.args.process_index)
         names = ("kind", "step", "action", "what", "values", "threshold")
         details = {name: getattr(incident, name) for name in names}
         seen = Evidence()
@@ -166,11 +201,14 @@ class IncidentRecorder:
 
     def _states_before(self, window: Window) -> States:
         """Returns the random states of before a window's forward passes: those of now of generators without a copy."""
-        return rng.capture() | (self._run.progress.forward_states.of(window.batches) or {})
+        return rng.capture() | (self._kept_states(window) or {})
+
+    def _kept_states(self, window: Window) -> States | None:
+        return None if self._forward_states is None else self._forward_states.of(window.batches)
 
     def _probe(self, window: Window) -> Findings:
-        is_shared, context = self._engine.holds_parts, self._run.context  # a pass is one of all processes
-        model = context.model if is_shared and context is not None else self._model
+        is_shared = self._engine.holds_parts  # a pass is one of all processes
+        model = self._run.setup.model if is_shared and self._run.is_training else self._model
         losses = contents.window_losses(self._hooks, self._run, model, window)
         return probe(model, lambda: losses, backward=not is_shared)
 
@@ -179,12 +217,14 @@ class IncidentRecorder:
 
         Where processes hold parts of the weights, all of them look at the same step, and forward passes are run only.
         """
-        before, engine = self._states_before(window), self._engine
+        before = self._states_before(window)
+        engine = self._engine
         seen = Evidence(all_samples=self._samples(window), states=before)
         if engine.holds_parts and (error or engine.updates_in_clip):  # of this process alone, or too late
             return seen
         progress = self._run.progress
-        kept, after = progress.forward_states.of(window.batches), rng.capture()
+        kept = self._kept_states(window)
+        after = rng.capture()
         try:
             rng.restore(before)
             found = self._probe(window)
@@ -215,7 +255,9 @@ class IncidentRecorder:
 
         All processes call it. The main process gets the weights, unless it has a bundle for the same cause.
         """
-        engine, progress, rank = self._engine, self._run.progress, int(self._hooks.args.process_index)
+        engine = self._engine
+        progress = self._run.progress
+        rank = int(self._hooks.args.process_index)
         later = 0 if progress.window is window else len(progress.window.batches)
         num = len(window.batches)
         losses = [loss.cpu() for loss in progress.meter.newest((num + later) * progress.num_parts)]
@@ -237,7 +279,8 @@ class IncidentRecorder:
                 self._tell("Its batch cannot be sent", details["step"], error)
         theirs = engine.gather_objects(mine)[chosen]
         if theirs is not None:
-            window, seen = replace(window, batches=theirs[0]), theirs[1]
+            window = replace(window, batches=theirs[0])
+            seen = theirs[1]
         if not engine.gather_objects(self._known(contents.cause_in(details, seen)) is not None)[0]:
             seen.weights = engine.whole_weights(self._hooks.model)
         bad_ranks = [other for other, loss in enumerate(worst) if loss == math.inf]
@@ -245,10 +288,12 @@ class IncidentRecorder:
 
     def _samples(self, window: Window) -> list[list[Any]]:
         """Samples of each micro-batch, as the dataset numbers them."""
-        run, progress, num = self._run, self._run.progress, window.num_read or len(window.batches)
+        run = self._run
+        progress = self._run.progress
+        num = window.num_read or len(window.batches)
         is_past = progress.window is not window or progress.is_window_trained
         first = progress.batches_in_epoch - num * is_past
-        if run.loader is None or run.plan is None:
+        if run.loader is None:
             return []
         epoch, first = (progress.epoch, first) if first >= 0 else (progress.epoch - 1, run.plan.batches_per_epoch - num)
         return run.loader.position.samples_of(epoch, first, num_batches=num)
@@ -282,7 +327,8 @@ class IncidentRecorder:
         return next((path for path in bundle.bundles(self._root) if cause == contents.cause_of(path)), None)
 
     def _commit(self, window: Window, seen: Evidence, details: JSONObject, cause: list[str] | None) -> Path:
-        rank, step = int(self._hooks.args.process_index), int(details["step"])
+        rank = int(self._hooks.args.process_index)
+        step = int(details["step"])
         kind = details["kind"] + (f"-rank{rank}" if rank else "")
         self._root.mkdir(parents=True, exist_ok=True)
         name = bundle.free_name(self._root, step, kind)
@@ -290,7 +336,8 @@ class IncidentRecorder:
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
         try:
-            engine, model = self._engine, self._model
+            engine = self._engine
+            model = self._model
             missing = contents.fill(
                 staging, window, seen, engine=engine, model=model, is_hang=details["kind"] == contents.HANG
             )

@@ -27,8 +27,9 @@ from trainwright.data.samplers import EpochBatches
 from trainwright.data.seeding import seed_from
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointError, DataError
-from trainwright.run.sample_losses import SampleLosses
-from trainwright.state.run_state import RunState
+from trainwright.extensions.ledger.sample_losses import SampleLosses
+from trainwright.loop.extension import Extension, Run, Sink
+from trainwright.state.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Steps(NamedTuple):
         return epoch * self.num_samples + min((step - epoch * self.per_epoch) * self.size, self.end)
 
 
-class CurriculumRun:
+class CurriculumRun(Extension):
     """Asks for weights after the steps of a run at which they are due. All processes call its methods together.
 
     Args:
@@ -55,20 +56,35 @@ class CurriculumRun:
         loader: reads it in the order that the weights make.
         samples: keep the ledger.
         plan: of the run.
-        progress: says where it is.
         keeps_ledger: the ledger has a file of its own in checkpoints.
+        writes: this process writes the files of a checkpoint.
 
     Raises:
         ArgumentError: the order is not the curriculum's.
     """
 
+    name = "curriculum"
+    order = 20  # after the ledger that it reads
+
     def __init__(
-        self, dataset: MixtureDataset, loader: Loader, samples: SampleLosses, engine: Engine, *, plan: StepPlan,
-        progress: RunState, keeps_ledger: bool,
-    ) -> None:  # fmt: skip
+        self,
+        dataset: MixtureDataset,
+        loader: Loader,
+        samples: SampleLosses,
+        engine: Engine,
+        *,
+        plan: StepPlan,
+        keeps_ledger: bool,
+        writes: bool,
+    ) -> None:
         assert isinstance(dataset.curriculum, Curriculum)
-        self._curriculum, self._dataset, self._progress = dataset.curriculum, dataset, progress
-        self._samples, self._engine, self._keeps_ledger = samples, engine, keeps_ledger
+        self._curriculum = dataset.curriculum
+        self._dataset = dataset
+        self._samples = samples
+        self._engine = engine
+        self._keeps_ledger = keeps_ledger
+        self._writes = writes
+        self._checkpoint: Path | None = None  # from which the run resumes
         self._loader = loader.dataloader
         batches = getattr(self._loader, "batch_sampler", None)
         order = batches.order if isinstance(batches, EpochBatches) else None
@@ -79,20 +95,24 @@ class CurriculumRun:
             )
         assert isinstance(batches, EpochBatches)
         assert isinstance(loader.position, IndexedPosition)
-        self._batches, self._order, self._position = batches, order, loader.position
-        chunk, num = loader.position.chunk, len(order)
+        self._batches = batches
+        self._order = order
+        self._position = loader.position
+        chunk = loader.position.chunk
+        num = len(order)
         end = min(plan.batches_per_epoch * chunk, num)
         self._now = self._steps = Steps(num, chunk * plan.micro_batches, plan.steps_per_epoch, end)
         self._asked = -1  # the last step after which weights were asked for
         self._due: float = 0  # position at which they are due next
 
-    def begin(self, start: tuple[int, int], checkpoint: Path | None) -> None:
-        """Continues from a checkpoint, at an epoch and batches of it; asks for weights if they are due.
+    def begin(self, run: Run) -> None:
+        """Continues from a checkpoint; asks for weights if they are due.
 
         Raises ArgumentError where batches are read before the weights that choose their samples are known.
         """
-        position = self._place(*start)
-        if checkpoint is not None and not self._load(checkpoint, position):
+        position = self._place(run.start.epoch, run.start.batches)
+        checkpoint = self._checkpoint
+        if checkpoint is not None and not self._continue_from(checkpoint, position):
             self._asked = self._last_due(position)
         self._check_distance()
         self._look_ahead()
@@ -104,21 +124,22 @@ class CurriculumRun:
                 lambda: self._call(made_up, "before training, with a ledger that is made up", visits=None)
             )
 
-    def on_step_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
+    def after_step(self, run: Run) -> None:
         """Asks for weights after a step at which they are due."""
-        self._ask_if_due(self._place(self._progress.epoch, self._progress.batches_in_epoch))
+        progress = run.progress
+        self._ask_if_due(progress, self._place(progress.epoch, progress.batches_in_epoch))
 
-    def on_epoch_end(self, args: object, state: object, control: object, **kwargs: object) -> None:
+    def after_epoch(self, run: Run) -> None:
         """Asks for weights that steps of an epoch that a callback has ended would have made due.
 
         Not where it has ended the run: a resume goes on within the epoch.
         """
-        if self._progress.control.should_training_stop:
-            return
-        self._ask_if_due(self._place(self._progress.epoch + 1, 0))
+        progress = run.progress
+        if not progress.control.should_training_stop:
+            self._ask_if_due(progress, self._place(progress.epoch + 1, 0))
 
-    def _ask_if_due(self, position: int) -> None:
-        state = self._progress.state  # after the last step nothing is chosen; a run that is made longer asks first
+    def _ask_if_due(self, progress: Progress, position: int) -> None:
+        state = progress.state  # after the last step nothing is chosen; a run that is made longer asks first
         if position >= self._due and state.global_step < state.max_steps:
             self._ask(position)
 
@@ -129,9 +150,11 @@ class CurriculumRun:
 
     def _last_due(self, position: int) -> int:
         """The last step at or before a position at which weights are due, of those after the last one."""
-        step, following = self._asked, self._curriculum.step_after(self._asked)
+        step = self._asked
+        following = self._curriculum.step_after(self._asked)
         while following is not None and self._steps.end_of(following) <= position:
-            step, following = following, self._curriculum.step_after(following)
+            step = following
+            following = self._curriculum.step_after(following)
         return step
 
     def _look_ahead(self) -> None:
@@ -146,7 +169,8 @@ class CurriculumRun:
         return self._curriculum.lead * self._steps.size
 
     def _check_distance(self) -> None:
-        workers, chunk = self._loader.num_workers, self._position.chunk
+        workers = self._loader.num_workers
+        chunk = self._position.chunk
         ahead = 1 + workers * (self._loader.prefetch_factor or 0)
         # In steps of another size, one may end later than where weights are due.
         needed = ahead * chunk + (self._now.size - 1 if self._now.size != self._steps.size else 0)
@@ -193,7 +217,17 @@ class CurriculumRun:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> JSONObject:
+    def save(self, folder: Path, sink: Sink) -> None:
+        """Writes the weights of samples, and the ledger where it has no file of its own."""
+        if self._writes:
+            state = self._state()
+            sink.put((), lambda nothing: torch.save(state, folder / CURRICULUM_NAME))
+
+    def load(self, folder: Path) -> None:
+        """Remembers the checkpoint until `begin`, when the position of the run is known."""
+        self._checkpoint = folder
+
+    def _state(self) -> JSONObject:
         """State for a resume: weights in force and to come, and the ledger where it has no file of its own."""
         assert self._samples.ledger is not None
         columns = {} if self._keeps_ledger else self._samples.ledger.columns
@@ -201,7 +235,7 @@ class CurriculumRun:
         ledger = {name: torch.from_numpy(column[:num].copy()) for name, column in columns.items()}
         return {"asked": self._asked, "steps": [*self._steps], "ledger": ledger, **self._order.state_dict()}
 
-    def _load(self, checkpoint: Path, position: int) -> bool:
+    def _continue_from(self, checkpoint: Path, position: int) -> bool:
         """Takes over the state of a checkpoint; returns False where it has none, or one of other data."""
         path = checkpoint / CURRICULUM_NAME
         state = load_plain(path) if path.is_file() else None
@@ -211,7 +245,8 @@ class CurriculumRun:
                 logger.warning("%s %s: samples are shuffled until it is asked.", checkpoint, what)
                 return False
             self._order.load_state_dict(state, position=position)
-            self._asked, self._steps = int(state["asked"]), Steps(*map(int, state["steps"]))
+            self._asked = int(state["asked"])
+            self._steps = Steps(*map(int, state["steps"]))
             if state["ledger"] and self._samples.ledger is not None:
                 self._samples.ledger.columns = {
                     name: state["ledger"][name].numpy().astype(dtype) for name, dtype in DTYPES.items()

@@ -90,13 +90,6 @@ class Holder:
         return f"process {self.pid} on {self.host}{here}, since {since}"
 
 
-class NullLease:
-    """Lease of a trainer that does not train."""
-
-    def confirm(self) -> None:
-        """Does nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Obstacle:
     """Obstacle to taking a lease: who holds it, and whether that run is known to live."""

@@ -1,0 +1,73 @@
+"""Checkpoint items as an extension: their states go back with a window that does not count, and into checkpoints."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from trainwright._types import ITEMS_NAME, StateDict
+from trainwright.checkpoint import rng, training_state
+from trainwright.data.prepared_dataloader import map_tensors
+from trainwright.engine.base import Engine
+from trainwright.loop.extension import Extension, Sink
+from trainwright.support.hooks import Stateful
+
+
+class CheckpointItems(Extension):
+    """Objects of the user with a state, by name: `trainer.checkpoint_items`.
+
+    Args:
+        items: the objects; the user may add some at any time.
+        engine: of the run.
+        writes: this process writes the files of a checkpoint.
+        is_rewindable: a window of this run may be tried again or dropped, so their states are copied before each one.
+    """
+
+    name = "checkpoint_items"
+    order = -10
+    outlives_run = True
+
+    def __init__(self, items: Mapping[str, Stateful], engine: Engine, *, writes: bool, is_rewindable: bool) -> None:
+        self._items = items
+        self._engine = engine
+        self._writes = writes
+        self._is_rewindable = is_rewindable
+
+    def listens_to(self) -> set[str]:
+        """Leaves out `mark` and `rewind` where no window of the run can be rewound."""
+        events = super().listens_to()
+        return events if self._is_rewindable else events - {"mark", "rewind"}
+
+    def mark(self) -> dict[str, StateDict]:
+        """Copies the states of all items."""
+        return {name: copy.deepcopy(item.state_dict()) for name, item in self._items.items()}
+
+    def rewind(self, mark: dict[str, StateDict]) -> None:
+        """Gives the items the states of a mark; one that was added since then keeps its own."""
+        for name, state in mark.items():
+            self._items[name].load_state_dict(state)
+
+    def save(self, folder: Path, sink: Sink) -> None:
+        """Writes the states of each replica into a file of its own; all processes call it."""
+        if not self._items:
+            return
+        states = training_state.states_of_items(self._items)
+        if self._engine.num_replicas > 1:  # they travel to the writing process
+            states = map_tensors(lambda tensor: tensor.detach().cpu(), states)
+        every = self._engine.objects_of_replicas(states)
+
+        def write(copied: list[dict[str, StateDict]]) -> None:
+            for rank, one in enumerate(copied):
+                torch.save(one, folder / rng.file_name(rank, len(copied), ITEMS_NAME))
+
+        if self._writes:
+            sink.put(every, write)
+
+    def load(self, folder: Path) -> None:
+        """Restores the items; a replica that the checkpoint has no file of takes that of the first one."""
+        training_state.read_items(
+            self._items, folder, rank=self._engine.replica, num_replicas=self._engine.num_replicas
+        )

@@ -1,0 +1,1 @@
+"""Lease: only one live run saves into an output directory."""

@@ -1,0 +1,1 @@
+"""Quarantine: samples that are excluded from a run and from all runs after it."""

@@ -1,0 +1,1 @@
+"""Recorded metrics: numbers that `Trainer.record` collects for the next log."""

@@ -1,0 +1,360 @@
+"""Extension: the one way in which a capability takes part in a run. What a capability does is in its own folder.
+
+An extension overrides the events that it needs. A table of them is built when a run begins, so an event that nobody
+overrides costs nothing in a step. The events of one step, in order:
+
+    mark          before its micro-batches are read
+    window        they are read, and none is trained yet
+    micro_batch   after each forward pass, before its backward pass
+    decide        all gradients are there: is the update made?
+    refused       the update was not made (perhaps known only later, on an accelerator)
+    after_step    the step is counted
+    settle, log, before_save
+                  where a log or a save is due
+    rewind        in place of all that follows, where the step does not count
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from trainwright._types import Batch, DataLoaderLike, Optimizer, Scheduler, StateDict
+from trainwright.config.plans import StepPlan
+from trainwright.loop.setup import Setup, Start
+from trainwright.state.progress import Progress
+
+Mark = Any  # each extension has its own kind of mark, which only its `rewind` reads
+
+
+class Run(Protocol):
+    """The part of a run that the training loop and extensions use."""
+
+    @property
+    def setup(self) -> Setup:
+        """Frozen objects and settings, from `Extension.begin` on."""
+
+    @property
+    def plan(self) -> StepPlan:
+        """Steps and epochs of the run; `recount_steps` replaces it."""
+
+    @property
+    def start(self) -> Start:
+        """Where the run starts; `recount_steps` may replace it."""
+
+    @property
+    def progress(self) -> Progress:
+        """What is counted while the run goes on."""
+
+    @property
+    def extensions(self) -> Extensions:
+        """Capabilities that take part."""
+
+    def recount_steps(self) -> None:
+        """Counts the steps that are left anew, before the next window is read: the samples of an epoch have changed."""
+
+    def apply_recount(self, epoch: int, batches: int | None) -> None:
+        """Replaces the plan after `recount_steps`; `batches` of the epoch are trained, None where it begins."""
+
+
+class Decision(Enum):
+    """An extension's decision about the update of a step."""
+
+    APPLY = "apply"
+    SKIP = "skip"  # weights, optimizer and schedule stay as they are
+    STOP = "stop"  # as SKIP, and the run ends in order after this step
+
+
+class Sink(Protocol):
+    """Writer of the files of a checkpoint, at once or in the background."""
+
+    def put(self, values: Any, write: Callable[[Any], None]) -> None:
+        """Calls `write` with `values`, whose tensors are copied first where it is called later."""
+
+
+class MicroBatch:
+    """A micro-batch between its forward and its backward pass.
+
+    Attributes:
+        run: the run that trains it.
+        inputs: the batch as the collator made it.
+        loss: as `compute_loss` returned it: a scalar on the device with its graph, or a `LossOutput`.
+        num_items: label items of the whole window; None if nothing counts them.
+        outputs: output of the model; None unless an extension of the run `needs_outputs`.
+        model_inputs: batch that the model got, on the device; likewise.
+        first_gradient: gradient with which the backward pass begins, a scalar like the loss; None stands for 1.
+    """
+
+    __slots__ = ("first_gradient", "inputs", "loss", "model_inputs", "num_items", "outputs", "run")
+
+    def __init__(self, run: Run, inputs: Batch, loss: Any, num_items: torch.Tensor | int | None) -> None:
+        self.run = run
+        self.outputs: Any = None
+        self.model_inputs: Batch | None = None
+        self.inputs = inputs
+        self.loss = loss
+        self.num_items = num_items
+        self.first_gradient: torch.Tensor | None = None
+
+
+class StepFacts:
+    """Facts about a step whose gradients are complete, and whose update is not made yet.
+
+    Attributes:
+        run: the run; `run.progress.state.global_step` is the number of the step before.
+        grad_norm: norm of the gradients before clipping; None where nothing measures it.
+        optimizer: makes the update.
+        scheduler: stepped after the update; None where evaluations drive it.
+    """
+
+    __slots__ = ("grad_norm", "optimizer", "run", "scheduler")
+
+    def __init__(
+        self, run: Run, grad_norm: torch.Tensor | float | None, optimizer: Optimizer, scheduler: Scheduler
+    ) -> None:
+        self.run = run
+        self.grad_norm = grad_norm
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+
+    @property
+    def step(self) -> int:
+        """Number of the step, from 1."""
+        return self.run.progress.state.global_step + 1
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """Loss of the step in this process, a scalar on the device: the sum over its micro-batches."""
+        return self.run.progress.meter.of_this_step()
+
+
+class Extension:
+    """A capability that takes part in a run; override the events that it needs.
+
+    An extension belongs to one trainer. It may keep the `run` that `begin` gives it until `close`, which must let go
+    of it. Where several processes train, each has its own extension, and all of them are told the same events.
+
+    Attributes:
+        name: its entry in checkpoints and error messages; unique among the extensions of a trainer.
+        order: place among the extensions, lower first; `rewind`, `finish`, `on_error` and `close` go
+            through them in reverse.
+        outlives_run: it still takes part in a checkpoint that is saved after the run.
+        needs_outputs: `micro_batch` reads the model's outputs, which are kept for it.
+    """
+
+    name: str = ""
+    order: int = 0
+    outlives_run: bool = False
+    needs_outputs: bool = False
+
+    def open(self, run: Run) -> None:
+        """The run is about to begin: nothing is read, written or changed yet, and `run.setup` is not there yet."""
+
+    def before_plan(self, run: Run, dataloader: DataLoaderLike) -> None:
+        """The training data is there, and its epochs are counted next. All processes call it."""
+
+    def begin(self, run: Run) -> None:
+        """Model, optimizer, data and plan are ready, and the states of a checkpoint are loaded; no step is trained."""
+
+    def window(self, batches: Sequence[Batch]) -> None:
+        """The micro-batches of the next step are read, as the collator made them."""
+
+    def micro_batch(self, batch: MicroBatch) -> None:
+        """The forward pass of a micro-batch is done; its backward pass comes next."""
+
+    def decide(self, facts: StepFacts) -> Decision:
+        """Returns whether the update is made. The first extension that does not answer `APPLY` decides."""
+        return Decision.APPLY
+
+    def refused(self, step: int) -> None:
+        """The update of a step was not made; what was counted for it does not count."""
+
+    def after_step(self, run: Run) -> None:
+        """A step is done and counted; callbacks have not heard of it yet. It may call `run.recount_steps()`."""
+
+    def after_epoch(self, run: Run) -> None:
+        """An epoch is over, or the run was ended within it; callbacks have not heard of it yet."""
+
+    def settle(self) -> None:
+        """A log or a save comes: reads back what is still on the device. All processes call it together."""
+
+    def log(self) -> dict[str, float]:
+        """Returns values by name for the log that is due, after `settle`."""
+        return {}
+
+    def before_save(self, run: Run) -> None:
+        """A checkpoint is about to be written, after `settle`."""
+
+    def check_save(self) -> None:
+        """Raises CheckpointWriteError where nothing may be written now; only the process that writes calls it."""
+
+    def mark(self) -> Mark:
+        """Returns what `rewind` needs to go back to this moment: the beginning of a window."""
+
+    def rewind(self, mark: Mark) -> None:
+        """Goes back to a mark: the window is tried again in smaller micro-batches, dropped, or cut off by an error."""
+
+    def state_dict(self) -> StateDict:
+        """Returns its state for a checkpoint: plain values, lists, dicts and tensors. Each process saves its own."""
+        return {}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continues from what `state_dict` returned."""
+
+    def save(self, folder: Path, sink: Sink) -> None:
+        """Writes files of its own into a checkpoint; all processes call it. Most extensions have `state_dict` only."""
+
+    def load(self, folder: Path) -> None:
+        """Reads the files that `save` wrote, before `begin`; all processes call it."""
+
+    def on_error(self, error: BaseException) -> None:
+        """An error or a signal ends the run."""
+
+    def finish(self, run: Run) -> None:
+        """All steps are trained and the last log is written; callbacks have not heard of it yet."""
+
+    def close(self) -> None:
+        """The run is over, by whatever cause: puts back what `open` and `begin` changed."""
+
+    def listens_to(self) -> set[str]:
+        """Returns the names of its events; by default those that its class overrides.
+
+        An extension that needs an event only in some runs takes it out here, so that other runs do not pay for it.
+        """
+        return {event for event in EVENTS if getattr(type(self), event) is not getattr(Extension, event)}
+
+
+FORWARD = (
+    "open",
+    "before_plan",
+    "begin",
+    "window",
+    "micro_batch",
+    "decide",
+    "refused",
+    "after_step",
+    "after_epoch",
+    "settle",
+    "log",
+    "before_save",
+    "check_save",
+    "mark",
+    "state_dict",
+    "load_state_dict",
+    "save",
+    "load",
+)
+REVERSED = ("rewind", "finish", "on_error", "close")
+EVENTS = FORWARD + REVERSED
+
+
+class Extensions:
+    """The extensions of one run, with a table of their events.
+
+    Each attribute named after an event is a tuple of the methods that listen to it, in their order.
+    """
+
+    open: tuple[Callable[[Run], None], ...]
+    before_plan: tuple[Callable[[Run, DataLoaderLike], None], ...]
+    begin: tuple[Callable[[Run], None], ...]
+    window: tuple[Callable[[Sequence[Batch]], None], ...]
+    micro_batch: tuple[Callable[[MicroBatch], None], ...]
+    decide: tuple[Callable[[StepFacts], Decision], ...]
+    refused: tuple[Callable[[int], None], ...]
+    after_step: tuple[Callable[[Run], None], ...]
+    after_epoch: tuple[Callable[[Run], None], ...]
+    settle: tuple[Callable[[], None], ...]
+    log: tuple[Callable[[], dict[str, float]], ...]
+    before_save: tuple[Callable[[Run], None], ...]
+    check_save: tuple[Callable[[], None], ...]
+    save: tuple[Callable[[Path, Sink], None], ...]
+    load: tuple[Callable[[Path], None], ...]
+    finish: tuple[Callable[[Run], None], ...]
+    on_error: tuple[Callable[[BaseException], None], ...]
+    close: tuple[Callable[[], None], ...]
+
+    def __init__(self, extensions: Iterable[Extension] = ()) -> None:
+        self._all: list[Extension] = []
+        self._replace(extensions)
+
+    def __iter__(self) -> Iterator[Extension]:
+        return iter(tuple(self._all))
+
+    def add(self, *extensions: Extension) -> None:
+        """Adds extensions; they hear the events from now on."""
+        self._replace([*self._all, *extensions])
+
+    def remove(self, extension: Extension) -> None:
+        """Removes an extension; one that is not there is ignored."""
+        self._replace(one for one in self._all if one is not extension)
+
+    def end(self) -> None:
+        """Tells all extensions that the run is over, and lets go of those that do not outlive it."""
+        before = self._all
+        try:
+            for close in self.close:
+                close()
+        finally:
+            self._replace(one for one in before if one.outlives_run)
+
+    def get(self, name: str) -> Extension | None:
+        """Returns the extension of a name; None if there is none."""
+        return next((one for one in self._all if one.name == name), None)
+
+    def _replace(self, extensions: Iterable[Extension]) -> None:
+        self._all = sorted(extensions, key=lambda one: one.order)
+        heard = [(one, one.listens_to()) for one in self._all]
+        for event in EVENTS:
+            methods = tuple(getattr(one, event) for one, events in heard if event in events)
+            setattr(self, event, methods[::-1] if event in REVERSED else methods)
+        self.needs_outputs = any(one.needs_outputs for one in self._all)
+        self._rewindable = [one for one, events in heard if "rewind" in events]
+        self._stateful = [one for one, events in heard if "state_dict" in events]
+
+    def marks(self) -> list[tuple[Extension, Mark]]:
+        """Returns a mark of each extension that can be rewound."""
+        return [(one, one.mark()) for one in self._rewindable]
+
+    def rewind_to(self, marks: list[tuple[Extension, Mark]]) -> None:
+        """Rewinds the extensions to their marks, in reverse order."""
+        for extension, mark in reversed(marks):
+            extension.rewind(mark)
+
+    def decision(self, facts: StepFacts) -> Decision:
+        """Returns the decision of the first extension that does not let the update be made; else `APPLY`."""
+        for decide in self.decide:
+            found = decide(facts)
+            if found is not Decision.APPLY:
+                return found
+        return Decision.APPLY
+
+    def refuse(self, step: int) -> None:
+        """Tells all extensions that the update of a step was not made."""
+        for refused in self.refused:
+            refused(step)
+
+    def settle_all(self) -> None:
+        """Lets the extensions read back what is still on the device."""
+        for settle in self.settle:
+            settle()
+
+    def logged(self) -> dict[str, float]:
+        """Returns the values of all extensions for a log."""
+        values: dict[str, float] = {}
+        for log in self.log:
+            values |= log()
+        return values
+
+    def states(self) -> dict[str, StateDict]:
+        """Returns the states of the extensions that have some, by name."""
+        return {one.name: one.state_dict() for one in self._stateful}
+
+    def load_states(self, states: dict[str, StateDict]) -> None:
+        """Gives the extensions their states back; one without a saved state begins anew."""
+        for one in self._stateful:
+            if one.name in states:
+                one.load_state_dict(states[one.name])

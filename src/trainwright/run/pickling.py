@@ -1,0 +1,40 @@
+"""Pickles and deep copies of a trainer: they keep the record of its run, and get services of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainwright.callbacks.dispatch import CallbackHandler
+from trainwright.callbacks.flow import TimeLimits
+from trainwright.run.build import Services, time_limits
+from trainwright.run.run import Run
+
+
+def state_of(trainer: Any) -> dict[str, Any]:  # any Trainer, or a subclass of the user's
+    """All of a trainer but its services and its run, of which the callbacks, the record and the flags are kept."""
+    from trainwright.trackers.base import TrackerCallback
+
+    made_anew = (TimeLimits, TrackerCallback)  # tied to this process: its writer and engine, threads and clients
+    progress = trainer._run.progress
+    return {
+        "attributes": {name: value for name, value in vars(trainer).items() if name not in ("_services", "_run")},
+        "callbacks": [type(c) if isinstance(c, made_anew) else c for c in trainer.callback_handler.callbacks],
+        "state": progress.state,
+        "control": progress.control,
+    }
+
+
+def restore(trainer: Any, state: dict[str, Any]) -> None:
+    """Fills a trainer without attributes with what `state_of` returned."""
+    vars(trainer).update(state["attributes"])
+    args = trainer.args
+    trainer._services = services = Services.for_arguments(args)
+    trainer._run = run = Run.idle(args, state["state"])
+    run.progress.control = state["control"]
+    trainer.create_accelerator_and_postprocess()
+    limits = time_limits(args, trainer.model, engine=services.engine, writer=services.writer)
+    callbacks = [limits if c is TimeLimits else c for c in state["callbacks"]]
+    parts = trainer.model, trainer.processing_class, trainer.optimizer, trainer.lr_scheduler
+    handler = CallbackHandler([c for c in callbacks if c is not None], *parts)
+    handler.args = args
+    services.use_callbacks(handler, run.progress.clock)

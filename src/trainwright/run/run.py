@@ -1,0 +1,528 @@
+"""Run: everything that belongs to one `train()`. It is made when training begins and dropped when it ends.
+
+Before the first `train()` and after the last there is an idle one, with the record and the position of the run before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, JSONObject, Model, Trial, counted
+from trainwright.callbacks.flow import end_after
+from trainwright.checkpoint import rng
+from trainwright.config import resolve
+from trainwright.config.behaviour import behaviour_of
+from trainwright.config.plans import StepPlan
+from trainwright.data.cursor import Cursor, WindowSize, plan_resume
+from trainwright.data.loader import Loader
+from trainwright.data.prepared_dataloader import make_prefetcher
+from trainwright.engine.base import Engine
+from trainwright.errors import NestedCallError
+from trainwright.loop.driven import DrivenSteps
+from trainwright.loop.extension import Extensions, MicroBatch
+from trainwright.loop.retry import SmallerMicroBatches
+from trainwright.loop.setup import Setup, Start
+from trainwright.optim import schedules
+from trainwright.run import input_pipeline, resume
+from trainwright.run.build import Services
+from trainwright.run.console import DataWait
+from trainwright.run.resume import CheckpointArguments, PendingActions
+from trainwright.state.progress import Progress
+from trainwright.state.throughput import FlopEstimator
+from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support import model_modes
+from trainwright.support.hooks import Events
+from trainwright.support.log_handler import each_warning_once
+from trainwright.support.loss_normalization import ITEM_SCALE, LossOutput, LossRule, stands_in
+
+logger = logging.getLogger(__name__)
+
+Forward = Callable[[Any, Batch], Any]
+
+
+def run_model(model: Model, inputs: Batch) -> Any:
+    """The forward pass of a model that keeps nothing from one batch to the next."""
+    return model(**inputs)
+
+
+def forward_pass(args: Any) -> Forward:
+    """Forward pass of a run: with `past_index` a state goes from one batch to the next."""
+    if getattr(args, "past_index", -1) < 0:
+        return run_model
+    from trainwright.support.patches import RecurrentForward
+
+    return RecurrentForward(args.past_index)
+
+
+class Run:
+    """One run: its frozen setup, its plan, what it has counted, and the extensions that take part.
+
+    Attributes:
+        progress: the record, the flags, the loss, the clock: what changes from step to step.
+        extensions: capabilities that take part; empty before and after a training.
+        setup: objects and settings of the loop; there is none until `begin`.
+        plan: how far it goes; there is none before `read_from`. `apply_recount` replaces it.
+        start: where it starts; another place after `recount_steps` in the first epoch.
+        forward: runs a batch through the model.
+        trial: of a search; None outside of one.
+        is_dry: nothing of it may be noticed outside: no events, no trace in the optimizer.
+        run_id: run id for new checkpoints; a resume keeps the id of its checkpoint.
+        is_training: between the beginning and the end of `train()`.
+        is_evaluating: inside of an evaluation loop.
+        loader: its batches, from any position.
+        batch_size: samples of a micro-batch, per device.
+        loss_rule: the arithmetic of its loss, settled when it starts; None: it is found anew for each step.
+        pending_actions: what the run of its checkpoint was about to do.
+        resumed_from: the checkpoint that it resumes from.
+        checkpoint_args: arguments of that checkpoint.
+        changed_args: differences between them and those of this run, as lines.
+        resume_note: what a resume in batches of another size changes, in words.
+        eval_mode_guard: how training left the model before an evaluation, until the next step.
+        outputs: outputs and inputs of the last forward pass, for extensions that need them.
+        noise_handle: of the hook that adds noise to the embeddings, while there is one.
+        flops: estimates the operations of a micro-batch.
+        driven_steps: steps of `fit_step`, under way or at their end.
+        levers: what `speed` chose, and why.
+    """
+
+    setup: Setup
+    plan: StepPlan
+
+    def __init__(
+        self, progress: Progress, forward: Forward = run_model, *, trial: Trial = None, is_dry: bool = False
+    ) -> None:
+        self.progress = progress
+        self.extensions = Extensions()
+        self.start = Start()
+        self.forward = forward
+        self.trial = trial
+        self.is_dry = is_dry
+        self.run_id = resume.new_run_id()
+        self.is_training = False
+        self.is_evaluating = False
+        self.loader: Loader | None = None
+        self.batch_size = 0
+        self.loss_rule: LossRule | None = None
+        self.pending_actions = PendingActions()
+        self.resumed_from: Path | None = None
+        self.checkpoint_args: CheckpointArguments | None = None
+        self.changed_args: list[str] = []
+        self.resume_note = ""
+        self.eval_mode_guard: model_modes.EvalModeGuard | None = None
+        self.outputs: tuple[Any, Batch] | None = None
+        self.noise_handle: Any = None
+        self.flops = FlopEstimator()
+        self.driven_steps: DrivenSteps[Any] | None = None
+        self.levers: JSONObject | None = None
+        self._data_wait: DataWait | None = None
+        self._fresh_plan: Callable[[], StepPlan] | None = None
+        self._has_own_schedule = False
+        self._args: Any = None
+
+    @classmethod
+    def after(cls, before: Run, args: Any, trial: Trial = None) -> Run:
+        """Returns a run that starts from nothing; until it makes its own, record and flags are those of `before`."""
+        return cls(Progress(before.progress.state, before.progress.control), forward_pass(args), trial=trial)
+
+    @classmethod
+    def idle(cls, args: Any, state: TrainerState | None = None) -> Run:
+        """Returns the run of a trainer that has not trained."""
+        return cls(Progress(TrainerState() if state is None else state, TrainerControl()), forward_pass(args))
+
+    def ended(self, before: Run) -> Run:
+        """Returns the idle run that follows; after a dry run that is the one `before`.
+
+        It keeps the record, the position of the data, and the extensions that a checkpoint still needs.
+        """
+        if self.is_dry:
+            return before
+        idle = Run(self.progress, self._fresh_forward(), trial=self.trial)
+        idle.run_id = self.run_id
+        if self.has_plan:
+            idle.plan = self.plan
+        idle.loader = self.loader
+        idle.batch_size = self.batch_size
+        idle.extensions = self.extensions
+        return idle
+
+    def rehearsal(self, model: Model) -> Run:
+        """Returns a dry run for an evaluation; `model` is in evaluation mode until its guard ends."""
+        progress = Progress(self.progress.state, self.progress.control)
+        dry = Run(progress, self._fresh_forward(), trial=self.trial, is_dry=True)
+        dry.is_training = self.is_training
+        dry.loss_rule = self.loss_rule
+        dry.eval_mode_guard = model_modes.EvalModeGuard(model, None)
+        return dry
+
+    @property
+    def has_plan(self) -> bool:
+        """Returns True once it is known how far the run goes."""
+        return hasattr(self, "plan")
+
+    def events(self, handler: Events) -> Events:
+        """Returns the receiver of an evaluation's events: `handler`, or in a dry run nobody."""
+        if not self.is_dry:
+            return handler
+        from trainwright.run.dry_run import SilentEvents
+
+        return SilentEvents()
+
+    # -- preparing -----------------------------------------------------------------------------------------------------
+
+    def read_from(
+        self,
+        dataloader: DataLoaderLike,
+        plan: StepPlan,
+        engine: Engine,
+        *,
+        batch_size: int,
+        fills_windows: bool,
+        rewinds: bool,
+    ) -> Loader:
+        """Takes the data in; the plan is that of a fresh run, whose windows are whole if `fills_windows`.
+
+        A signal `rewinds` the loader where its run saves the last step then.
+        """
+        self.loader = Loader(
+            dataloader,
+            random_state=rng.capture,
+            set_random_state=rng.restore,
+            copies=make_prefetcher(dataloader, engine.device),
+            window=plan.micro_batches if fills_windows else None,
+            rewinds=rewinds,
+        )
+        self.batch_size = batch_size
+        self.plan = replace(plan, num_left_out=self.loader.position.num_left_out)
+        return self.loader
+
+    def continue_from(self, checkpoint: str | None, args: Any, engine: Engine, dataset: DatasetLike) -> None:
+        """Replaces the plan by what is left of a dataset after a checkpoint; without one all of it is left."""
+        assert self.loader is not None
+        chunk = self.batch_size * engine.num_replicas
+        self.plan, self.resume_note = resume.remaining_plan(
+            self.plan, self.loader, checkpoint, args, chunk=chunk, dataset=dataset
+        )
+
+    def load_record(
+        self, checkpoint: str | None, args: Any, engine: Engine, *, stateful: list[Any], folder: str, is_own: bool
+    ) -> TrainerState:
+        """Returns the record, fresh or from a checkpoint; reads the run's id and pending actions with it.
+
+        `folder` is where the run writes; `is_own`: the optimizer is the user's. Raises CheckpointError where it cannot
+        be read, is another one for some process, or contradicts the arguments.
+        """
+        self.progress.state = state = resume.initial_state(checkpoint, stateful)
+        self.checkpoint_args = None
+        if checkpoint is not None:
+            self.checkpoint_args = resume.load_checkpoint_args(checkpoint, args, state, has_own_optimizer=is_own)
+        manifest = resume.manifest_of(checkpoint)
+        resume.check_same_checkpoint(manifest, checkpoint, engine)
+        self.run_id = engine.agree(lambda: resume.run_id_after(checkpoint, folder))
+        self.pending_actions = resume.pending_actions(state, manifest)
+        if args.auto_find_batch_size and manifest is not None and manifest.cursor is not None:
+            self.progress.num_parts = manifest.cursor.get("num_parts") or 1
+        return state
+
+    def find_position(self, checkpoint: str, args: Any, engine: Engine, *, steps_per_epoch: int) -> tuple[int, int]:
+        """Epoch and batches of it that are done, and the loader prepared to go on from there."""
+        assert self.loader is not None
+        skips = not args.ignore_data_skip
+        position = None
+        if behaviour_of(args).resume_continues_at_data_position:
+            position = resume.resume_loader(self.loader, checkpoint, engine, self.plan, skips=skips)
+        if position is None:  # transformers wrote it, or would resume it: all that is known is the step
+            epoch, steps = divmod(self.progress.state.global_step, steps_per_epoch)
+            position = epoch, steps * self.plan.micro_batches if skips else 0
+        return position
+
+    def begin(
+        self,
+        engine: Engine,
+        args: Any,
+        *,
+        rule: LossRule,
+        start: tuple[int, int],
+        checkpoint: str | None,
+        fresh_plan: Callable[[], StepPlan],
+        is_own: bool = False,
+        **parts: Any,
+    ) -> None:
+        """Starts the clocks and makes the setup of the loop, of which `parts` are further fields.
+
+        `fresh_plan` returns the plan of a fresh run over the samples that there are now. `is_own`: the schedule is the
+        user's, and stays as it is where the steps are counted anew.
+        """
+        self.loss_rule = rule
+        stacked = engine.stacked if engine.num_replicas > 1 else None
+        self.progress.begin(device=engine.device, skip_non_finite=args.logging_nan_inf_filter, collect=stacked)
+        self._data_wait = DataWait(self.progress.clock)
+        self._args = args
+        self._fresh_plan = fresh_plan
+        self._has_own_schedule = is_own
+        self.resumed_from = None if checkpoint is None else Path(checkpoint)
+        epoch, batches = start
+        self.start = Start(
+            epoch=epoch,
+            batches=batches,
+            checkpoint=checkpoint,
+            owes_evaluation=self.pending_actions.evaluates,
+            owes_save=self.pending_actions.saves,
+        )
+        self.setup = Setup(
+            engine=engine,
+            rule=rule,
+            loader=self.loader,  # type: ignore[arg-type]  # None where a step is only measured
+            follows_metrics=schedules.follows_metrics,
+            saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
+            random_states=input_pipeline.random_states(args),
+            behaviour=behaviour_of(args),
+            smaller_batches=SmallerMicroBatches(engine, rng) if args.auto_find_batch_size else None,
+            **parts,
+        )
+
+    # -- another number of steps ---------------------------------------------------------------------------------------
+
+    def recount_steps(self) -> None:
+        """Counts the steps that are left anew, before the next window is read: the samples of an epoch have changed."""
+        assert self.loader is not None
+        self.loader.is_stale = True
+
+    @property
+    def is_recount_due(self) -> bool:
+        """Returns True if the samples of an epoch have changed since the steps were counted."""
+        if self.loader is None or not self.has_plan:
+            return False
+        return self.loader.is_stale or self.plan.num_left_out != self.loader.position.num_left_out
+
+    def apply_recount(self, epoch: int, batches: int | None) -> None:
+        """Replaces the plan after `recount_steps`; `batches` of the epoch are trained, None where it begins."""
+        assert self.loader is not None
+        assert self._fresh_plan is not None
+        before = self.plan
+        state = self.progress.state
+        step = state.global_step
+        if batches is None:
+            batches = self.start.batches if epoch == self.start.epoch else 0
+        batches = self.loader.refresh(epoch, batches, window=before.micro_batches)
+        plan = replace(self._fresh_plan(), num_left_out=self.loader.position.num_left_out)
+        size = WindowSize(chunk=plan.total_batch_size, micro_batches=plan.micro_batches)
+        plan, _ = plan_resume(
+            plan,
+            Cursor(epoch=epoch, samples=0, shift=before.shift, left_out=before.num_left_out),
+            step=step,
+            batches_left=plan.batches_per_epoch - batches,
+            before=size,
+            now=size,
+            counts_epochs=self._args.max_steps <= 0,
+        )
+        self.progress.batches_in_epoch = batches
+        if epoch == self.start.epoch:
+            self.start = replace(self.start, batches=batches)
+        self.progress.more_epochs += max(plan.num_epochs - before.num_epochs, 0)
+        state.max_steps = plan.max_steps
+        state.num_train_epochs = plan.num_epochs
+        if not self._has_own_schedule:
+            resume.continue_schedule(self.setup.scheduler, self._args, before=before.max_steps, now=plan.max_steps)
+        self.plan = plan
+        if plan.max_steps <= step:
+            end_after(self._args, state, self.progress.control)
+        if plan.num_left_out != before.num_left_out:
+            logger.warning(
+                "In quarantine: %s. Epochs are of %s from step %d on, and the run of %s.",
+                counted(plan.num_left_out, "sample"),
+                counted(plan.num_examples, "sample"),
+                step + 1,
+                counted(plan.max_steps, "step"),
+            )
+
+    # -- under way -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def under_way(self, services: Services) -> Iterator[None]:
+        """Around all of a training; an error in it is told to the extensions, the writer, uploads and callbacks."""
+        self.is_training = True
+        try:
+            with each_warning_once():
+                yield
+        except GeneratorExit:  # a loop over `steps()` was left
+            services.writer.end_after_failure()
+            services.callback_handler.fire("on_train_end", self.progress)
+            services.journal.end()
+            services.memory_tracker.abandon()
+            raise
+        except BaseException as error:
+            for on_error in self.extensions.on_error:
+                on_error(error)
+            services.writer.end_after_failure()
+            services.uploads.abandon_after(error)
+            services.callback_handler.fire("on_exception", self.progress, exception=error)
+            services.memory_tracker.abandon()
+            raise
+        finally:
+            if self.loader is not None:
+                self.loader.close()
+            self.is_training = False
+            self.progress.window = None
+
+    @contextmanager
+    def with_extensions(self) -> Iterator[None]:
+        """Around all of a training: the extensions hear that the run begins, and that it is over."""
+        try:
+            for listen in self.extensions.open:
+                listen(self)
+            yield
+        finally:
+            self.extensions.end()
+
+    def tell_micro_batch(self, loss: Any, inputs: Batch, num_items: torch.Tensor | int | None) -> torch.Tensor | None:
+        """Tells the extensions of a forward pass; returns the first gradient of its backward pass, None for 1."""
+        batch = MicroBatch(self, inputs, loss, num_items)
+        if self.outputs is not None:
+            batch.outputs, batch.model_inputs = self.outputs
+            self.outputs = None
+        for listen in self.extensions.micro_batch:
+            listen(batch)
+        return batch.first_gradient
+
+    def check_not_training(self, called: str = "train") -> None:
+        """Raises NestedCallError where a callback, a hook or the body of a loop begins a run of its own trainer."""
+        if self.is_training:
+            raise NestedCallError(
+                f"{called}() was called while this trainer trains (step {self.progress.state.global_step}), for "
+                "example from a callback. End the first training with control.should_training_stop = True and call "
+                f"{called}() when it has ended, or make another Trainer. A loop over steps() that was left ends with "
+                "close() of its iterator."
+            )
+
+    def check_not_evaluating(self) -> None:
+        """Raises NestedCallError where compute_metrics or a hook of an evaluation calls `evaluate()`."""
+        if self.is_evaluating:
+            raise NestedCallError(
+                "evaluate() was called while this trainer evaluates, for example from compute_metrics. Compute the "
+                "metrics from the predictions that it is given; evaluate another set from on_evaluate of a callback, "
+                "or pass several sets as eval_dataset={'name': dataset}."
+            )
+
+    def begin_epoch(self) -> None:
+        """A new epoch starts without a state that the model kept."""
+        self.forward = self._fresh_forward()
+
+    def begin_evaluation(self, model: Model, optimizer: Any) -> None:
+        """Evaluation mode, of which training finds no trace when it goes on."""
+        if self.is_dry:
+            model_modes.eval_mode(model, None)
+        elif not self.is_training:
+            model_modes.eval_mode(model, optimizer)
+        elif self.eval_mode_guard is None:
+            self.eval_mode_guard = model_modes.EvalModeGuard(model, optimizer)
+
+    def end_evaluation(self, model: Model, optimizer: Any) -> None:
+        """Training mode again: as training left it, or of all modules where somebody else left evaluation mode on."""
+        if self.eval_mode_guard is None:
+            model_modes.train_mode(model, optimizer)
+            return
+        self.eval_mode_guard.end(model, optimizer)
+        self.eval_mode_guard = None
+
+    @contextmanager
+    def evaluating(self, rule: LossRule, device: torch.device) -> Iterator[None]:
+        """While it lasts, losses are of one process; recorded numbers and a state of the model are the evaluation's."""
+        before = self.loss_rule, self.forward, self.is_evaluating
+        self.loss_rule = rule.of_one_process()
+        self.forward = self._fresh_forward()
+        self.is_evaluating = True
+        try:
+            with self.progress.recording_apart(device):
+                yield
+        finally:
+            self.loss_rule, self.forward, self.is_evaluating = before
+
+    def _fresh_forward(self) -> Forward:
+        fresh: Callable[[], Forward] | None = getattr(self.forward, "fresh", None)
+        return self.forward if fresh is None else fresh()
+
+    def weigh(
+        self, output: LossOutput, rule: LossRule, batch: Batch, num_items: Any, *, engine: Engine, micro_batches: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss to differentiate, and its share of the window as it is logged until the window's items are known."""
+        progress = self.progress
+        loss = output.loss
+        if not stands_in(batch):
+            self.record(output)
+        share = progress.part_of_micro_batch
+        if output.num_items is None:
+            weighed = rule.apply(loss, batch, num_items, micro_batches=micro_batches, share=share)
+            return weighed, weighed
+        if micro_batches == share == engine.num_replicas == 1:
+            return loss, loss
+        loss, items = output.with_items(batch)
+        added = loss.detach() * (share / micro_batches)
+        progress.meter.by_items.append((added, loss.detach() * items, items))
+        return loss * (items * ITEM_SCALE), added
+
+    def evaluated_loss(self, loss: torch.Tensor | LossOutput) -> torch.Tensor:
+        """Returns the loss of an evaluation batch, a scalar without its graph; a `LossOutput` is recorded."""
+        if isinstance(loss, LossOutput):
+            self.record(loss)
+            self.progress.recorded.items = loss.num_items
+            loss = loss.loss
+        loss = loss.detach() if loss.requires_grad else loss
+        return loss if loss.dim() == 0 else loss.mean()
+
+    def record(self, output: LossOutput) -> None:
+        """Records the metrics of a loss."""
+        if self.is_training or self.is_evaluating:
+            for name, given in output.recorded().items():
+                self.progress.recorded.add(name, **given, step=self.progress.step_under_way)
+
+    def drain_loss(self, *, num_workers: int) -> tuple[float, int]:
+        """Returns the mean loss of a step since the last log and the number of non-finite ones; logs waits for data."""
+        progress = self.progress
+        num_steps = progress.state.global_step - progress.step_last_logged
+        reading = progress.drain_loss()
+        if self._data_wait is not None:
+            self._data_wait.tell(num_steps=num_steps, num_workers=num_workers)
+        return reading
+
+    def totals(self, num_train_samples: float) -> tuple[float, int, float]:
+        """Returns the mean loss of all steps, their number, and the samples that they trained on."""
+        progress = self.progress
+        plan = self.plan
+        num_steps = progress.state.global_step - progress.first_step
+        progress.total_loss += progress.meter.drain().total
+        loss = progress.total_loss / max(num_steps, 0.001)
+        num_samples = (num_train_samples or plan.num_train_samples) * num_steps / max(progress.state.max_steps, 1)
+        if plan.has_open_end:
+            progress.state.max_steps = progress.state.global_step
+            num_samples = num_steps * plan.total_batch_size
+        return loss, num_steps, (0 if self.loader is None else self.loader.position.num_formed) or num_samples
+
+    # -- for checkpoints -----------------------------------------------------------------------------------------------
+
+    def cursor(self) -> dict[str, Any] | None:
+        """The position in the data, in samples; None where there is none."""
+        if self.loader is None or not self.has_plan:
+            return None
+        progress = self.progress
+        plan = self.plan
+        cursor = self.loader.cursor(progress.epoch, progress.batches_in_epoch, batches_per_epoch=plan.batches_per_epoch)
+        size = {"batch_size": self.batch_size, "micro_batches": plan.micro_batches, "chunk": self.loader.position.chunk}
+        parts = {} if progress.num_parts == 1 else {"num_parts": progress.num_parts}
+        return {**cursor.to_dict(), **size, **parts, "shift": plan.shift, "left_out": plan.num_left_out}
+
+    def loader_states(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Random states of the loader, as they lie beside those of the process, and the position of its data."""
+        if self.loader is None:
+            return {}, None
+        state = self.loader.state()
+        states = {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}
+        if state.before_given is not None:
+            states["loader_before_given"] = state.before_given
+        return states, state.position
