@@ -819,8 +819,10 @@ class Trainer:
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         has_one_each = behaviour_of(self.args).keeps_eval_loader_per_dataset  # else one for all sets without a name
         is_own = dataset is self.eval_dataset or not has_one_each
-        key = dataset if isinstance(dataset, str) else "eval" if is_own else "other"
-        dataset = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        key = "eval" if is_own else "other"
+        if isinstance(dataset, str):
+            key = dataset
+            dataset = self.eval_dataset[dataset]
         kept = self._eval_dataloaders.get(key) if self.args.dataloader_persistent_workers else None
         if kept is not None and (not has_one_each or getattr(kept, "source", dataset) is dataset):
             return kept  # type: ignore[no-any-return]
@@ -1879,9 +1881,12 @@ class Trainer:
         start_time = time.time()
         args = self.args
         engine = self._engine
-        full = "fp16" if args.fp16_full_eval else "bf16" if args.bf16_full_eval else ""
         behaviour = behaviour_of(args)
-        dtype = None if self.is_in_train else DTYPES.get(full)
+        dtype = None
+        if not self.is_in_train and args.fp16_full_eval:
+            dtype = DTYPES["fp16"]
+        elif not self.is_in_train and args.bf16_full_eval:
+            dtype = DTYPES["bf16"]
         with (
             engine.together(self._run.progress.interrupts),
             unchanged_random_states() if behaviour.evaluation_restores_random_states else NO_CONTEXT,

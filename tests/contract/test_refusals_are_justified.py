@@ -47,7 +47,8 @@ OURS = (
 INTERNAL = (
     "_types", "config.fields.setting", "config.rules.stages.rule", "config.parser.string_to_bool",
     "config.parser._members", "state", "support.tensor_tree",
-    "run.checks.need_optimizer", "data.length_sampler.LengthGroupedSampler.__init__",
+    "run.checks.need_optimizer", "run.run.Run.check_not_training",
+    "run.run.Run.check_not_evaluating", "data.length_sampler.LengthGroupedSampler.__init__",
 )  # fmt: skip
 # Packages and services that are not installed or not set up: transformers needs the same ones.
 MISSING = ("trackers", "errors.needs_package")

@@ -207,9 +207,11 @@ class DataWait:
 
     def tell(self, *, num_steps: int, num_workers: int) -> float:
         """Logs the share since the last look, and once the advice that goes with a large one; returns it."""
-        before, (self._waited, self._total) = (self._waited, self._total), self._read()
-        waited = self._waited - before[0]
-        total = self._total - before[1]
+        waited_before = self._waited
+        total_before = self._total
+        self._waited, self._total = self._read()
+        waited = self._waited - waited_before
+        total = self._total - total_before
         share = waited / total if total > 0 else 0.0
         each_ms = waited / max(num_steps, 1) * 1e3
         logger.info("data_wait %.1f %% of the time since the last log, %.1f ms a step", share * 100, each_ms)
