@@ -1,4 +1,4 @@
-"""Tiers of the suite: derives the mark `quick`, checks that quick tests stay quick, and keeps the cores busy on request.
+"""Tiers of the suite: derives the mark `quick`, checks that quick tests stay quick, and keeps cores busy on request.
 
 A test is quick unless a mark takes it out of that tier. While a quick test runs, starting a process and importing a
 second framework are errors, so that the tier stays what it says; the marks are in `pyproject.toml`.
@@ -164,7 +164,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
 def _without_engines() -> Iterator[None]:
     """Runs quick tests as on a machine without DeepSpeed and Ray, which only the slow tests need.
 
-    Accelerate would import DeepSpeed to unwrap a model, and a hyperparameter search Ray to see whether Ray Tune is there.
+    Accelerate would import DeepSpeed to unwrap a model, and a search Ray to see whether Ray Tune is there.
     """
     from accelerate.utils import other
 
