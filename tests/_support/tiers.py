@@ -40,7 +40,8 @@ FRAMEWORKS = frozenset(
 )
 _OF_DEPENDENCIES = frozenset({"deepspeed", "ray", "mlflow"})  # transformers imports them where they are installed
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
-_FACTS = ("git", "uname", "lscpu")  # a training asks for its commit and platform, joblib for cores; both do without
+# A training asks for its commit and platform, joblib for cores, matplotlib for fonts; all do without an answer.
+_FACTS = ("git", "uname", "lscpu", "fc-list")
 _NUM_CASES = pytest.StashKey[defaultdict[tuple[str, str], int]]()  # of each test with the mark `one_in`
 _SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(1000000))"
 
