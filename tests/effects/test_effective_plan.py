@@ -72,9 +72,17 @@ def test_the_plan_is_printed_without_the_bar_too(bench: Bench) -> None:
 
 def test_printing_arguments_shows_what_they_come_to() -> None:
     args = TrainingArguments(
-        "run", use_cpu=True, bf16=True, per_device_train_batch_size=4, gradient_accumulation_steps=3,
-        warmup_steps=0.1, logging_steps=10, eval_strategy="epoch", save_strategy="no", optim="sgd",
-    )  # fmt: skip
+        "run",
+        use_cpu=True,
+        bf16=True,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=3,
+        warmup_steps=0.1,
+        logging_steps=10,
+        eval_strategy="epoch",
+        save_strategy="no",
+        optim="sgd",
+    )
     assert str(args).splitlines()[1:5] == [
         "  # batch     4 per device x 3 accumulated x 1 process = 12 samples a step",
         "  # length    3 epochs",
