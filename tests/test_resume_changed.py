@@ -114,7 +114,7 @@ def test_settings_of_the_optimizer_take_effect(tmp_path: Path) -> None:
     assert differing(weights(trainer.model), weights(same.model))
 
 
-def test_the_rhythm_passed_now_wins(tmp_path: Path) -> None:
+def test_intervals_passed_now_replace_those_of_the_checkpoint(tmp_path: Path) -> None:
     first(tmp_path, logging_steps=1, save_strategy="steps", save_steps=3)
     trainer = resumed(
         tmp_path,

@@ -376,7 +376,7 @@ def test_a_run_that_stops_in_time_is_finished_by_the_next_one(tmp_path: Path) ->
     assert differing(weights(again.model), weights(whole.model)) == {}
 
 
-def test_checkpoints_come_by_the_clock_without_any_other_rhythm(tmp_path: Path) -> None:
+def test_checkpoints_come_by_the_clock_without_any_other_interval(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, callbacks=[Slow()], save_every=0.2, save_strategy="no")
     trainer.train()
     assert len(steps(tmp_path)) >= 2

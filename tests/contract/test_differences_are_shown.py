@@ -26,7 +26,7 @@ SHOWN = {
     ),
     "`resume_from_checkpoint=True` takes": f"{CHANGED}::test_a_damaged_one_is_skipped_and_named_and_a_named_one_raises",
     "a changed learning rate": f"{CHANGED}::test_a_changed_learning_rate_takes_effect_at_the_schedules_position",
-    "a resumed run keeps the intervals": f"{CHANGED}::test_the_rhythm_passed_now_wins",
+    "a resumed run keeps the intervals": f"{CHANGED}::test_intervals_passed_now_replace_those_of_the_checkpoint",
     "a resumed run draws other": f"{SURFACE}::test_a_resume_ends_with_the_weights_of_its_own_straight_run",
     "a dataset with `set_epoch`": "data/test_epochs.py::test_a_resumed_run_has_the_samples_of_its_epoch",
     "workers that persist keep": "data/test_epochs.py::test_a_dataset_within_another_is_told_too",

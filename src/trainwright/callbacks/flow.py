@@ -25,7 +25,7 @@ def _is_due(step: int, interval: float | None) -> bool:
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """The usual rhythm of a run: by steps, by epochs, or not at all, for each of log, evaluate and save.
+    """The usual schedule of a run: logs, evaluates and saves by steps, by epochs or not at all.
 
     At the last step a run that evaluates or saves by steps does so once more, so that nothing trained is lost.
     """

@@ -134,7 +134,7 @@ def _load_checked(path: Path, is_sound: Callable[[JSONObject], bool]) -> JSONObj
         state: JSONObject = read_json(path, max_bytes=MAX_GUARD_BYTES)
         if is_sound(state):
             return state
-    raise CheckpointError(f"{path} holds values that no run writes. Name another checkpoint, or delete the file.")
+    raise CheckpointError(f"{path} holds invalid values. Name another checkpoint, or delete the file.")
 
 
 # -- items: named objects of the user's ------------------------------------------------------------------------------
