@@ -17,8 +17,6 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 IN_MEMORY ?= $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
 SEED ?= $(shell date +%s)
 SHARD ?= 1/1
-# Results of the slow tests, from which the next run starts.
-RECORD ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/trainwright/slow_tests.jsonl
 TORCH := $(shell grep '^torch==' constraints.txt)
 
 .PHONY: demo quick test test-all one slow shuffled busy lint docs bench bench-full clean
@@ -34,11 +32,12 @@ quick: $(VENV)/.dev
 test: $(VENV)/.dev
 	$(IN_MEMORY) $(PYTEST) -m "not slow and not gpu" $(TEST_WORKERS) --durations=20 $(ARGS)
 
-# `make slow SHARD=2/5` runs a fifth of the files; BUDGET_S=1800 starts no test after half an hour. Options of our own
-# carry their value after an equals sign: pytest takes a word that is an existing file for the place of its settings.
+# `make slow SHARD=2/5` runs the second of five groups that take equally long by the recorded durations, with the tests in
+# their usual order; a group is empty (exit code 5) if one long test fills two. ARGS=--store-durations records durations.
 slow: $(VENV)/.engines
-	$(PYTEST) -m "slow and not gpu" --shard=$(SHARD) --record="$(RECORD)" $(if $(BUDGET_S),--budget-s=$(BUDGET_S)) \
-		--durations=20 $(ARGS)
+	$(PYTEST) -m "slow and not gpu" --group=$(word 1,$(subst /, ,$(SHARD))) --splits=$(word 2,$(subst /, ,$(SHARD))) \
+		--durations-path=tests/slow_durations.json --durations=20 $(ARGS) \
+		|| { code=$$?; test $$code -eq 5 && test $(SHARD) != 1/1 || exit $$code; }
 
 # `make one T=tests/cli/test_help.py::test_name`
 one: $(VENV)/.dev
@@ -46,7 +45,7 @@ one: $(VENV)/.dev
 
 # The quick tier in random order, and beside processes that keep all cores busy.
 shuffled: $(VENV)/.dev
-	$(PYTEST) -m quick $(WORKERS) --shuffle $(SEED) $(ARGS)
+	$(PYTEST) -m quick $(WORKERS) -p randomly --randomly-dont-reset-seed --randomly-seed=$(SEED) $(ARGS)
 
 busy: $(VENV)/.dev
 	$(PYTEST) -m quick $(WORKERS) --busy $(ARGS)

@@ -47,7 +47,8 @@ def train_from_seed(trainer: Any) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("copy_of", [pickled, copy.deepcopy])
 def test_a_copy_from_before_training_trains_to_the_same_weights(copy_of: CopyOf, trainer: Any) -> None:
-    trainer.state.total_flos, trainer.control.should_log = 7.0, True
+    trainer.state.total_flos = 7.0
+    trainer.control.should_log = True
     trainer.callback_handler.callbacks[1].early_stopping_patience_counter = 2
     untrained = weights(trainer.model)
     copied = copy_of(trainer)
@@ -71,7 +72,8 @@ def test_a_deep_copy_from_after_training_evaluates_and_trains_on(trainer: Any) -
     assert copied.state.global_step == trainer.state.global_step == 14
     assert copied.optimizer.param_groups[0]["params"][0] is next(copied.model.parameters())
     assert without_clock([copied.evaluate()]) == without_clock([trainer.evaluate()])
-    expected, after = train_from_seed(trainer), train_from_seed(copied)
+    expected = train_from_seed(trainer)
+    after = train_from_seed(copied)
     assert all(torch.equal(value, expected[name]) for name, value in after.items())
 
 

@@ -25,10 +25,13 @@ class KeepsState(IterableDataset[dict[str, Any]]):
     """Tells where it stands, and counts the items that are read."""
 
     def __init__(self) -> None:
-        self.items, self.at, self.reads = data.vectors(SIZE), 0, list[int]()
+        self.items = data.vectors(SIZE)
+        self.at = 0
+        self.reads = list[int]()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        first, self.at = self.at, 0
+        first = self.at
+        self.at = 0
         for number in range(first, SIZE):
             self.at = number + 1
             self.reads.append(number)

@@ -12,22 +12,38 @@ from trainwright.errors import ArgumentError
 from ._support.small import make_trainer
 
 STALE = [
-    {"WORLD_SIZE": "x"}, {"WORLD_SIZE": "2"}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "-7"}, {"RANK": "1"},
+    {"WORLD_SIZE": "x"},
+    {"WORLD_SIZE": "2"},
+    {"LOCAL_RANK": "0"},
+    {"LOCAL_RANK": "-7"},
+    {"RANK": "1"},
     {"MASTER_ADDR": "x", "MASTER_PORT": "y", "SLURM_STEP_NUM_TASKS": "many", "SLURM_PROCID": "0"},
-    {"ACCELERATE_TORCH_DEVICE": "toaster"}, {"ACCELERATE_MIXED_PRECISION": "fp7"}, {"ACCELERATE_USE_CPU": "maybe"},
+    {"ACCELERATE_TORCH_DEVICE": "toaster"},
+    {"ACCELERATE_MIXED_PRECISION": "fp7"},
+    {"ACCELERATE_USE_CPU": "maybe"},
     {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "two"},
     {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_GRADIENT_CLIPPING": "x"},
     {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_TP_SIZE": "x"},
-    {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "x"}, {"ACCELERATE_DYNAMO_BACKEND": "__import__('os').abort()"},
+    {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "x"},
+    {"ACCELERATE_DYNAMO_BACKEND": "__import__('os').abort()"},
     {"ACCELERATE_USE_FSDP": "1", "FSDP_SHARDING_STRATEGY": "x"},
-]  # fmt: skip
+]
 SECRET = "".join(chr(ord("a") + i % 26) for i in range(40))
 WITHOUT_EFFECT = {
-    "MASTER_ADDR": "evil.example", "OMP_NUM_THREADS": "x", "CUDA_VISIBLE_DEVICES": "x;y", "PJRT_DEVICE": "x",
-    "SLURM_JOB_ID": "1; touch injected", "TERM": "\x1b[2J", "TORCHELASTIC_USE_AGENT_STORE": "maybe",
-    "TRAINWRIGHT_CONFIG": "x", "WANDB_MODE": "x", "KUBEFLOW_TRAINER_SERVER_TOKEN": "/etc/passwd",
-    "HF_TOKEN": f"hf_{SECRET}", "WANDB_API_KEY": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET,
-}  # fmt: skip
+    "MASTER_ADDR": "evil.example",
+    "OMP_NUM_THREADS": "x",
+    "CUDA_VISIBLE_DEVICES": "x;y",
+    "PJRT_DEVICE": "x",
+    "SLURM_JOB_ID": "1; touch injected",
+    "TERM": "\x1b[2J",
+    "TORCHELASTIC_USE_AGENT_STORE": "maybe",
+    "TRAINWRIGHT_CONFIG": "x",
+    "WANDB_MODE": "x",
+    "KUBEFLOW_TRAINER_SERVER_TOKEN": "/etc/passwd",
+    "HF_TOKEN": f"hf_{SECRET}",
+    "WANDB_API_KEY": SECRET,
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+}
 
 
 @pytest.fixture(autouse=True)

@@ -49,8 +49,15 @@ def test_nothing_that_is_logged_or_printed_controls_the_terminal(
 ) -> None:
     metrics = {ESC: 0.5, f"text{ESC}": ESC, "array" + ESC: [object]}
     folder = tmp_path / f"run{ESC}".replace("/", "")
-    trainer = make_trainer(folder, eval_dataset=data.vectors(4), eval_strategy="steps", eval_steps=1, max_steps=1,
-                           disable_tqdm=False, compute_metrics=lambda p: dict(metrics))  # fmt: skip
+    trainer = make_trainer(
+        folder,
+        eval_dataset=data.vectors(4),
+        eval_strategy="steps",
+        eval_steps=1,
+        max_steps=1,
+        disable_tqdm=False,
+        compute_metrics=lambda p: dict(metrics),
+    )
     with caplog.at_level(logging.INFO, logger="trainwright"):
         trainer.train()
     trainer.log_metrics("eval" + ESC, {ESC: 1.0, "b": ESC})
@@ -88,9 +95,15 @@ SECRETS = [
     ('{"hub_token": "qwerty99"}', "qwerty99"),
 ]
 HARMLESS = [
-    "pad_token='<pad>' and eos_token_id=2", "https://huggingface.co/org/model/resolve/main/x.bin?download=true",
-    "a key error: 'labels'", "user@example.com", "num_tokens=5", "learning_rate=5e-05", "hub_token=None", "hf_hub_url",
-]  # fmt: skip
+    "pad_token='<pad>' and eos_token_id=2",
+    "https://huggingface.co/org/model/resolve/main/x.bin?download=true",
+    "a key error: 'labels'",
+    "user@example.com",
+    "num_tokens=5",
+    "learning_rate=5e-05",
+    "hub_token=None",
+    "hf_hub_url",
+]
 
 
 @pytest.mark.parametrize(("text", "secret"), SECRETS, ids=[text[:20] for text, _ in SECRETS])
@@ -234,9 +247,19 @@ def test_secrets_reach_no_log_journal_report_or_bundle(
 
 def test_run_data_is_plain_text_in_a_model_card(tmp_path: Path) -> None:
     bad = "<script>alert(1)</script>\n---\n# Head [click](https://evil.example) | ![x](http://e/x.png) www.evil.example"
-    content = CardContent(model_name=bad, base_model=bad, dataset=bad, tags=[bad], license=bad, tasks="t",
-                          dataset_tags=bad, results={bad: 0.5}, history=[{bad: bad}], settings={bad: bad},
-                          versions={bad: bad})  # fmt: skip
+    content = CardContent(
+        model_name=bad,
+        base_model=bad,
+        dataset=bad,
+        tags=[bad],
+        license=bad,
+        tasks="t",
+        dataset_tags=bad,
+        results={bad: 0.5},
+        history=[{bad: bad}],
+        settings={bad: bad},
+        versions={bad: bad},
+    )
     write_card(tmp_path, content)
     text = (tmp_path / "README.md").read_text()
     _, head, body = text.split("\n---\n")[0], *text.removeprefix("---\n").split("\n---\n")

@@ -76,13 +76,17 @@ COUNTS: list[tuple[str, dict[str, Any], list[dict[str, Any]], int | None]] = [
     ("an ignored first label changes nothing", {"shifts_labels": True}, [labels([IGNORED, 2, 3])], 2),
     ("one token is no pair", {"shifts_labels": True}, [labels([1])], 0),
     ("classes", {}, [{"labels": torch.tensor([0, 2, IGNORED])}], 2),
-    ("shifted by the collator", {"shifts_labels": True},
-     [{"labels": torch.tensor([[1, 2, 3]]), "shift_labels": torch.tensor([[2, 3, IGNORED]])}], 2),
+    (
+        "shifted by the collator",
+        {"shifts_labels": True},
+        [{"labels": torch.tensor([[1, 2, 3]]), "shift_labels": torch.tensor([[2, 3, IGNORED]])}],
+        2,
+    ),
     ("no labels", {}, [{"x": torch.ones(2)}], None),
     ("labels that are no tensor", {}, [{"labels": [{"boxes": torch.ones(2)}]}], None),
     ("an empty window", {}, [], None),
     ("nobody asks", {"counts_items": False}, [labels([1, 2])], None),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("settings", "window", "expected"), [case[1:] for case in COUNTS], ids=[c[0] for c in COUNTS])
@@ -103,7 +107,8 @@ def test_a_window_has_the_items_of_its_micro_batches(rows: list[list[int]]) -> N
 
 # -- apply -----------------------------------------------------------------------------------------------------------
 
-HALF, WHOLE = 0.5, 1.0
+HALF = 0.5
+WHOLE = 1.0
 APPLIED: list[tuple[str, dict[str, Any], torch.Tensor | None, float]] = [
     ("a mean", {}, None, HALF),
     ("a mean though items are known", {}, NUMBER, HALF),
@@ -154,9 +159,14 @@ WEIGHTS: list[tuple[str, dict[str, Any], dict[str, Any], list[str], int]] = [
     ("numbers", {}, FLOATS, ["labels"], 2),
     ("no labels", {}, {"x": torch.ones(2, 3)}, ["labels"], 2),
     ("no names", {}, labels([1, 2], [3, IGNORED]), [], 3),
-    ("a span's ends", {}, {"start_positions": torch.tensor([1, 2]), "end_positions": torch.tensor([3, 4])},
-     ["start_positions", "end_positions"], 2),
-]  # fmt: skip
+    (
+        "a span's ends",
+        {},
+        {"start_positions": torch.tensor([1, 2]), "end_positions": torch.tensor([3, 4])},
+        ["start_positions", "end_positions"],
+        2,
+    ),
+]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +179,8 @@ def test_weight(settings: dict[str, Any], batch: dict[str, Any], names: list[str
 def test_an_auxiliary_loss_is_scaled_neither_by_processes_nor_by_micro_batches() -> None:
     """Two processes, a window of four micro-batches: what is averaged and added up is one auxiliary loss."""
     rule = LossRule(counts_items=True, num_processes=2, aux_coefficient=0.5)
-    counted, auxiliary = torch.tensor(3.0), torch.tensor(0.8)
+    counted = torch.tensor(3.0)
+    auxiliary = torch.tensor(0.8)
     outputs = {"aux_loss": auxiliary}
     loss = rule.undo_averaging(counted + 0.5 * auxiliary, outputs, torch.tensor(7))
     assert loss.item() == pytest.approx(2 * 3.0 + 0.4)

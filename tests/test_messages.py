@@ -47,10 +47,17 @@ def test_a_run_says_each_thing_in_one_line(
 ) -> None:
     """With the bar turned off too: the plan, `name=value` lines, the end by early stopping, the best model."""
     made = make_trainer(
-        tmp_path, model=Flat(), num_train_epochs=4, eval_strategy="epoch", save_strategy="epoch", logging_steps=2,
-        load_best_model_at_end=True, eval_dataset=data.vectors(4), callbacks=[EarlyStoppingCallback(2), Slow()],
+        tmp_path,
+        model=Flat(),
+        num_train_epochs=4,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        logging_steps=2,
+        load_best_model_at_end=True,
+        eval_dataset=data.vectors(4),
+        callbacks=[EarlyStoppingCallback(2), Slow()],
         **SPOKEN,
-    )  # fmt: skip
+    )
     assert made.args.disable_tqdm
     made.train()
     out = capsys.readouterr().out
@@ -70,8 +77,12 @@ def test_a_log_line_is_read_by_people_and_tools() -> None:
     assert line_of(state, {"loss": "0.457", "note": "two words"}) == 'step=10/75 loss=0.457 note="two words"'
     assert line_of(TrainerState(), {"eval_loss": "0.5"}) == "eval_loss=0.5"
     assert [counted(*one) for one in ((1, "step"), (2, "process"), (1.5, "epoch"), (3, "batch"), (0, "entry"))] == [
-        "1 step", "2 processes", "1.5 epochs", "3 batches", "0 entries",
-    ]  # fmt: skip
+        "1 step",
+        "2 processes",
+        "1.5 epochs",
+        "3 batches",
+        "0 entries",
+    ]
 
 
 def test_within_a_run_a_warning_is_shown_once_and_by_the_first_process(
@@ -106,8 +117,10 @@ def test_a_message_has_a_level_and_a_name_and_no_number_of_a_system_error() -> N
         return handler.format(logging.LogRecord("trainwright.run", level, __file__, 1, "text", None, None))
 
     assert [shown(level) for level in (logging.INFO, logging.WARNING, logging.ERROR)] == [
-        "text", "WARNING trainwright: text", "ERROR trainwright: text",
-    ]  # fmt: skip
+        "text",
+        "WARNING trainwright: text",
+        "ERROR trainwright: text",
+    ]
     with pytest.raises(FileNotFoundError) as caught:
         Path("/nowhere/file").read_text()
     assert for_log(f"It cannot be read: {caught.value}.") == (

@@ -73,9 +73,15 @@ def test_a_schedule_of_the_users_own_needs_no_name(tmp_path: Path) -> None:
 
 def test_the_last_step_is_evaluated_and_saved_as_any_last_step(tmp_path: Path) -> None:
     trainer = make_trainer(
-        tmp_path, train_dataset=stream(), eval_dataset=data.vectors(4), save_strategy="steps", save_steps=5,
-        eval_strategy="steps", eval_steps=5, **OPEN,
-    )  # fmt: skip
+        tmp_path,
+        train_dataset=stream(),
+        eval_dataset=data.vectors(4),
+        save_strategy="steps",
+        save_steps=5,
+        eval_strategy="steps",
+        eval_steps=5,
+        **OPEN,
+    )
     trainer.train()
     assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == [5, 7]
     assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-5", "checkpoint-7"]
@@ -85,9 +91,14 @@ def test_the_last_step_is_evaluated_and_saved_as_any_last_step(tmp_path: Path) -
 
 def test_what_is_done_every_epoch(tmp_path: Path) -> None:
     trainer = make_trainer(
-        tmp_path, train_dataset=stream(), eval_dataset=data.vectors(4), save_strategy="epoch", eval_strategy="epoch",
-        logging_strategy="epoch", **OPEN | {"num_train_epochs": 3},
-    )  # fmt: skip
+        tmp_path,
+        train_dataset=stream(),
+        eval_dataset=data.vectors(4),
+        save_strategy="epoch",
+        eval_strategy="epoch",
+        logging_strategy="epoch",
+        **OPEN | {"num_train_epochs": 3},
+    )
     trainer.train()
     logged = [(e["step"], e["epoch"]) for e in trainer.state.log_history if "loss" in e]
     assert logged == [(7, 1.0), (14, 2.0), (21, 3.0)]
@@ -177,9 +188,12 @@ def test_a_stream_that_is_used_up_ends_the_run(tmp_path: Path, caplog: pytest.Lo
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({}, "lr_scheduler_type='linear'"), ({**OPEN, "logging_steps": 0.1}, "logging_steps=0.1"),
-     ({**OPEN, "num_train_epochs": 0.5}, "num_train_epochs=0.5")],
-)  # fmt: skip
+    [
+        ({}, "lr_scheduler_type='linear'"),
+        ({**OPEN, "logging_steps": 0.1}, "logging_steps=0.1"),
+        ({**OPEN, "num_train_epochs": 0.5}, "num_train_epochs=0.5"),
+    ],
+)
 def test_what_needs_the_number_of_steps_is_refused(settings: Parts, named: str, tmp_path: Path) -> None:
     with pytest.raises(errors.DataError) as error:
         make_trainer(tmp_path, train_dataset=stream(), **settings)

@@ -114,12 +114,17 @@ def test_settings_of_the_optimizer_take_effect(tmp_path: Path) -> None:
     assert differing(weights(trainer.model), weights(same.model))
 
 
-def test_the_rhythm_passed_now_wins(tmp_path: Path) -> None:
+def test_intervals_passed_now_replace_those_of_the_checkpoint(tmp_path: Path) -> None:
     first(tmp_path, logging_steps=1, save_strategy="steps", save_steps=3)
     trainer = resumed(
-        tmp_path, logging_steps=4, save_strategy="steps", save_steps=5, eval_strategy="steps", eval_steps=4,
+        tmp_path,
+        logging_steps=4,
+        save_strategy="steps",
+        save_steps=5,
+        eval_strategy="steps",
+        eval_steps=4,
         eval_dataset=data.vectors(4),
-    )  # fmt: skip
+    )
     entries = [entry for entry in trainer.state.log_history if entry["step"] > 6]
     assert [entry["step"] for entry in entries if "loss" in entry] == [8, 12]
     assert [entry["step"] for entry in entries if "eval_loss" in entry] == [8, 12, 14]

@@ -237,7 +237,8 @@ def test_with_settings(name: str, tmp_path: Path) -> None:
 
 
 def test_resumed_from_the_end_of_an_epoch_that_saves_by_epoch(tmp_path: Path) -> None:
-    parts, by_epoch = DATA["augmented-list"], {"save_strategy": "epoch", "num_train_epochs": 3}
+    parts = DATA["augmented-list"]
+    by_epoch = {"save_strategy": "epoch", "num_train_epochs": 3}
     through = run_through(tmp_path / "through", parts, **by_epoch)
     checkpoint = str(tmp_path / "through" / "checkpoint-7")
     second = trained_trainer(tmp_path, resume=checkpoint, **parts(), **by_epoch)
@@ -291,10 +292,13 @@ STREAMS: dict[str, Callable[[], Parts]] = {
     "augmented": lambda: {"train_dataset": AugmentedStream(data.vectors(26)), "max_steps": 20},
     "shuffles-itself": lambda: {"train_dataset": ShufflesItself(), "max_steps": 20},
     "hf-stream": lambda: {
-        "train_dataset": data.hf_dataset(data.vectors(26)).with_format("torch").to_iterable_dataset(num_shards=2)
-        .shuffle(seed=3, buffer_size=8), "max_steps": 20,
+        "train_dataset": data.hf_dataset(data.vectors(26))
+        .with_format("torch")
+        .to_iterable_dataset(num_shards=2)
+        .shuffle(seed=3, buffer_size=8),
+        "max_steps": 20,
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("stops", [(3, 10), (7, 16)], ids=str)
@@ -384,16 +388,25 @@ def test_no_trained_sample_is_read_again(tmp_path: Path) -> None:
 
 
 JUDGED: Parts = {
-    "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "learning_rate": 0.3,
-    "load_best_model_at_end": True, "metric_for_best_model": "loss", "num_train_epochs": 4,
-}  # fmt: skip
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "learning_rate": 0.3,
+    "load_best_model_at_end": True,
+    "metric_for_best_model": "loss",
+    "num_train_epochs": 4,
+}
 
 
 def judged(output_dir: Path, *callbacks: Any, **settings: Any) -> Any:
     return make_trainer(
-        output_dir, eval_dataset=data.vectors(50)[26:], compute_metrics=accuracy, callbacks=list(callbacks),
+        output_dir,
+        eval_dataset=data.vectors(50)[26:],
+        compute_metrics=accuracy,
+        callbacks=list(callbacks),
         **JUDGED | settings,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("patience", [2, 3])

@@ -64,8 +64,15 @@ class Recorder(Trainer):
 def llama() -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        config = LlamaConfig(vocab_size=32, hidden_size=8, intermediate_size=16, num_hidden_layers=1, pad_token_id=0,
-                             num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
+        config = LlamaConfig(
+            vocab_size=32,
+            hidden_size=8,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            pad_token_id=0,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+        )
         return LlamaForCausalLM(config)
 
 
@@ -181,13 +188,19 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "the user's sampler, random": ({"cls": of_own(Evens)}, {}, "of the sampler Evens.*of a permutation"),
     "padding of a budget": (BUDGET, {**BUDGET, "pad_to_multiple_of": 8}, "pad_to=None.*pad_to=8"),
     "lengths of a budget": (BUDGET, {**BUDGET, "length_column_name": "other"}, "other lengths"),
-    "samples that are split": ({**PACKED, "packing_overflow": "error"}, {**PACKED, "packing_overflow": "split"},
-                               "splits_long=False.*splits_long=True"),
-    "padding of a budget, stream": ({**BUDGET, **STREAM}, {**BUDGET, **STREAM, "pad_to_multiple_of": 8},
-                                    "pad_to=None.*pad_to=8"),
+    "samples that are split": (
+        {**PACKED, "packing_overflow": "error"},
+        {**PACKED, "packing_overflow": "split"},
+        "splits_long=False.*splits_long=True",
+    ),
+    "padding of a budget, stream": (
+        {**BUDGET, **STREAM},
+        {**BUDGET, **STREAM, "pad_to_multiple_of": 8},
+        "pad_to=None.*pad_to=8",
+    ),
     "random, stream": ({}, STREAM, "of a permutation.*of a stream"),
     "stream, random": (STREAM, {}, "of a stream.*of a permutation"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -48,15 +48,20 @@ def order(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
 @pytest.mark.parametrize("step", [2, 5, 7, 9])
 @pytest.mark.parametrize(
     "settings",
-    [{"per_device_train_batch_size": 8}, {"per_device_train_batch_size": 3}, {"gradient_accumulation_steps": 3},
-     {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 2, "dataloader_num_workers": 0}],
+    [
+        {"per_device_train_batch_size": 8},
+        {"per_device_train_batch_size": 3},
+        {"gradient_accumulation_steps": 3},
+        {"per_device_train_batch_size": 5, "gradient_accumulation_steps": 2, "dataloader_num_workers": 0},
+    ],
     ids=lambda s: "-".join(map(str, s.values())),
-)  # fmt: skip
+)
 def test_every_sample_of_every_epoch_once(
     settings: dict[str, Any], step: int, order: list[int], tmp_path: Path
 ) -> None:
     trained = interrupted(tmp_path, step)
-    rest, rates = Diary(data.vectors(SIZE)), Rates()
+    rest = Diary(data.vectors(SIZE))
+    rates = Rates()
     second = make_trainer(tmp_path, train_dataset=rest, callbacks=[rates], **settings)
     second.train(resume_from_checkpoint=True)
     assert trained + rest.reads == order, "the order of the epoch is that of the seed, whatever the batches"

@@ -43,14 +43,20 @@ EVALUATED: dict[str, dict[str, Any]] = {
     "by-steps-with-a-save": {"eval_strategy": "steps", "eval_steps": 6, "save_strategy": "steps", "save_steps": 6},
     "by-epoch": {"eval_strategy": "epoch", "save_strategy": "epoch"},
     "best": {
-        "eval_strategy": "steps", "eval_steps": 3, "save_strategy": "best", "metric_for_best_model": "loss",
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "save_strategy": "best",
+        "metric_for_best_model": "loss",
         "load_best_model_at_end": True,
     },
     "best-by-steps": {
-        "eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 3,
+        "eval_strategy": "steps",
+        "eval_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 3,
         "load_best_model_at_end": True,
     },
-}  # fmt: skip
+}
 
 
 def interrupted_evaluation(at: int) -> type[Trainer]:
@@ -220,9 +226,13 @@ def test_the_last_finished_step_is_saved_before_an_error_is_raised(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {
-        "gradient_accumulation_steps": 2, "num_train_epochs": 3, "save_on_exception": True, "log_level": "warning",
-        "train_dataset": Augmented(data.vectors(26)), "include_num_input_tokens_seen": "no",
-    }  # fmt: skip
+        "gradient_accumulation_steps": 2,
+        "num_train_epochs": 3,
+        "save_on_exception": True,
+        "log_level": "warning",
+        "train_dataset": Augmented(data.vectors(26)),
+        "include_num_input_tokens_seen": "no",
+    }
     whole = make_trainer(tmp_path / "whole", **settings)
     whole.train()
     with pytest.raises(Broken):
@@ -282,7 +292,8 @@ def test_callbacks_hear_of_the_error_when_the_step_is_saved(tmp_path: Path) -> N
 
 class SignalAt(TrainerCallback):
     def __init__(self, step: int, number: signal.Signals) -> None:
-        self.step, self.number = step, number
+        self.step = step
+        self.number = number
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self.step - 1:
@@ -292,7 +303,8 @@ class SignalAt(TrainerCallback):
 @pytest.fixture
 def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
     """A stand-in for Slurm's scontrol on PATH, which writes down how it was called and what it found."""
-    folder, calls = tmp_path / "bin", tmp_path / "calls"
+    folder = tmp_path / "bin"
+    calls = tmp_path / "calls"
     folder.mkdir()
     script = folder / "scontrol"
     script.write_text(
@@ -364,7 +376,7 @@ def test_a_run_that_stops_in_time_is_finished_by_the_next_one(tmp_path: Path) ->
     assert differing(weights(again.model), weights(whole.model)) == {}
 
 
-def test_checkpoints_come_by_the_clock_without_any_other_rhythm(tmp_path: Path) -> None:
+def test_checkpoints_come_by_the_clock_without_any_other_interval(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, callbacks=[Slow()], save_every=0.2, save_strategy="no")
     trainer.train()
     assert len(steps(tmp_path)) >= 2

@@ -12,7 +12,8 @@ from transformers import trainer_utils as also_theirs
 
 import trainwright as ours
 
-A, B = torch.arange(6.0).reshape(2, 3), torch.arange(8.0).reshape(2, 4)
+A = torch.arange(6.0).reshape(2, 3)
+B = torch.arange(8.0).reshape(2, 4)
 VALUES: dict[str, tuple[Any, Any]] = {
     "equal": (A, A + 1),
     "ragged": (A, B),
@@ -50,7 +51,8 @@ def test_what_cannot_be_joined(one: Any, other: Any) -> None:
 
 def test_padding_functions_and_truncation() -> None:
     assert equal(ours.torch_pad_and_concatenate(A, B), theirs.torch_pad_and_concatenate(A, B))
-    one, other = A.numpy(), B.numpy()
+    one = A.numpy()
+    other = B.numpy()
     assert equal(ours.numpy_pad_and_concatenate(one, other, 7), theirs.numpy_pad_and_concatenate(one, other, 7))
     nested = VALUES["nested"][0]
     assert equal(ours.nested_truncate(nested, 1), theirs.nested_truncate(nested, 1))
@@ -75,6 +77,7 @@ def test_the_container(joins: bool, moves: bool) -> None:
 
 def test_denumpify_detensorize() -> None:
     value = {"a": np.float32(0.5), "b": (torch.tensor([2]), [np.int64(3)]), "c": torch.ones(2), "d": "text"}
-    mine, other = ours.denumpify_detensorize(value), also_theirs.denumpify_detensorize(value)
+    mine = ours.denumpify_detensorize(value)
+    other = also_theirs.denumpify_detensorize(value)
     assert str(mine) == str(other)
     assert type(mine["a"]) is float

@@ -196,8 +196,14 @@ def test_a_model_without_parameters_trains_where_the_original_trains(tmp_path: P
     for side in (OURS, REFERENCE):
         nn.init.ones_(OUTSIDE.weight), nn.init.zeros_(OUTSIDE.bias)
         optimizer = torch.optim.SGD(OUTSIDE.parameters(), lr=0.1)
-        trainer = make_trainer(tmp_path / side.name, side, model=TrainsOutside(), optimizers=(optimizer, None),
-                               max_steps=3, save_strategy="no")  # fmt: skip
+        trainer = make_trainer(
+            tmp_path / side.name,
+            side,
+            model=TrainsOutside(),
+            optimizers=(optimizer, None),
+            max_steps=3,
+            save_strategy="no",
+        )
         trainer.train()
         losses.append(logged(trainer, "loss"))
     assert [len(of_side) for of_side in losses] == [3, 3]
@@ -241,8 +247,12 @@ def test_evaluate_in_a_callback_is_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["evaluate", "train"])
 def test_calls_inside_of_compute_metrics_are_refused(method: str, during: str, tmp_path: Path) -> None:
     made: list[Any] = []
-    trainer = make_trainer(tmp_path, eval_dataset=data.vectors(4), eval_strategy="epoch",
-                           compute_metrics=lambda prediction: getattr(made[0], method)())  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        eval_dataset=data.vectors(4),
+        eval_strategy="epoch",
+        compute_metrics=lambda prediction: getattr(made[0], method)(),
+    )
     made.append(trainer)
     with pytest.raises(errors.NestedCallError) as error:
         trainer.train() if during == "training" else trainer.evaluate()
@@ -310,11 +320,16 @@ def test_evaluate_without_data(tmp_path: Path) -> None:
     says(error, "eval_dataset")
 
 
-@pytest.mark.parametrize("make", [lambda: (x for x in data.vectors(8)), lambda: iter(data.vectors(8)), lambda: {1, 2}],
-                         ids=["generator", "iterator", "set"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [lambda: (x for x in data.vectors(8)), lambda: iter(data.vectors(8)), lambda: {1, 2}],
+    ids=["generator", "iterator", "set"],
+)
 def test_a_generator_is_no_dataset(make: Any, tmp_path: Path) -> None:
-    trainers = [make_trainer(tmp_path, train_dataset=make(), max_steps=2),
-                make_trainer(tmp_path, eval_dataset=make(), eval_strategy="steps", max_steps=2)]  # fmt: skip
+    trainers = [
+        make_trainer(tmp_path, train_dataset=make(), max_steps=2),
+        make_trainer(tmp_path, eval_dataset=make(), eval_strategy="steps", max_steps=2),
+    ]
     for trainer, name in zip(trainers, ("training", "evaluation"), strict=True):
         with pytest.raises(errors.DataError) as error:
             trainer.train()
@@ -472,8 +487,9 @@ def test_two_ways_to_name_an_optimizer(tmp_path: Path) -> None:
     model = module()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(errors.ArgumentError) as error:
-        make_trainer(tmp_path, model=model, optimizers=(optimizer, None),
-                     optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.1}))  # fmt: skip
+        make_trainer(
+            tmp_path, model=model, optimizers=(optimizer, None), optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.1})
+        )
     says(error, "optimizers=", "optimizer_cls_and_kwargs=", "only one")
 
 
@@ -494,9 +510,12 @@ def test_a_processing_class_under_both_its_names(tmp_path: Path) -> None:
 # -- metrics ---------------------------------------------------------------------------------------------------------
 
 JUDGED: dict[str, Any] = {
-    "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 2,
+    "save_strategy": "steps",
+    "save_steps": 2,
     "load_best_model_at_end": True,
-}  # fmt: skip
+}
 
 
 def steps_trained(trainer: Any) -> int:
@@ -505,8 +524,9 @@ def steps_trained(trainer: Any) -> int:
 
 @pytest.mark.parametrize("metrics", [None, lambda prediction: {"accuracy": 0.5}], ids=["none-computed", "another"])
 def test_a_metric_that_no_evaluation_gives(metrics: Any, tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, eval_dataset=data.vectors(4), compute_metrics=metrics,
-                           metric_for_best_model="acuracy", **JUDGED)  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, eval_dataset=data.vectors(4), compute_metrics=metrics, metric_for_best_model="acuracy", **JUDGED
+    )
     with pytest.raises(errors.TrainwrightError) as error:
         trainer.train()
     says(error, "metric_for_best_model='acuracy'", "loss")
@@ -555,9 +575,11 @@ def test_metrics_for_each_batch_by_a_function_for_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"eval_strategy": "epoch", "eval_dataset": data.vectors(4)}, ("metric_for_best_model",)),
-     ({"metric_for_best_model": "loss"}, ("eval_strategy",))],
-)  # fmt: skip
+    [
+        ({"eval_strategy": "epoch", "eval_dataset": data.vectors(4)}, ("metric_for_best_model",)),
+        ({"metric_for_best_model": "loss"}, ("eval_strategy",)),
+    ],
+)
 def test_early_stopping_without_what_it_watches(
     settings: dict[str, Any], words: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -589,13 +611,32 @@ class Raises(TrainerCallback):
 
 
 @pytest.mark.parametrize(
-    "event", ["on_train_begin", "on_epoch_begin", "on_step_begin", "on_pre_optimizer_step", "on_optimizer_step",
-              "on_step_end", "on_log", "on_evaluate", "on_save", "on_epoch_end", "on_train_end"],
-)  # fmt: skip
+    "event",
+    [
+        "on_train_begin",
+        "on_epoch_begin",
+        "on_step_begin",
+        "on_pre_optimizer_step",
+        "on_optimizer_step",
+        "on_step_end",
+        "on_log",
+        "on_evaluate",
+        "on_save",
+        "on_epoch_end",
+        "on_train_end",
+    ],
+)
 def test_a_callback_that_raises_is_heard_by_all_and_stops_the_run(event: str, tmp_path: Path) -> None:
     raises = Raises(event)
-    trainer = make_trainer(tmp_path, callbacks=[raises], eval_dataset=data.vectors(4), eval_strategy="steps",
-                           eval_steps=2, save_strategy="steps", save_steps=2)  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        callbacks=[raises],
+        eval_dataset=data.vectors(4),
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+    )
     with pytest.raises(Own, match=event) as error:
         trainer.train()
     assert raises.heard == [error.value]
@@ -681,7 +722,8 @@ def test_an_optimizer_that_needs_a_closure(tmp_path: Path) -> None:
 
 
 def test_a_subclass_that_brings_its_closure_trains(tmp_path: Path) -> None:
-    model, samples = module(0.0), data.vectors(26)
+    model = module(0.0)
+    samples = data.vectors(26)
     inputs = {
         "x": torch.stack([one["x"] for one in samples]),
         "labels": torch.tensor([one["labels"] for one in samples]),

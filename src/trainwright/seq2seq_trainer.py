@@ -100,8 +100,13 @@ class Seq2SeqTrainer(Trainer):
             raise GenerationConfigError(f"generation_config is not valid: {error} Mend it, or leave it out.") from error
         return config
 
-    def evaluate(self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval",
-                 **gen_kwargs: Any) -> dict[str, float]:  # fmt: skip
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+        **gen_kwargs: Any,
+    ) -> dict[str, float]:
         """Evaluates as `Trainer.evaluate` does, with generated predictions where `predict_with_generate=True`.
 
         Args:
@@ -116,8 +121,13 @@ class Seq2SeqTrainer(Trainer):
         with self._generation_of_a_call(gen_kwargs):
             return super().evaluate(eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
-    def predict(self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test",
-                **gen_kwargs: Any) -> PredictionOutput:  # fmt: skip
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "test",
+        **gen_kwargs: Any,
+    ) -> PredictionOutput:
         """Predicts as `Trainer.predict` does, with generated predictions where `predict_with_generate=True`.
 
         Args:
@@ -142,9 +152,14 @@ class Seq2SeqTrainer(Trainer):
         finally:
             self._gen_kwargs = before
 
-    def prediction_step(self, model: Any, inputs: Batch, prediction_loss_only: bool,
-                        ignore_keys: list[str] | None = None,
-                        **gen_kwargs: Any) -> tuple[torch.Tensor | None, Any, Any]:  # fmt: skip
+    def prediction_step(
+        self,
+        model: Any,
+        inputs: Batch,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+        **gen_kwargs: Any,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
         """Runs one batch of an evaluation.
 
         Args:
@@ -238,7 +253,8 @@ class Seq2SeqTrainer(Trainer):
             return rows if width is None or is_labels else self._pad_tensors_to_max_len(rows, width)
         if config is None:
             return rows
-        max_length, max_new_tokens = config.max_length or DEFAULT_LENGTH, config.max_new_tokens
+        max_length = config.max_length or DEFAULT_LENGTH
+        max_new_tokens = config.max_new_tokens
         if rows.shape[-1] < max_length:
             return self._pad_tensors_to_max_len(rows, max_length)
         return rows if max_new_tokens is None else self._pad_tensors_to_max_len(rows, max_new_tokens + 1)

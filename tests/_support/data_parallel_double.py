@@ -47,7 +47,9 @@ def two_devices() -> Iterator[Double]:
 
     def with_devices(self: Any, module: nn.Module) -> None:
         original(self, module)
-        self.device_ids, self.output_device, self.dim = ["cpu"] * DEVICES, "cpu", 0
+        self.device_ids = ["cpu"] * DEVICES
+        self.output_device = "cpu"
+        self.dim = 0
         self.src_device_obj = torch.device("cpu")
 
     with pytest.MonkeyPatch.context() as patch:
@@ -55,8 +57,9 @@ def two_devices() -> Iterator[Double]:
         patch.setattr(nn.DataParallel, "gather", lambda *a: double.gather(*a))
         patch.setattr(nn.DataParallel, "replicate", lambda self, module, ids: [module] * len(ids))
         patch.setattr(
-            nn.DataParallel, "parallel_apply",
+            nn.DataParallel,
+            "parallel_apply",
             lambda self, copies, inputs, kwargs: [c(*i, **k) for c, i, k in zip(copies, inputs, kwargs, strict=True)],
-        )  # fmt: skip
+        )
         patch.setattr(nn.DataParallel, "__init__", with_devices)
         yield double

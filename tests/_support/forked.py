@@ -30,11 +30,24 @@ from typing import IO, Any
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = "ADDRESS_OF_FORKS"  # variable with the address of a parent process
 IMPORTS = (
-    "numpy", "torch", "torch.distributed", "torch.utils.data", "accelerate", "datasets", "safetensors.torch",
-    "transformers.data.data_collator", "transformers.modeling_utils", "transformers.optimization",
-    "transformers.trainer_utils", "transformers.training_args", "trainwright", "trainwright.checkpoint",
-    "trainwright.cli.main", "trainwright.run", "trainwright.trainer",
-)  # fmt: skip
+    "numpy",
+    "torch",
+    "torch.distributed",
+    "torch.utils.data",
+    "accelerate",
+    "datasets",
+    "safetensors.torch",
+    "transformers.data.data_collator",
+    "transformers.modeling_utils",
+    "transformers.optimization",
+    "transformers.trainer_utils",
+    "transformers.training_args",
+    "trainwright",
+    "trainwright.checkpoint",
+    "trainwright.cli.main",
+    "trainwright.run",
+    "trainwright.trainer",
+)
 
 
 class Process:
@@ -44,7 +57,9 @@ class Process:
         self, pid: int, status: IO[str], stdin: IO[str] | None, stdout: IO[str] | None, stderr: IO[str] | None
     ) -> None:
         self.pid = pid
-        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
+        self.stdin = stdin
+        self.stdout = stdout
+        self.stderr = stderr
         self.returncode: int | None = None
         self._status = status
         self._readers: list[threading.Thread] = []
@@ -188,9 +203,14 @@ def _connect(ours: socket.socket, name: str) -> None:
 
 def _start_server(listener: socket.socket) -> subprocess.Popen[bytes]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), *filter(None, sys.path)])}
-    return subprocess.Popen([sys.executable, __file__, str(listener.fileno())], env=env, cwd=ROOT,
-                            pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL,
-                            stdout=subprocess.DEVNULL)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, __file__, str(listener.fileno())],
+        env=env,
+        cwd=ROOT,
+        pass_fds=[listener.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def _serve(listener: socket.socket) -> dict[str, Any]:

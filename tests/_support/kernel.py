@@ -39,7 +39,8 @@ class Kernel:
     """Runs cells one after the other."""
 
     def __init__(self, client: BlockingKernelClient, process: forked.Process) -> None:
-        self._client, self.process = client, process
+        self._client = client
+        self.process = process
         self._displays: dict[str, Output] = {}
 
     def run(self, code: str, *, seen: Callable[[Output], None] | None = None) -> Cell:
@@ -47,17 +48,20 @@ class Kernel:
         cell = Cell()
 
         def take(message: dict[str, Any]) -> None:
-            kind, content = message["msg_type"], message["content"]
+            kind = message["msg_type"]
+            content = message["content"]
             output = None
             if kind in ("display_data", "execute_result", "update_display_data"):
                 place = content.get("transient", {}).get("display_id", "")
                 if kind == "update_display_data":
-                    output, cell.num_updates = self._displays[place], cell.num_updates + 1
+                    output = self._displays[place]
+                    cell.num_updates = cell.num_updates + 1
                 else:
                     output = Output("display" if kind == "display_data" else "result", "")
                     cell.outputs.append(output)
                     self._displays[place] = output
-                output.text, output.html = content["data"]["text/plain"], content["data"].get("text/html", "")
+                output.text = content["data"]["text/plain"]
+                output.html = content["data"].get("text/html", "")
             elif kind == "stream":
                 output = Output(content["name"], content["text"])
                 cell.outputs.append(output)

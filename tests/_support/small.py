@@ -39,9 +39,20 @@ SETTINGS: dict[str, Any] = {
 
 def make_trainer(output_dir: Path | str, side: Side = OURS, cls: Any = None, **parts: Any) -> Any:
     """A trainer on the CPU; what is no part of a trainer is a setting. By default a plain module with dropout."""
-    names = ("model", "model_init", "train_dataset", "eval_dataset", "data_collator", "processing_class", "callbacks",
-             "compute_metrics", "compute_loss_func", "optimizers", "optimizer_cls_and_kwargs",
-             "preprocess_logits_for_metrics")  # fmt: skip
+    names = (
+        "model",
+        "model_init",
+        "train_dataset",
+        "eval_dataset",
+        "data_collator",
+        "processing_class",
+        "callbacks",
+        "compute_metrics",
+        "compute_loss_func",
+        "optimizers",
+        "optimizer_cls_and_kwargs",
+        "preprocess_logits_for_metrics",
+    )
     given = {name: parts.pop(name) for name in names if name in parts}
     if "model" not in given and "model_init" not in given:
         given["model"] = module()

@@ -30,7 +30,12 @@ def run_python(
     """
     done = subprocess.run(
         [sys.executable, *arguments],
-        cwd=cwd, env=environment(**more), capture_output=True, text=True, timeout=timeout_s, check=False,
-    )  # fmt: skip
+        cwd=cwd,
+        env=environment(**more),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
     assert code in (None, done.returncode), f"exit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done

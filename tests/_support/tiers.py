@@ -1,4 +1,4 @@
-"""Tiers of the suite: derives the mark `quick` and checks what quick tests do; random order; busy cores; durations.
+"""Tiers of the suite: derives the mark `quick`, checks that quick tests stay quick, and keeps cores busy on request.
 
 A test is quick unless a mark takes it out of that tier. While a quick test runs, starting a process and importing a
 second framework are errors, so that the tier stays what it says; the marks are in `pyproject.toml`.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import gc
 import os
-import random
 import subprocess
 import sys
 import threading
@@ -21,12 +20,29 @@ from typing import Any
 import pytest
 
 NOT_QUICK = ("slow", "gpu", "examples", "process", "framework", "costly")
-FRAMEWORKS = frozenset({"sentence_transformers", "setfit", "trl", "lightning", "pytorch_lightning",
-                        "deepspeed", "ray", "wandb", "mlflow", "comet_ml", "dvclive", "neptune", "swanlab",
-                        "trackio"})  # fmt: skip
+FRAMEWORKS = frozenset(
+    {
+        "comet_ml",
+        "deepspeed",
+        "dvclive",
+        "lightning",
+        "mlflow",
+        "neptune",
+        "pytorch_lightning",
+        "ray",
+        "sentence_transformers",
+        "setfit",
+        "swanlab",
+        "trackio",
+        "trl",
+        "wandb",
+    }
+)
 _OF_DEPENDENCIES = frozenset({"deepspeed", "ray", "mlflow"})  # transformers imports them where they are installed
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
-_FACTS = ("git", "uname", "lscpu")  # a training asks for its commit and platform, joblib for cores; both do without
+# A training asks for its commit and platform, joblib for cores, matplotlib for fonts; all do without an answer.
+_FACTS = ("git", "uname", "lscpu", "fc-list")
+_NUM_CASES = pytest.StashKey[defaultdict[tuple[str, str], int]]()  # of each test with the mark `one_in`
 _SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(1000000))"
 
 
@@ -75,57 +91,48 @@ def _watch_original() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("tiers")
-    group.addoption("--shuffle", type=int, metavar="SEED", help="random order of files, and of tests in each file")
-    group.addoption("--busy", action="store_true", help="keep all cores busy with other processes meanwhile")
+    parser.getgroup("tiers").addoption(
+        "--busy", action="store_true", help="keep all cores busy with other processes while the tests run"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     sys.addaudithook(_audit)
-    if hasattr(config, "workerinput") and config.getoption("shuffle") is None:
-        config.pluginmanager.register(LongTestsFirst(config.workerinput["workercount"]), "tier-order")
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Durations(), "tier-durations")
-        if config.getoption("busy"):
-            config.pluginmanager.register(Load(), "tier-load")
+    if config.getoption("busy") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Load(), "tier-load")
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    seed = config.getoption("shuffle")
-    return None if seed is None else f"random order: --shuffle {seed}"
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Adds the derived marks, before tests are put into another order or selected."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is not None and callspec.params.get("workers"):  # of a DataLoader
+        item.add_marker("process")
+    if _is_left_to_the_slow_tests(item):
+        item.add_marker("slow")
+    if not any(item.get_closest_marker(name) for name in NOT_QUICK):
+        item.add_marker("quick")
 
 
-@pytest.hookimpl(tryfirst=True)  # before a mark expression selects
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _move_most_cases(items)
-    for item in items:
-        if getattr(item, "callspec", None) and item.callspec.params.get("workers"):  # of a DataLoader
-            item.add_marker("process")
-        if not any(item.get_closest_marker(name) for name in NOT_QUICK):
-            item.add_marker("quick")
-    seed = config.getoption("shuffle")
-    if seed is not None:
-        items[:] = shuffled(items, seed)
+def _is_left_to_the_slow_tests(item: pytest.Item) -> bool:
+    """Returns whether a case of a test marked `one_in(n)` is neither the first one nor an n-th one after it."""
+    mark = item.get_closest_marker("one_in")
+    if mark is None:
+        return False
+    num_cases = item.session.stash.setdefault(_NUM_CASES, defaultdict(int))
+    test = str(item.path), getattr(item, "originalname", item.name)
+    num_cases[test] += 1
+    return (num_cases[test] - 1) % mark.args[0] != 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config) -> None:
     found = sorted((FRAMEWORKS - _OF_DEPENDENCIES) & sys.modules.keys())
     if config.getoption("markexpr") == "quick" and found:
         raise pytest.UsageError(f"collecting the tests imports {', '.join(found)}: import it in the test that needs it")
 
 
-def _move_most_cases(items: list[pytest.Item]) -> None:
-    """Marks most cases of a test with the mark `one_in(n)` as slow: all but the first, and each n-th one after it."""
-    seen: dict[tuple[str, str], int] = defaultdict(int)
-    for item in items:
-        mark = item.get_closest_marker("one_in")
-        if mark is not None:
-            key = str(item.path), getattr(item, "originalname", item.name)
-            if seen[key] % mark.args[0]:
-                item.add_marker("slow")
-            seen[key] += 1
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Any:
-    """Imports without a collector of garbage, which takes more than a second to find none in what they make."""
+    """Collects the tests without garbage collection, which takes more than a second and finds nothing."""
     gc.disable()
     try:
         return (yield)
@@ -137,25 +144,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if "transformers" in sys.modules:
         _watch_original()
     gc.collect()
-    gc.freeze()  # a collection in a test looks at what tests made, not at all modules: it takes a second otherwise
-
-
-def shuffled(items: list[pytest.Item], seed: int) -> list[pytest.Item]:
-    """Returns the files in random order, and the tests of each; tests of a file stay together for its fixtures."""
-    draw = random.Random(seed)
-    files: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        files[str(item.path)].append(item)
-    order = list(files.values())
-    draw.shuffle(order)
-    return [item for tests in order for item in draw.sample(tests, len(tests))]
+    gc.freeze()  # a collection in a test skips the modules, which would take it a second
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
     if not item.get_closest_marker("quick"):
         return (yield)
-    _now.name, _now.pid, _now.refused = item.nodeid, os.getpid(), []
+    _now.name = item.nodeid
+    _now.pid = os.getpid()
+    _now.refused = []
     try:
         with _without_engines():
             return (yield)
@@ -165,9 +163,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Any:
 
 @contextmanager
 def _without_engines() -> Iterator[None]:
-    """Lets quick tests run as on a machine without DeepSpeed and Ray, which only the slow tests need.
+    """Runs quick tests as on a machine without DeepSpeed and Ray, which only the slow tests need.
 
-    Accelerate imports the one to unwrap a model, and a search the other to see whether it has its part for searches.
+    Accelerate would import DeepSpeed to unwrap a model, and a search Ray to see whether Ray Tune is there.
     """
     from accelerate.utils import other
 
@@ -186,48 +184,6 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
     if _now.name and _now.refused:
         pytest.fail(_now.refused[0])
     return result
-
-
-class LongTestsFirst:
-    """Gives each worker its share of the files that start processes first: none of these is waited for at the end.
-
-    A worker starts with one contiguous part of the tests, see `--dist worksteal`.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-
-    @pytest.hookimpl(trylast=True)  # of the tests that a mark expression has selected
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        files: dict[str, list[pytest.Item]] = defaultdict(list)
-        for item in items:
-            files[str(item.path)].append(item)
-        long, short = [], []
-        for tests in files.values():
-            (long if any(test.get_closest_marker("process") for test in tests) else short).append(tests)
-        items[:] = [
-            test
-            for worker in range(self.workers)
-            for tests in long[worker :: self.workers] + short[worker :: self.workers]
-            for test in tests
-        ]
-
-
-class Durations:
-    """Sum of the durations of each tier, printed at the end."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self.tests: dict[str, set[str]] = defaultdict(set)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        kind = next((name for name in NOT_QUICK if name in report.keywords), "quick")
-        self.seconds[kind] += report.duration
-        self.tests[kind].add(report.nodeid)
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        for kind, seconds in sorted(self.seconds.items(), key=lambda pair: -pair[1]):
-            terminalreporter.write_line(f"{kind}: {len(self.tests[kind])} tests, {seconds:.0f} s in all workers")
 
 
 class Load:

@@ -58,7 +58,8 @@ def free_port() -> int:
 
 
 def _ports() -> Iterator[int]:
-    first, count = 10_000, 22_000  # Linux gives outgoing connections 32768 and above
+    first = 10_000
+    count = 22_000  # Linux gives outgoing connections 32768 and above
     step = 7919  # a prime: processes with neighbouring numbers begin far from each other
     return (first + (os.getpid() * step + i) % count for i in itertools.count())
 
@@ -80,13 +81,25 @@ def launch(
     """
     script = _written(script, folder)
     if launcher is None:
-        launcher = ("torch.distributed.run", "--nproc-per-node", str(processes),
-                    "--master-addr", "localhost", "--master-port", str(free_port()))  # fmt: skip
+        launcher = (
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(processes),
+            "--master-addr",
+            "localhost",
+            "--master-port",
+            str(free_port()),
+        )
     env = _environment(folder, environment)
     return subprocess.Popen(
         [sys.executable, *(("-m", *launcher) if launcher else ()), str(script), *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, cwd=folder, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env,
+        cwd=folder,
+        start_new_session=True,
+    )
 
 
 def finish(process: subprocess.Popen[str], folder: Path, *, timeout_s: float = 250, processes: int = 2) -> Done:
@@ -127,14 +140,21 @@ def start_forks(
     """Starts a script as a launcher does: one process for each rank."""
     script = _written(script, folder)
     env = _environment(folder, environment) | {
-        "MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
-    }  # fmt: skip
+    }
     return [
-        forked.start([str(script), *arguments], env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=folder,
-                     merge_output=True, start_new_session=True)
+        forked.start(
+            [str(script), *arguments],
+            env={**env, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=folder,
+            merge_output=True,
+            start_new_session=True,
+        )
         for rank in range(processes)
-    ]  # fmt: skip
+    ]
 
 
 def finish_forks(ranks: list[forked.Process], folder: Path, *, timeout_s: float = 250, grace_s: float = 0) -> Done:
@@ -167,16 +187,24 @@ def as_forks(script: str, folder: Path) -> Path:
     Only for scripts that end by themselves: a signal reaches the launcher's process, not the fork.
     """
     stub = folder / "stub.py"
-    stub.write_text(f"import sys\nfrom tests._support import forked\n"
-                    f"done = forked.run([{str(_written(script, folder))!r}, *sys.argv[1:]])\n"
-                    f"print(done.stdout, done.stderr)\nsys.exit(done.returncode)\n")  # fmt: skip
+    stub.write_text(
+        f"import sys\nfrom tests._support import forked\n"
+        f"done = forked.run([{str(_written(script, folder))!r}, *sys.argv[1:]])\n"
+        f"print(done.stdout, done.stderr)\nsys.exit(done.returncode)\n"
+    )
     return stub
 
 
 def _environment(folder: Path, more: dict[str, str] | None) -> dict[str, str]:
     paths = os.pathsep.join([str(forked.ROOT), *sys.path])
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TOLD_FOLDER": str(folder),
-            forked.SERVER: forked.address(), **(more or {})}  # fmt: skip
+    return {
+        **os.environ,
+        "PYTHONPATH": paths,
+        "OMP_NUM_THREADS": "1",
+        "TOLD_FOLDER": str(folder),
+        forked.SERVER: forked.address(),
+        **(more or {}),
+    }
 
 
 def _told(folder: Path, processes: int) -> list[dict[str, Any]]:

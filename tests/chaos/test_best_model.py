@@ -18,7 +18,8 @@ SCORES = {2: 3.0, 4: 9.0, 6: 5.0}
 
 class Damages(TrainerCallback):
     def __init__(self, folder: Path, steps: tuple[int, ...]) -> None:
-        self.folder, self.steps = folder, steps
+        self.folder = folder
+        self.steps = steps
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.state = state
@@ -39,11 +40,21 @@ def test_the_next_best_takes_the_place_of_a_damaged_one(
 ) -> None:
     damages = Damages(tmp_path, damaged)
     trainer = make_trainer(
-        tmp_path, max_steps=7, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
-        load_best_model_at_end=True, metric_for_best_model="score", greater_is_better=True, callbacks=[damages],
-        eval_dataset=data.vectors(4), compute_metrics=lambda _: {"score": SCORES.get(damages.state.global_step)},
-        save_async=False, log_level="warning",
-    )  # fmt: skip
+        tmp_path,
+        max_steps=7,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+        greater_is_better=True,
+        callbacks=[damages],
+        eval_dataset=data.vectors(4),
+        compute_metrics=lambda _: {"score": SCORES.get(damages.state.global_step)},
+        save_async=False,
+        log_level="warning",
+    )
     damages.state = trainer.state
     trainer.train()
     assert [name for name in caplog.messages if "altered" in name] == [

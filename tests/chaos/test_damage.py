@@ -24,9 +24,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output directory of a run that saved at steps 2 and 4, a model of transformers' with its tokenizer."""
     folder = tmp_path_factory.mktemp("whole")
     make_trainer(
-        folder, model=models.seeded(lambda: models.bert(0.1)), train_dataset=data.texts(26), callbacks=[StopAt(4)],
-        processing_class=data.tokenizer(), save_strategy="steps", save_steps=2,
-    ).train()  # fmt: skip
+        folder,
+        model=models.seeded(lambda: models.bert(0.1)),
+        train_dataset=data.texts(26),
+        callbacks=[StopAt(4)],
+        processing_class=data.tokenizer(),
+        save_strategy="steps",
+        save_steps=2,
+    ).train()
     return folder
 
 
@@ -57,7 +62,8 @@ def flip(path: Path, draw: random.Random) -> None:
 
 def assert_named(run: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """In the error of who named the checkpoint, and in the warning of who asked for the newest one."""
-    newest, older = run / "checkpoint-4", run / "checkpoint-2"
+    newest = run / "checkpoint-4"
+    older = run / "checkpoint-2"
     with pytest.raises(CheckpointError) as error:
         verified(newest)
     assert name in str(error.value)
@@ -105,9 +111,12 @@ def _is_blank(path: Path, intact: bytes) -> bool:
 def test_training_goes_on_from_the_older_one(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     flip(run / "checkpoint-4" / "optimizer.pt", random.Random(3))
     trainer = make_trainer(
-        run, model=models.seeded(lambda: models.bert(0.1)), train_dataset=data.texts(26), callbacks=[StopAt(3)],
+        run,
+        model=models.seeded(lambda: models.bert(0.1)),
+        train_dataset=data.texts(26),
+        callbacks=[StopAt(3)],
         log_level="warning",
-    )  # fmt: skip
+    )
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 3
     assert "optimizer.pt" in caplog.text

@@ -121,8 +121,14 @@ def assert_same_end(folder: Path, uninterrupted: Weights) -> None:
 
 
 # One place of each part of a save; the other places of the same part are slow.
-REPRESENTATIVES = {("after weights", 2), ("before manifest", 2), ("before rename", 2), ("after rename", 1),
-                   ("after fsync", 11), ("before rmtree", 5)}  # fmt: skip
+REPRESENTATIVES = {
+    ("after weights", 2),
+    ("before manifest", 2),
+    ("before rename", 2),
+    ("after rename", 1),
+    ("after fsync", 11),
+    ("before rmtree", 5),
+}
 
 
 @pytest.mark.parametrize(
@@ -245,7 +251,9 @@ def test_killed_with_all_features_at_once(
     num_kills: int, nursery_of_all: Nursery, uninterrupted_all: Weights, tmp_path: Path
 ) -> None:
     """A stream, packed, in workers; accumulation, background saves, rotation, evaluations, the best model."""
-    draw, kills, ends = random.Random(num_kills), 0, 0
+    draw = random.Random(num_kills)
+    kills = 0
+    ends = 0
     while kills < num_kills or ends == 0:
         process = nursery_of_all.start(*command(tmp_path, 4, "", 0, "all"))
         if kills < num_kills:

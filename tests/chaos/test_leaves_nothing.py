@@ -22,8 +22,14 @@ from .._support.small import data, make_trainer, module
 
 NUM_TRAININGS = 50
 LOGGERS = (None, "trainwright", "transformers", "accelerate", "torch", "datasets")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
-         "_load_state_dict_pre_hooks")  # fmt: skip
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+)
 OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
@@ -33,7 +39,8 @@ def process() -> dict[str, Any]:
     for thread in threading.enumerate():
         if thread.name == "QueueFeederThread":  # of a closed queue, which ends shortly after it
             thread.join(5)
-    cudnn, loggers = torch.backends.cudnn, [logging.getLogger(name) for name in LOGGERS]
+    cudnn = torch.backends.cudnn
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     return {
         "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
         "blocked signals": signal.pthread_sigmask(signal.SIG_BLOCK, []),

@@ -55,7 +55,8 @@ def signalled_and_resumed(
     time.sleep(draw.uniform(0.0, seconds))
     with suppress(ProcessLookupError):
         os.killpg(process, number)
-    status, said = nursery.wait(), words(folder)
+    status = nursery.wait()
+    said = words(folder)
     # 0: it was over; -number or 130: it had not begun to train, or had ended: the process ends as it always would.
     assert status in (0, 128 + number, -number), said
     # A worker may print that its connection was reset, from a thread of multiprocessing, when the run ends.

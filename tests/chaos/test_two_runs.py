@@ -45,7 +45,8 @@ class At(TrainerCallback):
     """Calls a function when a step is done."""
 
     def __init__(self, step: int, act: Any) -> None:
-        self.step, self.act = step, act
+        self.step = step
+        self.act = act
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self.step:
@@ -234,7 +235,8 @@ def test_the_lease_is_touched_in_long_steps_evaluations_and_saves(
     def lasts(phase: str) -> None:
         (path,) = tmp_path.glob(".lease-*.json")
         os.utime(path, (time.time() - lease.STALE_S + 10,) * 2)
-        elsewhere, end = lease.Lease(tmp_path), time.monotonic() + 30
+        elsewhere = lease.Lease(tmp_path)
+        end = time.monotonic() + 30
         while time.monotonic() < end:
             obstacle = elsewhere.attempt()
             assert obstacle is not None, f"it was taken over in {phase}"
@@ -256,6 +258,14 @@ def test_the_lease_is_touched_in_long_steps_evaluations_and_saves(
             lasts("save")
             super()._save_optimizer_and_scheduler(*args, **kwargs)
 
-    make_trainer(tmp_path, cls=Slow, max_steps=1, eval_dataset=data.vectors(4), eval_strategy="steps", eval_steps=1,
-                 save_strategy="steps", save_steps=1).train()  # fmt: skip
+    make_trainer(
+        tmp_path,
+        cls=Slow,
+        max_steps=1,
+        eval_dataset=data.vectors(4),
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+    ).train()
     assert sorted(set(long)) == ["evaluation", "save", "step"]

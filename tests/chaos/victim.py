@@ -38,7 +38,9 @@ from trainwright.checkpoint import weights
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 
-NUM_SAMPLES, FEATURES, NUM_STEPS = 40, 6, 20
+NUM_SAMPLES = 40
+FEATURES = 6
+NUM_STEPS = 20
 HANGS_S = 150
 
 
@@ -54,7 +56,8 @@ class Model(nn.Module):
 
 class Countdown:
     def __init__(self, place: str, count: int) -> None:
-        self.place, self.count = place, count
+        self.place = place
+        self.count = count
 
     def at(self, place: str) -> None:
         if place == self.place or (self.place == "anywhere" and "training_step" not in place):
@@ -142,8 +145,15 @@ def features_of(how: str) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
         return Model(), {"train_dataset": samples}, {"save_async": how == "behind"}
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=32)  # fmt: skip
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+    )
     draw = random.Random(1)
     lengths = [*(draw.randint(3, 12) for _ in range(2 * NUM_SAMPLES)), *[8] * 6]
     rows = [[draw.randrange(1, 32) for _ in range(length)] for length in lengths]
@@ -160,10 +170,19 @@ def main(
     torch.manual_seed(0)
     model, datasets, settings = features_of(behind)
     common: dict[str, Any] = {
-        "output_dir": output_dir, "use_cpu": True, "report_to": "none", "disable_tqdm": True, "num_train_epochs": 2,
-        "per_device_train_batch_size": 4, "learning_rate": 1e-2, "logging_steps": 1, "save_steps": int(save_steps),
-        "eval_steps": int(save_steps), "save_total_limit": 2, "seed": 3,
-    }  # fmt: skip
+        "output_dir": output_dir,
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_steps": int(save_steps),
+        "eval_steps": int(save_steps),
+        "save_total_limit": 2,
+        "seed": 3,
+    }
     trainer = doomed(countdown)(model=model, args=TrainingArguments(**common | settings), **datasets)
     trainer.train(resume_from_checkpoint="auto")
     print("places passed:", int(count) - countdown.count)

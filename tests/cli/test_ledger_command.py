@@ -66,7 +66,7 @@ def test_rows_are_printed_and_the_quarantine_takes_them(folder: Path) -> None:
 
 
 def test_what_cannot_be_answered_is_said(folder: Path) -> None:
-    assert "none of top, never" in call("ledger", str(folder), "best").output
+    assert "is not one of: top, never" in call("ledger", str(folder), "best").output
     refused = call("ledger", str(folder / "elsewhere"))
     assert refused.exit_code == 2
     assert "train with ledger=True" in refused.output

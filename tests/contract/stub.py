@@ -26,7 +26,9 @@ def stub() -> str:
 
 def _order(name: str) -> tuple[int, str]:
     """Constants, then classes, then functions, as isort has them."""
-    return (0 if name.isupper() and len(name) > 1 else 1 if name[0].isupper() else 2, name)
+    if name.isupper() and len(name) > 1:
+        return 0, name
+    return (1 if name[0].isupper() else 2), name
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@
 TAKES_MORE = {
     "train": "(self, resume_from_checkpoint=None, trial=None, ignore_keys_for_eval=None, *, model_path=None)",
     "get_batch_samples": "(self, epoch_iterator, num_batches, device=None)",
-    "_maybe_log_save_evaluate":
-        "(self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time=None, learning_rate=None)",
-}  # fmt: skip
+    "_maybe_log_save_evaluate": (
+        "(self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time=None, learning_rate=None)"
+    ),
+}
 
 # Without annotations. Two names are not in transformers 5.23 any more: prediction_loop and num_tokens.
 PUBLIC_METHODS = {

@@ -17,7 +17,8 @@ from trainwright.config.behaviour import ORIGINAL, OURS, Behaviour, behaviour_of
 SOURCE = Path(trainwright.__file__).parent
 RECORD = SOURCE / "config" / "behaviour.py"
 PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
-START, END = "<!-- written by tests/contract/test_behaviour.py -->\n", "<!-- end -->\n"
+START = "<!-- written by tests/contract/test_behaviour.py -->\n"
+END = "<!-- end -->\n"
 NAMES = [one.name for one in fields(Behaviour)]
 
 
@@ -38,7 +39,8 @@ def table() -> str:
 def test_the_page_says_what_the_record_says() -> None:
     """With WRITE_DOCS=1 it is written."""
     before, numbers, rows = PAGE.read_text(encoding="utf-8").split(START)
-    written, generated = [], [paragraphs(), table()]
+    written = []
+    generated = [paragraphs(), table()]
     for part in (numbers, rows):
         said, _, after = part.partition(END)
         written.append((said, after))

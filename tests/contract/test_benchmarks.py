@@ -14,8 +14,14 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-SMALL = {"gpu": "--tiny", "resume": "--small", "evaluation": "--small", "sizes": "--quick", "checkpoint": "--small",
-         "sharded_saves": "--small"}  # fmt: skip
+SMALL = {
+    "gpu": "--tiny",
+    "resume": "--small",
+    "evaluation": "--small",
+    "sizes": "--quick",
+    "checkpoint": "--small",
+    "sharded_saves": "--small",
+}
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ import trainwright
 from .._support import forked
 from . import doubles
 
-WARM_UP, COUNTED = 10, 50
+WARM_UP = 10
+COUNTED = 50
 COUNTS = "counts.json"
 CEILINGS = [  # what, fewer than which nothing was counted, the ceiling
     ("step", 100, 450),  # by hand 292
@@ -109,11 +110,13 @@ def by_trainwright(
 def by_hand(accumulation: int) -> Counter:
     from transformers import default_data_collator
 
-    model, counter = doubles.model(Mlp), Counter()
+    model = doubles.model(Mlp)
+    counter = Counter()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 1000)
     data = doubles.samples(8 * accumulation * (WARM_UP + COUNTED + 2))
-    total, step = torch.zeros(()), 0
+    total = torch.zeros(())
+    step = 0
     for i, batch in enumerate(DataLoader(data, batch_size=8, shuffle=True, collate_fn=default_data_collator)):
         loss = model(**batch)["loss"] / accumulation
         loss.backward()
@@ -152,16 +155,19 @@ def by_evaluation(output_dir: Path) -> float:
 
 def main(folder: Path) -> None:
     """Counts everything and writes it down, as calls for one step, log, micro-batch and batch."""
-    one, four = by_trainwright(folder, 1), by_trainwright(folder, 4)
+    one = by_trainwright(folder, 1)
+    four = by_trainwright(folder, 4)
     own = by_trainwright(folder, 1, wrap=OwnData, data_collator=own_collator)
     often, seldom = (by_trainwright(folder, 1, logging_steps=steps) for steps in (1, WARM_UP + COUNTED + 2))
     counts = {
-        "step": one.python / COUNTED, "by hand": by_hand(1).python / COUNTED,
+        "step": one.python / COUNTED,
+        "by hand": by_hand(1).python / COUNTED,
         "own data": own.python / COUNTED,
         "log": (often.python - seldom.python) / COUNTED,
-        "micro-batch": (four.python - one.python) / COUNTED / 3, "4 by hand": by_hand(4).python / COUNTED,
+        "micro-batch": (four.python - one.python) / COUNTED / 3,
+        "4 by hand": by_hand(4).python / COUNTED,
         "evaluation": by_evaluation(folder),
-    }  # fmt: skip
+    }
     (folder / COUNTS).write_text(json.dumps(counts))
 
 

@@ -12,16 +12,21 @@ from ..parity import fuzz_corrections
 
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = TESTS.parent / "docs" / "migrate.md"
-SURFACE, SNIPPETS, ERRORS = "compat/test_published_surface.py", "compat/test_snippets.py", "test_trainer_errors.py"
-CHANGED, EXACT = "test_resume_changed.py", "test_resume_exact.py"
+SURFACE = "compat/test_published_surface.py"
+SNIPPETS = "compat/test_snippets.py"
+ERRORS = "test_trainer_errors.py"
+CHANGED = "test_resume_changed.py"
+EXACT = "test_resume_exact.py"
 
 # The beginning of a row -> a test, or an effect, that shows what is written of ours.
 SHOWN = {
-    "BERT, RoBERTa, T5":
-        "window/test_equal_to_the_full_batch.py::test_by_default_a_head_that_ignores_the_count_trains_on_the_mean_of_the_window",
+    "BERT, RoBERTa, T5": (
+        "window/test_equal_to_the_full_batch.py::"
+        "test_by_default_a_head_that_ignores_the_count_trains_on_the_mean_of_the_window"
+    ),
     "`resume_from_checkpoint=True` takes": f"{CHANGED}::test_a_damaged_one_is_skipped_and_named_and_a_named_one_raises",
     "a changed learning rate": f"{CHANGED}::test_a_changed_learning_rate_takes_effect_at_the_schedules_position",
-    "a resumed run keeps the intervals": f"{CHANGED}::test_the_rhythm_passed_now_wins",
+    "a resumed run keeps the intervals": f"{CHANGED}::test_intervals_passed_now_replace_those_of_the_checkpoint",
     "a resumed run draws other": f"{SURFACE}::test_a_resume_ends_with_the_weights_of_its_own_straight_run",
     "a dataset with `set_epoch`": "data/test_epochs.py::test_a_resumed_run_has_the_samples_of_its_epoch",
     "workers that persist keep": "data/test_epochs.py::test_a_dataset_within_another_is_told_too",
@@ -31,35 +36,38 @@ SHOWN = {
     "without `restore_callback_states": f"{EXACT}::test_patience_goes_on_counting",
     "`sortish_sampler=True`": "effects/generation_fields.py::samples_of_similar_length_are_trained_together",
     "**Accumulation in plain modules**": "effects/our_fields.py::a_micro_batch_with_fewer_labels_counts_less",
-    "with `dispatch_batches=True`, tensor":
-        "distributed/test_laid_out.py::test_losses_norms_and_weights_are_those_of_one_process",
+    "with `dispatch_batches=True`, tensor": (
+        "distributed/test_laid_out.py::test_losses_norms_and_weights_are_those_of_one_process"
+    ),
     "the column of `length_column_name`": "effects/data_fields.py::the_length_is_in_this_column",
-    "where a stream ends":
-        "parity/test_stream_tail.py::test_ours_trains_on_a_stream_as_on_the_same_data_with_a_length",
+    "where a stream ends": "parity/test_stream_tail.py::test_ours_trains_on_a_stream_as_on_the_same_data_with_a_length",
     "`dataloader_drop_last` drops": "evaluation/test_eval_loop.py::test_drop_last_drops_nothing_of_a_prediction",
     "`args.resume_from_checkpoint`": "effects/run_fields.py::training_goes_on_from_there",
     "a checkpoint of `save_only_model`": f"{ERRORS}::test_a_checkpoint_of_the_weights_alone",
-    "with `predict_with_generate` and no length":
-        "evaluation/test_generation_batches.py::test_without_a_length_twenty_tokens_are_written",
-    "with a decoder-only model":
-        "parity/test_prompts_are_kept.py::test_elsewhere_the_prompt_is_cut_off",
+    "with `predict_with_generate` and no length": (
+        "evaluation/test_generation_batches.py::test_without_a_length_twenty_tokens_are_written"
+    ),
+    "with a decoder-only model": "parity/test_prompts_are_kept.py::test_elsewhere_the_prompt_is_cut_off",
     "`label_smoothing_factor` or": "effects/optimizer_fields.py::the_target_is_spread",
-    "SIGTERM ends":
-        "signals/test_signals.py::test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_happened",
-    "a resumed stream is read again":
-        "data/test_stream_batching.py::test_a_resume_reads_no_more_than_a_look_ahead_again",
+    "SIGTERM ends": (
+        "signals/test_signals.py::test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_happened"
+    ),
+    "a resumed stream is read again": (
+        "data/test_stream_batching.py::test_a_resume_reads_no_more_than_a_look_ahead_again"
+    ),
     "`compute_metrics` is not called": f"{ERRORS}::test_metrics_without_labels",
     "a misspelt": f"{ERRORS}::test_a_metric_that_no_evaluation_gives",
-    "a metric that is an array":
-        "evaluation/test_metrics_of_any_kind.py::test_metrics_of_any_kind_train_and_are_named_before_step_1",
+    "a metric that is an array": (
+        "evaluation/test_metrics_of_any_kind.py::test_metrics_of_any_kind_train_and_are_named_before_step_1"
+    ),
     "a step whose loss or gradient": "effects/guard_fields.py::a_step_that_is_not_finite_is_skipped_by_default",
     "early stopping ignores NaN": "callbacks/test_early_stopping.py::test_what_is_not_a_number_is_no_improvement",
     "`train()` in a callback": f"{ERRORS}::test_train_is_refused_inside_of_train",
     "a loss that is not a scalar": f"{ERRORS}::test_a_loss_of_another_kind_from_compute_loss",
-    "a warm-up longer":
-        "compat/test_refusals.py::test_it_trains_as_with_transformers_and_a_warning_says_the_words",
-    "resuming with more or fewer":
-        "compat/test_refusals.py::test_a_resume_with_other_data_continues_as_with_transformers",
+    "a warm-up longer": "compat/test_refusals.py::test_it_trains_as_with_transformers_and_a_warning_says_the_words",
+    "resuming with more or fewer": (
+        "compat/test_refusals.py::test_a_resume_with_other_data_continues_as_with_transformers"
+    ),
     "a bad sample": "data/test_bad_sample.py::test_the_sample_is_named",
     "keys in the text": "test_hostile_text.py::test_what_looks_like_a_key_is_masked",
     "32 argument names": f"{SNIPPETS}::test_every_older_name_can_be_read",
@@ -80,7 +88,7 @@ SHOWN = {
     "a callback's `on_save`": "checkpoint/test_changes.py::test_checkpoints_verify_with_what_a_listener_made_of_them",
     "a negative `global_step`": "chaos/hostile/test_hostile.py::test_a_record_of_another_shape_is_refused",
     "`EarlyStoppingCallback` without": f"{ERRORS}::test_early_stopping_without_what_it_watches",
-}  # fmt: skip
+}
 
 
 def rows() -> list[str]:

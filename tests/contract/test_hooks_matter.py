@@ -266,7 +266,8 @@ def test_training_step_decides_what_is_logged_and_done(tmp_path: Path) -> None:
         loss: torch.Tensor = base.training_step(self, *args, **kwargs)
         return loss * 10
 
-    plain, tenfold = run(tmp_path), run(tmp_path, overriding(training_step=scaled))
+    plain = run(tmp_path)
+    tenfold = run(tmp_path, overriding(training_step=scaled))
     assert losses(tenfold) == pytest.approx([10 * loss for loss in losses(plain)])
     assert same(weights(tenfold), weights(plain))
 
@@ -438,7 +439,8 @@ def test_wrap_model_decides_what_is_run(tmp_path: Path) -> None:
     class Wrapper(torch.nn.Module):
         def __init__(self, module: torch.nn.Module) -> None:
             super().__init__()
-            self.module, self.num_calls = module, 0
+            self.module = module
+            self.num_calls = 0
 
         def forward(self, **inputs: Any) -> Any:
             self.num_calls += 1
@@ -493,7 +495,8 @@ def test_maybe_log_save_evaluate_of_others_reads_and_resets_the_loss(tmp_path: P
 
     plain = doubles.trainer(tmp_path)
     own = doubles.trainer(tmp_path, overriding(_maybe_log_save_evaluate=reads))
-    expected, found = plain.train(), own.train()
+    expected = plain.train()
+    found = own.train()
     assert means == losses(plain) == losses(own)
     assert found.training_loss == pytest.approx(expected.training_loss)
 
@@ -542,9 +545,11 @@ def test_prediction_step_decides_what_is_predicted(tmp_path: Path) -> None:
         size = len(inputs["x"])
         return torch.tensor(3.0), torch.full((size,), 4.0), torch.full((size,), 5.0)
 
-    trainer = doubles.trainer(tmp_path, overriding(prediction_step=constant), compute_metrics=lambda found: {
-        "sum": float(found.predictions.sum()), "labels": float(found.label_ids.mean())
-    })  # fmt: skip
+    trainer = doubles.trainer(
+        tmp_path,
+        overriding(prediction_step=constant),
+        compute_metrics=lambda found: {"sum": float(found.predictions.sum()), "labels": float(found.label_ids.mean())},
+    )
     metrics = trainer.evaluate(doubles.samples(10))
     assert (metrics["eval_loss"], metrics["eval_sum"], metrics["eval_labels"]) == (3.0, 40.0, 5.0)
     assert trainer.predict(doubles.samples(10)).predictions.tolist() == [4.0] * 10
@@ -574,9 +579,12 @@ def test_evaluate_decides_which_model_is_best(hook: str, tmp_path: Path) -> None
         "greater_is_better": True,
     }
     trainer = run(
-        tmp_path, overriding(**{hook: told}), settings=settings, eval_dataset=doubles.samples(8),
+        tmp_path,
+        overriding(**{hook: told}),
+        settings=settings,
+        eval_dataset=doubles.samples(8),
         compute_metrics=lambda found: {},
-    )  # fmt: skip
+    )
     assert trainer.state.best_global_step == 2
     assert trainer.state.best_metric == 0.0
     assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-2"

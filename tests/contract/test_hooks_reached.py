@@ -71,11 +71,19 @@ def test_an_event_is_fired(event: str, record: Record) -> None:
 
 def test_a_hook_is_reached_as_often_as_its_moment_comes(record: Record) -> None:
     """Two runs: four steps, then the two after the checkpoint; two micro-batches each."""
-    per_step, per_micro_batch = 6, 12
+    per_step = 6
+    per_micro_batch = 12
     for hook in ("get_batch_samples", "_get_num_items_in_batch"):
         assert record.count_of(hook) >= per_step
-    for hook in ("_clip_grad_norm", "_get_grad_norm", "on_step_begin", "on_step_end", "on_pre_optimizer_step",
-                 "on_optimizer_step", "on_substep_end"):  # fmt: skip
+    for hook in (
+        "_clip_grad_norm",
+        "_get_grad_norm",
+        "on_step_begin",
+        "on_step_end",
+        "on_pre_optimizer_step",
+        "on_optimizer_step",
+        "on_substep_end",
+    ):
         assert record.count_of(hook) == per_step, hook
     for hook in ("training_step", "floating_point_ops", "_track_num_input_tokens"):
         assert record.count_of(hook) == per_micro_batch, hook
@@ -103,8 +111,14 @@ def in_order(names: list[str], record: list[str]) -> bool:
 
 
 def test_one_step_is_walked_in_the_order_of_the_design(record: Record) -> None:
-    micro_batch = ["training_step", "_prepare_inputs", "_prepare_input", "compute_loss_context_manager",
-                   "autocast_smart_context_manager", "compute_loss"]  # fmt: skip
+    micro_batch = [
+        "training_step",
+        "_prepare_inputs",
+        "_prepare_input",
+        "compute_loss_context_manager",
+        "autocast_smart_context_manager",
+        "compute_loss",
+    ]
     window = [
         "get_batch_samples",
         "_get_num_items_in_batch",
@@ -113,25 +127,71 @@ def test_one_step_is_walked_in_the_order_of_the_design(record: Record) -> None:
         "on_substep_end",
         *micro_batch,
     ]
-    update = ["_clip_grad_norm", "_get_grad_norm", "on_pre_optimizer_step", "on_optimizer_step", "_get_learning_rate",
-              "on_step_end", "_maybe_log_save_evaluate", "log", "on_log"]  # fmt: skip
+    update = [
+        "_clip_grad_norm",
+        "_get_grad_norm",
+        "on_pre_optimizer_step",
+        "on_optimizer_step",
+        "_get_learning_rate",
+        "on_step_end",
+        "_maybe_log_save_evaluate",
+        "log",
+        "on_log",
+    ]
     assert in_order([*window, *update], record.first_step()), record.first_step()
     assert record.first_step().count("training_step") == 2
 
 
 def test_a_run_is_walked_in_the_order_of_the_design(record: Record) -> None:
-    set_up = ["train", "_inner_training_loop", "get_train_dataloader", "_get_dataloader", "_get_train_sampler",
-              "set_initial_training_values", "_init_training_state", "_prepare_for_training",
-              "create_optimizer_and_scheduler", "create_optimizer", "get_decay_parameter_names", "create_scheduler",
-              "on_train_begin", "on_epoch_begin", "_run_epoch", "get_batch_samples", "training_step"]  # fmt: skip
-    saves = ["_maybe_log_save_evaluate", "_evaluate", "evaluate", "get_eval_dataloader", "evaluation_loop",
-             "prediction_step", "on_prediction_step", "on_evaluate", "_determine_best_metric", "_save_checkpoint",
-             "save_model", "_save", "_save_optimizer_and_scheduler", "_save_rng_state", "on_save"]  # fmt: skip
+    set_up = [
+        "train",
+        "_inner_training_loop",
+        "get_train_dataloader",
+        "_get_dataloader",
+        "_get_train_sampler",
+        "set_initial_training_values",
+        "_init_training_state",
+        "_prepare_for_training",
+        "create_optimizer_and_scheduler",
+        "create_optimizer",
+        "get_decay_parameter_names",
+        "create_scheduler",
+        "on_train_begin",
+        "on_epoch_begin",
+        "_run_epoch",
+        "get_batch_samples",
+        "training_step",
+    ]
+    saves = [
+        "_maybe_log_save_evaluate",
+        "_evaluate",
+        "evaluate",
+        "get_eval_dataloader",
+        "evaluation_loop",
+        "prediction_step",
+        "on_prediction_step",
+        "on_evaluate",
+        "_determine_best_metric",
+        "_save_checkpoint",
+        "save_model",
+        "_save",
+        "_save_optimizer_and_scheduler",
+        "_save_rng_state",
+        "on_save",
+    ]
     ends = ["on_epoch_end", "_finalize_training", "store_flos", "log", "_load_best_model", "on_train_end"]
     assert in_order([*set_up, *saves, *ends], record)
-    resumes = ["_load_from_checkpoint", "_inner_training_loop", "_init_training_state", "_load_callback_state",
-               "_prepare_for_training", "_load_optimizer_and_scheduler", "_run_epoch", "_load_rng_state",
-               "training_step"]  # fmt: skip
+    resumes = [
+        "_load_from_checkpoint",
+        "_inner_training_loop",
+        "_init_training_state",
+        "_load_callback_state",
+        "_prepare_for_training",
+        "_load_optimizer_and_scheduler",
+        "_run_epoch",
+        "_load_rng_state",
+        "training_step",
+    ]
     assert in_order(resumes, record[record.index("_load_from_checkpoint") :])
 
 

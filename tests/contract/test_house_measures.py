@@ -19,17 +19,37 @@ MAX_SITES = 41
 MAX_MODULES = 120  # of the package, with its subpackages, that the two public classes load
 OTHER_PACKAGES = {"torch", "numpy", "tqdm", "xxhash"}  # besides what torch itself imports
 # What is imported where a run chooses it.
-CHOSEN = ("preflight", "hub", "search", "report", "trackers", "support.patches", "cli", "compat", "callbacks.progress",
-          "config.deprecated", "config.fsdp_config", "data.packing", "data.streaming.reader",
-          "distributed.elastic_store", "distributed.watchdog", "evaluation.eval_loop", "optim.factory",
-          "run.dry_run", "run.search")  # fmt: skip
+CHOSEN = (
+    "preflight",
+    "hub",
+    "search",
+    "report",
+    "trackers",
+    "support.patches",
+    "cli",
+    "compat",
+    "callbacks.progress",
+    "config.deprecated",
+    "config.fsdp_config",
+    "data.packing",
+    "data.streaming.reader",
+    "distributed.elastic_store",
+    "distributed.watchdog",
+    "evaluation.eval_loop",
+    "optim.factory",
+    "run.dry_run",
+    "run.search",
+)
 
 
 def assigned(tree: ast.AST, *owners: str) -> list[tuple[int, str]]:
     """Where attributes of the variables `owners` are assigned, in this form or by `setattr` and `vars().update`."""
     found = []
-    by_name = tuple(f"{start}{owner}{end}" for owner in owners
-                    for start, end in (("setattr(", ","), ("vars(", ")."), ("", ".__dict__.")))  # fmt: skip
+    by_name = tuple(
+        f"{start}{owner}{end}"
+        for owner in owners
+        for start, end in (("setattr(", ","), ("vars(", ")."), ("", ".__dict__."))
+    )
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
             if isinstance(node.value, ast.Name) and node.value.id in owners:
@@ -53,7 +73,8 @@ def sites() -> list[str]:
     own = [site for method in methods() if method.name != "__init__" for site in assigned(method, "self")]
     found = [f"trainer.py:{line} {name}" for line, name in own]
     for path in sorted(SOURCE.rglob("*.py")):
-        tree, place = ast.parse(path.read_text()), path.relative_to(SOURCE)
+        tree = ast.parse(path.read_text())
+        place = path.relative_to(SOURCE)
         found += [f"{place}:{line} {name}" for line, name in assigned(tree, *TRAINERS)]
     return found
 

@@ -31,8 +31,17 @@ WINGS = next(parts for parts in PICTURE if "loop" in parts)
 FLOOR = {part: floor for floor, parts in enumerate(PICTURE) for part in parts}
 ONLY_FOR_THE_COMMAND_LINE = PICTURE[1]
 
-TRANSFORMERS = ("checkpoint.weights", "data.columns", "optim.schedules", "seq2seq_trainer", "support.patches", "compat",
-                "cli.tasks", "config.zero3_init", "run.search")  # fmt: skip
+TRANSFORMERS = (
+    "checkpoint.weights",
+    "data.columns",
+    "optim.schedules",
+    "seq2seq_trainer",
+    "support.patches",
+    "compat",
+    "cli.tasks",
+    "config.zero3_init",
+    "run.search",
+)
 ACCELERATE = ("engine", "config.arguments", "compat.helpers", "data.prepared_dataloader")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.
 BROUGHT_ALONG: dict[str, str | tuple[str, ...]] = {
@@ -78,7 +87,8 @@ def going_up(imports: Iterable[Import]) -> list[str]:
     for one in imports:
         if one.package != PACKAGE or one.importer == PACKAGE:  # the root only knows names, and loads them lazily
             continue
-        here, there = part_of(one.importer), part_of(one.module)
+        here = part_of(one.importer)
+        there = part_of(one.module)
         if one.module == f"{PACKAGE}.__version__" or here == there:
             continue
         if here == "compat" and there == "":  # it hands out the public names, so it asks for all of them
@@ -119,8 +129,16 @@ def out_of_place(imports: Iterable[Import]) -> list[str]:
 
 
 # What a run on one device never uses.
-RARE = ("config.deepspeed_config", "config.zero3_init", "engine.data_parallel", "engine.distributed_base",
-        "engine.sharded_base", "distributed.collectives", "engine.sharded_state", "engine.deepspeed")  # fmt: skip
+RARE = (
+    "config.deepspeed_config",
+    "config.zero3_init",
+    "engine.data_parallel",
+    "engine.distributed_base",
+    "engine.sharded_base",
+    "distributed.collectives",
+    "engine.sharded_state",
+    "engine.deepspeed",
+)
 
 
 def loaded_with(imports: Iterable[Import], names: Iterable[str]) -> set[str]:

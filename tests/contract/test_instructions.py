@@ -15,8 +15,17 @@ ROOM = 0.03  # another CPU's kernels of torch take more or fewer
 # Of two trainings of ours, which differ from count to count: a ledger, limit 1.02, was counted as 1.018, 1.019, 1.021.
 ROOM_OF_LEDGER = 0.005
 HELD = (
-    "mlp", "mlp x 8", "own", "own x 8", "gpt2", "gpt2 x 8", "llama", "llama x 8", "loss of mlp", "loss of gpt2",
-)  # fmt: skip
+    "mlp",
+    "mlp x 8",
+    "own",
+    "own x 8",
+    "gpt2",
+    "gpt2 x 8",
+    "llama",
+    "llama x 8",
+    "loss of mlp",
+    "loss of gpt2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +85,8 @@ def test_all_guards_take_a_hundredth_of_a_step(guarded: dict[str, float]) -> Non
 @pytest.mark.slow  # the same three
 @pytest.mark.timeout(900)
 def test_the_ledger_takes_a_fiftieth_of_a_step(guarded: dict[str, float]) -> None:
-    without, noted = guarded["no guard"], guarded["ledger"]
+    without = guarded["no guard"]
+    noted = guarded["ledger"]
     assert without > 0.5
     assert noted <= (1.02 + ROOM_OF_LEDGER) * without
 
@@ -93,8 +103,11 @@ def test_each_row_of_the_benchmark_trains_in_each_subject(benchmark: Any) -> Non
             self.last = step
 
     assert {name for name, row in benchmark.ROWS.items() if row.limit is not None} == {*HELD}
-    kinds = {(row.model, row.data, row.bar, row.evaluates, row.checkpointing): row
-             for row in benchmark.ROWS.values() if row.processes == 1 and row.num_workers == 0}  # fmt: skip
+    kinds = {
+        (row.model, row.data, row.bar, row.evaluates, row.checkpointing): row
+        for row in benchmark.ROWS.values()
+        if row.processes == 1 and row.num_workers == 0
+    }
     for row in kinds.values():
         for name, subject in benchmark.subjects(row, 3).items():
             if name in ("hand", "floor", "trainwright", "accelerate"):

@@ -117,7 +117,8 @@ def steps(folder: Path) -> None:
 
 
 def fit_step(folder: Path) -> None:
-    trainer, numbers = doubles.trainer(folder), []
+    trainer = doubles.trainer(folder)
+    numbers = []
     while (result := trainer.fit_step()) is not None:
         numbers.append(result.step)
     assert numbers == [1, 2, 3]

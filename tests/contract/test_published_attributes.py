@@ -109,10 +109,14 @@ def loss(trainer: Any) -> None:
 def test_one_method_runs_on_a_trainer_that_a_test_puts_together(use: Any) -> None:
     trainer = Trainer.__new__(Trainer)
     trainer.args = mock.Mock(
-        include_num_input_tokens_seen="no", greater_is_better=False, metric_for_best_model="eval_loss",
-        save_strategy="no", past_index=-1,
-    )  # fmt: skip
+        include_num_input_tokens_seen="no",
+        greater_is_better=False,
+        metric_for_best_model="eval_loss",
+        save_strategy="no",
+        past_index=-1,
+    )
     trainer.accelerator = mock.Mock()
-    trainer.state, trainer.control = TrainerState(global_step=3), TrainerControl()
+    trainer.state = TrainerState(global_step=3)
+    trainer.control = TrainerControl()
     trainer.callback_handler = mock.Mock()
     use(trainer)

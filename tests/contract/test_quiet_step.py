@@ -25,7 +25,8 @@ from trainwright.state.meter import LossMeter
 
 from . import doubles
 
-FIRST, LAST = 4, 14
+FIRST = 4
+LAST = 14
 READS_BACK = ("_local_scalar_dense", "item", "is_nonzero", "equal")
 
 
@@ -178,9 +179,16 @@ def test_a_step_around_a_model_of_transformers_is_quiet(tmp_path: Path, monkeypa
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
     model = LlamaForCausalLM(config)
     model.register_forward_pre_hook(lambda *_: monkeypatch.setattr(Quiet, "is_paused", True))
     model.register_forward_hook(lambda *_: monkeypatch.setattr(Quiet, "is_paused", False))

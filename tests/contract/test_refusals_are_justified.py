@@ -17,50 +17,84 @@ SRC = Path(__file__).parents[2] / "src" / "trainwright"
 
 # Features that transformers' Trainer does not have: there is nothing to compare. Modules, with all below them.
 OURS = (
-    "cli", "journal", "preflight",
+    "cli",
+    "journal",
+    "preflight",
     "extensions.guard.rollback",  # the command line, the journal, checks before a run, going back
-    "extensions.incidents.bundle",  # incidents that are written down
-    "extensions.incidents.recorder.IncidentRecorder.request",
-    "data.quarantine", "data.positions.LoaderPosition.leave_out", "extensions.quarantine", "run.checks.check_extension",
-    "data.packing", "data.streaming.lookahead_buffer", "data.sampler_factory.training_order",  # batches by length
-    "optim.parameter_groups.layer_factors", "optim.parameter_groups._with_patterns",  # rates by layer
-    "optim.own_optimizers.muon_groups", "optim.factory._over_the_model",  # Muon
-    "config.coerce.parse_duration", "config.coerce._of_text", "config.coerce.parse_steps",  # lengths of time, steps
+    "extensions.incidents.bundle",
+    "extensions.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
+    "data.quarantine",
+    "data.positions.LoaderPosition.leave_out",
+    "extensions.quarantine",
+    "run.checks.check_extension",
+    "data.packing",
+    "data.streaming.lookahead_buffer",
+    "data.sampler_factory.training_order",  # batches by length
+    "optim.parameter_groups.layer_factors",
+    "optim.parameter_groups._with_patterns",  # rates by layer
+    "optim.own_optimizers.muon_groups",
+    "optim.factory._over_the_model",  # Muon
+    "config.coerce.parse_duration",
+    "config.coerce._of_text",
+    "config.coerce.parse_steps",  # lengths of time, steps
     "data.length_sampler.check_lengths",  # lengths that a batch holds
     "evaluation.eval_loop.StreamingMetric.result",  # metrics by batch
     "evaluation.eval_loop.PredictionAccumulator.output",  # a recorded number with the name of a metric
     "support.loss_kernels",
-    "data.columns.named_columns", "data.columns.check_named",  # columns that a class or a collator names
-    "loop.step.divide_by_items", "engine.deepspeed.DeepSpeedEngine.scale_gradients",  # losses with their items
-    "loop.driven", "run.checks.check_drives_itself",  # loops of one's own
-    "loop.fit.prepared_window", "loop.fit.wait_for_data",  # windows of one's own, workers that a signal ended
-    "checkpoint.training_state.states_of_items", "checkpoint.training_state._check_plain_state",  # objects of one's own
+    "data.columns.named_columns",
+    "data.columns.check_named",  # columns that a class or a collator names
+    "loop.step.divide_by_items",
+    "engine.deepspeed.DeepSpeedEngine.scale_gradients",  # losses with their items
+    "loop.driven",
+    "run.checks.check_drives_itself",  # loops of one's own
+    "loop.fit.prepared_window",
+    "loop.fit.wait_for_data",  # windows of one's own, workers that a signal ended
+    "checkpoint.training_state.states_of_items",
+    "checkpoint.training_state._check_plain_state",  # objects of one's own
     "checkpoint.training_state.load_items",
     # Several datasets together, and the ledger of samples.
-    "run.checks.check_mixture", "config.coerce.parse_share", "data.mixture", "data.mixture_batches",
+    "run.checks.check_mixture",
+    "config.coerce.parse_share",
+    "data.mixture",
+    "data.mixture_batches",
     "data.mixture_order",
-    "run.console.source_lines", "data.ledger", "extensions.ledger.sample_losses",
-    "run.checks.check_curriculum", "data.curriculum",
+    "run.console.source_lines",
+    "data.ledger",
+    "extensions.ledger.sample_losses",
+    "run.checks.check_curriculum",
+    "data.curriculum",
     "extensions.curriculum.extension",
-)  # fmt: skip
+)
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
-    "_types", "config.fields.setting", "config.rules.stages.rule", "config.parser.string_to_bool",
-    "config.parser._members", "state", "support.tensor_tree",
-    "run.checks.need_optimizer", "run.run.Run.check_not_training",
-    "run.run.Run.check_not_evaluating", "data.length_sampler.LengthGroupedSampler.__init__",
-)  # fmt: skip
+    "_types",
+    "config.fields.setting",
+    "config.rules.stages.rule",
+    "config.parser.string_to_bool",
+    "config.parser._members",
+    "state",
+    "support.tensor_tree",
+    "run.checks.need_optimizer",
+    "run.run.Run.check_not_training",
+    "run.run.Run.check_not_evaluating",
+    "data.length_sampler.LengthGroupedSampler.__init__",
+)
 # Packages and services that are not installed or not set up: transformers needs the same ones.
 MISSING = ("trackers", "errors.needs_package")
 # An error that came is passed on, as it is or with more words.
 PASSED_ON = (
-    "config.rules.stages.refuse", "distributed.collectives.broadcast_from_main", "engine.sharded_state._write",
-    "distributed.world.reading_launchers_variables", "run.checks.make_output_dir",
-)  # fmt: skip
+    "config.rules.stages.refuse",
+    "distributed.collectives.broadcast_from_main",
+    "engine.sharded_state._write",
+    "distributed.world.reading_launchers_variables",
+    "run.checks.make_output_dir",
+)
 
 ROWS = (
-    *(where for _, _, where in (*RAISES, *CALLS)), *NOT_RUN, *(place for _, places in PROTECTED for place in places),
-)  # fmt: skip
+    *(where for _, _, where in (*RAISES, *CALLS)),
+    *NOT_RUN,
+    *(place for _, places in PROTECTED for place in places),
+)
 JUSTIFIED = OURS + INTERNAL + MISSING + PASSED_ON + ROWS
 PYTHONS = ("AttributeError", "KeyError", "IndexError", "AssertionError", "KeyboardInterrupt", "SystemExit")
 
@@ -102,11 +136,20 @@ def test_every_justification_has_a_refusal() -> None:
 
 
 OWN_FIELDS = {
-    "profiled_steps", "known_levers", "share_of_the_layer_above", "rates_by_pattern", "one_way_to_form_batches",
-    "a_budget_or_a_batch_size", "formed_batches_have_their_order", "formed_batches_stay_whole",
-    "packing_needs_a_length", "open_end_is_possible", "token_is_text", "shares_of_sources",
+    "profiled_steps",
+    "known_levers",
+    "share_of_the_layer_above",
+    "rates_by_pattern",
+    "one_way_to_form_batches",
+    "a_budget_or_a_batch_size",
+    "formed_batches_have_their_order",
+    "formed_batches_stay_whole",
+    "packing_needs_a_length",
+    "open_end_is_possible",
+    "token_is_text",
+    "shares_of_sources",
     "mixtures_have_their_order",
-}  # fmt: skip
+}
 # The original raises there too, with devices or processes that a test of one process on a CPU does not have.
 ELSEWHERE = {"nccl_needs_a_gpu", "one_sharding", "sharded_best_needs_full_checkpoints", "bf16_is_supported"}
 

@@ -37,9 +37,18 @@ def test_a_method_has_its_frozen_signature(name: str) -> None:
 
 DOCUMENTED = {
     *((trainwright.Trainer, name) for name in METHODS),
-    *((cls, name) for cls in (trainwright.Seq2SeqTrainer, trainwright.HfArgumentParser, trainwright.TrainerState,
-                              trainwright.TrainerControl) for name in vars(cls) if not name.startswith("_")),
-}  # fmt: skip
+    *(
+        (cls, name)
+        for cls in (
+            trainwright.Seq2SeqTrainer,
+            trainwright.HfArgumentParser,
+            trainwright.TrainerState,
+            trainwright.TrainerControl,
+        )
+        for name in vars(cls)
+        if not name.startswith("_")
+    ),
+}
 
 
 @pytest.mark.parametrize(("cls", "name"), sorted(DOCUMENTED, key=str), ids=lambda one: getattr(one, "__name__", one))
@@ -48,7 +57,8 @@ def test_a_docstring_says_what_each_parameter_and_the_result_is(cls: type, name:
     method = getattr(method, "__func__", method)  # of a class method or a static one
     if not inspect.isfunction(method):
         return
-    signature, text = inspect.signature(method), inspect.getdoc(getattr(cls, name)) or ""
+    signature = inspect.signature(method)
+    text = inspect.getdoc(getattr(cls, name)) or ""
     taken = [one for one in signature.parameters if one not in ("self", "cls")]
     assert [one for one in taken if f"\n    {one}:" not in text.replace("*", "")] == []
     assert "\nReturns:" in text or signature.return_annotation in ("None", inspect.Signature.empty) or not taken

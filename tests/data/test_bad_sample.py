@@ -62,13 +62,25 @@ KINDS: dict[str, tuple[Any, Any, type[Exception], tuple[str, ...]]] = {  # datas
     "map-many": (ReadsMany(), {}, OutOfTune, (f"Reading sample {BAD} failed (the batch of samples",)),
     "map-seeded": (Reads(), {"seed_samples": True}, OutOfTune, (f"Reading sample {BAD} failed",)),
     "stream": (Streams(), {"max_steps": 7}, OutOfTune, (f"Reading item {BAD} of the stream failed",)),
-    "collated": (SHORT, {"data_collator": default_collate}, RuntimeError,
-                 ("Collating the batch of samples ", f"Sample {BAD} differs", "'x' has the shape (5,), and theirs")),
-    "collated-entry": (NO_LABEL, {"data_collator": default_collate}, TypeError,
-                       (f"Sample {BAD} differs", "'labels' is None")),
-    "collated_stream": (Streams(SHORT), {"data_collator": default_collate, "max_steps": 7}, RuntimeError,
-                        ("Collating the batch of samples 16, 17, 18, 19 failed", f"Sample {BAD} differs", "'x' has")),
-}  # fmt: skip
+    "collated": (
+        SHORT,
+        {"data_collator": default_collate},
+        RuntimeError,
+        ("Collating the batch of samples ", f"Sample {BAD} differs", "'x' has the shape (5,), and theirs"),
+    ),
+    "collated-entry": (
+        NO_LABEL,
+        {"data_collator": default_collate},
+        TypeError,
+        (f"Sample {BAD} differs", "'labels' is None"),
+    ),
+    "collated_stream": (
+        Streams(SHORT),
+        {"data_collator": default_collate, "max_steps": 7},
+        RuntimeError,
+        ("Collating the batch of samples 16, 17, 18, 19 failed", f"Sample {BAD} differs", "'x' has"),
+    ),
+}
 
 
 @pytest.mark.parametrize(
@@ -76,8 +88,16 @@ KINDS: dict[str, tuple[Any, Any, type[Exception], tuple[str, ...]]] = {  # datas
 )
 def test_the_sample_is_named(kind: str, workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     dataset, settings, expected, words = KINDS[kind]
-    trainer = make_trainer(tmp_path, train_dataset=dataset, dataloader_num_workers=workers, save_on_exception=True,
-                           save_strategy="no", report_to="none", num_train_epochs=1, **settings)  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        train_dataset=dataset,
+        dataloader_num_workers=workers,
+        save_on_exception=True,
+        save_strategy="no",
+        report_to="none",
+        num_train_epochs=1,
+        **settings,
+    )
     with caplog.at_level(logging.WARNING, logger="trainwright"), pytest.raises(expected) as caught:
         trainer.train()
     text = "".join(traceback.format_exception(caught.value))

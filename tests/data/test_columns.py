@@ -111,8 +111,9 @@ class Spy:
 @pytest.mark.parametrize("wrap", [list, data.hf_dataset, data.TorchDataset], ids=["list", "columns", "torch"])
 def test_the_collator_sees_what_forward_takes(wrap: Any, tmp_path: Path) -> None:
     spy = Spy()
-    trainer = make_trainer(tmp_path, model=Linear(), train_dataset=wrap(ITEMS), eval_dataset=wrap(ITEMS),
-                           data_collator=spy)  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, model=Linear(), train_dataset=wrap(ITEMS), eval_dataset=wrap(ITEMS), data_collator=spy
+    )
     trainer.train()
     trainer.evaluate()
     assert spy.seen == {"x", "labels"}
@@ -122,8 +123,9 @@ def test_the_collator_sees_what_forward_takes(wrap: Any, tmp_path: Path) -> None
 def test_everything_is_kept_where_asked_for(wrap: Any, tmp_path: Path) -> None:
     spy = Spy()
     with pytest.raises(TypeError, match="index"):  # the model does not take it: the user asked for it
-        make_trainer(tmp_path, model=Linear(), train_dataset=wrap(ITEMS), data_collator=spy,
-                     remove_unused_columns=False).train()  # fmt: skip
+        make_trainer(
+            tmp_path, model=Linear(), train_dataset=wrap(ITEMS), data_collator=spy, remove_unused_columns=False
+        ).train()
     assert spy.seen == {"x", "labels", "text", "index"}
 
 
@@ -176,16 +178,25 @@ class ReadsText:
         return {"x": torch.tensor([item["x"] for item in features]), "labels": labels}
 
 
-ASKS = [lambda item: item["text"], lambda item: item.get("text"), lambda item: item.pop("text"),
-        lambda item: item["text"] if "text" in item and "no" not in item else None]  # fmt: skip
+ASKS = [
+    lambda item: item["text"],
+    lambda item: item.get("text"),
+    lambda item: item.pop("text"),
+    lambda item: item["text"] if "text" in item and "no" not in item else None,
+]
 
 
 @WRAPS
 @pytest.mark.parametrize("ask", ASKS, ids=["item", "get", "pop", "in"])
 def test_a_column_that_only_the_collator_reads_is_there(ask: Any, wrap: Any, tmp_path: Path) -> None:
     dataset = wrap([{k: v for k, v in item.items() if k != "labels"} for item in ITEMS])
-    trainer = make_trainer(tmp_path, model=Linear(), train_dataset=dataset, data_collator=ReadsText(ask),
-                           train_sampling_strategy="sequential")  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        model=Linear(),
+        train_dataset=dataset,
+        data_collator=ReadsText(ask),
+        train_sampling_strategy="sequential",
+    )
     (batch,) = trainer.get_train_dataloader()
     assert batch["labels"].tolist() == [0, 1]
     assert trainer.train().global_step == 2
@@ -193,8 +204,13 @@ def test_a_column_that_only_the_collator_reads_is_there(ask: Any, wrap: Any, tmp
 
 @pytest.mark.process
 def test_workers_read_it_too(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, model=Linear(), train_dataset=data.hf_dataset(ITEMS), dataloader_num_workers=1,
-                           data_collator=ReadsText())  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        model=Linear(),
+        train_dataset=data.hf_dataset(ITEMS),
+        dataloader_num_workers=1,
+        data_collator=ReadsText(),
+    )
     assert trainer.train().global_step == 2
 
 
@@ -240,8 +256,9 @@ def test_collators_of_transformers_get_what_the_model_takes(kind: Any, wrap: Any
     outcomes = []
     for side in (OURS, REFERENCE):
         model = module(kind=models.bert)
-        trainer = make_trainer(tmp_path / side.name, side, model=model, train_dataset=wrap(items),
-                               data_collator=kind(data.tokenizer()))  # fmt: skip
+        trainer = make_trainer(
+            tmp_path / side.name, side, model=model, train_dataset=wrap(items), data_collator=kind(data.tokenizer())
+        )
         outcomes.append(side.train(trainer))
     assert differing(outcomes[0].weights, outcomes[1].weights) == {}
 
@@ -278,8 +295,13 @@ def test_labels_are_found_through_an_adapter(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(module(kind=models.bert), peft.LoraConfig(target_modules=["query"], r=2))
     items = [{**item, "text": "raw"} for item in data.ragged_texts(8)]
-    trainer = make_trainer(tmp_path, model=model, train_dataset=data.hf_dataset(items),
-                           processing_class=data.tokenizer(), num_train_epochs=1)  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        model=model,
+        train_dataset=data.hf_dataset(items),
+        processing_class=data.tokenizer(),
+        num_train_epochs=1,
+    )
     assert trainer.label_names == ["labels"]
     assert "text" not in next(iter(trainer.get_train_dataloader()))
     assert trainer.train().global_step == 2
@@ -298,9 +320,13 @@ class ScoresTargets(nn.Module):
 
 def test_label_names_say_what_a_label_is(tmp_path: Path) -> None:
     items = [{"x": 1, "target": 0, "text": "a"}, {"x": 2, "target": 1, "text": "b"}]
-    trainer = make_trainer(tmp_path, model=ScoresTargets(), train_dataset=data.hf_dataset(items),
-                           label_names=["target"],
-                           compute_metrics=lambda p: {"sum": float(p.label_ids.sum())})  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        model=ScoresTargets(),
+        train_dataset=data.hf_dataset(items),
+        label_names=["target"],
+        compute_metrics=lambda p: {"sum": float(p.label_ids.sum())},
+    )
     trainer.train()
     assert trainer.evaluate(data.hf_dataset(items))["eval_sum"] == 1.0
 

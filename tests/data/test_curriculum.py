@@ -134,12 +134,16 @@ def test_sources_have_their_shares_and_continue_where_they_were() -> None:
 @pytest.mark.parametrize(
     ("steps", "asked", "lead"),
     [
-        ({"every": 200}, [200, 400, 600], 32), ({"every": 4}, [4, 8, 12], 4), ({"every": 4, "delay": 9}, [4, 8, 12], 9),
-        ({"every": [0, 50, 60]}, [0, 50, 60], 10), ({"every": (500,)}, [500, None], 32),
+        ({"every": 200}, [200, 400, 600], 32),
+        ({"every": 4}, [4, 8, 12], 4),
+        ({"every": 4, "delay": 9}, [4, 8, 12], 9),
+        ({"every": [0, 50, 60]}, [0, 50, 60], 10),
+        ({"every": (500,)}, [500, None], 32),
     ],
-)  # fmt: skip
+)
 def test_steps_at_which_it_is_asked(steps: dict[str, Any], asked: list[Any], lead: int) -> None:
-    curriculum, found = Curriculum([1], len, **steps), [-1]
+    curriculum = Curriculum([1], len, **steps)
+    found = [-1]
     while len(found) <= len(asked):
         found.append(curriculum.step_after(found[-1]))
     assert (found[1:], curriculum.lead) == (asked, lead)
@@ -190,13 +194,15 @@ WRONG: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("given", "said"), WRONG, ids=[str(given)[:20] for given, _ in WRONG])
 def test_what_is_no_weights_is_an_error_that_names_the_cure(given: Any, said: str) -> None:
-    data, visits = MixtureDataset({"code": range(4), "chat": range(2)}), np.array([1, 1, 0, 1, 1, 1])
+    data = MixtureDataset({"code": range(4), "chat": range(2)})
+    visits = np.array([1, 1, 0, 1, 1, 1])
     with pytest.raises(DataError, match=f"^f .*{said}"):
         read_weights(given, data, "f", visits=visits, left_out={1})
 
 
 def test_weights_are_relative_and_those_in_quarantine_0() -> None:
-    data, more = MixtureDataset({"code": range(4), "none": []}), {"visits": np.ones(4), "left_out": {2}}
+    data = MixtureDataset({"code": range(4), "none": []})
+    more = {"visits": np.ones(4), "left_out": {2}}
     assert read_weights(torch.tensor([1, 2, 8, 4]), data, "f", **more).tolist() == [0.25, 0.5, 0.0, 1.0]  # type: ignore[union-attr, arg-type]
     assert read_weights({"code": 3.0, "none": 5.0}, data, "f", **more) == (1.0, 0.0)  # type: ignore[arg-type]
 
@@ -238,7 +244,8 @@ def fails(ledger: LedgerColumns) -> Any:
     ],
 )
 def test_it_is_refused_before_step_1(settings: dict[str, Any], function: Any, said: str, tmp_path: Path) -> None:
-    settings, data = dict(settings), {"code": rows()[:11], "chat": rows()[11:]}
+    settings = dict(settings)
+    data = {"code": rows()[:11], "chat": rows()[11:]}
     parts = {"cls": settings.pop("cls", None), "model": doubles.model(Notes)}
     with pytest.raises((ArgumentError, DataError), match=said):
         doubles.trainer(tmp_path, settings=settings, train_dataset=Curriculum(data, function, **STEPS), **parts).train()
@@ -257,7 +264,8 @@ def test_the_function_sees_the_ledger_and_hard_samples_come_more_often(tmp_path:
 
     saves = {"save_strategy": "steps", "save_steps": 36, "num_train_epochs": 7, "ledger": True}
     one = trained(tmp_path, Curriculum(rows(), keeps, every=6, delay=1), **saves)
-    seen, columns = one.model.seen[: 6 * SIZE], read_columns(tmp_path / "checkpoint-36" / LEDGER_NAME)
+    seen = one.model.seen[: 6 * SIZE]
+    columns = read_columns(tmp_path / "checkpoint-36" / LEDGER_NAME)
     assert sorted(seen[:SIZE]) == list(range(SIZE))  # the first epoch has each row once
     assert len(one.model.seen) == 7 * SIZE
     assert [ledger.step for ledger in asked] == [0, 6, 12, 18, 24, 30, 36]  # made up first; not after the last step, 42
@@ -280,9 +288,11 @@ def test_a_run_that_was_cut_trains_the_same_samples(step: int, workers: int, who
     assert (checkpoint / CURRICULUM_NAME).is_file()
     assert not (checkpoint / LEDGER_NAME).exists()
     resumed = trained(
-        checkpoint.parent / f"{step}-{workers}", Curriculum(rows(), hard_first, **STEPS), resume=str(checkpoint),
+        checkpoint.parent / f"{step}-{workers}",
+        Curriculum(rows(), hard_first, **STEPS),
+        resume=str(checkpoint),
         dataloader_num_workers=workers,
-    )  # fmt: skip
+    )
     assert resumed.model.seen == before.model.seen[len(before.model.seen) - len(resumed.model.seen) :]
     assert len(resumed.model.seen) == 4 * SIZE - (step * 4 if step < 6 else step * 4 - 2)
     assert doubles.same(doubles.weights(resumed), doubles.weights(before))
@@ -294,9 +304,11 @@ def test_another_batch_size_trains_the_same_samples(size: int, whole: Any) -> No
     before = whole[by_step]
     checkpoint = Path(before.args.output_dir) / "checkpoint-8"
     resumed = trained(
-        checkpoint.parent / str(size), Curriculum(rows(), by_step, **STEPS), resume=str(checkpoint),
+        checkpoint.parent / str(size),
+        Curriculum(rows(), by_step, **STEPS),
+        resume=str(checkpoint),
         per_device_train_batch_size=size,
-    )  # fmt: skip
+    )
     assert resumed.model.seen == before.model.seen[30:]
 
 
@@ -350,7 +362,8 @@ def test_samples_in_quarantine_have_no_weight(tmp_path: Path) -> None:
                 self.trainer.quarantine([7])
 
     (tmp_path / "quarantine.jsonl").write_text('{"sample": 3}\n')
-    callback, data = Quarantines(), Curriculum(rows(), lambda ledger: np.ones(SIZE), every=6, delay=1)
+    callback = Quarantines()
+    data = Curriculum(rows(), lambda ledger: np.ones(SIZE), every=6, delay=1)
     one = doubles.trainer(
         tmp_path, settings={"max_steps": 24}, model=doubles.model(Notes), train_dataset=data, callbacks=[callback]
     )
@@ -368,34 +381,45 @@ def test_what_a_checkpoint_lacks_or_has_of_other_data(tmp_path: Path, caplog: py
     plain = {"save_strategy": "steps", "save_steps": 4, "max_steps": 4}
     trained(tmp_path, rows(), **plain)
     checkpoint = str(tmp_path / "checkpoint-4")
-    one = trained(tmp_path / "new", Curriculum(rows(), by_step, **STEPS), resume=checkpoint, max_steps=12, **{
-        name: value for name, value in plain.items() if name != "max_steps"
-    })  # fmt: skip
+    one = trained(
+        tmp_path / "new",
+        Curriculum(rows(), by_step, **STEPS),
+        resume=checkpoint,
+        max_steps=12,
+        **{name: value for name, value in plain.items() if name != "max_steps"},
+    )
     assert f"{checkpoint} has no weights of a curriculum" in caplog.text
     whole = trained(tmp_path / "whole", rows(), max_steps=6)
     assert one.model.seen[:6] == whole.model.seen[16:]  # the epoch is finished in its order
     with pytest.raises(DataError, match="order of a curriculum"):
         trained(tmp_path / "back", rows(), resume=str(tmp_path / "new" / "checkpoint-8"), max_steps=12)
     fewer = trained(
-        tmp_path / "fewer", Curriculum(rows()[:20], by_step, **STEPS), resume=str(tmp_path / "new" / "checkpoint-8"),
+        tmp_path / "fewer",
+        Curriculum(rows()[:20], by_step, **STEPS),
+        resume=str(tmp_path / "new" / "checkpoint-8"),
         max_steps=12,
-    )  # fmt: skip
+    )
     assert "has weights of other data" in caplog.text
     assert len(fewer.model.seen) == 16
     torch.save({"asked": 4, "steps": [22]}, tmp_path / "new" / "checkpoint-8" / CURRICULUM_NAME)
     sign_again(tmp_path / "new" / "checkpoint-8")
     with pytest.raises(CheckpointError, match="not the state of a curriculum"):
         trained(
-            tmp_path / "bad", Curriculum(rows(), by_step, **STEPS), resume=str(tmp_path / "new" / "checkpoint-8"),
+            tmp_path / "bad",
+            Curriculum(rows(), by_step, **STEPS),
+            resume=str(tmp_path / "new" / "checkpoint-8"),
             max_steps=12,
-        )  # fmt: skip
+        )
 
 
 def test_a_second_run_starts_from_nothing_and_the_order_can_be_read_before(tmp_path: Path) -> None:
     one = doubles.trainer(
-        tmp_path, settings={"max_steps": 9}, model=doubles.model(Notes),
-        train_dataset=Curriculum(rows(), lambda ledger: ledger.visits, every=4, delay=2), callbacks=[StopAt(8)],
-    )  # fmt: skip
+        tmp_path,
+        settings={"max_steps": 9},
+        model=doubles.model(Notes),
+        train_dataset=Curriculum(rows(), lambda ledger: ledger.visits, every=4, delay=2),
+        callbacks=[StopAt(8)],
+    )
     assert isinstance(as_mixture(one.train_dataset), MixtureDataset)
     order = one.get_train_dataloader().batch_sampler.order
     first = [*order.indices(0), *order.indices(1)]

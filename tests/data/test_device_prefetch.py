@@ -58,7 +58,8 @@ class Stream:
         self.device.is_copying = False
 
     def record_event(self) -> list[Callable[[], Any]]:
-        jobs, self.device.jobs = self.device.jobs, []
+        jobs = self.device.jobs
+        self.device.jobs = []
         return jobs
 
     def wait_event(self, event: list[Callable[[], Any]]) -> None:
@@ -107,8 +108,13 @@ def test_every_kind_of_batch_arrives_as_it_was(device: Device) -> None:
     tensor = torch.arange(4)
     encoding = BatchEncoding({"x": tensor}, n_sequences=2)
     boxes = Boxes(tensor)
-    batch = {"plain": tensor, "nested": [{"x": tensor}, (tensor, "text", 3)], "pair": Pair(tensor, None),
-             "encoding": encoding, "boxes": boxes}  # fmt: skip
+    batch = {
+        "plain": tensor,
+        "nested": [{"x": tensor}, (tensor, "text", 3)],
+        "pair": Pair(tensor, None),
+        "encoding": encoding,
+        "boxes": boxes,
+    }
     copies = copies_to(device)
     sent = copies.send(batch)
     assert sent.batch["plain"].tolist() == [UNTOUCHED] * 4  # still under way

@@ -29,10 +29,16 @@ def test_losses_are_those_without(accumulation: int, workers: int, tmp_path: Pat
     losses = {}
     for pins in (True, False):
         trainer = make_trainer(
-            tmp_path / str(pins), cls=Watching, model=module(dropout=0.0), use_cpu=False, max_steps=12,
-            train_dataset=AugmentedStream(data.vectors(60)), dataloader_pin_memory=pins,
-            gradient_accumulation_steps=accumulation, dataloader_num_workers=workers,
-        )  # fmt: skip
+            tmp_path / str(pins),
+            cls=Watching,
+            model=module(dropout=0.0),
+            use_cpu=False,
+            max_steps=12,
+            train_dataset=AugmentedStream(data.vectors(60)),
+            dataloader_pin_memory=pins,
+            gradient_accumulation_steps=accumulation,
+            dataloader_num_workers=workers,
+        )
         trainer.devices = set()
         trainer.train()
         assert trainer.devices == {"cuda" if pins else "cpu"}

@@ -29,7 +29,8 @@ class Collator:
 
     def __init__(self, kind: str, signal_at: int | None = None) -> None:
         self.draw = DRAWS[kind]
-        self.signal_at, self.num_made = signal_at, 0
+        self.signal_at = signal_at
+        self.num_made = 0
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         self.num_made += 1
@@ -58,9 +59,14 @@ def test_a_resume_draws_what_the_run_would_have_drawn(cls: type[Trainer], kind: 
     def trained(folder: str, *, resume: bool = False, stop: int | None = None) -> Any:
         callbacks = [] if stop is None else [StopAt(stop)]
         one = make_trainer(
-            tmp_path / folder, cls=cls, model=module(), data_collator=Collator(kind), callbacks=callbacks,
-            train_dataset=data.vectors(26), remove_unused_columns=False,
-        )  # fmt: skip
+            tmp_path / folder,
+            cls=cls,
+            model=module(),
+            data_collator=Collator(kind),
+            callbacks=callbacks,
+            train_dataset=data.vectors(26),
+            remove_unused_columns=False,
+        )
         one.train(resume_from_checkpoint=resume)
         return weights(one.model)
 

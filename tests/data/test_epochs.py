@@ -61,9 +61,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "workers": {"dataloader_num_workers": 1},
     "workers that persist": {"dataloader_num_workers": 1, "dataloader_persistent_workers": True},
     "seeded samples of workers that persist": {
-        "dataloader_num_workers": 1, "dataloader_persistent_workers": True, "seed_samples": True,
+        "dataloader_num_workers": 1,
+        "dataloader_persistent_workers": True,
+        "seed_samples": True,
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.process
@@ -73,7 +75,8 @@ KINDS: dict[str, dict[str, Any]] = {
     [(kind, step) for kind in (*KINDS, "draws when told") for step in (3, 4)],
 )
 def test_a_resumed_run_has_the_samples_of_its_epoch(kind: str, step: int, tmp_path: Path) -> None:
-    make, settings = (DrawsWhenTold if kind == "draws when told" else Turns), THREE | KINDS.get(kind, {})
+    make = DrawsWhenTold if kind == "draws when told" else Turns
+    settings = THREE | KINDS.get(kind, {})
     whole = trained_trainer(tmp_path / "whole", train_dataset=make(), **settings)
     settings |= {"save_strategy": "steps", "save_steps": step}
     trained_trainer(tmp_path / "run", train_dataset=make(), callbacks=[StopAt(step)], **settings)

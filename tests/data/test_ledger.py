@@ -26,7 +26,8 @@ from trainwright.extensions.ledger.sample_losses import kept_losses, rows_of_bat
 from .._support.two_processes import run, tell
 from ..contract import doubles
 
-SIZE, EPOCHS = 22, 2
+SIZE = 22
+EPOCHS = 2
 
 
 def as_pipe(path: Path) -> None:
@@ -133,8 +134,18 @@ def yes_and_no() -> list[dict[str, Any]]:
 
 def gpt2() -> Any:
     torch.manual_seed(0)
-    config = T.GPT2Config(vocab_size=32, n_embd=8, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0,
-                          resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)  # fmt: skip
+    config = T.GPT2Config(
+        vocab_size=32,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+        n_positions=16,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+    )
     return T.GPT2LMHeadModel(config)
 
 
@@ -170,9 +181,12 @@ def logged(one: Any) -> list[float]:
 
 
 SETTINGS: list[dict[str, Any]] = [
-    {}, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2},
-    {"logging_steps": 3}, {"train_sampling_strategy": "sequential"}, {"label_smoothing_factor": 0.1},
-]  # fmt: skip
+    {},
+    {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2},
+    {"logging_steps": 3},
+    {"train_sampling_strategy": "sequential"},
+    {"label_smoothing_factor": 0.1},
+]
 CASES: dict[str, tuple[Callable[[], Any], Callable[[], list[dict[str, Any]]], int]] = {
     "classes": (lambda: doubles.model(Classifier), classes, 1),
     "yes and no": (lambda: doubles.model(YesNo), yes_and_no, 1),
@@ -209,7 +223,8 @@ def test_visits_are_counted_over_epochs_whatever_forms_the_batches(settings: dic
 
 def test_rows_that_are_packed_are_split_by_sample(tmp_path: Path) -> None:
     lengths = [3, 9, 16, 2, 5, 5, 12, 7, 4, 16, 6, 1]
-    rows, model = texts(lengths), gpt2()
+    rows = texts(lengths)
+    model = gpt2()
     alone = []
     for row in rows:
         labels = torch.tensor(row["labels"])[None]
@@ -329,8 +344,9 @@ def test_logs_have_the_loss_and_the_tokens_of_each_source(tmp_path: Path) -> Non
     one = trained(tmp_path, gpt2(), parts, num_train_epochs=1, save_strategy="steps", save_steps=2)
     found = rows_in(tmp_path)
     assert list(zip(found["source"], found["row"], strict=True)) == [
-        *(("code", row) for row in range(8)), *(("chat", row) for row in range(4)),
-    ]  # fmt: skip
+        *(("code", row) for row in range(8)),
+        *(("chat", row) for row in range(4)),
+    ]
     assert found["about"]["sources"] == {"code": 8, "chat": 4}
     for step, entry in enumerate(one.state.log_history[:3], start=1):
         of_step = found["last_step"] == step
@@ -357,7 +373,9 @@ def test_samples_are_named_by_a_column(tmp_path: Path) -> None:
 
 
 def test_processes_add_to_each_other(tmp_path: Path) -> None:
-    one, two, both = Ledger(), Ledger(), Ledger()
+    one = Ledger()
+    two = Ledger()
+    both = Ledger()
     visit = {"visits": np.array([1, 1]), "tokens": np.array([2, 3]), "loss_sum": np.array([4.0, 3.0])}
     one.add(np.array([0, 5]), step=np.array([1, 1]), **visit)
     two.add(np.array([5, 2]), step=np.array([2, 2]), **visit)
@@ -391,7 +409,8 @@ def of_two_ranks(folder: str) -> None:
 def test_two_processes_write_one_ledger(tmp_path: Path) -> None:
     script = "import sys\nfrom tests.data.test_ledger import of_two_ranks\nof_two_ranks(sys.argv[1])"
     done = run(script, str(tmp_path / "out"), folder=tmp_path)
-    found, saved = rows_in(tmp_path / "out"), rows_in(tmp_path / "out" / "checkpoint-2")
+    found = rows_in(tmp_path / "out")
+    saved = rows_in(tmp_path / "out" / "checkpoint-2")
     assert found["visits"].tolist() == [EPOCHS] * SIZE  # the tail of 4 is shared 2 and 2, of 22 in steps of 6
     of_step = {step: found["last_loss"][found["last_step"] == step].mean() for step in range(5, 9)}
     assert list(of_step.values()) == pytest.approx(done.told[0]["losses"][4:], abs=1e-6)
@@ -400,7 +419,8 @@ def test_two_processes_write_one_ledger(tmp_path: Path) -> None:
 
 class Kills(trainwright.TrainerCallback):
     def __init__(self, at: int, after: Path) -> None:
-        self._at, self._after = at, after
+        self._at = at
+        self._after = after
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self._at:
@@ -417,8 +437,13 @@ def of_a_union(folder: str, workers: str, size: str, dies_at: str) -> None:
     rows = [{"x": torch.randn(doubles.FEATURES, generator=generator), "labels": i % 3} for i in range(51)]
     drawn = iter(rows)
     sources = {name: [next(drawn) for _ in range(num)] for name, num in UNION.items()}
-    settings = {"save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": int(size),
-                "dataloader_num_workers": int(workers), "num_train_epochs": 1}  # fmt: skip
+    settings = {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "per_device_train_batch_size": int(size),
+        "dataloader_num_workers": int(workers),
+        "num_train_epochs": 1,
+    }
     resumes = any(Path(folder).glob("checkpoint-*"))
     kills = Kills(int(dies_at), Path(folder) / "checkpoint-2")
     model = doubles.model(Classifier)

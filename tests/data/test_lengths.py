@@ -180,7 +180,9 @@ def test_rebalancing_leaves_none_out(num: int, processes: int, slots: int, more:
     groups = list(order.indices(0))
     assert len(groups) == len(order)
     assert sorted(i for group in groups for i in group) == list(range(num))
-    alone = [list(BatchRebalanceSampler([1 + i % 9 for i in range(num)], size, processes, slots, rank=rank,
-                                        drop_last=False)) for rank in range(processes)]  # fmt: skip
+    alone = [
+        list(BatchRebalanceSampler([1 + i % 9 for i in range(num)], size, processes, slots, rank=rank, drop_last=False))
+        for rank in range(processes)
+    ]
     assert {len(batches) for batches in alone} == {len(sampler)}
     assert {i for batches in alone for batch in batches for i in batch} == set(range(num))

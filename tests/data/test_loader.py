@@ -61,7 +61,8 @@ def test_from_every_position_come_the_batches_that_are_left(epoch: int, workers:
 
 def test_epochs_differ_and_are_the_same_for_one_seed() -> None:
     loader = loader_over(numbered(18))
-    first, second = labels(loader.epoch(0)), labels(loader.epoch(1))
+    first = labels(loader.epoch(0))
+    second = labels(loader.epoch(1))
     assert first != second
     assert labels(loader.epoch(0)) == first
     assert labels(loader_over(numbered(18), seed=4).epoch(0)) != first
@@ -105,7 +106,8 @@ def test_an_epoch_that_was_left_early_does_not_disturb_the_next() -> None:
 
 
 def test_after_first_is_called_between_the_first_fetch_and_the_second() -> None:
-    diary, calls = Diary(numbered(18)), []
+    diary = Diary(numbered(18))
+    calls = []
     batches = loader_over(diary).epoch(0, skip_batches=1, after_first=lambda: calls.append(len(diary.reads)))
     next(batches)
     assert calls == [4]
@@ -140,7 +142,8 @@ def test_a_batch_that_lay_ready_is_drawn_again_the_same(position: int) -> None:
     batches = loader.epoch(0)
     for _ in range(position + 1):
         next(batches)
-    saved, randomness = rng.capture(), loader.state()
+    saved = rng.capture()
+    randomness = loader.state()
     rest = [batch["x"] for batch in batches]
     after = rng.capture()
     set_seed(99)
@@ -178,20 +181,29 @@ MAY_DRAW: list[tuple[str, Callable[[], Any], bool]] = [
     ("columns", lambda: loader_over(columns()), False),
     ("columns as tensors", lambda: loader_over(columns().with_format("torch")), False),
     ("padding", lambda: loader_over(numbered(4), collate=DataCollatorWithPadding(tokens())), False),
-    ("columns taken away", lambda: loader_over(numbered(4), collate=RemoveColumnsCollator(default_data_collator, [])),
-     False),
+    (
+        "columns taken away",
+        lambda: loader_over(numbered(4), collate=RemoveColumnsCollator(default_data_collator, [])),
+        False,
+    ),
     ("workers, which draw elsewhere", lambda: loader_over(Augmented(numbered(4)), workers=1), False),
     ("a class of the user's", lambda: loader_over(Augmented(numbered(4))), True),
     ("a stream", lambda: loader_over(data.Stream(numbered(4))), True),
     ("columns with a transform", lambda: loader_over(columns(transform=True)), True),
     ("masking", lambda: loader_over(numbered(4), collate=DataCollatorForLanguageModeling(tokens())), True),
-    ("masking behind columns taken away", lambda: loader_over(
-        numbered(4), collate=RemoveColumnsCollator(DataCollatorForLanguageModeling(tokens()), [])), True),
+    (
+        "masking behind columns taken away",
+        lambda: loader_over(numbered(4), collate=RemoveColumnsCollator(DataCollatorForLanguageModeling(tokens()), [])),
+        True,
+    ),
     ("a function of the user's", lambda: loader_over(numbered(4), collate=lambda items: items), True),
     ("a part of a known function", lambda: loader_over(numbered(4), collate=partial(default_data_collator)), True),
-    ("an iterable that is no DataLoader",
-     lambda: Loader([1], random_state=rng.capture, set_random_state=rng.restore), True),
-]  # fmt: skip
+    (
+        "an iterable that is no DataLoader",
+        lambda: Loader([1], random_state=rng.capture, set_random_state=rng.restore),
+        True,
+    ),
+]
 
 
 @pytest.mark.parametrize(("make", "expected"), [case[1:] for case in MAY_DRAW], ids=[case[0] for case in MAY_DRAW])

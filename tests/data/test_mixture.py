@@ -27,8 +27,12 @@ def test_a_global_index_is_a_row_of_a_source() -> None:
     mixed = MixtureDataset({"code": ["a", "b"], "none": [], "chat": AtOnce("cde"), "last": []})
     assert (len(mixed), mixed.names, mixed.offsets) == (5, ["code", "none", "chat", "last"], [0, 2, 2, 5])
     assert [mixed.source_of(index) for index in range(5)] == [
-        ("code", 0), ("code", 1), ("chat", 0), ("chat", 1), ("chat", 2)
-    ]  # fmt: skip
+        ("code", 0),
+        ("code", 1),
+        ("chat", 0),
+        ("chat", 1),
+        ("chat", 2),
+    ]
     assert [mixed[index] for index in range(5)] == [*"abcde"]
     assert mixed.__getitems__([3, 0, 2, 1, 3]) == ["d!", "a", "c!", "b", "d!"]
     for index in (5, -1):

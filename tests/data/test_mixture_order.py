@@ -74,19 +74,25 @@ def test_it_begins_anywhere(is_linear: bool) -> None:
     whole = order.at(0, 2 * len(order))
     for position in (0, 1, 23_999, 24_000, 24_001, 65_535, 65_536, 110_999, 111_000, 130_001):
         assert order.at(position, position + 40).tolist() == whole[position : position + 40].tolist()
-    epoch, first = 1, 19_001
+    epoch = 1
+    first = 19_001
     assert [*itertools.islice(order.indices_from(epoch, first), 9)] == whole[111_000 + first :][:9].tolist()
 
 
 def test_a_schedule_has_the_shares_of_its_stages_or_between_them() -> None:
-    staged, linear = order_of(*STAGES), order_of(*STAGES, is_linear=True)
+    staged = order_of(*STAGES)
+    linear = order_of(*STAGES, is_linear=True)
 
     def counts(order: MixtureOrder, at: int) -> list[int]:
         return np.bincount(sources(order.at(at, at + 1_000)), minlength=3).tolist()
 
     assert [counts(staged, at) for at in (0, 22_900, 24_100, 46_900, 48_100)] == [
-        [600, 300, 100], [600, 300, 100], [0, 200, 800], [0, 200, 800], [500, 500, 0],
-    ]  # fmt: skip
+        [600, 300, 100],
+        [600, 300, 100],
+        [0, 200, 800],
+        [0, 200, 800],
+        [500, 500, 0],
+    ]
     for at, expected in ((0, [590, 298, 112]), (11_500, [300, 250, 450]), (48_100, [500, 500, 0])):
         assert np.abs(np.subtract(counts(linear, at), expected)).max() <= 4
     by_share = order_of((0, SHARES), (0.5, {"a": 0.0, "b": 0.0, "c": 1.0}))
@@ -119,7 +125,8 @@ def test_another_mixture_changes_nothing_before_its_position() -> None:
     for seed in range(12):
         draw = np.random.default_rng(seed)
         one, other = ({name: draw.random() for name in "abc"} for _ in range(2))
-        first, second = order_of((0, one), (700, other), is_linear=bool(seed % 2)), order_of((0, other), (900, one))
+        first = order_of((0, one), (700, other), is_linear=bool(seed % 2))
+        second = order_of((0, other), (900, one))
         position = int(draw.integers(1, 9_000))
         whole = first.at(0, 9_000)
         first.curve = ShareCurve.from_json(first.curve.then(second.curve, position).to_json())
@@ -188,7 +195,8 @@ class Rows(Diary):
 
     def __init__(self, items: list[Any], first: int, reads: list[int]) -> None:
         super().__init__(items)
-        self.first, self.reads = first, reads
+        self.first = first
+        self.reads = reads
 
     def __getitem__(self, index: int) -> Any:
         super().__getitem__(index)
@@ -198,7 +206,9 @@ class Rows(Diary):
 
 def read_by(folder: Path, *, stop_at: int = 999, resume: Any = None, **settings: Any) -> tuple[list[int], Any]:
     """The global indices in the order of training (one batch is fetched ahead), and the trainer."""
-    items, reads = data.vectors(26), []  # type: ignore[var-annotated]
+    # type: ignore[var-annotated]
+    items = data.vectors(26)
+    reads = []
     sets = {"a": Rows(items[:6], 0, reads), "b": Rows(items[6:], 6, reads)}
     settings = {"model": module(0.0), "num_train_epochs": 3, **settings}
     trainer = trained_trainer(folder, train_dataset=sets, callbacks=[StopAt(stop_at)], resume=resume, **settings)
@@ -224,7 +234,8 @@ def test_a_resume_with_another_batch_size_continues_the_order(settings: dict[str
 
 def test_another_mixture_on_a_resume(tmp_path: Path) -> None:
     """At once for shares; an epoch that is under way is finished from and to a union."""
-    half, few = {"mixture": {"a": 0.5, "b": 0.5}}, {"mixture": {"a": 0.1, "b": 0.9}}
+    half = {"mixture": {"a": 0.5, "b": 0.5}}
+    few = {"mixture": {"a": 0.1, "b": 0.9}}
     whole = {name: read_by(tmp_path / name, **how)[0] for name, how in (("half", half), ("union", {}))}
     for start, how, now in (("half", half, few), ("half", half, {}), ("union", {}, half)):
         folder = tmp_path / f"from {start} {len(now)} {now == few}"
@@ -269,8 +280,9 @@ def test_batches_formed_by_length_keep_shares_and_resume(how: dict[str, Any]) ->
     assert [len(epoch) for epoch in epochs] == [len(order)] * 2
     assert Counter(flat(epochs[0])) == Counter(order.mixture.indices(0)), "epoch 1 has its samples, each as often"
     assert [sum(one < 500 for one in flat(epoch[:40])) / len(flat(epoch[:40])) for epoch in epochs] == [
-        pytest.approx(0.6, abs=0.1), pytest.approx(0.1, abs=0.06),
-    ]  # fmt: skip
+        pytest.approx(0.6, abs=0.1),
+        pytest.approx(0.1, abs=0.06),
+    ]
     assert [samples(group) for group in again.indices_from(1, 30)] == epochs[1][30:]
     batches = EpochBatches(again, 1, share=RankShare(batch_size=1, rank=1, num_processes=2))
     batches.seek(0, 10)
@@ -344,9 +356,13 @@ def test_another_mixture_of_formed_batches_is_refused_within_an_epoch() -> None:
     orders = []
     for share in (0.2, 0.4):
         mixture = MixturePlan(
-            stages=((0, {"a": share, "b": 1 - share}),), is_linear=False, unit="samples", samples_per_step=8,
-            num_steps=None, num_epochs=1,
-        )  # fmt: skip
+            stages=((0, {"a": share, "b": 1 - share}),),
+            is_linear=False,
+            unit="samples",
+            samples_per_step=8,
+            num_steps=None,
+            num_epochs=1,
+        )
         orders.append(training_order(dataset, SamplingPlan(**TOKENS, max_tokens=16, batch_size=8, mixture=mixture)))
     loaders = [
         build_dataloader(dataset, LoaderPlan(batch_size=8, seed=3, is_training=True), sampler=one, collate=list)

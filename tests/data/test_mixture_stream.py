@@ -64,7 +64,13 @@ def trained(folder: Path, *, stop_at: int = 999, resume: Any = None, **settings:
 
 
 def owners(seen: list[int]) -> Counter[str]:
-    return Counter("table" if index < 10 else "plain" if index < 22 else "hf" for index in seen)
+    return Counter(owner(index) for index in seen)
+
+
+def owner(index: int) -> str:
+    if index < 10:
+        return "table"
+    return "plain" if index < 22 else "hf"
 
 
 @pytest.mark.parametrize(
@@ -80,8 +86,9 @@ def test_a_resume_is_exact(asked: dict[str, Any], tmp_path: Path) -> None:
     one, other = (ledgers.rows_in(tmp_path / name) for name in ("whole", "two"))
     assert all(np.array_equal(one[name], other[name]) for name in one if name != "about")
     if len(asked) > 1:
-        other = trained(tmp_path / "two", resume=str(tmp_path / "two" / "checkpoint-6"), **asked,
-                        per_device_train_batch_size=2).seen  # fmt: skip
+        other = trained(
+            tmp_path / "two", resume=str(tmp_path / "two" / "checkpoint-6"), **asked, per_device_train_batch_size=2
+        ).seen
         assert other[:24] == whole[24:48], "until the epoch of 24 batches ends, after which a stream begins again"
         assert owners(whole[:30]) == {"table": 15, "plain": 9, "hf": 6}
     else:
@@ -121,9 +128,10 @@ def test_what_a_stream_cannot_be_asked(tmp_path: Path) -> None:
 
 
 TOKENS = {
-    "packed": {"packing": "best_fit", "packing_length": 16}, "": {},
+    "packed": {"packing": "best_fit", "packing_length": 16},
+    "": {},
     "budget": {"max_tokens_per_batch": 24, "per_device_train_batch_size": 8},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -138,12 +146,22 @@ def test_the_log_and_the_ledger_know_the_source_of_each_sample(
     if forms:
         rows = ledgers.texts([3 + number % 6 for number in range(42)])
         hf = data.hf_dataset(rows[22:]).to_iterable_dataset()
-        settings |= {"train_dataset": {"table": rows[:10], "plain": Stream(rows[10:22]), "hf": hf},
-                     "model": ledgers.gpt2(), "cls": Trainer, "data_collator": ledgers.padded}  # fmt: skip
+        settings |= {
+            "train_dataset": {"table": rows[:10], "plain": Stream(rows[10:22]), "hf": hf},
+            "model": ledgers.gpt2(),
+            "cls": Trainer,
+            "data_collator": ledgers.padded,
+        }
         settings |= {"data_collator": None} if forms == "packed" else {}
-    settings = {"max_steps": 8 if asked else -1, "num_train_epochs": 1, "lr_scheduler_type": "constant",
-                "model": module(0.0), "cls": Recorder,
-                "train_dataset": sources(), **settings}  # fmt: skip
+    settings = {
+        "max_steps": 8 if asked else -1,
+        "num_train_epochs": 1,
+        "lr_scheduler_type": "constant",
+        "model": module(0.0),
+        "cls": Recorder,
+        "train_dataset": sources(),
+        **settings,
+    }
     one: Any = make_trainer(tmp_path, **settings)
     one.train()
     found = ledgers.rows_in(tmp_path)
@@ -186,8 +204,9 @@ def test_what_the_ledger_of_a_stream_cannot_have(tmp_path: Path, caplog: pytest.
 
 
 def of_two_ranks(folder: str) -> None:
-    one = trained(Path(folder), mixture=SHARES, max_steps=6, ledger=True, dataloader_num_workers=2,
-                  per_device_train_batch_size=3)  # fmt: skip
+    one = trained(
+        Path(folder), mixture=SHARES, max_steps=6, ledger=True, dataloader_num_workers=2, per_device_train_batch_size=3
+    )
     tell(seen=one.seen, log=one.state.log_history[:6])
 
 
@@ -195,7 +214,8 @@ def of_two_ranks(folder: str) -> None:
 def test_two_processes_know_the_sources(tmp_path: Path) -> None:
     script = "import sys\nfrom tests.data.test_mixture_stream import of_two_ranks\nof_two_ranks(sys.argv[1])"
     told = run(script, str(tmp_path / "out"), folder=tmp_path).told
-    found, log = ledgers.rows_in(tmp_path / "out"), told[0]["log"]
+    found = ledgers.rows_in(tmp_path / "out")
+    log = told[0]["log"]
     assert sum(owners([*told[0]["seen"], *told[1]["seen"]]).values()) == 36 == found["visits"].sum()
     for name, num in owners([*told[0]["seen"], *told[1]["seen"]]).items():
         assert num == found["visits"][found["source"] == name].sum() == sum(one[f"samples/{name}"] for one in log)

@@ -28,8 +28,19 @@ def seeded(build: Callable[[], Any]) -> Any:
 
 
 def gpt2(**settings: Any) -> Any:
-    config = T.GPT2Config(vocab_size=48, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=0,
-                          eos_token_id=0, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **settings)  # fmt: skip
+    config = T.GPT2Config(
+        vocab_size=48,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        n_positions=32,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        **settings,
+    )
     return T.GPT2LMHeadModel(config)
 
 

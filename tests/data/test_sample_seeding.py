@@ -40,7 +40,8 @@ def test_any_number_of_workers_and_dropout_undisturbed(tmp_path: Path) -> None:
 
 class Claims(Sampler[int]):
     def __init__(self, says: int, gives: int) -> None:
-        self.says, self.gives = says, gives
+        self.says = says
+        self.gives = gives
 
     def __len__(self) -> int:
         return self.says

@@ -95,7 +95,8 @@ def test_drop_last_drops_what_is_no_full_batch(size: int, batch_size: int) -> No
 
 def test_a_plain_loop_over_epochs_gets_a_new_order_each_time() -> None:
     batches = EpochBatches(ShuffledOrder(12, 7), 4)
-    first, second = list(batches), list(batches)
+    first = list(batches)
+    second = list(batches)
     assert first != second
     batches.set_epoch(1)
     assert list(batches) == second

@@ -22,7 +22,9 @@ from trainwright.data.dataloader import build_dataloader, build_whole
 from trainwright.data.samplers import EpochBatches, RankShare, ShuffledOrder
 from trainwright.errors import DataError
 
-SIZES, BATCHES, PROCESSES = st.integers(1, 70), st.integers(1, 5), st.integers(1, 5)
+SIZES = st.integers(1, 70)
+BATCHES = st.integers(1, 5)
+PROCESSES = st.integers(1, 5)
 
 
 def of_all(size: int, batch_size: int, num: int, *, even: bool = True, drop_last: bool = False) -> list[EpochBatches]:
@@ -64,7 +66,8 @@ def test_a_tail_that_is_not_evened_is_accelerates_but_for_those_that_stand_in(
     size: int, batch_size: int, num: int
 ) -> None:
     for rank, batches in enumerate(of_all(size, batch_size, num, even=False)):
-        expected, part = original(size, batch_size, num, rank, even_batches=False), batches.last_part()
+        expected = original(size, batch_size, num, rank, even_batches=False)
+        part = batches.last_part()
         ours = list(batches)
         assert ours[: len(expected)] == expected
         assert len(ours) - len(expected) == int(part is not None and part.num_samples == 0)
@@ -75,7 +78,9 @@ def test_equal_steps_each_sample_once_from_any_position(
     size: int, batch_size: int, num: int, even: bool, first: int
 ) -> None:
     order = list(ShuffledOrder(size, 3).indices(2))
-    counts, seen, weights = set(), [], []
+    counts = set()
+    seen = []
+    weights = []
     for batches in of_all(size, batch_size, num, even=even):
         part = batches.last_part(first)
         expected = batches.num_batches(first)

@@ -24,7 +24,9 @@ class Counted(Dataset[Any]):
     """Writes down which samples are asked for, in workers too; may draw for each."""
 
     def __init__(self, reads: Path, *, draws: bool) -> None:
-        self.items, self.reads, self.draws = data.vectors(SIZE), reads, draws
+        self.items = data.vectors(SIZE)
+        self.reads = reads
+        self.draws = draws
 
     def __len__(self) -> int:
         return SIZE

@@ -57,11 +57,14 @@ PLANS = {"packing": plan(row_length=64), "budget": plan(max_tokens=256)}
 @pytest.mark.parametrize("kind", PLANS)
 @pytest.mark.parametrize("processes", [1, 3, 40])
 def test_every_look_ahead_but_the_last_gives_all_processes_full_batches(kind: str, processes: int) -> None:
-    former, num = BatchFormer(PLANS[kind]), 6000
+    former = BatchFormer(PLANS[kind])
+    num = 6000
     items = ({"input_ids": [i] * length} for i, length in enumerate(lengths_of(num)))
     buffer = LookaheadBuffer(KeptItems(items, 0, set), lambda number: None, block=former.block, at=0, state=None)
     seen: list[int] = []
-    counts, tokens, room = [], 0, 0
+    counts = []
+    tokens = 0
+    room = 0
     while ahead := next_lookahead(buffer, former, multiple=processes, seed=1):
         formed, size = ahead
         counts.append(len(formed.groups))
@@ -70,7 +73,8 @@ def test_every_look_ahead_but_the_last_gives_all_processes_full_batches(kind: st
             rows = batch if kind == "packing" else [[item] for item in batch]
             seen += [item["input_ids"][0] for row in rows for item in row]
             widths = [sum(len(item["input_ids"]) for item in row) for row in rows]
-            tokens, room = tokens + sum(widths), room + (256 if kind == "packing" else max(widths) * len(widths))
+            tokens = tokens + sum(widths)
+            room = room + (256 if kind == "packing" else max(widths) * len(widths))
         buffer.drop(size)
     assert sorted(seen) == [*range(num)]
     assert len(counts) > 1
@@ -83,9 +87,13 @@ def test_every_look_ahead_but_the_last_gives_all_processes_full_batches(kind: st
 def test_no_more_is_read_of_a_stream_without_end_than_a_look_ahead(settings: dict[str, Any], tmp_path: Path) -> None:
     stream = Endless()
     trainer = make_trainer(
-        tmp_path, model=llama(), train_dataset=stream, **settings, **ENDLESS | {"max_steps": 5},
+        tmp_path,
+        model=llama(),
+        train_dataset=stream,
+        **settings,
+        **ENDLESS | {"max_steps": 5},
         data_collator=DataCollatorForTokenClassification(data.tokenizer()),
-    )  # fmt: skip
+    )
     result = trainer.train()
     assert trainer.state.global_step == 5
     assert stream.num_reads == 1024
@@ -95,8 +103,14 @@ def test_no_more_is_read_of_a_stream_without_end_than_a_look_ahead(settings: dic
 def test_a_stream_that_can_be_read_once_loses_no_item_to_the_proof(tmp_path: Path) -> None:
     """The model is proved to keep samples apart before step 1, and no item of the stream is used up for that."""
     stream = Endless(300)
-    trainer = make_trainer(tmp_path, model=llama(), train_dataset=stream, include_num_input_tokens_seen="non_padding",
-                           **PACKING, **ENDLESS | {"max_steps": -1})  # fmt: skip
+    trainer = make_trainer(
+        tmp_path,
+        model=llama(),
+        train_dataset=stream,
+        include_num_input_tokens_seen="non_padding",
+        **PACKING,
+        **ENDLESS | {"max_steps": -1},
+    )
     trainer.train()
     assert trainer.state.num_input_tokens_seen == sum(lengths_of(300))
     assert (trainer.state.epoch, trainer.state.max_steps) == (1.0, trainer.state.global_step)
@@ -120,8 +134,15 @@ class KillAt(TrainerCallback):
 @pytest.mark.process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_and_resumed_it_ends_with_the_same_weights(workers: int, tmp_path: Path) -> None:
-    settings = {**PACKING, **ENDLESS, "save_strategy": "steps", "save_steps": 8, "save_async": False,
-                "dataloader_num_workers": workers, "gradient_accumulation_steps": 2}  # fmt: skip
+    settings = {
+        **PACKING,
+        **ENDLESS,
+        "save_strategy": "steps",
+        "save_steps": 8,
+        "save_async": False,
+        "dataloader_num_workers": workers,
+        "gradient_accumulation_steps": 2,
+    }
     settings |= {"packing_length": 128, "max_steps": 45}
     through = make_trainer(tmp_path / "through", model=llama(), train_dataset=Drawn(), **settings)
     through.train()
@@ -147,7 +168,8 @@ class Stateful(IterableDataset[dict[str, Any]]):
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for length in itertools.islice(lengths_of(9000), self.place, None):
-            self.num_reads, self.place = self.num_reads + 1, self.place + 1
+            self.num_reads = self.num_reads + 1
+            self.place = self.place + 1
             yield {"input_ids": [1] * length, "labels": [1] * length}
 
     def state_dict(self) -> dict[str, int]:

@@ -43,7 +43,8 @@ class Table:
 
 class Seat:
     def __init__(self, table: Table, rank: int) -> None:
-        self.table, self.rank = table, rank
+        self.table = table
+        self.rank = rank
 
     def gather_objects(self, value: Any) -> list[Any]:
         self.table.words[self.rank] = value

@@ -30,7 +30,10 @@ class Meets(Dataset[Any]):
     """A dataset with an incident in the worker that reads one of its samples, once."""
 
     def __init__(self, incident: Callable[[], None], folder: Path, sample: int) -> None:
-        self.samples, self.incident, self.mark, self.sample = data.vectors(26), incident, folder / "met", sample
+        self.samples = data.vectors(26)
+        self.incident = incident
+        self.mark = folder / "met"
+        self.sample = sample
 
     def __len__(self) -> int:
         return len(self.samples)

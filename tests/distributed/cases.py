@@ -94,13 +94,15 @@ class Counts:
     """A checkpoint item: windows that this process prepared."""
 
     def __init__(self, rank: int) -> None:
-        self.rank, self.windows = rank, 0
+        self.rank = rank
+        self.windows = 0
 
     def state_dict(self) -> dict[str, int]:
         return {"rank": self.rank, "windows": self.windows}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.rank, self.windows = state["rank"], state["windows"]
+        self.rank = state["rank"]
+        self.windows = state["windows"]
 
 
 class Library(Trainer):
@@ -116,7 +118,8 @@ class Library(Trainer):
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
         outputs = model(**inputs)
-        mask, logits = inputs["labels"] != -100, outputs["logits"].detach()
+        mask = inputs["labels"] != -100
+        logits = outputs["logits"].detach()
         self.record("highest", logits[mask].max() if mask.any() else -1e9, reduce="max")
         metrics = {"logit": logits[mask].mean(), "rows": {"value": len(inputs["x"]), "reduce": "sum"}}
         said = LossOutput(outputs["loss"], num_items=mask.sum(), metrics=metrics)
@@ -144,13 +147,16 @@ def library(folder: Path, num_processes: int, **settings: Any) -> dict[str, Any]
 
     Whether weights and logs are the same, bit for bit; the log and the weights; counts of the resumed runs.
     """
-    side, found, counts = Side(OURS.name, Library, OURS.arguments), [], []
+    side = Side(OURS.name, Library, OURS.arguments)
+    found = []
+    counts = []
     saved = str(folder / "by_train" / "checkpoint-2")
     ways = [by_train, by_steps, by_fit_step]
     for how, resume in [*((how, None) for how in ways), (by_steps, saved), (by_fit_step, saved)]:
         name = how.__name__ + ("_resumed" if resume else "")
-        trainer = trainer_of("counted, accumulated", folder / name, num_processes, side, save_strategy="steps",
-                             save_steps=2, **settings)  # fmt: skip
+        trainer = trainer_of(
+            "counted, accumulated", folder / name, num_processes, side, save_strategy="steps", save_steps=2, **settings
+        )
         how(trainer, resume)
         whole = trainer._engine.whole_weights(trainer.model)
         state = trainer.model.state_dict() if whole is None else whole
@@ -161,8 +167,13 @@ def library(folder: Path, num_processes: int, **settings: Any) -> dict[str, Any]
         found.append((weights, log))
         counts.append([trainer.counts.rank, trainer.counts.windows])
     weights, log = found[0]
-    return {"same": [one == found[0] for one in found], "counts": counts, "weights": weights, "log": log,
-            "step": trainer.state.global_step}  # fmt: skip
+    return {
+        "same": [one == found[0] for one in found],
+        "counts": counts,
+        "weights": weights,
+        "log": log,
+        "step": trainer.state.global_step,
+    }
 
 
 def judged(trainer: Any) -> dict[str, Any]:

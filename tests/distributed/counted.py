@@ -19,8 +19,12 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from trainwright import TrainerCallback
 
-FOLDER, SIZE, STEPS = sys.argv[1], 4, 8
-FIRST, LAST = 2, 6  # steps between which it is counted: none that begins, logs or ends
+FOLDER = sys.argv[1]
+SIZE = 4
+STEPS = 8
+# Steps between which calls are counted: neither begins, logs nor ends the run.
+FIRST = 2
+LAST = 6
 KINDS: dict[str, tuple[int, dict[str, Any]]] = {  # micro-batches, settings
     "ddp": (1, {"ddp_find_unused_parameters": False}),
     "ddp, accumulated": (2, {"ddp_find_unused_parameters": False}),
@@ -53,8 +57,15 @@ def by_trainer(micro_batches: int, settings: dict[str, Any], after: Callable[[in
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             after(state.global_step)
 
-    more = {"per_device_train_batch_size": SIZE, "gradient_accumulation_steps": micro_batches, "max_steps": STEPS,
-            "save_strategy": "no", "logging_steps": STEPS, "optim": "adamw_torch", "learning_rate": 1e-3}  # fmt: skip
+    more = {
+        "per_device_train_batch_size": SIZE,
+        "gradient_accumulation_steps": micro_batches,
+        "max_steps": STEPS,
+        "save_strategy": "no",
+        "logging_steps": STEPS,
+        "optim": "adamw_torch",
+        "learning_rate": 1e-3,
+    }
     parts = {"train_dataset": data.vectors(SIZE * micro_batches * STEPS * 2), "callbacks": [Tells()]}
     OURS.make(models.seeded(lambda: models.ReturnsDict(0.0)), FOLDER, more | settings, **parts).train()
 
@@ -85,7 +96,8 @@ def sharded(model: nn.Module, kind: str) -> nn.Module:
 
 
 for kind, (micro_batches, settings) in KINDS.items():
-    ours, hand = Between(), Between()
+    ours = Between()
+    hand = Between()
     by_trainer(micro_batches, settings, ours.after)
     assert dist.is_initialized()
     by_hand(micro_batches, kind, hand.after)

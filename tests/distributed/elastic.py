@@ -22,10 +22,13 @@ from trainwright import Trainer, TrainingArguments
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 
-FOLDER, CASE = Path(sys.argv[1]), sys.argv[2]
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+FOLDER = Path(sys.argv[1])
+CASE = sys.argv[2]
+RANK = int(os.environ["RANK"])
+WORLD = int(os.environ["WORLD_SIZE"])
 START = f"{int(time.time() * 1000)}.{os.getpid()}"  # in order of time
-SIZE, AT_STEP = 48, 5
+SIZE = 48
+AT_STEP = 5
 is_first = not any(FOLDER.glob("checkpoint-*"))
 
 
@@ -60,14 +63,24 @@ items = [{**item, "index": i} for i, item in enumerate(data.vectors(SIZE))]
 trainer = Elastic(
     models.seeded(lambda: models.ReturnsDict(0.0 if CASE == "slowly" else 0.2)),
     TrainingArguments(
-        str(FOLDER), use_cpu=True, disable_tqdm=True, report_to="none", per_device_train_batch_size=4,
-        num_train_epochs=2, save_steps=1 if CASE == "slowly" else 3, logging_steps=1, learning_rate=1e-2,
-        lr_scheduler_type="constant", remove_unused_columns=False,
+        str(FOLDER),
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to="none",
+        per_device_train_batch_size=4,
+        num_train_epochs=2,
+        save_steps=1 if CASE == "slowly" else 3,
+        logging_steps=1,
+        learning_rate=1e-2,
+        lr_scheduler_type="constant",
+        remove_unused_columns=False,
     ),
     train_dataset=items,
-)  # fmt: skip
+)
 trainer.train(resume_from_checkpoint="auto")
 tell(
     weights={name: value.double().flatten().tolist() for name, value in trainer.model.state_dict().items()},
-    log=without_clock(trainer.state.log_history), step=trainer.state.global_step, world=WORLD,
-)  # fmt: skip
+    log=without_clock(trainer.state.log_history),
+    step=trainer.state.global_step,
+    world=WORLD,
+)

@@ -11,7 +11,8 @@ from torch.utils.data import Dataset
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments, get_last_checkpoint
 
-FOLDER, CASE = sys.argv[1], sys.argv[2]
+FOLDER = sys.argv[1]
+CASE = sys.argv[2]
 RANK = int(os.environ["RANK"])
 AT_STEP = 5
 
@@ -23,7 +24,8 @@ def here() -> None:
 
 class Samples(Dataset[dict[str, Any]]):
     def __init__(self) -> None:
-        self.items, self.reads = data.vectors(64), 0
+        self.items = data.vectors(64)
+        self.reads = 0
 
     def __len__(self) -> int:
         return len(self.items)
@@ -67,13 +69,25 @@ class Says(TrainerCallback):
 trainer = Ends(
     models.seeded(lambda: models.ReturnsDict(0.2)),
     TrainingArguments(
-        FOLDER, use_cpu=True, disable_tqdm=True, per_device_train_batch_size=4, per_device_eval_batch_size=4,
-        max_steps=16, save_steps=8, eval_strategy="steps", eval_steps=6, logging_steps=4, learning_rate=1e-2,
-        hang_timeout=20 if CASE == "standstill" else 0, ddp_timeout=30 if CASE == "late" else 1800,
+        FOLDER,
+        use_cpu=True,
+        disable_tqdm=True,
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        max_steps=16,
+        save_steps=8,
+        eval_strategy="steps",
+        eval_steps=6,
+        logging_steps=4,
+        learning_rate=1e-2,
+        hang_timeout=20 if CASE == "standstill" else 0,
+        ddp_timeout=30 if CASE == "late" else 1800,
         log_level_replica="info",  # each process says at which step it ends
     ),
-    train_dataset=Samples(), eval_dataset=data.vectors(24), callbacks=[Says],
-)  # fmt: skip
+    train_dataset=Samples(),
+    eval_dataset=data.vectors(24),
+    callbacks=[Says],
+)
 trainer.train(resume_from_checkpoint=get_last_checkpoint(FOLDER) is not None)
 trainer.save_model(f"{FOLDER}/final")
 trainer.end()

@@ -79,8 +79,14 @@ def detected(logits: Any, labels: Any) -> Any:
 
 
 boxes = trainer_of(
-    "module", OURS, FOLDER, compute_metrics=None, preprocess_logits_for_metrics=detected, eval_use_gather_object=True,
-    eval_do_concat_batches=False, per_device_eval_batch_size=3,
-)  # fmt: skip
+    "module",
+    OURS,
+    FOLDER,
+    compute_metrics=None,
+    preprocess_logits_for_metrics=detected,
+    eval_use_gather_object=True,
+    eval_do_concat_batches=False,
+    per_device_eval_batch_size=3,
+)
 found = boxes.predict(boxes.eval_dataset)
 tell(objects=[[box["box"].tolist() for box in batch] for batch in found.predictions], num=NUM)

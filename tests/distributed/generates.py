@@ -38,16 +38,31 @@ def lengths(prediction: Any) -> dict[str, float]:
 for kind, build in (("t5", models.t5), ("llama", models.llama)):
     for beams in (1, 3):
         args = Seq2SeqTrainingArguments(
-            str(FOLDER / kind), use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", max_steps=2,
-            predict_with_generate=True, generation_num_beams=beams, per_device_eval_batch_size=2, learning_rate=0.0,
-            per_device_train_batch_size=2, eval_strategy="steps", eval_steps=1, log_level="error",
+            str(FOLDER / kind),
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            save_strategy="no",
+            max_steps=2,
+            predict_with_generate=True,
+            generation_num_beams=beams,
+            per_device_eval_batch_size=2,
+            learning_rate=0.0,
+            per_device_train_batch_size=2,
+            eval_strategy="steps",
+            eval_steps=1,
+            log_level="error",
             **PARTS,
-        )  # fmt: skip
+        )
         trainer = Seq2SeqTrainer(
-            model=models.seeded(build), args=args, train_dataset=rows(kind), eval_dataset=rows(kind),
-            data_collator=DataCollatorForSeq2Seq(data.tokenizer()), processing_class=data.tokenizer(),
+            model=models.seeded(build),
+            args=args,
+            train_dataset=rows(kind),
+            eval_dataset=rows(kind),
+            data_collator=DataCollatorForSeq2Seq(data.tokenizer()),
+            processing_class=data.tokenizer(),
             compute_metrics=lengths,
-        )  # fmt: skip
+        )
         trainer.train()
         output = trainer.predict(rows(kind), max_new_tokens=6)
         during = [entry["eval_sum"] for entry in trainer.state.log_history if "eval_sum" in entry]

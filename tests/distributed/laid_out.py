@@ -46,8 +46,14 @@ def goes_on() -> None:
 
 
 def best() -> None:
-    trainer = new_trainer("best", save_strategy="epoch", eval_strategy="epoch", load_best_model_at_end=True,
-                          metric_for_best_model="loss", greater_is_better=True)  # fmt: skip
+    trainer = new_trainer(
+        "best",
+        save_strategy="epoch",
+        eval_strategy="epoch",
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        greater_is_better=True,
+    )
     trainer.train()
     seen = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
     tell(best=[trainer.evaluate()["eval_loss"], seen])

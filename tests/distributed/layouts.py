@@ -10,15 +10,23 @@ import transformers
 from tests.parity import models
 from tests.parity.sides import OURS, without_clock
 
-MODEL, BY_ONE, SAVED = "model", "by_one", "checkpoint-4"
+MODEL = "model"
+BY_ONE = "by_one"
+SAVED = "checkpoint-4"
 TOTAL = 8  # samples in a micro-batch of all processes
 
 
 def write_model(folder: Path) -> None:
     config = transformers.LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, attention_dropout=0.0,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        attention_dropout=0.0,
+    )
     models.seeded(lambda: transformers.LlamaForCausalLM(config)).save_pretrained(folder)
 
 
@@ -45,9 +53,16 @@ def texts(size: int) -> list[dict[str, Any]]:
 
 
 def trainer_of(model: Any, folder: Path, *, replicas: int = 1, **more: Any) -> Any:
-    settings = {"per_device_train_batch_size": TOTAL // replicas, "per_device_eval_batch_size": 4, "seed": 5,
-                "gradient_accumulation_steps": 2, "learning_rate": 1e-2, "logging_steps": 1, "num_train_epochs": 2,
-                "max_grad_norm": 0.5}  # fmt: skip
+    settings = {
+        "per_device_train_batch_size": TOTAL // replicas,
+        "per_device_eval_batch_size": 4,
+        "seed": 5,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "num_train_epochs": 2,
+        "max_grad_norm": 0.5,
+    }
     rows = texts(45)
     return OURS.make(model, folder, settings | more, train_dataset=rows, eval_dataset=rows[:9])
 

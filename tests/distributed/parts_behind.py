@@ -20,16 +20,25 @@ from trainwright.engine import sharded_state
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ["RANK"])
-write_parts, write_data, memory = sharded_state._write, FileSystemWriter.write_data, deferred_io.available_bytes
-SHARDED = {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "save_strategy": "steps",
-           "save_steps": 2, "max_steps": 6, "save_total_limit": None}  # fmt: skip
+write_parts = sharded_state._write
+write_data = FileSystemWriter.write_data
+memory = deferred_io.available_bytes
+SHARDED = {
+    "fsdp": True,
+    "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"},
+    "save_strategy": "steps",
+    "save_steps": 2,
+    "max_steps": 6,
+    "save_total_limit": None,
+}
 
 
 class Steps(TrainerCallback):
     """Tells another thread that training is further than the step it knows."""
 
     def __init__(self) -> None:
-        self.changed, self.step = threading.Condition(), 0
+        self.changed = threading.Condition()
+        self.step = 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self.changed:
@@ -47,7 +56,8 @@ def trainer_in(name: str, **settings: Any) -> Any:
 
 def apart() -> None:
     """What is written is what was when the save began, though training has gone on."""
-    steps, seen = Steps(), []
+    steps = Steps()
+    seen = []
 
     def waits(state: Any, folder: Path, group: Any) -> None:
         step = int(folder.parent.name.split("-")[1].split(".")[0])
@@ -81,7 +91,8 @@ def short_of_memory() -> None:
     if RANK == 1:
         deferred_io.available_bytes = lambda: 0
     trainer_in("short", save_async=True).train()
-    sharded_state._write, deferred_io.available_bytes = write_parts, memory
+    sharded_state._write = write_parts
+    deferred_io.available_bytes = memory
     tell(short=names)
 
 
@@ -111,7 +122,8 @@ def killed() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         write_parts(state, folder, group)
 
-    steps, sharded_state._write = Steps(), dies
+    steps = Steps()
+    sharded_state._write = dies
     trainer = trainer_in("killed", save_async=True)
     trainer.add_callback(steps)
     trainer.train()

@@ -10,7 +10,8 @@ from tests._support.two_processes import tell
 from tests.distributed.layouts import MODEL, in_parts, trainer_of, whole
 from torch._dynamo.backends.registry import register_backend
 
-FOLDER, KIND = Path(sys.argv[1]), sys.argv[2]
+FOLDER = Path(sys.argv[1])
+KIND = sys.argv[2]
 GRAPHS: list[int] = []
 
 
@@ -27,13 +28,24 @@ def outcome(name: str, **settings: Any) -> dict[str, Any]:
         settings |= {"fsdp": True, "fsdp_config": {"fsdp_version": 2}}
     model = in_parts(FOLDER / MODEL, tp_size=2) if KIND == "tensor parallel" else whole(FOLDER / MODEL)
     replicas = 1 if KIND == "tensor parallel" else 2
-    trainer = trainer_of(model, FOLDER / f"{KIND}_{name}", replicas=replicas, max_steps=4, save_strategy="steps",
-                         save_steps=4, **settings)  # fmt: skip
+    trainer = trainer_of(
+        model,
+        FOLDER / f"{KIND}_{name}",
+        replicas=replicas,
+        max_steps=4,
+        save_strategy="steps",
+        save_steps=4,
+        **settings,
+    )
     trainer.train()
     log = trainer.state.log_history
     names = [path.name for path in (FOLDER / f"{KIND}_{name}" / "checkpoint-4").iterdir()]
-    return {"losses": [entry["loss"] for entry in log if "loss" in entry], "norms": [entry["grad_norm"] for entry in log
-            if "grad_norm" in entry], "evaluated": trainer.evaluate()["eval_loss"], "files": sorted(names)}  # fmt: skip
+    return {
+        "losses": [entry["loss"] for entry in log if "loss" in entry],
+        "norms": [entry["grad_norm"] for entry in log if "grad_norm" in entry],
+        "evaluated": trainer.evaluate()["eval_loss"],
+        "files": sorted(names),
+    }
 
 
 warnings.filterwarnings("ignore", "`torch.distributed.all_gather_into_tensor`")

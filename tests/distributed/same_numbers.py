@@ -21,12 +21,15 @@ ROWS: dict[str, dict[str, Any]] = {
         "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
     },
     "settings of ddp": {
-        "ddp_find_unused_parameters": False, "ddp_bucket_cap_mb": 1, "ddp_broadcast_buffers": False,
-        "ddp_backend": "gloo", "ddp_timeout": 600,
+        "ddp_find_unused_parameters": False,
+        "ddp_bucket_cap_mb": 1,
+        "ddp_broadcast_buffers": False,
+        "ddp_backend": "gloo",
+        "ddp_timeout": 600,
     },
     "static graph": {"ddp_static_graph": True, "ddp_find_unused_parameters": False},
     "half precision": {"bf16": True},
-}  # fmt: skip
+}
 
 
 def trained(side: Side, settings: dict[str, Any], name: str) -> tuple[Outcome, Any]:

@@ -61,13 +61,24 @@ def hooks_for_libraries() -> None:
 
 
 def best() -> None:
-    settings = {"fsdp": True, "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}, "save_strategy": "epoch",
-                "eval_strategy": "epoch", "load_best_model_at_end": True, "metric_for_best_model": "loss",
-                "greater_is_better": True}  # fmt: skip
+    settings = {
+        "fsdp": True,
+        "fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"},
+        "save_strategy": "epoch",
+        "eval_strategy": "epoch",
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "loss",
+        "greater_is_better": True,
+    }
     trainer = trainer_of(SAVED, FOLDER / "best", 2, **settings)
     trainer.train()
-    tell(best=[trainer.state.best_global_step, trainer.evaluate()["eval_loss"],
-               [e["eval_loss"] for e in trainer.state.log_history if "eval_loss" in e]])  # fmt: skip
+    tell(
+        best=[
+            trainer.state.best_global_step,
+            trainer.evaluate()["eval_loss"],
+            [e["eval_loss"] for e in trainer.state.log_history if "eval_loss" in e],
+        ]
+    )
 
 
 def library_models() -> None:

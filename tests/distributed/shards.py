@@ -16,8 +16,10 @@ SAVED = "means, accumulated"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "full_shard": ("counted, accumulated", {"fsdp": True}),
     "shard_grad_op": ("means", {"fsdp": "shard_grad_op auto_wrap"}),
-    "by size": ("means, accumulated", {"fsdp": True, "fsdp_config": {
-        "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 20}}),
+    "by size": (
+        "means, accumulated",
+        {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 20}},
+    ),
     "not wrapped": ("means, accumulated", {"fsdp": True, "fsdp_config": {"auto_wrap_policy": "NO_WRAP"}}),
     "offloaded": ("means", {"fsdp": "full_shard offload"}),
     "recomputed": ("means", {"fsdp": True, "fsdp_config": {"activation_checkpointing": True}}),
@@ -25,9 +27,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "of a head, by size": ("told and ignored", {"fsdp": "full_shard", "fsdp_config": {"min_num_params": 500}}),
     "hybrid": ("means", {"fsdp": "hybrid_shard_zero2"}),
     "whole": ("means", {"fsdp": "no_shard"}),
-    "synchronised": ("means, accumulated", {"fsdp": True, "accelerator_config": {
-        "gradient_accumulation_kwargs": {"sync_each_batch": True}}}),
-}  # fmt: skip
+    "synchronised": (
+        "means, accumulated",
+        {"fsdp": True, "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}},
+    ),
+}
 FORMS = {name: {"state_dict_type": name} for name in ("FULL_STATE_DICT", "SHARDED_STATE_DICT")}
 
 
@@ -57,8 +61,13 @@ def tied_model() -> Any:
 def roberta() -> Any:
     """Its embeddings have one of the classes that it names for sharding, and contain what becomes a unit by itself."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    config = RobertaConfig(vocab_size=models.VOCAB, max_position_embeddings=40, hidden_dropout_prob=0.0,
-                           attention_probs_dropout_prob=0.0, **sizes)  # fmt: skip
+    config = RobertaConfig(
+        vocab_size=models.VOCAB,
+        max_position_embeddings=40,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **sizes,
+    )
     return models.seeded(lambda: RobertaForMaskedLM(config))
 
 
@@ -70,8 +79,15 @@ def adapter() -> Any:
 def tied_trainer(model: Any, folder: Path, processes: int = 2, **config: Any) -> Any:
     """Four steps of eight texts."""
     sharding: dict[str, Any] = {"fsdp": True, "fsdp_config": config} if processes > 1 else {}
-    settings = {"per_device_train_batch_size": 8 // processes, "max_steps": 4, "logging_steps": 4, "seed": 3,
-                "learning_rate": 0.1, "optim": "sgd", "save_strategy": "no"}  # fmt: skip
+    settings = {
+        "per_device_train_batch_size": 8 // processes,
+        "max_steps": 4,
+        "logging_steps": 4,
+        "seed": 3,
+        "learning_rate": 0.1,
+        "optim": "sgd",
+        "save_strategy": "no",
+    }
     return OURS.make(model, folder, settings | sharding, train_dataset=data.sequences(32))
 
 

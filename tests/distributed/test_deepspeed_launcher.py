@@ -39,15 +39,25 @@ tell(
 )
 """
 CONFIG: dict[str, Any] = {
-    "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto", "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "train_batch_size": "auto",
     "gradient_clipping": "auto",
     "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "overlap_comm": False},
-}  # fmt: skip
+}
 SETTINGS = {
-    "--use_cpu": "true", "--report_to": "none", "--disable_tqdm": "true", "--save_strategy": "no",
-    "--log_level": "error", "--max_steps": "3", "--per_device_train_batch_size": "2", "--learning_rate": "1e-2",
-    "--gradient_accumulation_steps": "2", "--logging_steps": "1", "--seed": "5",
-}  # fmt: skip
+    "--use_cpu": "true",
+    "--report_to": "none",
+    "--disable_tqdm": "true",
+    "--save_strategy": "no",
+    "--log_level": "error",
+    "--max_steps": "3",
+    "--per_device_train_batch_size": "2",
+    "--learning_rate": "1e-2",
+    "--gradient_accumulation_steps": "2",
+    "--logging_steps": "1",
+    "--seed": "5",
+}
 
 
 def launched(folder: Path, *launcher: str, stage: int | None = 2, max_grad_norm: float | None = None) -> Done:
@@ -58,8 +68,16 @@ def launched(folder: Path, *launcher: str, stage: int | None = 2, max_grad_norm:
         path = folder / "zero.json"
         path.write_text(json.dumps({**CONFIG, "zero_optimization": {**CONFIG["zero_optimization"], "stage": stage}}))
         options += ["--deepspeed", str(path)]
-    return run(SCRIPT, "--output_dir", str(folder / "out"), *options, folder=folder, launcher=launcher or None,
-               timeout_s=250, environment={"DS_ACCELERATOR": "cpu"})  # fmt: skip
+    return run(
+        SCRIPT,
+        "--output_dir",
+        str(folder / "out"),
+        *options,
+        folder=folder,
+        launcher=launcher or None,
+        timeout_s=250,
+        environment={"DS_ACCELERATOR": "cpu"},
+    )
 
 
 def by_deepspeed(*options: str) -> tuple[str, ...]:
@@ -87,7 +105,8 @@ def test_it_trains_as_under_torchrun(case: str, torchrun: Done, tmp_path: Path) 
         assert told["world"] == [2, rank, rank, rank if names_rank else -1, "DISTRIBUTED"]
         assert told["trained_by"] == ("DeepSpeedEngine" if stage else "NoneType")
         assert told["losses"] == pytest.approx(torchrun.told[0]["losses"], rel=1e-5)
-    mine, other = done.told[0]["weights"], torchrun.told[0]["weights"]
+    mine = done.told[0]["weights"]
+    other = torchrun.told[0]["weights"]
     assert mine.keys() == other.keys()
     for name, values in mine.items():
         assert values == pytest.approx(other[name], rel=1e-4, abs=2e-6), name
@@ -113,8 +132,13 @@ deepspeed_config:
 def test_the_plugin_of_accelerate_launch_trains_with_its_values(tmp_path: Path) -> None:
     """Clipping is the plugin's; accumulation, whose field has a default in every such file, is the arguments'."""
     (tmp_path / "accelerate.yaml").write_text(PLUGIN.format(device="none"))
-    command = ("accelerate.commands.launch", "--config_file", str(tmp_path / "accelerate.yaml"),
-               "--main_process_port", str(free_port()))  # fmt: skip
+    command = (
+        "accelerate.commands.launch",
+        "--config_file",
+        str(tmp_path / "accelerate.yaml"),
+        "--main_process_port",
+        str(free_port()),
+    )
     done = launched(tmp_path, *command, stage=None)
     other = tmp_path / "torchrun"
     other.mkdir()
@@ -133,8 +157,13 @@ def test_offloaded_states_are_updated_by_deepspeeds_cpu_adam(torchrun: Done, tmp
     except Exception as error:
         pytest.skip(f"DeepSpeed's CPU Adam cannot be built on this machine: {error}")
     (tmp_path / "accelerate.yaml").write_text(PLUGIN.replace("0.05", "1.0").format(device="cpu"))
-    command = ("accelerate.commands.launch", "--config_file", str(tmp_path / "accelerate.yaml"),
-               "--main_process_port", str(free_port()))  # fmt: skip
+    command = (
+        "accelerate.commands.launch",
+        "--config_file",
+        str(tmp_path / "accelerate.yaml"),
+        "--main_process_port",
+        str(free_port()),
+    )
     done = launched(tmp_path, *command, stage=None)
     assert done.told[0]["optimizer"] == "DeepSpeedCPUAdam"
     assert torchrun.told[0]["optimizer"] == "AdamW"

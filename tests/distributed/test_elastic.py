@@ -89,19 +89,33 @@ class Nodes:
     """Launchers that meet at one place, each with one process. The first one keeps the place, and stays."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.run = folder, folder / "run"
+        self.folder = folder
+        self.run = folder / "run"
         self._port = free_port()
         quick = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=4"
         place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{self._port}")
-        self._launcher = ("torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "2",
-                          *place, "--rdzv-id", "nodes", "--rdzv-conf", quick)  # fmt: skip
+        self._launcher = (
+            "torch.distributed.run",
+            "--nnodes",
+            "1:2",
+            "--nproc-per-node",
+            "1",
+            "--max-restarts",
+            "2",
+            *place,
+            "--rdzv-id",
+            "nodes",
+            "--rdzv-conf",
+            quick,
+        )
         self.started: list[subprocess.Popen[str]] = []
 
     def start(self, **environment: str) -> subprocess.Popen[str]:
         if self.started:
             self._wait_for_the_place()
-        started = launch(SCRIPT, str(self.run), "slowly", folder=self.folder, launcher=self._launcher,
-                         environment=environment)  # fmt: skip
+        started = launch(
+            SCRIPT, str(self.run), "slowly", folder=self.folder, launcher=self._launcher, environment=environment
+        )
         self.started.append(started)
         return started
 
@@ -133,7 +147,8 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
 
 @pytest.mark.parametrize("how", ["killed", "asked to leave"])
 def test_a_node_goes_and_the_other_one_trains_the_rest(how: str, nodes: Nodes) -> None:
-    one, other = nodes.start(), nodes.start()
+    one = nodes.start()
+    other = nodes.start()
     nodes.wait_for_step(2)
     if how == "killed":
         end_group(other)

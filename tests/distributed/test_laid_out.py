@@ -114,9 +114,16 @@ def test_one_process_goes_on_from_it(done: Done, folder: Path, alone: dict[str, 
 def test_checkpoints_are_whole(done: Done) -> None:
     states = {"rng_state.pth"} if len(done.told) == 2 else {"rng_state_0.pth", "rng_state_1.pth"}
     assert set(done.told[0]["files"]) == states | {
-        "config.json", "generation_config.json", "manifest.json", "model.safetensors", "optimizer.pt", "scheduler.pt",
-        "trainer_state.json", "training_args.bin", "training_args.json",
-    }  # fmt: skip
+        "config.json",
+        "generation_config.json",
+        "manifest.json",
+        "model.safetensors",
+        "optimizer.pt",
+        "scheduler.pt",
+        "trainer_state.json",
+        "training_args.bin",
+        "training_args.json",
+    }
 
 
 def test_the_final_model_is_read_by_from_pretrained(done: Done, folder: Path, alone: dict[str, Any]) -> None:

@@ -49,8 +49,19 @@ def by_file(folder: Path) -> list[str]:
 
 
 def by_flags(folder: Path) -> list[str]:
-    return ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "bf16",
-            "--dynamo_backend", "no", "--main_process_port", str(free_port())]  # fmt: skip
+    return [
+        "--multi_gpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "bf16",
+        "--dynamo_backend",
+        "no",
+        "--main_process_port",
+        str(free_port()),
+    ]
 
 
 @pytest.mark.parametrize("how", [by_file, pytest.param(by_flags, marks=pytest.mark.slow)], ids=lambda how: how.__name__)
@@ -100,9 +111,10 @@ parallelism_config:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("mixed", "tolerance", "sizes"), [("no", 1e-5, ""), ("bf16", 2e-2, ""), ("no", 1e-5, SIZES)],
+    ("mixed", "tolerance", "sizes"),
+    [("no", 1e-5, ""), ("bf16", 2e-2, ""), ("no", 1e-5, SIZES)],
     ids=["no", "bf16", "sizes"],
-)  # fmt: skip
+)
 def test_a_configuration_of_accelerate_shards_the_model(
     mixed: str, tolerance: float, sizes: str, tmp_path: Path
 ) -> None:
@@ -145,8 +157,9 @@ def test_tasks_of_slurm_are_one_run(tmp_path: Path) -> None:
         folder = tmp_path / task  # each tells its own, since it is told no RANK
         folder.mkdir()
         mine = {**meeting, "SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_STEP_NUM_NODES": "1"}
-        tasks.append(launch(tmp_path / "script.py", str(tmp_path / "run"), folder=folder, launcher=(),
-                            environment=mine))  # fmt: skip
+        tasks.append(
+            launch(tmp_path / "script.py", str(tmp_path / "run"), folder=folder, launcher=(), environment=mine)
+        )
     done = [finish(task, tmp_path / str(number), timeout_s=140) for number, task in enumerate(tasks)]
     assert [one.code for one in done] == [0, 0], "\n".join(one.out[-3000:] for one in done)
     told = [next(told for told in one.told if told) for one in done]

@@ -21,7 +21,8 @@ def test_compiled_blocks_of_a_model_in_parts_learn_the_same(kind: str, tmp_path:
     done = run(SCRIPT, str(tmp_path), kind, folder=tmp_path, environment={"DS_ACCELERATOR": "cpu"})
     for told in done.told:
         assert 1 <= told["graphs"] <= (3 if kind == "tensor parallel" else 2)  # of the first shapes, and of any
-        plain, compiled = told["plain"], told["compiled"]
+        plain = told["plain"]
+        compiled = told["compiled"]
         assert len(plain["losses"]) == 4
         assert compiled["files"] == plain["files"]
         for name in ("losses", "norms", "evaluated"):

@@ -9,8 +9,14 @@ import pytest
 from .._support.two_processes import Done, run
 
 ROWS = (
-    "plain", "accumulated", "clipped", "every batch synchronised", "settings of ddp", "static graph", "half precision",
-)  # fmt: skip
+    "plain",
+    "accumulated",
+    "clipped",
+    "every batch synchronised",
+    "settings of ddp",
+    "static graph",
+    "half precision",
+)
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

@@ -115,8 +115,15 @@ def test_whole_models_go_on_from_parts(done: Done, alone: dict[str, dict[str, An
 
 
 def test_what_a_checkpoint_holds(done: Done) -> None:
-    common = {"manifest.json", "scheduler.pt", "trainer_state.json", "training_args.bin", "training_args.json",
-              "rng_state_0.pth", "rng_state_1.pth"}  # fmt: skip
+    common = {
+        "manifest.json",
+        "scheduler.pt",
+        "trainer_state.json",
+        "training_args.bin",
+        "training_args.json",
+        "rng_state_0.pth",
+        "rng_state_1.pth",
+    }
     whole, parts = (set(done.told[0][f"{form}: saved"]) for form in FORMS)
     assert whole == common | {"model.safetensors", "optimizer.pt"}
     assert parts == common | {"pytorch_model_fsdp_0", "optimizer_0"}

@@ -108,7 +108,8 @@ def test_recorded_numbers_are_those_of_both_processes_and_send_nothing_more(done
     again = [entry for entry in first["recorded_after_resume"] if "value" in entry]
     names = ("value", "num_rows", "highest", "of one", "step")
     assert [[entry[name] for name in names] for entry in again] == [[e[name] for name in names] for e in logs]
-    metrics, pairs = first["recorded_metrics"], [pair for told in done.told for pair in told["recorded_in_evaluation"]]
+    metrics = first["recorded_metrics"]
+    pairs = [pair for told in done.told for pair in told["recorded_in_evaluation"]]
     assert metrics["eval_num_rows"] == 9
     assert metrics["eval_of one"] == 1.0
     assert metrics["eval_highest"] == pytest.approx(max(value for value, _ in pairs), rel=1e-12)

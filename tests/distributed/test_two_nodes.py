@@ -69,8 +69,13 @@ def test_two_nodes_are_one_run(where: str, nodes: list[str], tmp_path: Path) -> 
     """The same numbers as one process; the first process of each node logs and saves, or that of the first one only."""
     root = Path(__file__).resolve().parents[2]
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path]), "OMP_NUM_THREADS": "1",
-                   "TOLD_FOLDER": str(tmp_path), "GLOO_SOCKET_IFNAME": "tw0"}  # fmt: skip
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
+        "OMP_NUM_THREADS": "1",
+        "TOLD_FOLDER": str(tmp_path),
+        "GLOO_SOCKET_IFNAME": "tw0",
+    }
     launches = []
     for rank, name in enumerate(nodes):
         command = [
@@ -80,9 +85,16 @@ def test_two_nodes_are_one_run(where: str, nodes: list[str], tmp_path: Path) -> 
             *(str(tmp_path / "script.py"), str(tmp_path / f"node{rank}"), where),
         ]
         launches.append(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
-                             cwd=tmp_path, start_new_session=True)
-        )  # fmt: skip
+            subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=environment,
+                cwd=tmp_path,
+                start_new_session=True,
+            )
+        )
     try:
         outs = [launched.communicate(timeout=200)[0] for launched in launches]
     finally:

@@ -27,7 +27,8 @@ def test_all_stop_at_the_same_place(seed: int) -> None:
     draw = random.Random(seed)
     members = watches(4)
     stops: dict[int, tuple[int, int | None]] = {}
-    signalled, when = draw.randrange(4), draw.uniform(0.0, 0.4)
+    signalled = draw.randrange(4)
+    when = draw.uniform(0.0, 0.4)
 
     def work(rank: int, pause: float) -> None:
         for place in range(1, PLACES):

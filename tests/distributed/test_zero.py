@@ -33,8 +33,9 @@ def done(folder: Path) -> dict[int, Done]:
     environment = {"DS_ACCELERATOR": "cpu"}
     finished = {}
     for processes in (1, 2):
-        finished[processes] = run(SCRIPT, str(folder), folder=folder, processes=processes, timeout_s=250,
-                                  environment=environment)  # fmt: skip
+        finished[processes] = run(
+            SCRIPT, str(folder), folder=folder, processes=processes, timeout_s=250, environment=environment
+        )
     return finished
 
 
@@ -64,7 +65,8 @@ def test_it_trains_as_one_process_does(
     assert_same(done[processes].told[0][f"zero {stage}"], alone[STAGES[stage]])
     trainer = trainer_of(STAGES[stage], tmp_path, 1)
     trainer.train()
-    mine, other = done[processes].told[0][f"zero {stage}: judged"], judged(trainer)
+    mine = done[processes].told[0][f"zero {stage}: judged"]
+    other = judged(trainer)
     assert mine["metrics"] == pytest.approx(other["metrics"], rel=1e-5)
     np.testing.assert_allclose(mine["predictions"], other["predictions"], rtol=1e-4, atol=1e-5)
 
@@ -137,14 +139,16 @@ def test_a_second_training_with_an_optimizer_and_a_schedule_of_its_own(done: dic
 
 def test_a_second_training_in_bf16_begins_with_the_first_ones_weights(done: dict[int, Done]) -> None:
     told = done[2].told[0]
-    first, second = ([entry["loss"] for entry in told[name]["log"] if "loss" in entry]
-                     for name in ("mixed", "mixed_second"))  # fmt: skip
+    first, second = (
+        [entry["loss"] for entry in told[name]["log"] if "loss" in entry] for name in ("mixed", "mixed_second")
+    )
     assert second[0] < first[0]
 
 
 def test_weights_in_bf16_go_on_from_their_masters(done: dict[int, Done]) -> None:
     """The checkpoint has what the optimizer works on, not what is left of it in bf16."""
-    full, again = done[2].told[0]["mixed"], done[2].told[0]["mixed_again"]
+    full = done[2].told[0]["mixed"]
+    again = done[2].told[0]["mixed_again"]
     for name, values in full["weights"].items():
         assert again["weights"][name] == pytest.approx(values, rel=1e-5, abs=1e-6)
 

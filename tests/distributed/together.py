@@ -126,16 +126,21 @@ def recorded() -> None:
     trainer.compute_loss = partial(compute_loss, trainer)
     trainer.add_callback(counts)
     trainer.train()
-    trained, log = list(kept), trainer.state.log_history[:-1]
+    trained = list(kept)
+    log = trainer.state.log_history[:-1]
     kept.clear()
     metrics = trainer.evaluate()
     resumed = trainer_of("counted", FOLDER / "recorded", 2, logging_steps=2)
     resumed.compute_loss = partial(compute_loss, resumed)
     resumed.train(str(FOLDER / "recorded" / "checkpoint-3"))
     tell(
-        recorded=trained, recorded_log=log, recorded_collectives=counts.by_step, recorded_in_evaluation=kept,
-        recorded_metrics=metrics, recorded_after_resume=resumed.state.log_history[:-1],
-    )  # fmt: skip
+        recorded=trained,
+        recorded_log=log,
+        recorded_collectives=counts.by_step,
+        recorded_in_evaluation=kept,
+        recorded_metrics=metrics,
+        recorded_after_resume=resumed.state.log_history[:-1],
+    )
 
 
 def by_items() -> None:
@@ -174,7 +179,8 @@ class Reads(Dataset[Any]):
     """Counts how often a sample is asked for in this process."""
 
     def __init__(self, items: list[Any]) -> None:
-        self.items, self.num_reads = items, 0
+        self.items = items
+        self.num_reads = 0
 
     def __len__(self) -> int:
         return len(self.items)
@@ -186,7 +192,8 @@ class Reads(Dataset[Any]):
 
 class Stream(IterableDataset[Any]):
     def __init__(self, items: list[Any]) -> None:
-        self.items, self.num_reads = items, 0
+        self.items = items
+        self.num_reads = 0
 
     def __iter__(self) -> Iterator[Any]:
         for item in self.items:
@@ -203,8 +210,9 @@ def dispatching() -> None:
         folder = FOLDER / f"dispatched_{kind.__name__}"
         trainer = trainer_of("counted", folder, 2, train_dataset=dataset, num_train_epochs=1, **dispatch, **more)
         whole = outcome(trainer)
-        again = trainer_of("counted", folder / "again", 2, train_dataset=kind(dataset.items), num_train_epochs=1,
-                           **dispatch, **more)  # fmt: skip
+        again = trainer_of(
+            "counted", folder / "again", 2, train_dataset=kind(dataset.items), num_train_epochs=1, **dispatch, **more
+        )
         resumed = outcome(again, resume_from_checkpoint=str(folder / "checkpoint-2"))
         name = kind.__name__
         tell(**{f"{name} dispatched": whole, f"{name} resumed": resumed, f"{name} read": dataset.num_reads})
@@ -228,8 +236,13 @@ def formed() -> None:
 
         callbacks = settings.pop("callbacks", None)
         args = TrainingArguments(str(FOLDER / name), num_train_epochs=1, use_cpu=True, report_to="none", **settings)
-        trainer = Seen(model=seeded(llama), args=args, train_dataset=dataset, callbacks=callbacks,
-                       data_collator=DataCollatorForTokenClassification(tokenizer()))  # fmt: skip
+        trainer = Seen(
+            model=seeded(llama),
+            args=args,
+            train_dataset=dataset,
+            callbacks=callbacks,
+            data_collator=DataCollatorForTokenClassification(tokenizer()),
+        )
         trainer.train(resume_from_checkpoint=resume)
         everywhere = trainer._engine.gather_objects(dict(counts))
         return trainer, sum((Counter(one) for one in everywhere), Counter())

@@ -57,17 +57,28 @@ for stage, window in WINDOWS.items():
         tell(**{f"{stage} from {source}": told(again, resume_from_checkpoint=str(FOLDER / source / "checkpoint-2"))})
 for stage in (0, 1, 2, 3):
     tell(**{f"library {stage}": library(FOLDER / f"library{stage}_by{WORLD}", WORLD, **zero(stage))})
-own = {"optimizer": {"type": "AdamW", "params": {
-    "lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto", "torch_adam": True}},
-    "scheduler": {"type": "WarmupDecayLR", "params": {
-        "warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto",
-        "total_num_steps": "auto"}}}  # fmt: skip
+own = {
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto", "torch_adam": True},
+    },
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "warmup_min_lr": "auto",
+            "warmup_max_lr": "auto",
+            "warmup_num_steps": "auto",
+            "total_num_steps": "auto",
+        },
+    },
+}
 trainer = trainer_of("means", FOLDER / "own", WORLD, **zero(1, **own))
 tell(
     own=told(trainer), own_second=told(trainer), kinds=[type(trainer.deepspeed).__name__, trainer.is_deepspeed_enabled]
 )
-mixed = trainer_of(SAVED, FOLDER / "mixed", WORLD, bf16=True, save_strategy="steps", save_steps=2,
-                   **zero(3, bf16={"enabled": "auto"}))  # fmt: skip
+mixed = trainer_of(
+    SAVED, FOLDER / "mixed", WORLD, bf16=True, save_strategy="steps", save_steps=2, **zero(3, bf16={"enabled": "auto"})
+)
 tell(mixed=told(mixed))
 mixed.args.save_strategy = "no"
 tell(mixed_second=told(mixed))

@@ -21,11 +21,19 @@ import trainwright
 
 TOTAL = 8
 ALWAYS: dict[str, Any] = {
-    "use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "log_level": "error",
-    "num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 1, "seed": 5, "gradient_accumulation_steps": 2,
+    "use_cpu": True,
+    "report_to": "none",
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "log_level": "error",
+    "num_train_epochs": 2,
+    "learning_rate": 1e-2,
+    "logging_steps": 1,
+    "seed": 5,
+    "gradient_accumulation_steps": 2,
     "per_device_eval_batch_size": 4,
     "adam_epsilon": 1e-4,  # the bias of an attention's keys has no gradient but for rounding, which Adam would scale up
-}  # fmt: skip
+}
 # Nothing is so small that each process has it whole.
 ZERO: dict[str, Any] = {"stage": 3, "stage3_param_persistence_threshold": 0}
 
@@ -104,8 +112,9 @@ def made_anew(folder: Path, world: int) -> None:
 def saves_halves(folder: Path, world: int) -> None:
     for gathers in (True, False):
         zero = ZERO | {"stage3_gather_16bit_weights_on_model_save": gathers}
-        args = arguments(folder / "halves", world, zero=zero, bf16=True, max_steps=2, save_strategy="steps",
-                         save_steps=1)  # fmt: skip
+        args = arguments(
+            folder / "halves", world, zero=zero, bf16=True, max_steps=2, save_strategy="steps", save_steps=1
+        )
         trainer = trainer_of(load(folder), args)
         first = outcome(trainer)
         trainer.save_model(str(folder / f"halves{world} {gathers}"))
@@ -116,8 +125,15 @@ def saves_halves(folder: Path, world: int) -> None:
 
 def starts(folder: Path) -> None:
     """Weights that all begin with."""
-    config = ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=8,
-                       patch_size=4, num_labels=3)  # fmt: skip
+    config = ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=8,
+        patch_size=4,
+        num_labels=3,
+    )
     models.seeded(lambda: models.gpt2(0.0)).save_pretrained(folder / "start")
     models.seeded(lambda: ViTForImageClassification(config)).save_pretrained(folder / "start of images")
 
@@ -131,8 +147,15 @@ def older_names(folder: Path, world: int) -> None:
     """A model whose files have the names of an older version."""
     losses = []
     for resume in (None, str(folder / "vit/checkpoint-1")):
-        args = arguments(folder / "vit", world, zero=ZERO, max_steps=2, save_strategy="steps", save_steps=1,
-                         gradient_accumulation_steps=1)  # fmt: skip
+        args = arguments(
+            folder / "vit",
+            world,
+            zero=ZERO,
+            max_steps=2,
+            save_strategy="steps",
+            save_steps=1,
+            gradient_accumulation_steps=1,
+        )
         model = ViTForImageClassification.from_pretrained(folder / "start of images")
         trainer = OURS.trainer(model=model, args=args, train_dataset=images())
         trainer.train(resume_from_checkpoint=resume)
@@ -153,6 +176,7 @@ def made_whole(folder: Path, world: int) -> None:
 if __name__ == "__main__":
     logging.getLogger("trainwright").setLevel("ERROR")
     warnings.filterwarnings("ignore", "`torch.distributed.all_gather_into_tensor`")
-    FOLDER, WORLD = Path(sys.argv[1]), int(os.environ["WORLD_SIZE"])
+    FOLDER = Path(sys.argv[1])
+    WORLD = int(os.environ["WORLD_SIZE"])
     for case in (trains, made_anew, saves_halves, older_names, made_whole):
         case(FOLDER, WORLD)

@@ -30,9 +30,14 @@ SHOWN_ELSEWHERE = {"compat.md", "search.md"}
 
 def new_model() -> Any:
     config = BertConfig(
-        vocab_size=models.VOCAB, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=64, num_labels=2,
-    )  # fmt: skip
+        vocab_size=models.VOCAB,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+        num_labels=2,
+    )
     return models.seeded(lambda: BertForSequenceClassification(config))
 
 
@@ -46,9 +51,14 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     document = Sybil([PythonCodeBlockParser()]).parse(page)
     document.namespace.update(
-        model=new_model(), new_model=new_model, tokenizer=data.tokenizer(), train_dataset=rows(24),
-        eval_dataset=rows(9), stops_after=StopAt, torch=torch,
-    )  # fmt: skip
+        model=new_model(),
+        new_model=new_model,
+        tokenizer=data.tokenizer(),
+        train_dataset=rows(24),
+        eval_dataset=rows(9),
+        stops_after=StopAt,
+        torch=torch,
+    )
     examples = list(document.examples())
     assert examples
     for example in examples:
@@ -89,8 +99,11 @@ def test_pages_and_messages_are_plain_english() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
-        found += [f"{path.name}:{one.lineno}: {one.value!s}" for one in texts
-                  if id(one) not in prose and STRANGE.search(str(one.value))]  # fmt: skip
+        found += [
+            f"{path.name}:{one.lineno}: {one.value!s}"
+            for one in texts
+            if id(one) not in prose and STRANGE.search(str(one.value))
+        ]
     assert found == []
 
 

@@ -37,9 +37,16 @@ SETTINGS: dict[str, Any] = {
     "save_strategy": "no",
 }
 PARTS = (
-    "model", "model_init", "train_dataset", "eval_dataset", "data_collator", "processing_class", "callbacks",
-    "compute_metrics", "optimizers",
-)  # fmt: skip
+    "model",
+    "model_init",
+    "train_dataset",
+    "eval_dataset",
+    "data_collator",
+    "processing_class",
+    "callbacks",
+    "compute_metrics",
+    "optimizers",
+)
 
 
 class Toy(nn.Module):
@@ -188,7 +195,8 @@ class Bench:
 def untouched_globals() -> Iterator[None]:
     """Puts back what trainers set for the whole process: torch's switches and the package's log level."""
     logger = logging.getLogger("trainwright")
-    level, cudnn = logger.level, torch.backends.cudnn
+    level = logger.level
+    cudnn = torch.backends.cudnn
     flags = (cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
     try:
         yield

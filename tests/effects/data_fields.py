@@ -64,7 +64,8 @@ def other_processes_load_the_data(bench: Bench) -> None:
 
 @shows("dataloader_pin_memory")
 def batches_are_pinned_where_there_is_a_gpu(bench: Bench) -> None:
-    pinned, unpinned = bench.trainer(use_cpu=False), bench.trainer(use_cpu=False, dataloader_pin_memory=False)
+    pinned = bench.trainer(use_cpu=False)
+    unpinned = bench.trainer(use_cpu=False, dataloader_pin_memory=False)
     assert not any(loader.pin_memory for loader in loaders(pinned))  # nothing to copy to
     bench.with_gpu()
     assert all(loader.pin_memory for loader in loaders(pinned))

@@ -76,8 +76,12 @@ def it_says_what_is_uploaded_when(bench: Bench) -> None:
             files = hub.repos[f"me/{strategy}"].branches["main"]
             found[strategy] = sorted({name.partition("/")[0] for name in files if "/" in name}), bool(files)
     every = [f"checkpoint-{step}" for step in (2, 4, 6)]
-    assert found == {"end": ([], False), "every_save": ([], True), "checkpoint": (["last-checkpoint"], True),
-                     "all_checkpoints": (every, True)}  # fmt: skip
+    assert found == {
+        "end": ([], False),
+        "every_save": ([], True),
+        "checkpoint": (["last-checkpoint"], True),
+        "all_checkpoints": (every, True),
+    }
 
 
 @shows("hub_token")
@@ -111,8 +115,10 @@ def no_save_is_left_out_while_an_upload_is_slow(bench: Bench) -> None:
             trainer.callback_handler.rebuild()
             trainer.train()
             messages[always] = hub.only().messages
-    assert messages == {False: ["Training in progress, step 2", "Training in progress, step 6"],
-                        True: [f"Training in progress, step {step}" for step in (2, 4, 6)]}  # fmt: skip
+    assert messages == {
+        False: ["Training in progress, step 2", "Training in progress, step 6"],
+        True: [f"Training in progress, step {step}" for step in (2, 4, 6)],
+    }
     assert rules.advise(bench.args(hub_always_push=True)) == ["hub_always_push has no effect without push_to_hub."]
 
 

@@ -89,7 +89,8 @@ def other_processes_have_a_level_of_their_own(bench: Bench) -> None:
 @shows("log_on_each_node")
 def one_process_of_each_node_logs_or_of_all(bench: Bench) -> None:
     bench.as_process(rank=2, local_rank=0)
-    each, one = bench.args(log_level="debug"), bench.args(log_level="debug", log_on_each_node=False)
+    each = bench.args(log_level="debug")
+    one = bench.args(log_level="debug", log_on_each_node=False)
     assert (each.should_log, each.get_process_log_level()) == (True, logging.DEBUG)
     assert (one.should_log, one.get_process_log_level()) == (False, logging.WARNING)
     bench.as_process(rank=0, local_rank=0)

@@ -90,7 +90,8 @@ def weights_are_written_with_torch(bench: Bench) -> None:
 @shows("use_legacy_prediction_loop")
 def the_older_loop_is_called(bench: Bench) -> None:
     def times_called(**settings: Any) -> int:
-        trainer, calls = bench.trainer(**settings), []
+        trainer = bench.trainer(**settings)
+        calls = []
         older = trainer.prediction_loop
         trainer.prediction_loop = lambda *args, **kwargs: calls.append(args) or older(*args, **kwargs)
         trainer.evaluate()

@@ -50,7 +50,8 @@ def the_rate_rises_first(bench: Bench) -> None:
 @shows("optim")
 def the_optimizer_is_the_named_one(bench: Bench) -> None:
     assert type(bench.train(optim="adagrad").optimizer) is torch.optim.Adagrad
-    fused, plain = bench.train(), bench.train(optim="adamw_torch")
+    fused = bench.train()
+    plain = bench.train(optim="adamw_torch")
     assert type(fused.optimizer) is type(plain.optimizer) is torch.optim.AdamW
     assert (fused.optimizer.defaults["fused"], plain.optimizer.defaults["fused"]) == (True, None)
 
@@ -93,7 +94,8 @@ def these_modules_are_projected(bench: Bench) -> None:
 def weights_decay_and_biases_do_not(bench: Bench) -> None:
     """Plain gradient descent without a gradient: what is left is the decay."""
     settings: dict[str, Any] = {"optim": "sgd", "max_grad_norm": 0, "max_steps": 1, "weight_decay": 0.2}
-    before, after = weights(seeded(Silent)), bench.weights(model=seeded(Silent), **settings)
+    before = weights(seeded(Silent))
+    after = bench.weights(model=seeded(Silent), **settings)
     for name in before:
         decays = name in ("body.0.weight", "head.weight")
         torch.testing.assert_close(after[name], before[name] * (1 - 0.1 * 0.2 if decays else 1))
@@ -130,11 +132,13 @@ def gradients_are_cut_to_this_norm(bench: Bench) -> None:
 
     def length_of_a_step(max_grad_norm: float) -> tuple[float, float]:
         trainer = bench.train(optim="sgd", max_steps=1, max_grad_norm=max_grad_norm)
-        before, after = weights(seeded(Toy)), weights(trainer.model)
+        before = weights(seeded(Toy))
+        after = weights(trainer.model)
         length = torch.cat([(after[name] - before[name]).flatten() for name in before]).norm().item()
         return length, logged(trainer, "grad_norm")[0]
 
-    (cut, norm), (whole, same_norm) = length_of_a_step(0.01), length_of_a_step(0)
+    (cut, norm) = length_of_a_step(0.01)
+    (whole, same_norm) = length_of_a_step(0)
     assert norm == pytest.approx(same_norm)
     assert norm > 0.01
     assert cut == pytest.approx(0.1 * 0.01, rel=1e-3)
@@ -144,7 +148,8 @@ def gradients_are_cut_to_this_norm(bench: Bench) -> None:
 @shows("label_smoothing_factor")
 def the_target_is_spread(bench: Bench) -> None:
     trainer = bench.trainer(label_smoothing_factor=0.3)
-    model, rows = trainer.model, trainer.eval_dataset
+    model = trainer.model
+    rows = trainer.eval_dataset
     output = model(torch.stack([row["x"] for row in rows]))
     expected = LabelSmoother(epsilon=0.3)(output, torch.stack([row["labels"] for row in rows]))
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected.item())

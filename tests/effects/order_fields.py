@@ -32,7 +32,8 @@ def the_order_is_computed_instead_of_drawn(bench: Bench) -> None:
         bench.train(model=MeanOfLabels(), train_dataset=reads, num_train_epochs=1, max_steps=-1, **settings)
         return reads.order
 
-    drawn, computed = order(), order(shuffle_method="feistel")
+    drawn = order()
+    computed = order(shuffle_method="feistel")
     assert order(shuffle_method="permutation") == drawn != computed
     assert sorted(computed) == sorted(drawn) == [*range(10)]
     assert order(shuffle_method="feistel", seed=77) != computed
@@ -72,7 +73,8 @@ class Tagged(list[int]):
 
     def __init__(self, notes: list[Any], name: str) -> None:
         super().__init__()
-        self.notes, self.name = notes, name
+        self.notes = notes
+        self.name = name
 
     def append(self, value: int) -> None:
         self.notes.append(self.name)

@@ -64,8 +64,10 @@ def parameters_learn_at_rates_of_their_own(bench: Bench) -> None:
 
 @shows("dataloader_timeout")
 def batches_are_waited_for_so_long(bench: Bench) -> None:
-    loaders = [bench.trainer(dataloader_num_workers=1, **given).get_train_dataloader()
-               for given in ({"dataloader_timeout": 2.5}, {})]  # fmt: skip
+    loaders = [
+        bench.trainer(dataloader_num_workers=1, **given).get_train_dataloader()
+        for given in ({"dataloader_timeout": 2.5}, {})
+    ]
     assert [loader.timeout for loader in loaders] == [2.5, 0.0]
 
 
@@ -106,8 +108,12 @@ def a_micro_batch_with_fewer_labels_counts_less(bench: Bench) -> None:
         torch.manual_seed(0)
         one_step = {"max_steps": 1, "train_sampling_strategy": "sequential", "max_grad_norm": 0}
         model = MeanOfLabels()
-        bench.train(model=model, train_dataset=items, optimizers=(torch.optim.SGD(model.parameters(), 0.5), None),
-                    **one_step | settings)  # fmt: skip
+        bench.train(
+            model=model,
+            train_dataset=items,
+            optimizers=(torch.optim.SGD(model.parameters(), 0.5), None),
+            **one_step | settings,
+        )
         return model.layer.weight.detach()
 
     whole = trained(per_device_train_batch_size=8)

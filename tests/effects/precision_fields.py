@@ -183,7 +183,8 @@ def the_backend_is_told_the_mode(bench: Bench) -> None:
 def fake_liger(bench: Bench) -> list[dict[str, Any]]:
     """A stand-in for the package, and the options that it was called with."""
     calls: list[dict[str, Any]] = []
-    package, module = ModuleType("liger_kernel"), ModuleType("liger_kernel.transformers")
+    package = ModuleType("liger_kernel")
+    module = ModuleType("liger_kernel.transformers")
     vars(module)["_apply_liger_kernel_to_instance"] = lambda model, **options: calls.append(options)
     bench.monkeypatch.setitem(sys.modules, package.__name__, package)
     bench.monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -243,7 +244,8 @@ def embeddings_are_noisy_in_training_only(bench: Bench) -> None:
         return found[0], found[1]
 
     bound = 5 / (3 * 16) ** 0.5
-    (noisy, quiet), without = shifts(5.0), shifts(None)
+    (noisy, quiet) = shifts(5.0)
+    without = shifts(None)
     assert 0 < noisy <= bound
     assert quiet == 0
     assert without == (0, 0)

@@ -69,7 +69,9 @@ def weights_and_order_follow_the_seed(bench: Bench) -> None:
         trainer.train()
         return made, trainer.model.order
 
-    (made, order), (same_made, same_order), (other_made, other_order) = begun(7), begun(7), begun(8)
+    (made, order) = begun(7)
+    (same_made, same_order) = begun(7)
+    (other_made, other_order) = begun(8)
     assert are_equal(made, same_made)
     assert order == same_order
     assert not are_equal(made, other_made)
@@ -84,7 +86,8 @@ def the_order_alone_follows_the_data_seed(bench: Bench) -> None:
         trainer.train()
         return made, trainer.model.order
 
-    (made, order), (same_made, same_order) = begun(None), begun(8)
+    (made, order) = begun(None)
+    (same_made, same_order) = begun(8)
     assert are_equal(made, same_made)
     assert order != same_order
     assert sorted(order) == sorted(same_order)

@@ -60,7 +60,8 @@ def nothing_but_the_model_is_saved(bench: Bench) -> None:
 
 @shows("save_on_each_node")
 def the_first_process_of_each_node_saves_or_of_all(bench: Bench) -> None:
-    each, one = bench.trainer(save_on_each_node=True), bench.trainer()
+    each = bench.trainer(save_on_each_node=True)
+    one = bench.trainer()
     bench.as_process(rank=2, local_rank=0)
     for trainer, saves in ((each, True), (one, False)):
         assert trainer.args.should_save is saves

@@ -9,7 +9,7 @@ from trainwright import TrainingArguments
 
 from .bench import Bench, StopAt
 
-START = ("batch", "length", "optimizer", "rhythm", "also", "resumes")
+START = ("batch", "length", "optimizer", "schedule", "settings", "resumes")
 
 
 def shown(bench: Bench, **given: Any) -> list[str]:
@@ -25,8 +25,8 @@ def test_the_plan_of_a_run_by_epochs(bench: Bench) -> None:
         "batch     2 per device x 3 accumulated x 1 process = 6 samples a step",
         "length    4 steps, 2 epochs of 2 steps over 12 samples",
         "optimizer adamw_torch_fused, learning rate 0.1, linear after 2 warm-up steps, on cpu in full precision",
-        "rhythm    logs every 2 steps, evaluates never, saves never",
-        "also      log_level='warning', per_device_eval_batch_size=4, use_cpu=True, dataloader_pin_memory=False",
+        "schedule  logs every 2 steps, evaluates never, saves never",
+        "settings  log_level='warning', per_device_eval_batch_size=4, use_cpu=True, dataloader_pin_memory=False",
     ]
 
 
@@ -48,7 +48,7 @@ def test_the_plan_of_a_run_by_steps(bench: Bench) -> None:
         "batch     2 per device x 1 accumulated x 1 process = 2 samples a step",
         "length    8 steps, by max_steps",
         "optimizer adamw_torch, learning rate 0.1, cosine after 0 warm-up steps, on cpu in bf16 autocast",
-        "rhythm    logs every epoch, evaluates every epoch, saves at each best evaluation",
+        "schedule  logs every epoch, evaluates every epoch, saves at each best evaluation",
     ]
     assert "hub_token='<HUB_TOKEN>'" in lines[4]
     assert "metric_for_best_model='loss'" in lines[4]
@@ -72,13 +72,21 @@ def test_the_plan_is_printed_without_the_bar_too(bench: Bench) -> None:
 
 def test_printing_arguments_shows_what_they_come_to() -> None:
     args = TrainingArguments(
-        "run", use_cpu=True, bf16=True, per_device_train_batch_size=4, gradient_accumulation_steps=3,
-        warmup_steps=0.1, logging_steps=10, eval_strategy="epoch", save_strategy="no", optim="sgd",
-    )  # fmt: skip
+        "run",
+        use_cpu=True,
+        bf16=True,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=3,
+        warmup_steps=0.1,
+        logging_steps=10,
+        eval_strategy="epoch",
+        save_strategy="no",
+        optim="sgd",
+    )
     assert str(args).splitlines()[1:5] == [
         "  # batch     4 per device x 3 accumulated x 1 process = 12 samples a step",
         "  # length    3 epochs",
         "  # optimizer sgd, learning rate 5e-05, linear after a warm-up of 0.1 of all steps, in bf16 autocast",
-        "  # rhythm    logs every 10 steps, evaluates every epoch, saves never",
+        "  # schedule  logs every 10 steps, evaluates every epoch, saves never",
     ]
     assert "  # length    7 steps" in str(TrainingArguments("run", use_cpu=True, max_steps=7)).splitlines()

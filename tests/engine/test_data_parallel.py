@@ -41,9 +41,15 @@ CASES: dict[str, Any] = {
 
 def trainer_of(case: str, folder: Path, *, devices: int, **more: Any) -> Any:
     build, items = CASES[case]
-    settings = {"per_device_train_batch_size": 8 // devices, "per_device_eval_batch_size": 4 // devices,
-                "learning_rate": 1e-2, "logging_steps": 1, "num_train_epochs": 2, "seed": 5,
-                "gradient_accumulation_steps": 2}  # fmt: skip
+    settings = {
+        "per_device_train_batch_size": 8 // devices,
+        "per_device_eval_batch_size": 4 // devices,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "num_train_epochs": 2,
+        "seed": 5,
+        "gradient_accumulation_steps": 2,
+    }
     parts = {"train_dataset": items, "eval_dataset": items[:7], "compute_metrics": accuracy}
     return OURS.make(models.seeded(build), folder, settings | more, **parts)
 
@@ -115,14 +121,17 @@ class Balanced(nn.Module):
         self.layer = nn.Linear(2, 1)
 
     def forward(self, x: torch.Tensor, num_items_in_batch: Any = None) -> dict[str, torch.Tensor]:
-        out, auxiliary = self.layer(x), x.mean()
+        out = self.layer(x)
+        auxiliary = x.mean()
         return {"loss": out.sum() / num_items_in_batch + 0.5 * auxiliary, "aux_loss": auxiliary, "out": out}
 
 
 def test_an_auxiliary_loss_is_no_share_of_the_sum(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainwright.support.model_facts.auxiliary_coefficient", lambda model: 0.5)
-    copies, x = ReplicatedModel(Balanced(), torch.device("cpu"), None), torch.randn(5, 2)
-    told, alone = copies(x=x, num_items_in_batch=torch.tensor(7)), copies.module(x=x, num_items_in_batch=7)
+    copies = ReplicatedModel(Balanced(), torch.device("cpu"), None)
+    x = torch.randn(5, 2)
+    told = copies(x=x, num_items_in_batch=torch.tensor(7))
+    alone = copies.module(x=x, num_items_in_batch=7)
     for name, value in alone.items():
         torch.testing.assert_close(told[name], value)
 

@@ -55,14 +55,16 @@ def test_a_value_that_would_run_code_is_refused(tmp_path: Path) -> None:
     """What is not a tensor is pickled by torch, and torch would unpickle it."""
     folder = written(tmp_path / "model", a=torch.ones(1), b=3)
     data = next(folder.glob("*.distcp"))
-    stored, trap = io.BytesIO(), io.BytesIO()
+    stored = io.BytesIO()
+    trap = io.BytesIO()
     torch.save(3, stored)
     torch.save(Trap(tmp_path / "sprung"), trap)
     content = data.read_bytes()
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     place = next(info for index, info in metadata.storage_data.items() if index.fqn == "model.b")
     data.write_bytes(content + trap.getvalue())
-    place.offset, place.length = len(content), len(trap.getvalue())
+    place.offset = len(content)
+    place.length = len(trap.getvalue())
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError):
         read(folder, under="model", into={"a": torch.zeros(1), "b": 0})

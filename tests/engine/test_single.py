@@ -35,8 +35,9 @@ class Watches(TrainerCallback):
 
 def test_a_skipped_step_holds_weights_and_schedule(tmp_path: Path) -> None:
     watches = Watches()
-    trainer = make_trainer(tmp_path, cls=Overflows, fp16=True, callbacks=[watches], num_train_epochs=1,
-                           learning_rate=1e-3)  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, cls=Overflows, fp16=True, callbacks=[watches], num_train_epochs=1, learning_rate=1e-3
+    )
     trainer.train()
     assert trainer.state.global_step == 7
     assert differing(watches.weights[2], watches.weights[1]) == {}
@@ -78,8 +79,7 @@ def test_what_is_unfrozen_at_an_epoch_is_clipped_and_cleared(tmp_path: Path) -> 
             gradients = [p.grad for p in kwargs["model"].parameters() if p.grad is not None]
             norms[state.global_step + 1] = torch.nn.utils.get_total_norm(gradients).item()
 
-    trainer = make_trainer(tmp_path, model=model, train_dataset=data.texts(26), callbacks=[Measures],
-                           max_grad_norm=1e9)  # fmt: skip
+    trainer = make_trainer(tmp_path, model=model, train_dataset=data.texts(26), callbacks=[Measures], max_grad_norm=1e9)
     trainer.train()
     logged = {e["step"]: e["grad_norm"] for e in trainer.state.log_history if "grad_norm" in e}
     assert logged == pytest.approx(norms)

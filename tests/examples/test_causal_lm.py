@@ -12,10 +12,19 @@ from .._support.subprocesses import run_python
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
-    "--use_cpu", "--disable_tqdm=true", "--max_steps=30", "--warmup_steps=3", "--logging_steps=10", "--save_steps=20",
-    "--num_train_samples=1500", "--num_eval_samples=40", "--hidden_size=32", "--num_layers=1",
-    "--vocab_size=512", "--max_length=128",
-)  # fmt: skip
+    "--use_cpu",
+    "--disable_tqdm=true",
+    "--max_steps=30",
+    "--warmup_steps=3",
+    "--logging_steps=10",
+    "--save_steps=20",
+    "--num_train_samples=1500",
+    "--num_eval_samples=40",
+    "--hidden_size=32",
+    "--num_layers=1",
+    "--vocab_size=512",
+    "--max_length=128",
+)
 WAYS = {
     "padded": (),
     "packed": ("--packing=best_fit", "--packing_length=128"),

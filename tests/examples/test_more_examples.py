@@ -38,9 +38,11 @@ class Example:
 
 
 FEW_STEPS = (
-    "--max_steps=2", "--warmup_steps=0", "--load_best_model_at_end=false",
+    "--max_steps=2",
+    "--warmup_steps=0",
+    "--load_best_model_at_end=false",
     *(f"--{what}_strategy=no" for what in ("logging", "eval", "save")),
-)  # fmt: skip
+)
 EXAMPLES = [
     Example("token_classification", "f1", 0.05, 0.3, ("--max_train_samples=64",)),
     Example("seq2seq", "exact_match", 0.01, 0.15, ("--num_eval_samples=50", "--d_model=16", "--num_layers=1")),
@@ -60,8 +62,14 @@ def run(launcher: list[str], example: Example, output_dir: Path, *settings: str,
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     process: forked.Process | subprocess.Popen[str]
     if launcher:
-        process = subprocess.Popen([*launcher, *script, *settings], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                   text=True, env=env, start_new_session=True)  # fmt: skip
+        process = subprocess.Popen(
+            [*launcher, *script, *settings],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
+            start_new_session=True,
+        )
     else:
         process = forked.start([*script, *settings], env=env, merge_output=True, start_new_session=True)
     return output_of(process, timeout_s)
@@ -136,9 +144,16 @@ def launchers() -> dict[str, list[str]]:
     port = free_port()
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}"]
     accelerate = [
-        sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",
-        "--mixed_precision=no", "--dynamo_backend=no", f"--main_process_port={port}",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--multi_gpu",
+        "--num_processes=2",
+        "--num_machines=1",
+        "--mixed_precision=no",
+        "--dynamo_backend=no",
+        f"--main_process_port={port}",
+    ]
     return {"torchrun": torchrun, "accelerate": accelerate}
 
 
@@ -202,7 +217,8 @@ def test_names_count_as_a_whole() -> None:
 
 def test_an_answer_is_judged_by_its_words() -> None:
     example = module("question_answering")
-    starts, ends = np.eye(6)[[1, 4, 2]], np.eye(6)[[2, 1, 2]]
+    starts = np.eye(6)[[1, 4, 2]]
+    ends = np.eye(6)[[2, 1, 2]]
     prediction = example.EvalPrediction((starts, ends), (np.array([1, 1, 1]), np.array([2, 2, 2])))
     assert example.answers(prediction) == {
         "exact_match": pytest.approx(1 / 3),

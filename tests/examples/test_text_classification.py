@@ -123,7 +123,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, inputs: Paths) -> tuple[P
 @pytest.mark.process
 def test_learns_and_says_how_to_load_the_model(finished: tuple[Path, str]) -> None:
     output_dir, output = finished
-    before, after = metrics(output_dir, "before")["before_accuracy"], metrics(output_dir, "eval")["eval_accuracy"]
+    before = metrics(output_dir, "before")["before_accuracy"]
+    after = metrics(output_dir, "eval")["eval_accuracy"]
     assert before < 0.7
     assert after > 0.8
     assert f"Before training: accuracy {before:.3f}" in output
@@ -156,7 +157,9 @@ def test_killed_at_a_random_moment_it_ends_with_the_same_weights(
     attempt: int, finished: tuple[Path, str], inputs: Paths, tmp_path: Path
 ) -> None:
     draw = random.Random(attempt)
-    output_dir, after_step, delay_s = tmp_path / "run", draw.randint(1, 40), draw.uniform(0, 0.2)
+    output_dir = tmp_path / "run"
+    after_step = draw.randint(1, 40)
+    delay_s = draw.uniform(0, 0.2)
     arguments = command(output_dir, inputs)
     kill_when(lambda: newest_step(output_dir) >= after_step, arguments, delay_s=delay_s)
     assert not (output_dir / "model.safetensors").exists()
@@ -180,7 +183,8 @@ def test_killed_before_the_first_checkpoint_it_starts_again(
 @pytest.mark.process
 def test_run_again_after_the_end_it_trains_nothing_and_harms_nothing(finished: tuple[Path, str], inputs: Paths) -> None:
     output_dir, _ = finished
-    before, evaluation = weights(output_dir), metrics(output_dir, "eval")
+    before = weights(output_dir)
+    evaluation = metrics(output_dir, "eval")
     output = run(command(output_dir, inputs))
     assert "nothing was left to train" in output
     assert weights(output_dir) == before
@@ -240,7 +244,8 @@ def test_the_demo_reaches_its_accuracy_also_when_killed(tmp_path: Path) -> None:
     delay_s = random.uniform(0, 5)  # a new moment each time; shown when the test fails
     kill_when(lambda: newest_step(tmp_path / "run") >= 25, command(tmp_path / "run"), delay_s=delay_s)
     run(command(tmp_path / "run"))
-    before, after = metrics(tmp_path / "run", "before"), metrics(tmp_path / "run", "eval")
+    before = metrics(tmp_path / "run", "before")
+    after = metrics(tmp_path / "run", "eval")
     assert before["before_accuracy"] < 0.6
     assert after["eval_accuracy"] > 0.77, delay_s
 

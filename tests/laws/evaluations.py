@@ -26,8 +26,15 @@ IGNORED = -100
 
 
 def _bert(**more: Any) -> BertConfig:
-    return BertConfig(vocab_size=models.VOCAB, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-                      intermediate_size=16, max_position_embeddings=32, **more)  # fmt: skip
+    return BertConfig(
+        vocab_size=models.VOCAB,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=32,
+        **more,
+    )
 
 
 def _classifier(**more: Any) -> nn.Module:

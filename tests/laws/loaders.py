@@ -87,7 +87,8 @@ def former(**how: Any) -> BatchFormer:
     return BatchFormer(plan, size=8, min_batches=3, block=3)
 
 
-BUDGET, ROWS = former(max_tokens=22), former(row_length=16)
+BUDGET = former(max_tokens=22)
+ROWS = former(row_length=16)
 KINDS = [
     Kind("list", items),
     Kind("columns", columns),

@@ -17,8 +17,11 @@ from tests._support.two_processes import tell
 from trainwright.config.plans import DDPPlan, DeepSpeedPlan, EnginePlan, FSDPPlan, ParallelPlan, PrecisionPlan
 from trainwright.engine.select import select_engine
 
-WORLD, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-FEATURES, CLASSES, ROWS = 5, 3, 16
+WORLD = int(os.environ["WORLD_SIZE"])
+RANK = int(os.environ["RANK"])
+FEATURES = 5
+CLASSES = 3
+ROWS = 16
 
 
 def plan_of(backend: str, mixed: str = "no") -> EnginePlan:
@@ -35,8 +38,14 @@ def plan_of(backend: str, mixed: str = "no") -> EnginePlan:
             "zero_optimization": {"stage": int(backend[-1])},
         }
         more["deepspeed"] = DeepSpeedPlan(config=config)
-    return EnginePlan(device=torch.device("cpu"), use_cpu=True, world_size=WORLD, ddp=DDPPlan(backend="gloo"),
-                      precision=PrecisionPlan(mixed=mixed), **more)  # fmt: skip
+    return EnginePlan(
+        device=torch.device("cpu"),
+        use_cpu=True,
+        world_size=WORLD,
+        ddp=DDPPlan(backend="gloo"),
+        precision=PrecisionPlan(mixed=mixed),
+        **more,
+    )
 
 
 def tensor_size(backend: str) -> int:
@@ -51,7 +60,8 @@ def network() -> nn.Module:
 
 def loaded(backend: str) -> nn.Module:
     """The model as it is given to the engine: for tensor parallelism in parts."""
-    model, tp = network(), tensor_size(backend)
+    model = network()
+    tp = tensor_size(backend)
     if not backend.startswith("tensor"):
         return model
     mesh = init_device_mesh("cpu", (WORLD // tp, tp), mesh_dim_names=("data", "tensor"))

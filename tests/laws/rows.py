@@ -27,7 +27,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "zero 3": {"deepspeed": {"zero_optimization": {"stage": 3}}},
 }
 SAVED = "means, accumulated"
-SPOILT_STEP, STEPS = 3, 5
+SPOILT_STEP = 3
+STEPS = 5
 
 
 def losses(trainer: Any, **how: Any) -> list[float]:
@@ -101,14 +102,21 @@ def skips(row: str, folder: Path, world: int) -> None:
     rows = [{"x": torch.randn(6, generator=g), "labels": i % 3} for i in range(STEPS * 4 * world)]
     watches = Watches()
     trainer = doubles.trainer(
-        folder / "skips", model=model, train_dataset=rows, callbacks=[watches],
+        folder / "skips",
+        model=model,
+        train_dataset=rows,
+        callbacks=[watches],
         settings={**ROWS[row], **settings, "max_steps": STEPS, "learning_rate": 0.1, "max_grad_norm": 1.0},
-    )  # fmt: skip
+    )
     watches.trainer = trainer
     trainer.train()
     pairs = list(zip(watches.seen, watches.seen[1:], strict=False))
-    tell(**{f"{row}: moved": [before[0] != after[0] for before, after in pairs],
-            f"{row}: schedule": [after[1] - before[1] for before, after in pairs]})  # fmt: skip
+    tell(
+        **{
+            f"{row}: moved": [before[0] != after[0] for before, after in pairs],
+            f"{row}: schedule": [after[1] - before[1] for before, after in pairs],
+        }
+    )
 
 
 # -- the hooks -------------------------------------------------------------------------------------------------------
@@ -119,16 +127,26 @@ def reaches(row: str, folder: Path, world: int) -> None:
     record = Record()
     output_dir = folder / f"{row} reached"
     settings = {
-        "max_steps": 4, "gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2,
-        "save_strategy": "steps", "save_steps": 2, "load_best_model_at_end": True,
-        "include_num_input_tokens_seen": "all", **ROWS[row],
-    }  # fmt: skip
+        "max_steps": 4,
+        "gradient_accumulation_steps": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "load_best_model_at_end": True,
+        "include_num_input_tokens_seen": "all",
+        **ROWS[row],
+    }
     for resume in (None, str(output_dir / "checkpoint-2")):
         trainer = doubles.trainer(
-            output_dir, counting_trainer(record), settings=settings, model_init=lambda: doubles.model(),
-            train_dataset=datasets.Dataset.from_list(doubles.samples(40)), eval_dataset=doubles.samples(8),
+            output_dir,
+            counting_trainer(record),
+            settings=settings,
+            model_init=lambda: doubles.model(),
+            train_dataset=datasets.Dataset.from_list(doubles.samples(40)),
+            eval_dataset=doubles.samples(8),
             callbacks=[counting_callback(record)],
-        )  # fmt: skip
+        )
         trainer.train(resume_from_checkpoint=resume)
     trainer.evaluate()
     trainer.predict(doubles.samples(8))
@@ -138,7 +156,8 @@ def reaches(row: str, folder: Path, world: int) -> None:
 if __name__ == "__main__":
     logging.getLogger("trainwright").setLevel("ERROR")
     warnings.filterwarnings("ignore", "`torch.distributed.(all_gather_into|reduce_scatter)_tensor`")
-    FOLDER, WORLD = Path(sys.argv[2]), int(os.environ["WORLD_SIZE"])
+    FOLDER = Path(sys.argv[2])
+    WORLD = int(os.environ["WORLD_SIZE"])
     for name in sys.argv[3:]:
         for law in (saves, skips, reaches) if sys.argv[1] == "saves" else (goes_on,):
             law(name, FOLDER, WORLD)

@@ -16,7 +16,8 @@ from trainwright.engine.base import Engine
 
 from .engines import BACKENDS, Backend
 
-FEATURES, CLASSES = 5, 3
+FEATURES = 5
+CLASSES = 3
 
 engines = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
 
@@ -78,7 +79,9 @@ def test_accumulating_four_times_two_equals_one_batch_of_eight(backend: Backend)
 
 @engines
 def test_the_factories_are_called_in_order_with_what_they_need(backend: Backend) -> None:
-    engine, model, calls = backend.make(), network(), []
+    engine = backend.make()
+    model = network()
+    calls = []
 
     def make_optimizer(m: nn.Module) -> Any:
         calls.append(("optimizer", sum(p.numel() for p in m.parameters())))
@@ -141,7 +144,8 @@ def test_frozen_and_unused_parameters_are_left_alone(backend: Backend) -> None:
     class Partly(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.used, self.unused = network(), nn.Linear(2, 2)
+            self.used = network()
+            self.unused = nn.Linear(2, 2)
             self.used[0].requires_grad_(False)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -154,8 +158,11 @@ def test_frozen_and_unused_parameters_are_left_alone(backend: Backend) -> None:
     window(engine, made.model, [batch(4)], num_items=4)
     engine.clip(made.model, 1.0)
     engine.step(made.optimizer)
-    changed = {name.split(".")[0] + name.split(".")[1] for name, p in model.named_parameters()
-               if not torch.equal(p, before[name])}  # fmt: skip
+    changed = {
+        name.split(".")[0] + name.split(".")[1]
+        for name, p in model.named_parameters()
+        if not torch.equal(p, before[name])
+    }
     assert changed == {"used1", "used3"}
 
 

@@ -56,7 +56,8 @@ def test_predictions_and_metrics_are_those_of_transformers(kind: str, two: Done,
         assert np.array_equal(mine, theirs)
     assert found[0].metrics["test_score"] == found[1].metrics["test_score"]
     for told in two.told:
-        ours, theirs = told[kind]["3"], told[f"{kind} of transformers"]
+        ours = told[kind]["3"]
+        theirs = told[f"{kind} of transformers"]
         assert ours["shapes"] == theirs["shapes"]
         assert ours["labels"] == theirs["labels"]
         np.testing.assert_allclose(ours["rows"], theirs["rows"], atol=2e-4)

@@ -91,7 +91,8 @@ def same(one: Iterable[Any], other: Iterable[Any]) -> bool:
 @pytest.mark.one_in(3)
 def test_stopped_anywhere_and_resumed_it_is_the_same_to_the_bit(kind: Kind, workers: int, num_processes: int) -> None:
     draw = random.Random(f"{kind.name}{workers}{num_processes}")
-    epoch, rank = draw.randint(0, 2), draw.randrange(num_processes)
+    epoch = draw.randint(0, 2)
+    rank = draw.randrange(num_processes)
 
     def loader() -> Loader:
         return kind.loader(workers=workers, rank=rank, num_processes=num_processes)

@@ -25,8 +25,14 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Done]:
     def launched(processes: int) -> Done:
         folder = tmp_path_factory.mktemp("laws")
         backends = [name for name in BACKENDS[processes] if HAS_DEEPSPEED or not name.startswith("zero")]
-        return run(Path(__file__).with_name("processes.py"), *backends, folder=folder, processes=processes,
-                   timeout_s=180, environment={"DS_ACCELERATOR": "cpu"})  # fmt: skip
+        return run(
+            Path(__file__).with_name("processes.py"),
+            *backends,
+            folder=folder,
+            processes=processes,
+            timeout_s=180,
+            environment={"DS_ACCELERATOR": "cpu"},
+        )
 
     return launched
 

@@ -27,7 +27,8 @@ import trainwright
 
 from ..contract import doubles
 
-NUM_STEPS, REPLACED_AFTER = 5, 2
+NUM_STEPS = 5
+REPLACED_AFTER = 2
 LIBRARIES = ("transformers", "trainwright")
 
 
@@ -187,7 +188,9 @@ def another_schedule(side: Side) -> None:
     on(lambda side: side.trainer.lr_scheduler, "step")(side)
 
 
-BEFORE, MID, BETWEEN = "before the run", "in mid-run", "between two runs"
+BEFORE = "before the run"
+MID = "in mid-run"
+BETWEEN = "between two runs"
 ALWAYS = (BEFORE, MID, BETWEEN)
 REPLACED: dict[str, tuple[Replacement, tuple[str, ...]]] = {
     "accelerator.backward": (on(lambda side: side.trainer.accelerator, "backward"), ALWAYS),
@@ -216,21 +219,29 @@ REPLACED: dict[str, tuple[Replacement, tuple[str, ...]]] = {
     "trainer._clip_grad_norm": (on(lambda side: side.trainer, "_clip_grad_norm"), ALWAYS),
     "model.forward": (on(lambda side: side.trainer.model, "forward"), (MID, BETWEEN)),
     "functional.mse_loss": (on(lambda side: nn.functional, "mse_loss"), ALWAYS),
-    "a hook before the update": (hooked(lambda side, hook: torch_optimizer_of(side).register_step_pre_hook(hook)),
-                                 (BEFORE, MID)),
-    "a hook after the update": (hooked(lambda side, hook: torch_optimizer_of(side).register_step_post_hook(hook)),
-                                (BEFORE, MID)),
+    "a hook before the update": (
+        hooked(lambda side, hook: torch_optimizer_of(side).register_step_pre_hook(hook)),
+        (BEFORE, MID),
+    ),
+    "a hook after the update": (
+        hooked(lambda side, hook: torch_optimizer_of(side).register_step_post_hook(hook)),
+        (BEFORE, MID),
+    ),
     "a hook before each update": (hooked(lambda side, hook: register_optimizer_step_pre_hook(hook)), ALWAYS),
     "a hook after each update": (hooked(lambda side, hook: register_optimizer_step_post_hook(hook)), ALWAYS),
     "a hook on a module": (hooked(lambda side, hook: side.trainer.model.head.register_forward_hook(hook)), ALWAYS),
     "a hook on a module's gradients": (
-        hooked(lambda side, hook: side.trainer.model.head.register_full_backward_hook(hook)), ALWAYS),
+        hooked(lambda side, hook: side.trainer.model.head.register_full_backward_hook(hook)),
+        ALWAYS,
+    ),
     "a hook on a gradient": (hooked(lambda side, hook: weight(side).register_hook(hook)), ALWAYS),
     "a hook on a gradient that is added": (
-        hooked(lambda side, hook: weight(side).register_post_accumulate_grad_hook(hook)), ALWAYS),
+        hooked(lambda side, hook: weight(side).register_post_accumulate_grad_hook(hook)),
+        ALWAYS,
+    ),
     "a TorchFunctionMode": (enter(CountsFunctions), (BEFORE, MID)),
     "a TorchDispatchMode": (enter(CountsOperations), (BEFORE, MID)),
-}  # fmt: skip
+}
 CASES = [(name, when) for name, (_, moments) in REPLACED.items() for when in moments]
 
 
@@ -238,10 +249,18 @@ CASES = [(name, when) for name, (_, moments) in REPLACED.items() for when in mom
 def side_of(library: str, folder: Path, **settings: Any) -> Iterator[Side]:
     package = importlib.import_module(library)
     args = package.TrainingArguments(
-        output_dir=str(folder / library), use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no",
-        per_device_train_batch_size=4, max_steps=NUM_STEPS, logging_steps=1, learning_rate=0.05, max_grad_norm=0.1,
+        output_dir=str(folder / library),
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+        per_device_train_batch_size=4,
+        max_steps=NUM_STEPS,
+        logging_steps=1,
+        learning_rate=0.05,
+        max_grad_norm=0.1,
         **settings,
-    )  # fmt: skip
+    )
     trainer = package.Trainer(model=doubles.model(), args=args, train_dataset=doubles.samples(40))
     with ExitStack() as undo:
         yield Side(trainer, Counter(), undo)
@@ -278,7 +297,8 @@ def test_what_is_replaced_is_called(name: str, when: str, tmp_path: Path) -> Non
         losses = [entry["loss"] for entry in side.trainer.state.log_history if "loss" in entry]
         norms = [float(entry["grad_norm"]) for entry in side.trainer.state.log_history if "grad_norm" in entry]
         found[library] = dict(side.calls), losses, norms, doubles.weights(side.trainer)
-    theirs, ours = found["transformers"], found["trainwright"]
+    theirs = found["transformers"]
+    ours = found["trainwright"]
     assert theirs[0], "the original does not call it"
     assert ours[0] == theirs[0]
     assert ours[1:3] == theirs[1:3]

@@ -19,10 +19,13 @@ HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 WORLDS = (1, 2)
 SCRIPT = Path(__file__).with_name("rows.py")
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900), pytest.mark.slow]
-each_row = pytest.mark.parametrize("row", [
-    pytest.param(row, marks=pytest.mark.skipif(row.startswith("zero") and not HAS_DEEPSPEED, reason="no deepspeed"))
-    for row in rows.ROWS
-])  # fmt: skip
+each_row = pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(row, marks=pytest.mark.skipif(row.startswith("zero") and not HAS_DEEPSPEED, reason="no deepspeed"))
+        for row in rows.ROWS
+    ],
+)
 each_world = pytest.mark.parametrize("world", WORLDS)
 
 
@@ -33,13 +36,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def launched(what: str, folder: Path, world: int) -> Done:
     """One launch for all rows; nothing of it is there when it has ended."""
-    told, port = folder / f"{what} {world}", free_port()
+    told = folder / f"{what} {world}"
+    port = free_port()
     told.mkdir()
     names = [row for row in rows.ROWS if HAS_DEEPSPEED or not row.startswith("zero")]
-    launcher = ("torch.distributed.run", "--nproc-per-node", str(world), "--master-addr", "localhost",
-                "--master-port", str(port))  # fmt: skip
-    process = launch(SCRIPT, what, str(folder), *names, folder=told, launcher=launcher,
-                     environment={"DS_ACCELERATOR": "cpu"})  # fmt: skip
+    launcher = (
+        "torch.distributed.run",
+        "--nproc-per-node",
+        str(world),
+        "--master-addr",
+        "localhost",
+        "--master-port",
+        str(port),
+    )
+    process = launch(
+        SCRIPT, what, str(folder), *names, folder=told, launcher=launcher, environment={"DS_ACCELERATOR": "cpu"}
+    )
     done = finish(process, told, timeout_s=400, processes=world)
     assert done.code == 0, done.out[-6000:]
     mark = ("TOLD_FOLDER", str(told))

@@ -59,8 +59,16 @@ class Recorder(Trainer):
 def llama() -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        config = LlamaConfig(vocab_size=32, hidden_size=8, intermediate_size=16, num_hidden_layers=1, pad_token_id=0,
-                             num_attention_heads=2, num_key_value_heads=1, attention_dropout=0.2)  # fmt: skip
+        config = LlamaConfig(
+            vocab_size=32,
+            hidden_size=8,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            pad_token_id=0,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            attention_dropout=0.2,
+        )
         return LlamaForCausalLM(config)
 
 

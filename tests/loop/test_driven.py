@@ -74,16 +74,28 @@ def _heard(event: str) -> Callable[..., None]:
     return listen
 
 
-for _name in ("on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end", "on_pre_optimizer_step",
-              "on_optimizer_step", "on_step_end", "on_log", "on_evaluate", "on_save", "on_epoch_end",
-              "on_train_end"):  # fmt: skip
+for _name in (
+    "on_train_begin",
+    "on_epoch_begin",
+    "on_step_begin",
+    "on_substep_end",
+    "on_pre_optimizer_step",
+    "on_optimizer_step",
+    "on_step_end",
+    "on_log",
+    "on_evaluate",
+    "on_save",
+    "on_epoch_end",
+    "on_train_end",
+):
     setattr(Hears, _name, _heard(_name))
 
 
 def trained(how: Any, folder: Path, accumulation: int, resume: Any = None) -> tuple[Any, list[str], Any]:
     hears = Hears()
-    trainer = make_trainer(folder, callbacks=[hears], eval_dataset=data.vectors(8),
-                           gradient_accumulation_steps=accumulation, **SETTINGS)  # fmt: skip
+    trainer = make_trainer(
+        folder, callbacks=[hears], eval_dataset=data.vectors(8), gradient_accumulation_steps=accumulation, **SETTINGS
+    )
     output = how(trainer, resume)
     return trainer, hears.events, output
 
@@ -117,7 +129,8 @@ def test_a_loop_of_ones_own_is_the_run_of_train_bit_for_bit(
 
 @pytest.mark.process
 def test_a_loop_that_is_left_ends_workers_writes_and_handlers(tmp_path: Path) -> None:
-    hears, before = Hears(), signal.getsignal(signal.SIGTERM)
+    hears = Hears()
+    before = signal.getsignal(signal.SIGTERM)
     trainer = make_trainer(tmp_path, callbacks=[hears], save_strategy="steps", save_steps=1, dataloader_num_workers=1)
     for step in trainer.steps():
         train_step(trainer, step)

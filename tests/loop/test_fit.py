@@ -38,9 +38,13 @@ def test_every_sample_once_an_epoch_in_windows_of_the_right_size(
 ) -> None:
     diary = Diary(data.vectors(num_samples))
     trainer = make_trainer(
-        tmp_path_factory.getbasetemp() / "windows", cls=Windows, train_dataset=diary, num_train_epochs=epochs,
-        per_device_train_batch_size=batch, gradient_accumulation_steps=accumulation,
-    )  # fmt: skip
+        tmp_path_factory.getbasetemp() / "windows",
+        cls=Windows,
+        train_dataset=diary,
+        num_train_epochs=epochs,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulation,
+    )
     trainer.train()
     batches = math.ceil(num_samples / batch)
     full, rest = divmod(batches, accumulation)
@@ -52,8 +56,9 @@ def test_every_sample_once_an_epoch_in_windows_of_the_right_size(
 
 
 def test_a_stream_that_ends_is_begun_again_until_all_steps_are_done(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, cls=Windows, train_dataset=data.Stream(data.vectors(10)), max_steps=5,
-                           gradient_accumulation_steps=2)  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, cls=Windows, train_dataset=data.Stream(data.vectors(10)), max_steps=5, gradient_accumulation_steps=2
+    )
     trainer.train()
     assert trainer.sizes == [2, 2, 1] * 2 + [2, 2]
     assert trainer.state.global_step == 5
@@ -61,7 +66,8 @@ def test_a_stream_that_ends_is_begun_again_until_all_steps_are_done(tmp_path: Pa
 
 class Once(data.Stream):
     def __iter__(self) -> Any:
-        items, self._items = self._items, []
+        items = self._items
+        self._items = []
         return iter(items)
 
 
@@ -151,8 +157,13 @@ def test_a_callback_ends_the_run_in_the_middle_of_a_window(step: int, tmp_path: 
 
 def test_a_window_that_was_given_up_leaves_no_gradient_and_no_loss(tmp_path: Path) -> None:
     """What follows is trained as if the window had never begun."""
-    parts: dict[str, Any] = {"gradient_accumulation_steps": 3, "num_train_epochs": 3, "max_grad_norm": 0.0,
-                             "train_sampling_strategy": "sequential", "learning_rate": 0.1}  # fmt: skip
+    parts: dict[str, Any] = {
+        "gradient_accumulation_steps": 3,
+        "num_train_epochs": 3,
+        "max_grad_norm": 0.0,
+        "train_sampling_strategy": "sequential",
+        "learning_rate": 0.1,
+    }
     seen: list[tuple[bool, float]] = []
 
     class Looks(Ends):

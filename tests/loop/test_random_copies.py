@@ -22,7 +22,8 @@ class Counts(TrainerCallback):
     """Copies of python's states from the end of a step to that of the next one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.total, self.at_step = 0, []  # type: tuple[int, list[int]]
+        self.total = 0
+        self.at_step: list[int] = []
         original = random.getstate
 
         def counted() -> Any:

@@ -27,7 +27,11 @@ from .._support.small import StopAt
 from ..contract import doubles
 from ..data.test_ledger import Classifier
 
-SIZE, BATCH, LAST, CUT = 24, 4, 6, 4  # windows of two micro-batches: three steps in an epoch, step 4 is cut
+# Windows of two micro-batches: three steps in an epoch, step 4 is cut.
+SIZE = 24
+BATCH = 4
+LAST = 6
+CUT = 4
 SKIPPED = (2, 6)  # steps whose loss is not finite: the guard skips their update
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 TiB.")
 
@@ -76,7 +80,8 @@ class Counting(Trainer):
         if self.num_batches == 2 and self.number is not None:
             os.kill(os.getpid(), self.number)
         if self.num_batches == 2 and self.error is not None:
-            error, type(self).error = self.error, None
+            error = self.error
+            type(self).error = None
             raise error
         return loss * float("nan") if step in SKIPPED else loss
 
@@ -85,7 +90,8 @@ class At(TrainerCallback):
     """Sets flags, or raises an error, at an event of a step; once."""
 
     def __init__(self, event: str, *flags: str, step: int = CUT, error: Exception | None = None) -> None:
-        self.flags, self.step = flags, step
+        self.flags = flags
+        self.step = step
         self.error = error
         self.is_done = False
         setattr(self, event, self._act)
@@ -118,10 +124,19 @@ def by_visits(ledger: Any) -> Any:
 
 def make(folder: Path, cls: Any = Counting, callbacks: Any = (), **settings: Any) -> Any:
     settings = {
-        "gradient_accumulation_steps": 2, "max_steps": LAST, "logging_strategy": "no", "ledger": True,
-        "include_num_input_tokens_seen": "all", "save_strategy": "steps", "save_steps": LAST, "save_async": False,
-        "max_grad_norm": 1.0, "save_on_exception": True, "incidents": False, "remove_unused_columns": False,
-    } | settings  # fmt: skip
+        "gradient_accumulation_steps": 2,
+        "max_steps": LAST,
+        "logging_strategy": "no",
+        "ledger": True,
+        "include_num_input_tokens_seen": "all",
+        "save_strategy": "steps",
+        "save_steps": LAST,
+        "save_async": False,
+        "max_grad_norm": 1.0,
+        "save_on_exception": True,
+        "incidents": False,
+        "remove_unused_columns": False,
+    } | settings
     model = doubles.model(Classifier)
     model.main_input_name = "x"
     data = Curriculum(rows(), by_visits, every=2, delay=1)
@@ -174,7 +189,8 @@ def drops(flag: str) -> dict[str, Any]:
 CUTS: dict[str, tuple[dict[str, Any], type[BaseException] | None]] = {
     "tried again": ({"error": OUT_OF_MEMORY, "auto_find_batch_size": True, "callbacks": [StopAt(CUT)]}, None),
     "tried again after on_substep_end": (
-        {"callbacks": [At("on_substep_end", error=OUT_OF_MEMORY), StopAt(CUT)], "auto_find_batch_size": True}, None,
+        {"callbacks": [At("on_substep_end", error=OUT_OF_MEMORY), StopAt(CUT)], "auto_find_batch_size": True},
+        None,
     ),
     "tried again after on_pre_optimizer_step": (
         {"callbacks": [At("on_pre_optimizer_step", error=OUT_OF_MEMORY), StopAt(CUT)], "auto_find_batch_size": True},
@@ -186,11 +202,12 @@ CUTS: dict[str, tuple[dict[str, Any], type[BaseException] | None]] = {
     "error in on_substep_end": ({"callbacks": [At("on_substep_end")]}, Broken),
     "error before the update": ({"callbacks": [At("on_pre_optimizer_step")]}, Broken),
     "tried again, then an error": (
-        {"error": OUT_OF_MEMORY, "auto_find_batch_size": True, "callbacks": [At("on_pre_optimizer_step")]}, Broken,
+        {"error": OUT_OF_MEMORY, "auto_find_batch_size": True, "callbacks": [At("on_pre_optimizer_step")]},
+        Broken,
     ),
     "signal in the step": ({"number": signal.SIGTERM}, SystemExit),
     "signal while it waits for data": ({"cls": SignalInData}, SystemExit),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CUTS)
@@ -263,9 +280,13 @@ def test_samples_of_a_window_that_is_dropped_are_the_next_ones_of_a_stream(tmp_p
         seen.clear()
         settings = {"gradient_accumulation_steps": 2, "remove_unused_columns": False, "max_steps": 3}
         doubles.trainer(
-            tmp_path, Diary, settings=settings, model=doubles.model(Classifier), train_dataset=Stream(),
+            tmp_path,
+            Diary,
+            settings=settings,
+            model=doubles.model(Classifier),
+            train_dataset=Stream(),
             callbacks=callbacks,
-        ).train(**how)  # fmt: skip
+        ).train(**how)
         return seen.copy()
 
     stops = At("on_substep_end", "should_training_stop", "should_save", step=2)

@@ -33,7 +33,8 @@ class Buffer:
         return {"made": self.made, "uses": self.uses}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.made, self.uses = state["made"], state["uses"]
+        self.made = state["made"]
+        self.uses = state["uses"]
 
 
 class Generates(Trainer):
@@ -74,8 +75,11 @@ class Calls(TrainerCallback):
 
 
 SETTINGS: dict[str, Any] = {
-    "gradient_accumulation_steps": 2, "max_steps": 8, "save_strategy": "steps", "save_steps": 2,
-}  # fmt: skip
+    "gradient_accumulation_steps": 2,
+    "max_steps": 8,
+    "save_strategy": "steps",
+    "save_steps": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +255,8 @@ def test_an_item_that_is_missing_or_altered_in_a_checkpoint(tmp_path: Path, capl
         trainer.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
         return caplog.text
 
-    teacher, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    teacher = torch.nn.Linear(2, 2)
+    other = torch.nn.Linear(2, 2)
     saved(tmp_path, teacher=teacher)
     assert "no state of the checkpoint items more" in said(again(tmp_path, teacher=other, more=Buffer()), 2)
     assert torch.equal(other.weight, teacher.weight)

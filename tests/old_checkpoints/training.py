@@ -19,7 +19,10 @@ from torch.utils.data import IterableDataset
 from trainwright import Trainer, TrainerCallback, TrainingArguments
 
 KINDS = ("shuffled", "by_length", "stream", "dataloader")
-SIZE, STEPS, STOPPED_AT = 26, 14, 9  # batches of 4: seven in an epoch; stopped in the second one
+# Batches of 4: seven in an epoch; stopped in the second one.
+SIZE = 26
+STEPS = 14
+STOPPED_AT = 9
 Item = dict[str, torch.Tensor]
 
 
@@ -45,7 +48,8 @@ class Stream(IterableDataset[Item]):
         self.at = 0
 
     def __iter__(self) -> Iterator[Item]:
-        first, self.at = self.at, 0
+        first = self.at
+        self.at = 0
         for number in range(first, SIZE):
             self.at = number + 1
             yield items()[number]
@@ -73,10 +77,19 @@ class Stop(TrainerCallback):
 
 def trainer_of(kind: str, output_dir: Path, *callbacks: TrainerCallback) -> Trainer:
     args = TrainingArguments(
-        output_dir=str(output_dir), per_device_train_batch_size=4, max_steps=STEPS, learning_rate=1e-2, seed=11,
-        logging_steps=1, save_strategy="no", report_to="none", use_cpu=True, disable_tqdm=True, warmup_steps=2,
+        output_dir=str(output_dir),
+        per_device_train_batch_size=4,
+        max_steps=STEPS,
+        learning_rate=1e-2,
+        seed=11,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        warmup_steps=2,
         **({"train_sampling_strategy": "group_by_length"} if kind == "by_length" else {}),
-    )  # fmt: skip
+    )
     torch.manual_seed(3)
     cls = OwnDataloader if kind == "dataloader" else Trainer
     data: Any = Stream() if kind == "stream" else items()

@@ -16,7 +16,9 @@ from ..parity.models import seeded
 from ..parity.sides import OURS, Side
 
 Item = dict[str, Any]
-CLASSES, WORDS, WIDTH = 3, 16, 64  # 64 x 64: from 4096 numbers on, states are kept in 8 and 4 bits
+CLASSES = 3
+WORDS = 16
+WIDTH = 64  # 64 x 64: from 4096 numbers on, states are kept in 8 and 4 bits
 
 
 class Net(nn.Module):

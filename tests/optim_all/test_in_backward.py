@@ -145,7 +145,9 @@ def test_adalomo_resumes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
         adapted(optimizer, model)
         return optimizer
 
-    whole, first, second = seeded(Net), seeded(Net), seeded(Net)
+    whole = seeded(Net)
+    first = seeded(Net)
+    second = seeded(Net)
     train(whole, make(whole), 6)
     before = make(first)
     train(first, before, 3)

@@ -45,7 +45,8 @@ def gradients(model: nn.Module, seed: int) -> None:
 
 
 def test_it_is_torchs_two_optimizers() -> None:
-    ours, theirs = seeded(Net), seeded(Net)
+    ours = seeded(Net)
+    theirs = seeded(Net)
     one = MuonWithAdamW(muon_groups(ours), lr=0.01, weight_decay=0.1)
     hidden = hidden_matrices(theirs)
     named = list(theirs.named_parameters())
@@ -79,7 +80,8 @@ def test_its_state_makes_the_round_trip() -> None:
             gradients(model, step)
             optimizer.step()
 
-    whole, parts = seeded(Net), seeded(Net)
+    whole = seeded(Net)
+    parts = seeded(Net)
     uninterrupted = MuonWithAdamW(muon_groups(whole), lr=0.01)
     run(whole, uninterrupted, range(6))
     first = MuonWithAdamW(muon_groups(parts), lr=0.01)

@@ -50,8 +50,14 @@ def test_encoder_and_decoder_are_counted_from_their_own_tops() -> None:
 
 def test_a_sequential_is_a_stack() -> None:
     found = layer_factors(models.ReturnsDict(), 0.5)
-    assert found == {"body.0.weight": 0.25, "body.0.bias": 0.25, "body.1.weight": 0.5, "body.1.bias": 0.5,
-                     "head.weight": 1.0, "head.bias": 1.0}  # fmt: skip
+    assert found == {
+        "body.0.weight": 0.25,
+        "body.0.bias": 0.25,
+        "body.1.weight": 0.5,
+        "body.1.bias": 0.5,
+        "head.weight": 1.0,
+        "head.bias": 1.0,
+    }
 
 
 def test_experts_are_inside_of_their_layer() -> None:
@@ -99,10 +105,16 @@ def groups_by_name(trainer: Any) -> dict[str, tuple[float, float]]:
 
 @pytest.mark.parametrize(
     ("name", "module"),
-    [("adamw_torch", None), ("muon", None), ("sgd", None), ("galore_adamw", "galore_torch"),
-     ("galore_adamw_layerwise", "galore_torch"), ("adamw_8bit", "bitsandbytes"),
-     ("schedule_free_adamw", "schedulefree")],
-)  # fmt: skip
+    [
+        ("adamw_torch", None),
+        ("muon", None),
+        ("sgd", None),
+        ("galore_adamw", "galore_torch"),
+        ("galore_adamw_layerwise", "galore_torch"),
+        ("adamw_8bit", "bitsandbytes"),
+        ("schedule_free_adamw", "schedulefree"),
+    ],
+)
 def test_every_optimizer_with_groups_takes_them(name: str, module: str | None, tmp_path: Path) -> None:
     row = Row(name, module, lr=0.01)
     row.needs()
@@ -110,9 +122,14 @@ def test_every_optimizer_with_groups_takes_them(name: str, module: str | None, t
     trainer = make_trainer(tmp_path, row, max_steps=2, **SETTINGS, **targets)
     trainer.train()
     assert groups_by_name(trainer) == {
-        "embed.weight": (0.005, 0.1), "body.weight": (0.01, 0.1), "head.weight": (0.2, 0.1),
-        "body.bias": (0.01, 0.0), "norm.weight": (0.01, 0.0), "norm.bias": (0.01, 0.0), "head.bias": (0.2, 0.0),
-    }  # fmt: skip
+        "embed.weight": (0.005, 0.1),
+        "body.weight": (0.01, 0.1),
+        "head.weight": (0.2, 0.1),
+        "body.bias": (0.01, 0.0),
+        "norm.weight": (0.01, 0.0),
+        "norm.bias": (0.01, 0.0),
+        "head.bias": (0.2, 0.0),
+    }
 
 
 def test_the_schedule_multiplies_each_rate(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ from ..parity.sides import REFERENCE, differing, weights
 from .table import Row, losses, make_trainer, sentences
 from .test_optimizer_laws import StopAt
 
-LR, WARMUP, STEPS = 0.2, 3, 12
+LR = 0.2
+WARMUP = 3
+STEPS = 12
 Formula = Callable[[int], float]
 
 
@@ -101,7 +103,8 @@ def test_it_equals_its_formula(name: str, options: dict[str, Any], formula: Form
 
 @pytest.mark.parametrize(("name", "options", "formula"), FORMULAS, ids=short_id)
 def test_it_goes_on_where_it_was(name: str, options: dict[str, Any], formula: Formula) -> None:
-    whole, first = schedule(name, options), schedule(name, options)
+    whole = schedule(name, options)
+    first = schedule(name, options)
     for made in (whole, first):
         for _ in range(5):
             made.optimizer.step()
@@ -155,9 +158,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def driven(name: str, **more: Any) -> dict[str, Any]:
     return {
-        "lr_scheduler_type": name, "lr_scheduler_kwargs": SETTINGS[name], "eval_strategy": "steps", "eval_steps": 2,
-        "eval_dataset": sentences(8), "num_train_epochs": 3, **more,
-    }  # fmt: skip
+        "lr_scheduler_type": name,
+        "lr_scheduler_kwargs": SETTINGS[name],
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "eval_dataset": sentences(8),
+        "num_train_epochs": 3,
+        **more,
+    }
 
 
 def logged_rates(trainer: Any) -> list[float]:

@@ -21,8 +21,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 if __name__ == "__main__":  # before torch is imported: it reads the number of threads once
-    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1",
-                   "HF_DATASETS_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+    os.environ |= {
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
 
 from .fuzz_corrections import CORRECTIONS, Correction
 from .fuzz_sides import Difference, compare
@@ -44,7 +49,8 @@ def shrunk(case: Case, difference: Difference, *, reproduces: bool = False) -> t
         smaller = with_meaning({other: value for other, value in case.items() if other != name})
         found = compare(smaller, Counter(), reproduces=reproduces)
         if found is not None and _kind(found) == _kind(difference):
-            case, difference = smaller, found
+            case = smaller
+            difference = found
     return case, difference
 
 
@@ -68,7 +74,8 @@ def report(
     found: Iterable[Found], *, shrink: bool = True, reproduces: bool = False
 ) -> tuple[list[str], Counter[Correction]]:
     """Texts about unexplained differences, printed as they come, and how often each correction was used."""
-    texts, used = [], Counter[Correction]()
+    texts = []
+    used = Counter[Correction]()
     with cheap_collections():
         for seed, case, difference, counted in found:
             used.update({correction: 1 for correction in counted if counted[correction]})

@@ -134,13 +134,15 @@ class Ends:
     def explain(self, fields: Container[str], ours: BaseException | None, theirs: BaseException | None) -> bool:
         """Whether these are the errors of a case with these fields."""
         pairs = ((self.ours, ours), (self.theirs, theirs))
-        is_so = all(error is None if words is None else error is not None and words in str(error)
-                    for words, error in pairs)  # fmt: skip
+        is_so = all(
+            error is None if words is None else error is not None and words in str(error) for words, error in pairs
+        )
         return is_so and any(name in fields for name in self.fields)
 
 
 CALLBACK = ("callback",)
-NO_CONFIG, NO_CHECKPOINTING = "has no attribute 'config'", "has no attribute 'gradient_checkpointing_enable'"
+NO_CONFIG = "has no attribute 'config'"
+NO_CHECKPOINTING = "has no attribute 'gradient_checkpointing_enable'"
 BEST = ("best", "metric_for_best_model")
 NOT_FOUND = "training argument is set to"
 ENDS = (
@@ -167,9 +169,22 @@ AS_THERE = {"loss_weighting": "original", "on_nonfinite": "ignore"}
 # All of them at once, and what they then differ in no more.
 REPRODUCE = {"reproduce": "transformers"}
 COVERED = (
-    EVAL_LOSS, EVAL_DRAWS, SHIFTED, HALF_ON_CPU, IN_ORDER, NUM_LOSSES, WHOLE_EVALUATION, NON_FINITE, INTERVALS,
-    FINISHED, DRAWS, GROUPED, PASSES, HALF_AFTER, GENERATION,
-)  # fmt: skip
+    EVAL_LOSS,
+    EVAL_DRAWS,
+    SHIFTED,
+    HALF_ON_CPU,
+    IN_ORDER,
+    NUM_LOSSES,
+    WHOLE_EVALUATION,
+    NON_FINITE,
+    INTERVALS,
+    FINISHED,
+    DRAWS,
+    GROUPED,
+    PASSES,
+    HALF_AFTER,
+    GENERATION,
+)
 
 
 # -- the original, corrected ------------------------------------------------------------------------------------------
@@ -219,7 +234,8 @@ class Differs:
 
     @contextlib.contextmanager
     def _token_rate(self) -> Iterator[None]:
-        measure, counts = transformers.trainer.speed_metrics, self.args.include_num_input_tokens_seen != "no"
+        measure = transformers.trainer.speed_metrics
+        counts = self.args.include_num_input_tokens_seen != "no"
         self.used[TOKEN_RATE] += counts
         transformers.trainer.speed_metrics = functools.partial(measure, num_tokens=1) if counts else measure
         try:
@@ -250,7 +266,8 @@ class Corrected(Differs):
 
     def _with_a_loss_each(self, metrics: Any) -> Any:
         def trimmed(prediction: Any, **kwargs: Any) -> Any:
-            labels, losses = prediction.label_ids, prediction.losses
+            labels = prediction.label_ids
+            losses = prediction.losses
             if isinstance(losses, (np.ndarray, torch.Tensor)) and len(losses) > len(labels):
                 prediction.losses = losses[: len(labels)]
                 self.used[NUM_LOSSES] += 1
@@ -266,7 +283,8 @@ class Corrected(Differs):
         return torch.utils.data.SequentialSampler(dataset)
 
     def call_model_init(self, trial: Any = None) -> Any:
-        model, given = super().call_model_init(trial), getattr(self.args, "generation_config", None)
+        model = super().call_model_init(trial)
+        given = getattr(self.args, "generation_config", None)
         if given is not None:
             model.generation_config = self.load_generation_config(given)
             self.used[GENERATION] += 1
@@ -292,7 +310,8 @@ class Corrected(Differs):
 
     @contextlib.contextmanager
     def _whole_evaluation(self) -> Iterator[None]:
-        asked, self.args.dataloader_drop_last = self.args.dataloader_drop_last, False
+        asked = self.args.dataloader_drop_last
+        self.args.dataloader_drop_last = False
         self.used[WHOLE_EVALUATION] += asked
         try:
             yield
@@ -331,7 +350,8 @@ class Corrected(Differs):
             random.setstate(before[2])
 
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        labels, num_rows = inputs.get("labels"), len(next(iter(inputs.values())))
+        labels = inputs.get("labels")
+        num_rows = len(next(iter(inputs.values())))
         step = super().prediction_step(model, inputs, *args, **kwargs)
         if step[0] is not None:
             items = num_rows
@@ -347,7 +367,8 @@ class Corrected(Differs):
         losses = losses or self._losses
         num_items = sum(items for _, items in losses)
         for name in [name for name in output.metrics if name.endswith("_loss")] if num_items else []:
-            theirs, output.metrics[name] = output.metrics[name], sum(loss * n for loss, n in losses) / num_items
+            theirs = output.metrics[name]
+            output.metrics[name] = sum(loss * n for loss, n in losses) / num_items
             self.used[EVAL_LOSS] += not math.isclose(theirs, output.metrics[name], rel_tol=1e-6)
         return output
 

@@ -52,7 +52,7 @@ from .fuzz_corrections import (
     TWO_FAULTS,
     Correction,
     corrected,
-)  # fmt: skip
+)
 from .fuzz_table import (
     CONTAINERS,
     Case,
@@ -64,15 +64,29 @@ from .fuzz_table import (
     settings,
     task_of,
     with_meaning,
-)  # fmt: skip
+)
 from .sides import CLOCK, Digest, Side, weights
 
 Facts = dict[str, Any]
 EVENTS = [name for name in vars(transformers.TrainerCallback) if name.startswith("on_")]
 FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
-STATE = ("epoch", "global_step", "max_steps", "logging_steps", "eval_steps", "save_steps", "train_batch_size",
-         "num_train_epochs", "num_input_tokens_seen", "total_flos", "best_metric", "best_global_step", "trial_name",
-         "trial_params", "is_hyper_param_search")  # fmt: skip
+STATE = (
+    "epoch",
+    "global_step",
+    "max_steps",
+    "logging_steps",
+    "eval_steps",
+    "save_steps",
+    "train_batch_size",
+    "num_train_epochs",
+    "num_input_tokens_seen",
+    "total_flos",
+    "best_metric",
+    "best_global_step",
+    "trial_name",
+    "trial_params",
+    "is_hyper_param_search",
+)
 MEMORY = ("_mem_cpu_", "_mem_gpu_", "before_init_mem", "init_mem")
 
 REFERENCE = Side("transformers", corrected(transformers.Trainer), transformers.TrainingArguments)
@@ -100,9 +114,15 @@ def _noting(event: str) -> Callable[..., None]:
         rates = [] if kwargs.get("lr_scheduler") is None else [g["lr"] for g in kwargs["optimizer"].param_groups]
         shown = {name: sorted(kwargs[name]) for name in ("logs", "metrics") if kwargs.get(name)}
         self.events.append(
-            (event, state.global_step, state.epoch, [getattr(control, flag) for flag in FLAGS], rates,
-             {name: [key for key in keys if not is_ignored(key)] for name, keys in shown.items()})
-        )  # fmt: skip
+            (
+                event,
+                state.global_step,
+                state.epoch,
+                [getattr(control, flag) for flag in FLAGS],
+                rates,
+                {name: [key for key in keys if not is_ignored(key)] for name, keys in shown.items()},
+            )
+        )
 
     return note
 
@@ -119,8 +139,13 @@ def steering(module: Any, how: str) -> Any:
     """A callback that a person would write."""
     if how.startswith("patience"):
         return module.EarlyStoppingCallback(early_stopping_patience=int(how.partition("_")[2] or 1))
-    flag = {"save": "should_save", "stop": "should_training_stop", "epoch_stop": "should_epoch_stop",
-            "evaluate": "should_evaluate", "log": "should_log"}.get(how.removesuffix("_at_epoch"))  # fmt: skip
+    flag = {
+        "save": "should_save",
+        "stop": "should_training_stop",
+        "epoch_stop": "should_epoch_stop",
+        "evaluate": "should_evaluate",
+        "log": "should_log",
+    }.get(how.removesuffix("_at_epoch"))
 
     class Steering(module.TrainerCallback):  # type: ignore[misc, name-defined]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
@@ -166,7 +191,8 @@ def subclass(kind: Any, how: str | None) -> Any:
 
 
 def evaluated_on(case: Case) -> Any:
-    how, wrap = case.get("eval_data"), CONTAINERS[case.get("data", "list")]
+    how = case.get("eval_data")
+    wrap = CONTAINERS[case.get("data", "list")]
     items = task_of(case).items(26)[15:]
     if how == "none":
         return None
@@ -177,7 +203,8 @@ def evaluated_on(case: Case) -> Any:
 
 def make(case: Case, side: Side, folder: Path, events: list[Any], **more: Any) -> Any:
     """A new trainer of the case on a new model; the weights and the data are the same at every call."""
-    task, module = task_of(case), MODULES[side.name]
+    task = task_of(case)
+    module = MODULES[side.name]
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     is_plain = side in (REPRODUCING, REPRODUCING_SEQ2SEQ)
     given = settings(case) | more | (AS_THERE if side.name == "trainwright" and not is_plain else {})
@@ -197,13 +224,18 @@ def make(case: Case, side: Side, folder: Path, events: list[Any], **more: Any) -
         if case["metrics"] == "best_token":
             parts["preprocess_logits_for_metrics"] = best_token
     if case.get("model_init"):
-        parts["model_init"], model = lambda: task.build(case.get("dropout", 0.0)), None
+        parts["model_init"] = lambda: task.build(case.get("dropout", 0.0))
+        model = None
     recorder = type("Recording", (Recorder, module.TrainerCallback), {})(events)
     callbacks = [recorder, *([steering(module, case["callback"])] if case.get("callback") else [])]
     return subclass(side.trainer, case.get("subclass"))(
-        model=model, args=args, train_dataset=CONTAINERS[case.get("data", "list")](task.items(num_samples(case))),
-        eval_dataset=evaluated_on(case), callbacks=callbacks, **parts,
-    )  # fmt: skip
+        model=model,
+        args=args,
+        train_dataset=CONTAINERS[case.get("data", "list")](task.items(num_samples(case))),
+        eval_dataset=evaluated_on(case),
+        callbacks=callbacks,
+        **parts,
+    )
 
 
 # -- what a side does -------------------------------------------------------------------------------------------------
@@ -237,9 +269,11 @@ def no_memory_threads() -> Iterator[None]:
 @contextlib.contextmanager
 def quiet_and_clean() -> Iterator[None]:
     """Nothing of a run remains in the process: environment, singletons, switches of torch, levels of loggers."""
-    environment, signals = dict(os.environ), {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
+    environment = dict(os.environ)
+    signals = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
     loggers = [logging.getLogger(name) for name in ("trainwright", "transformers", "accelerate", "datasets")]
-    levels, folder = [one.level for one in loggers], os.getcwd()
+    levels = [one.level for one in loggers]
+    folder = os.getcwd()
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     signal.signal(signal.SIGVTALRM, _stop)
@@ -335,7 +369,8 @@ def _phases(case: Case, side: Side, folder: Path, more: dict[str, Any]) -> Itera
     events: list[Any] = []
     trainer = make(case, side, output, events, **more)
     yield "made", list(events)
-    before, test_set = case.get("before"), CONTAINERS[case.get("data", "list")](task_of(case).items(30)[26:])
+    before = case.get("before")
+    test_set = CONTAINERS[case.get("data", "list")](task_of(case).items(30)[26:])
     if before == "evaluate":
         yield "evaluated before", _metrics(trainer.evaluate())
     if before == "predict":
@@ -361,7 +396,9 @@ def resuming(case: Case, side: Side, output: Path, events: list[Any]) -> Any:
     trainer = make(case, side, output, events, **extended(case))
     saved = sorted(output.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     chosen = {"first": saved[:1], "last": saved[-1:], "newest": [True]}[how]
-    trainer.resumed_from = chosen[0] if chosen == [True] else str(chosen[0]) if chosen else None
+    if chosen and chosen != [True]:
+        chosen = [str(chosen[0])]
+    trainer.resumed_from = chosen[0] if chosen else None
     return trainer
 
 
@@ -425,8 +462,10 @@ def compare(case: Case, used: Counter[Correction], *, reproduces: bool = False) 
     is_half = "fp16" in case and "bf16" not in case and not reproduces
     used[HALF_ON_CPU] += is_half
     without_half = {name: value for name, value in case.items() if name != "fp16" or not is_half}
-    ours, theirs = run(without_half, sides[0], used), run(case, sides[1], used)
-    mine, other = ours.pop("error", None), theirs.pop("error", None)
+    ours = run(without_half, sides[0], used)
+    theirs = run(case, sides[1], used)
+    mine = ours.pop("error", None)
+    other = theirs.pop("error", None)
     for name in theirs:
         if name not in ours:
             break
@@ -511,8 +550,10 @@ def first_difference(ours: Any, theirs: Any, where: str, used: Counter[Correctio
     """Where two facts part; a loss of an evaluation may differ in the order of its additions."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         if ours.get("num_non_finite_losses"):
-            ours, theirs = ({key: value for key, value in entry.items() if key not in ("loss", "num_non_finite_losses")}
-                            for entry in (ours, theirs))  # fmt: skip
+            ours, theirs = (
+                {key: value for key, value in entry.items() if key not in ("loss", "num_non_finite_losses")}
+                for entry in (ours, theirs)
+            )
             used[NON_FINITE] += 1
         if list(ours) != list(theirs):
             return Difference(f"{where}: names", list(ours), list(theirs))

@@ -64,9 +64,15 @@ def lists(size: int) -> list[data.Item]:
 GPT2 = Task("gpt2", models.gpt2, data.sequences)
 VIT = Task("vit", models.vit, data.images)
 MODELS = {
-    "dict": Task("dict", models.ReturnsDict, lists), "tuple": Task("tuple", models.ReturnsTuple, lists),
-    "bert": rows.BERT, "gpt2": GPT2, "llama": rows.LLAMA, "t5": rows.T5, "mlm": rows.MLM, "vit": VIT,
-}  # fmt: skip
+    "dict": Task("dict", models.ReturnsDict, lists),
+    "tuple": Task("tuple", models.ReturnsTuple, lists),
+    "bert": rows.BERT,
+    "gpt2": GPT2,
+    "llama": rows.LLAMA,
+    "t5": rows.T5,
+    "mlm": rows.MLM,
+    "vit": VIT,
+}
 RAGGED = {
     "bert": rows.PADDED,
     "gpt2": Task("gpt2", models.gpt2, rows.without_labels, next_word),
@@ -124,7 +130,8 @@ class Scores:
             return {}
         given = {name: getattr(prediction, name, None) for name in ("inputs", "losses")}
         extras = {name: float(np.size(self._first(value))) for name, value in given.items() if value is not None}
-        result, self.right = {"accuracy": float(np.mean(self.right)), **extras}, []
+        result = {"accuracy": float(np.mean(self.right)), **extras}
+        self.right = []
         return result
 
     def _first(self, values: Any) -> Any:
@@ -190,70 +197,148 @@ BEST_EPOCH = bundle(eval_strategy="epoch", save_strategy="epoch", load_best_mode
 
 # Values are dicts of arguments.
 BUNDLES = (
-    Row("length", 0.6, (
-        bundle(max_steps=4), bundle(max_steps=7), bundle(num_train_epochs=1), bundle(num_train_epochs=3),
-        bundle(num_train_epochs=1.5), bundle(num_train_epochs=0.5), bundle(max_steps=4, num_train_epochs=1),
-    )),
-    Row("schedule", 0.45, (
-        bundle(lr_scheduler_type="cosine"), bundle(lr_scheduler_type="cosine"),
-        bundle(lr_scheduler_type="constant"), bundle(lr_scheduler_type="constant_with_warmup"),
-        bundle(lr_scheduler_type="polynomial", lr_scheduler_kwargs={"power": 2.0}),
-        bundle(lr_scheduler_type="cosine_with_restarts", lr_scheduler_kwargs={"num_cycles": 2}),
-        bundle(lr_scheduler_type="inverse_sqrt"),
-        bundle(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr": 1e-4}),
-        bundle(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1}),
-        bundle(lr_scheduler_type="cosine_warmup_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1}),
-        bundle(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs={"num_decay_steps": 2}),
-        bundle(lr_scheduler_type="reduce_lr_on_plateau"),
-        bundle(lr_scheduler_type="reduce_lr_on_plateau", lr_scheduler_kwargs={"patience": 0}),
-        bundle(lr_scheduler_type="greedy"), bundle(lr_scheduler_type="cosine", lr_scheduler_kwargs="{}"),
-    )),
-    Row("optimizer", 0.35, (
-        bundle(optim="adamw_torch"), bundle(optim="adamw_torch"), bundle(optim="sgd"), bundle(optim="adafactor"),
-        bundle(optim="adagrad"), bundle(optim="rmsprop"), bundle(optim="sgd", optim_args="momentum=0.9"),
-        bundle(optim="rmsprop", optim_args="alpha=0.9,momentum=0.1"),
-    )),
-    Row("logging", 0.45, (
-        bundle(logging_steps=2), bundle(logging_steps=3), bundle(logging_steps=0.25), bundle(logging_steps=500),
-        bundle(logging_strategy="epoch"), bundle(logging_strategy="no"), bundle(logging_steps=10),
-    )),
-    Row("evaluation", 0.5, (
-        EVERY_2, bundle(eval_strategy="steps", eval_steps=3), bundle(eval_strategy="steps"),
-        bundle(eval_strategy="steps", eval_steps=0.5), bundle(eval_strategy="steps", eval_steps=500),
-        bundle(eval_strategy="epoch"), bundle(eval_strategy="epoch"), bundle(do_eval=True),
-    )),
-    Row("saving", 0.5, (
-        bundle(save_strategy="steps", save_steps=2), bundle(save_strategy="steps", save_steps=3),
-        bundle(save_strategy="steps", save_steps=0.5), bundle(save_strategy="steps", save_steps=500),
-        bundle(save_strategy="epoch"), bundle(save_strategy="epoch"),
-    )),
-    Row("best", 0.4, (
-        BEST_STEPS, BEST_STEPS, BEST_STEPS | bundle(save_steps=4), BEST_STEPS | bundle(save_steps=3),
-        BEST_EPOCH, BEST_EPOCH, BEST_EPOCH | bundle(save_strategy="steps"), bundle(load_best_model_at_end=True),
-        BEST_STEPS | bundle(save_strategy="best", metric_for_best_model="loss"),
-        BEST_STEPS | bundle(save_strategy="best", metric_for_best_model="accuracy"),
-        BEST_EPOCH | bundle(save_strategy="best"),
-        EVERY_2 | bundle(save_strategy="best", metric_for_best_model="eval_loss"),
-    ), is_evaluated),
-    Row("checkpointing", 0.06, (
-        bundle(activation_checkpointing=True), bundle(gradient_checkpointing=True),
-        bundle(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False}),
-        bundle(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}),
-        bundle(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}),
-    )),
-    Row("workers", 0.02, (
-        bundle(dataloader_num_workers=1), bundle(dataloader_num_workers=1, dataloader_persistent_workers=True),
-        bundle(dataloader_num_workers=2, dataloader_prefetch_factor=4), bundle(dataloader_persistent_workers=True),
-        bundle(dataloader_prefetch_factor=2),
-        bundle(dataloader_num_workers=1, dataloader_multiprocessing_context="fork"),
-    ), lambda case: case.get("model") != "mlm"),  # whose collator draws in the workers: docs/migrate.md
-    Row("generation", 0.5, (
-        bundle(predict_with_generate=True, generation_max_length=6),  # always a length: see docs/migrate.md
-        bundle(predict_with_generate=True, generation_max_length=6, generation_num_beams=2),
-        bundle(generation_max_length=6),
-        bundle(predict_with_generate=True, generation_config=FIVE_TOKENS),
-    ), is_t5),
-)  # fmt: skip
+    Row(
+        "length",
+        0.6,
+        (
+            bundle(max_steps=4),
+            bundle(max_steps=7),
+            bundle(num_train_epochs=1),
+            bundle(num_train_epochs=3),
+            bundle(num_train_epochs=1.5),
+            bundle(num_train_epochs=0.5),
+            bundle(max_steps=4, num_train_epochs=1),
+        ),
+    ),
+    Row(
+        "schedule",
+        0.45,
+        (
+            bundle(lr_scheduler_type="cosine"),
+            bundle(lr_scheduler_type="cosine"),
+            bundle(lr_scheduler_type="constant"),
+            bundle(lr_scheduler_type="constant_with_warmup"),
+            bundle(lr_scheduler_type="polynomial", lr_scheduler_kwargs={"power": 2.0}),
+            bundle(lr_scheduler_type="cosine_with_restarts", lr_scheduler_kwargs={"num_cycles": 2}),
+            bundle(lr_scheduler_type="inverse_sqrt"),
+            bundle(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr": 1e-4}),
+            bundle(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1}),
+            bundle(lr_scheduler_type="cosine_warmup_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.1}),
+            bundle(lr_scheduler_type="warmup_stable_decay", lr_scheduler_kwargs={"num_decay_steps": 2}),
+            bundle(lr_scheduler_type="reduce_lr_on_plateau"),
+            bundle(lr_scheduler_type="reduce_lr_on_plateau", lr_scheduler_kwargs={"patience": 0}),
+            bundle(lr_scheduler_type="greedy"),
+            bundle(lr_scheduler_type="cosine", lr_scheduler_kwargs="{}"),
+        ),
+    ),
+    Row(
+        "optimizer",
+        0.35,
+        (
+            bundle(optim="adamw_torch"),
+            bundle(optim="adamw_torch"),
+            bundle(optim="sgd"),
+            bundle(optim="adafactor"),
+            bundle(optim="adagrad"),
+            bundle(optim="rmsprop"),
+            bundle(optim="sgd", optim_args="momentum=0.9"),
+            bundle(optim="rmsprop", optim_args="alpha=0.9,momentum=0.1"),
+        ),
+    ),
+    Row(
+        "logging",
+        0.45,
+        (
+            bundle(logging_steps=2),
+            bundle(logging_steps=3),
+            bundle(logging_steps=0.25),
+            bundle(logging_steps=500),
+            bundle(logging_strategy="epoch"),
+            bundle(logging_strategy="no"),
+            bundle(logging_steps=10),
+        ),
+    ),
+    Row(
+        "evaluation",
+        0.5,
+        (
+            EVERY_2,
+            bundle(eval_strategy="steps", eval_steps=3),
+            bundle(eval_strategy="steps"),
+            bundle(eval_strategy="steps", eval_steps=0.5),
+            bundle(eval_strategy="steps", eval_steps=500),
+            bundle(eval_strategy="epoch"),
+            bundle(eval_strategy="epoch"),
+            bundle(do_eval=True),
+        ),
+    ),
+    Row(
+        "saving",
+        0.5,
+        (
+            bundle(save_strategy="steps", save_steps=2),
+            bundle(save_strategy="steps", save_steps=3),
+            bundle(save_strategy="steps", save_steps=0.5),
+            bundle(save_strategy="steps", save_steps=500),
+            bundle(save_strategy="epoch"),
+            bundle(save_strategy="epoch"),
+        ),
+    ),
+    Row(
+        "best",
+        0.4,
+        (
+            BEST_STEPS,
+            BEST_STEPS,
+            BEST_STEPS | bundle(save_steps=4),
+            BEST_STEPS | bundle(save_steps=3),
+            BEST_EPOCH,
+            BEST_EPOCH,
+            BEST_EPOCH | bundle(save_strategy="steps"),
+            bundle(load_best_model_at_end=True),
+            BEST_STEPS | bundle(save_strategy="best", metric_for_best_model="loss"),
+            BEST_STEPS | bundle(save_strategy="best", metric_for_best_model="accuracy"),
+            BEST_EPOCH | bundle(save_strategy="best"),
+            EVERY_2 | bundle(save_strategy="best", metric_for_best_model="eval_loss"),
+        ),
+        is_evaluated,
+    ),
+    Row(
+        "checkpointing",
+        0.06,
+        (
+            bundle(activation_checkpointing=True),
+            bundle(gradient_checkpointing=True),
+            bundle(activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": False}),
+            bundle(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}),
+            bundle(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}),
+        ),
+    ),
+    Row(
+        "workers",
+        0.02,
+        (
+            bundle(dataloader_num_workers=1),
+            bundle(dataloader_num_workers=1, dataloader_persistent_workers=True),
+            bundle(dataloader_num_workers=2, dataloader_prefetch_factor=4),
+            bundle(dataloader_persistent_workers=True),
+            bundle(dataloader_prefetch_factor=2),
+            bundle(dataloader_num_workers=1, dataloader_multiprocessing_context="fork"),
+        ),
+        lambda case: case.get("model") != "mlm",
+    ),  # whose collator draws in the workers: docs/migrate.md
+    Row(
+        "generation",
+        0.5,
+        (
+            bundle(predict_with_generate=True, generation_max_length=6),  # always a length: see docs/migrate.md
+            bundle(predict_with_generate=True, generation_max_length=6, generation_num_beams=2),
+            bundle(generation_max_length=6),
+            bundle(predict_with_generate=True, generation_config=FIVE_TOKENS),
+        ),
+        is_t5,
+    ),
+)
 
 FIELDS = (
     Row("per_device_train_batch_size", 0.3, (2, 3, 8, 64)),
@@ -303,11 +388,20 @@ FIELDS = (
     Row("full_determinism", 0.03, (True,)),
     Row("seed", 0.3, (1, 2, 42)),
     Row("data_seed", 0.12, (7, 42)),
-    Row("accelerator_config", 0.1, (
-        {"split_batches": True}, {"dispatch_batches": False}, {"even_batches": False}, {"use_seedable_sampler": False},
-        {"non_blocking": True}, {"split_batches": False, "dispatch_batches": None}, {"dispatch_batches": True},
-        {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
-    )),
+    Row(
+        "accelerator_config",
+        0.1,
+        (
+            {"split_batches": True},
+            {"dispatch_batches": False},
+            {"even_batches": False},
+            {"use_seedable_sampler": False},
+            {"non_blocking": True},
+            {"split_batches": False, "dispatch_batches": None},
+            {"dispatch_batches": True},
+            {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+        ),
+    ),
     Row("dataloader_drop_last", 0.15, (True,)),
     Row("dataloader_pin_memory", 0.08, (False,)),
     Row("dataloader_in_order", 0.03, (False,)),
@@ -343,25 +437,36 @@ FIELDS = (
     Row("disable_tqdm", 0.04, (False,)),
     Row("report_to", 0.06, ([], "none", ["none"])),
     Row("resume_from_checkpoint", 0.03, ("checkpoint-2",)),
-)  # fmt: skip
+)
 # Fields that are not drawn, and why.
 LEFT_OUT = {
     "output_dir": "each side has a folder of its own",
     "use_cpu": "always set: the sides are compared on the CPU",
-    "deepspeed": "needs processes", "ddp_backend": "needs processes", "parallelism_config": "needs processes",
+    "deepspeed": "needs processes",
+    "ddp_backend": "needs processes",
+    "parallelism_config": "needs processes",
     "push_to_hub": "needs a network",
-    "torch_compile": "takes seconds a run", "torch_compile_backend": "turns compilation on",
+    "torch_compile": "takes seconds a run",
+    "torch_compile_backend": "turns compilation on",
     "torch_compile_mode": "turns compilation on",
     "sortish_sampler": "has no effect there: docs/migrate.md",
-}  # fmt: skip
+}
 TABLE = (*PARTS, *BUNDLES, *FIELDS)
 ROWS = {row.name: row for row in TABLE}
 assert len(ROWS) == len(TABLE)
 
 BASE: dict[str, Any] = {
-    "per_device_train_batch_size": 4, "num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 1, "seed": 11,
-    "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "log_level": "error", "use_cpu": True,
-}  # fmt: skip
+    "per_device_train_batch_size": 4,
+    "num_train_epochs": 2,
+    "learning_rate": 1e-2,
+    "logging_steps": 1,
+    "seed": 11,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "log_level": "error",
+    "use_cpu": True,
+}
 
 
 def draw(seed: int) -> Case:
@@ -380,7 +485,8 @@ def num_samples(case: Case) -> int:
 
     But for a case with "tail", of a test that looks at the ends.
     """
-    size, accumulated = case.get("samples", 11), case.get("gradient_accumulation_steps", 1)
+    size = case.get("samples", 11)
+    accumulated = case.get("gradient_accumulation_steps", 1)
     batch = case.get("per_device_train_batch_size", 4)
     window = batch * accumulated
     differs = (

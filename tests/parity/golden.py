@@ -33,7 +33,8 @@ def key() -> str:
     CPUs with one instruction set may still differ, by the vendor's libraries: hence also a digest of a few operations.
     """
     generator = torch.Generator().manual_seed(0)
-    x, weight = torch.randn(28, 16, generator=generator), torch.randn(48, 16, generator=generator)
+    x = torch.randn(28, 16, generator=generator)
+    weight = torch.randn(48, 16, generator=generator)
     y = torch.nn.functional.linear(x, weight)
     several = [y, y.softmax(-1), y.log_softmax(-1), y.exp(), y.tanh(), y.norm().reshape(1), y.mean(0)]
     several += [
@@ -42,7 +43,8 @@ def key() -> str:
         (x.bfloat16() @ weight.bfloat16().T).float(),
     ]
     bits = Digest.of(torch.cat([one.flatten() for one in several])).removeprefix(Digest.MARK)
-    torch_version, cpu = torch.__version__.partition("+")[0], torch.backends.cpu.get_cpu_capability()
+    torch_version = torch.__version__.partition("+")[0]
+    cpu = torch.backends.cpu.get_cpu_capability()
     return f"transformers-{transformers.__version__}-torch-{torch_version}-{platform.machine()}-{cpu}-{bits}"
 
 

@@ -31,7 +31,8 @@ class Digest(str):
         """The digest of an array; a digest is its own."""
         if isinstance(values, Digest):
             return values
-        kind, shape = values.dtype, tuple(values.shape)
+        kind = values.dtype
+        shape = tuple(values.shape)
         array = (
             values.detach().contiguous().view(-1).view(torch.uint8).numpy()
             if isinstance(values, torch.Tensor)

@@ -59,9 +59,13 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "delayed": {"eval_strategy": "steps", "eval_steps": 3, "eval_delay": 8},
     "on-start": {"eval_strategy": "epoch", "eval_on_start": True},
     "accumulated": {"eval_strategy": "steps", "eval_steps": 2, "gradient_accumulation_steps": 4},
-    "plateau": {"eval_strategy": "steps", "eval_steps": 2, "lr_scheduler_type": "reduce_lr_on_plateau",
-                "lr_scheduler_kwargs": {"patience": 0, "threshold": 0.5}},
-}  # fmt: skip
+    "plateau": {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "lr_scheduler_kwargs": {"patience": 0, "threshold": 0.5},
+    },
+}
 
 
 def evaluating(side: Side, task: Task, schedule: str) -> Outcome:
@@ -96,13 +100,24 @@ BEST: dict[str, dict[str, Any]] = {
 
 
 def best_model(side: Side, task: Task, best: str) -> dict[str, Any]:
-    settings = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2,
-                "load_best_model_at_end": True, "learning_rate": 0.3} | BEST[best]  # fmt: skip
+    settings = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "load_best_model_at_end": True,
+        "learning_rate": 0.3,
+    } | BEST[best]
     with TemporaryDirectory() as folder:
         made = trainer(task, side, Path(folder), **settings)
-        outcome, state = side.train(made), made.state
-    return {"outcome": outcome, "step": state.best_global_step, "metric": state.best_metric,
-            "checkpoint": Path(state.best_model_checkpoint).name}  # fmt: skip
+        outcome = side.train(made)
+        state = made.state
+    return {
+        "outcome": outcome,
+        "step": state.best_global_step,
+        "metric": state.best_metric,
+        "checkpoint": Path(state.best_model_checkpoint).name,
+    }
 
 
 BEST_MODEL = golden_of("best_model", best_model, product([BERT, DICT], BEST))
@@ -114,7 +129,8 @@ def test_the_best_model_is_there_at_the_end(task: Task, best: str) -> None:
     mine = best_model(OURS, task, best)
 
     def compare(other: dict[str, Any]) -> None:
-        ours, theirs = mine["outcome"], other["outcome"]
+        ours = mine["outcome"]
+        theirs = other["outcome"]
         assert other["step"] < theirs.global_step, "the row says nothing: the last model is the best"
         assert mine["step"] == other["step"]
         assert mine["metric"] == pytest.approx(other["metric"], rel=1e-6)
@@ -129,7 +145,7 @@ PREDICTING: dict[str, dict[str, Any]] = {
     "whole": {},
     "eval_accumulation_steps": {"eval_accumulation_steps": 2},
     "batches-of-5": {"per_device_eval_batch_size": 5},
-}  # fmt: skip
+}
 PREDICTED = (*CLASSIFIERS, PADDED, LLAMA)
 
 

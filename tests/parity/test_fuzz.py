@@ -92,8 +92,12 @@ def test_a_difference_is_found_and_its_case_is_shrunk(monkeypatch: pytest.Monkey
 
 REGRESSIONS: tuple[tuple[Case, Correction | None], ...] = (
     (  # seed 294
-        {"resume": "last", "longer": True, "evaluation": {"eval_strategy": "steps", "eval_steps": 0.5},
-         "saving": {"save_strategy": "steps", "save_steps": 0.5}},
+        {
+            "resume": "last",
+            "longer": True,
+            "evaluation": {"eval_strategy": "steps", "eval_steps": 0.5},
+            "saving": {"save_strategy": "steps", "save_steps": 0.5},
+        },
         INTERVALS,
     ),
     (  # seed 285
@@ -103,16 +107,28 @@ REGRESSIONS: tuple[tuple[Case, Correction | None], ...] = (
     ({"learning_rate": 1e30, "eval_data": "none"}, NON_FINITE),  # seed 320
     ({"data": "stream", "samples": 3, "dataloader_drop_last": True}, None),  # its only batch is not full
     (  # seed 1726
-        {"model": "t5", "ragged": True, "label_smoothing_factor": 0.1, "bf16_full_eval": True, "eval_data": "none",
-         "length": {"max_steps": 1}, "generation": {"predict_with_generate": True, "generation_max_length": 6}},
+        {
+            "model": "t5",
+            "ragged": True,
+            "label_smoothing_factor": 0.1,
+            "bf16_full_eval": True,
+            "eval_data": "none",
+            "length": {"max_steps": 1},
+            "generation": {"predict_with_generate": True, "generation_max_length": 6},
+        },
         HALF_AFTER,
     ),
     (  # seed 267: a sum in half precision is divided by a number of items in float32
-        {"model": "vit", "length": {"num_train_epochs": 1}, "gradient_accumulation_steps": 2, "fp16_full_eval": True,
-         "optimizer": {"optim": "sgd", "optim_args": "momentum=0.9"}},
+        {
+            "model": "vit",
+            "length": {"num_train_epochs": 1},
+            "gradient_accumulation_steps": 2,
+            "fp16_full_eval": True,
+            "optimizer": {"optim": "sgd", "optim_args": "momentum=0.9"},
+        },
         None,
     ),
-)  # fmt: skip
+)
 
 
 @pytest.mark.framework

@@ -35,11 +35,23 @@ pytestmark = [
 
 def bart() -> nn.Module:
     config = BartConfig(
-        vocab_size=models.VOCAB, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=64,
-        pad_token_id=0, bos_token_id=1, eos_token_id=EOS, decoder_start_token_id=EOS, forced_eos_token_id=EOS,
-        init_std=0.3, dropout=0.0,
-    )  # fmt: skip
+        vocab_size=models.VOCAB,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=EOS,
+        decoder_start_token_id=EOS,
+        forced_eos_token_id=EOS,
+        init_std=0.3,
+        dropout=0.0,
+    )
     return BartForConditionalGeneration(config)
 
 
@@ -65,11 +77,25 @@ def scores(prediction: Any) -> dict[str, float]:
 
 def make(name: str, side: Side, folder: Path, collate: bool = True, **settings: Any) -> Any:
     model = models.seeded(MODELS[name])
-    base = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "num_train_epochs": 1,
-            "learning_rate": 1e-2, "predict_with_generate": True, "seed": 3}  # fmt: skip
+    base = {
+        "per_device_train_batch_size": 4,
+        "per_device_eval_batch_size": 4,
+        "num_train_epochs": 1,
+        "learning_rate": 1e-2,
+        "predict_with_generate": True,
+        "seed": 3,
+    }
     collator = DataCollatorForSeq2Seq(data.tokenizer(), model=model if collate else None)
-    return side.make(model, folder / side.name, base | settings, train_dataset=pairs(12), eval_dataset=pairs(22)[12:],
-                     data_collator=collator, processing_class=data.tokenizer(), compute_metrics=scores)  # fmt: skip
+    return side.make(
+        model,
+        folder / side.name,
+        base | settings,
+        train_dataset=pairs(12),
+        eval_dataset=pairs(22)[12:],
+        data_collator=collator,
+        processing_class=data.tokenizer(),
+        compute_metrics=scores,
+    )
 
 
 def comparable(metrics: dict[str, float]) -> dict[str, float]:
@@ -91,13 +117,19 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "beams": {"generation_num_beams": 3},
     "short": {"generation_max_length": 6},
     "long": {"generation_max_length": 30},
-    "config": {"generation_config": GenerationConfig(max_length=9, num_beams=2, bos_token_id=1, eos_token_id=EOS,
-                                                     pad_token_id=0, decoder_start_token_id=EOS)},
-    "new-tokens": {"generation_config": GenerationConfig(max_new_tokens=30, eos_token_id=EOS, pad_token_id=0,
-                                                         bos_token_id=1, decoder_start_token_id=EOS)},
+    "config": {
+        "generation_config": GenerationConfig(
+            max_length=9, num_beams=2, bos_token_id=1, eos_token_id=EOS, pad_token_id=0, decoder_start_token_id=EOS
+        )
+    },
+    "new-tokens": {
+        "generation_config": GenerationConfig(
+            max_new_tokens=30, eos_token_id=EOS, pad_token_id=0, bos_token_id=1, decoder_start_token_id=EOS
+        )
+    },
     "inputs-of-labels-left-to-the-model": {"collate": False},
     "label-smoothing": {"label_smoothing_factor": 0.1},
-}  # fmt: skip
+}
 
 
 def generated(side: Side, name: str, setting: str) -> dict[str, Any]:

@@ -37,7 +37,8 @@ def test_the_file_holds_what_the_original_does(family: str) -> None:
         golden.path.write_text(to_text(trained), encoding="utf-8")
     if not golden.path.exists():
         pytest.skip(f"no results are kept for {KEY}; `make golden` keeps them")
-    kept, now = from_text(golden.path.read_text(encoding="utf-8")), from_text(to_text(trained))
+    kept = from_text(golden.path.read_text(encoding="utf-8"))
+    now = from_text(to_text(trained))
     assert kept.keys() == now.keys()
     assert {case for case in now if kept[case] != now[case]} == set()
 

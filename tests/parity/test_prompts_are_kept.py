@@ -41,9 +41,16 @@ ROWS: dict[str, Callable[[list[int], list[int]], Row]] = {
 
 def gpt2() -> Any:
     config = GPT2Config(
-        vocab_size=models.VOCAB, n_embd=16, n_layer=1, n_head=2, n_positions=64, bos_token_id=1, eos_token_id=2,
-        pad_token_id=0, initializer_range=0.5,
-    )  # fmt: skip
+        vocab_size=models.VOCAB,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        n_positions=64,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        initializer_range=0.5,
+    )
     return models.seeded(lambda: GPT2LMHeadModel(config))
 
 
@@ -72,9 +79,13 @@ def predicted(side: Side, folder: Path, rows: str, cls: Any = None, **settings: 
     items = [ROWS[rows](prompt, answer) for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)]
     chosen = side if cls is None else Side(side.name, cls, side.arguments)
     trainer = chosen.make(
-        gpt2(), folder / side.name, {"predict_with_generate": True, "per_device_eval_batch_size": 2} | settings,
-        train_dataset=items, data_collator=DataCollatorForSeq2Seq(tokenizer), processing_class=tokenizer,
-    )  # fmt: skip
+        gpt2(),
+        folder / side.name,
+        {"predict_with_generate": True, "per_device_eval_batch_size": 2} | settings,
+        train_dataset=items,
+        data_collator=DataCollatorForSeq2Seq(tokenizer),
+        processing_class=tokenizer,
+    )
     return trainer.predict(items, max_new_tokens=5)
 
 

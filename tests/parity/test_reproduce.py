@@ -36,46 +36,77 @@ CASES: dict[str, Case] = {
     "BERT, RoBERTa, T5": {"model": "bert", "gradient_accumulation_steps": 2},
     "a changed learning rate": {**EPOCHS, "resumed_with": {"learning_rate": 1e-3, "num_train_epochs": 3}},
     "a resumed run keeps the intervals": {
-        "resume": "last", "longer": True, "evaluation": {"eval_strategy": "steps", "eval_steps": 0.5},
+        "resume": "last",
+        "longer": True,
+        "evaluation": {"eval_strategy": "steps", "eval_steps": 0.5},
         "saving": {"save_strategy": "steps", "save_steps": 0.5},
     },
     "a resume of a run that has done": {**EPOCHS, "resume": "last", "length": {"max_steps": 7}},
     "a resumed run draws other": {"model": "mlm", "saving": STEPS, "resume": "first"},
     "a resumed stream that has had": {"data": "stream", "saving": STEPS, "resume": "last", "samples": 7},
     "without `restore_callback_states": {
-        "evaluation": {}, "best": BEST_EPOCH, "callback": "patience_2", "resume": "last", "learning_rate": 0.0,
-        "length": {"num_train_epochs": 5}, "samples": 3,
+        "evaluation": {},
+        "best": BEST_EPOCH,
+        "callback": "patience_2",
+        "resume": "last",
+        "learning_rate": 0.0,
+        "length": {"num_train_epochs": 5},
+        "samples": 3,
     },
     "`sortish_sampler=True`": {"model": "t5", "ragged": True, "more": {"sortish_sampler": True}},
     "where a stream ends": {
-        "data": "stream", "gradient_accumulation_steps": 4, "samples": 26, "tail": True, "length": {"max_steps": 4},
+        "data": "stream",
+        "gradient_accumulation_steps": 4,
+        "samples": 26,
+        "tail": True,
+        "length": {"max_steps": 4},
     },
     "`dataloader_drop_last` drops": {
-        "dataloader_drop_last": True, "per_device_eval_batch_size": 4, "metrics": "scores",
+        "dataloader_drop_last": True,
+        "per_device_eval_batch_size": 4,
+        "metrics": "scores",
     },
     "with `predict_with_generate` and no length": {
-        "model": "t5", "generation": {"predict_with_generate": True}, "metrics": "scores",
-        "per_device_eval_batch_size": 3, "length": {"max_steps": 1},
+        "model": "t5",
+        "generation": {"predict_with_generate": True},
+        "metrics": "scores",
+        "per_device_eval_batch_size": 3,
+        "length": {"max_steps": 1},
     },
     "with `group_by_length`, predictions": {
-        "model": "bert", "ragged": True, "train_sampling_strategy": "group_by_length", "per_device_eval_batch_size": 2,
+        "model": "bert",
+        "ragged": True,
+        "train_sampling_strategy": "group_by_length",
+        "per_device_eval_batch_size": 2,
     },
-    "with `include_for_metrics=[\"loss\"]`": {
-        "model": "t5", "metrics": "scores", "include_for_metrics": ["loss"], "per_device_eval_batch_size": 4,
+    'with `include_for_metrics=["loss"]`': {
+        "model": "t5",
+        "metrics": "scores",
+        "include_for_metrics": ["loss"],
+        "per_device_eval_batch_size": 4,
     },
     "a step whose loss or gradient": {"learning_rate": 1e30, "data": "torch", "evaluation": EVERY_2},
     "the column of `length_column_name`": {
-        "model": "bert", "ragged": True, "data": "hf_with_numbers", "train_sampling_strategy": "group_by_length",
+        "model": "bert",
+        "ragged": True,
+        "data": "hf_with_numbers",
+        "train_sampling_strategy": "group_by_length",
     },
     "`evaluate()` or `predict()` with `bf16_full_eval`": {
-        "model": "bert", "before": "evaluate", "bf16_full_eval": True, "length": {"max_steps": 2},
+        "model": "bert",
+        "before": "evaluate",
+        "bf16_full_eval": True,
+        "length": {"max_steps": 2},
     },
     "with `model_init`, `generation_config`": {
-        "model": "t5", "model_init": True, "length": {"max_steps": 1}, "more": {"generation_max_length": 7},
+        "model": "t5",
+        "model_init": True,
+        "length": {"max_steps": 1},
+        "more": {"generation_max_length": 7},
         "generation": {"predict_with_generate": True, "generation_config": FIVE_TOKENS},
     },
     "`fp16=True` has": {"fp16": True},
-}  # fmt: skip
+}
 # Rows that the last tests of this file compare, and one that test_prompts_are_kept.py does.
 ALSO = (
     "with `dataloader_persistent_workers`",
@@ -84,8 +115,17 @@ ALSO = (
     "workers that persist keep the epoch",
     "with a decoder-only model, predictions",
 )
-KEPT = ("log", "state", "weights", "evaluated before", "evaluated", "predicted", "resumed log", "resumed state",
-        "resumed weights")  # fmt: skip
+KEPT = (
+    "log",
+    "state",
+    "weights",
+    "evaluated before",
+    "evaluated",
+    "predicted",
+    "resumed log",
+    "resumed state",
+    "resumed weights",
+)
 
 
 def facts(case: Case, side: Side, seq2seq: Side) -> dict[str, Any]:
@@ -130,8 +170,16 @@ def test_each_difference_that_is_restored_is_compared() -> None:
 @pytest.mark.parametrize("as_original", [True, pytest.param(False, marks=pytest.mark.slow)])  # that it shows them
 def test_draws_of_workers_and_their_evaluations_are_those_of_the_original(as_original: bool, tmp_path: Path) -> None:
     """Rows on what a collator draws in a worker, and on an evaluation of another dataset with workers that persist."""
-    given = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "max_steps": 2, "use_cpu": True,
-             "save_strategy": "no", "report_to": "none", "disable_tqdm": True, "log_level": "error"}  # fmt: skip
+    given = {
+        "dataloader_num_workers": 1,
+        "dataloader_persistent_workers": True,
+        "max_steps": 2,
+        "use_cpu": True,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "log_level": "error",
+    }
     found = []
     for side in (PLAIN, REPRODUCING if as_original else OURS):
         arguments = side.arguments(output_dir=str(tmp_path), **given)
@@ -152,8 +200,13 @@ def test_draws_of_workers_and_their_evaluations_are_those_of_the_original(as_ori
 @pytest.mark.framework
 @pytest.mark.parametrize("as_original", [True, pytest.param(False, marks=pytest.mark.slow)])  # that it shows them
 def test_workers_that_persist_keep_their_epoch_as_with_the_original(as_original: bool, tmp_path: Path) -> None:
-    given = {"dataloader_num_workers": 1, "dataloader_persistent_workers": True, "num_train_epochs": 2,
-             "save_strategy": "no", "report_to": "none"}  # fmt: skip
+    given = {
+        "dataloader_num_workers": 1,
+        "dataloader_persistent_workers": True,
+        "num_train_epochs": 2,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
     found = []
     for side in (PLAIN, REPRODUCING if as_original else OURS):
         arguments = side.arguments(

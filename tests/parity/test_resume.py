@@ -75,9 +75,14 @@ STRAYING = [stop for stop in STOPS if stop.original_strays]
 # One stop for each kind of state that a checkpoint carries; the others cross in the slow tier, since what differs in
 # them (where in an epoch, which model) is covered by the tests that stay on one side.
 CROSSED = {
-    "bert-dropout-at-4", "dict-dropout-second-epoch-at-9", "llama-accumulated-end-of-epoch-at-3",
-    "llama-cosine-warmup-at-3", "t5-adafactor-at-5", "bert-log-every-4-at-6", "padded-group-by-length-at-3",
-}  # fmt: skip
+    "bert-dropout-at-4",
+    "dict-dropout-second-epoch-at-9",
+    "llama-accumulated-end-of-epoch-at-3",
+    "llama-cosine-warmup-at-3",
+    "t5-adafactor-at-5",
+    "bert-log-every-4-at-6",
+    "padded-group-by-length-at-3",
+}
 
 
 def uninterrupted(stop: Stop, side: Side, folder: Path) -> tuple[Outcome, Path]:

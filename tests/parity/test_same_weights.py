@@ -35,9 +35,13 @@ def test_without_accumulation_the_default_is_the_same(row: Row) -> None:
 HEADS = [
     row
     for row in ROWS
-    if row.task in (BERT, PADDED, T5, FROZEN) and "gradient_accumulation_steps" in row.args and row.dropout == 0
-    and "train_sampling_strategy" not in row.args and row.model_from_init is None and row.parts is not own_loss
-]  # fmt: skip
+    if row.task in (BERT, PADDED, T5, FROZEN)
+    and "gradient_accumulation_steps" in row.args
+    and row.dropout == 0
+    and "train_sampling_strategy" not in row.args
+    and row.model_from_init is None
+    and row.parts is not own_loss
+]
 
 
 @pytest.mark.parametrize("row", HEADS, ids=lambda row: row.id)
@@ -46,7 +50,8 @@ def test_by_default_accumulation_is_one_batch_for_heads_that_ignore_the_count(ro
     sgd = {"optim": "sgd", "learning_rate": 0.1}
     micro_batches = row.args["gradient_accumulation_steps"]
     whole = {"per_device_train_batch_size": 4 * micro_batches, "gradient_accumulation_steps": 1}
-    one, many = train(row, OURS, **sgd, **whole), train(row, OURS, **sgd, loss_weighting=None)
+    one = train(row, OURS, **sgd, **whole)
+    many = train(row, OURS, **sgd, loss_weighting=None)
     torch.testing.assert_close(many.losses(), one.losses(), rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(many.weights, one.weights, rtol=0, atol=1e-6)
 

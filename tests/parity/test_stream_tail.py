@@ -30,13 +30,15 @@ GOLDEN = originals("stream_tail", [*TAIL.values(), *EVEN.values()])
 
 
 def test_ours_trains_on_a_stream_as_on_the_same_data_with_a_length() -> None:
-    stream, sized = train(TAIL["stream"], OURS), train(TAIL["sized"], OURS)
+    stream = train(TAIL["stream"], OURS)
+    sized = train(TAIL["sized"], OURS)
     assert stream.losses() == sized.losses()
     assert differing(stream.weights, sized.weights) == {}
 
 
 def test_the_original_does_not() -> None:
-    stream, sized = GOLDEN.result("dict-tail-stream"), GOLDEN.result("dict-tail-sized")
+    stream = GOLDEN.result("dict-tail-stream")
+    sized = GOLDEN.result("dict-tail-sized")
     assert stream.losses()[0] == sized.losses()[0]
     assert stream.losses()[1] > 1.5 * sized.losses()[1]
     assert_same_as_the_original(TAIL["sized"], GOLDEN)

@@ -24,6 +24,7 @@ def test_reference_learns_and_its_loss_moves(row: Row) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.model_from_init], ids=lambda row: row.id)
 def test_the_setting_shows_in_the_result_of_the_reference(row: Row) -> None:
-    with_it, without = GOLDEN.result(row.id), GOLDEN.result(plain(row.task, row.size).id)
+    with_it = GOLDEN.result(row.id)
+    without = GOLDEN.result(plain(row.task, row.size).id)
     assert bool(differing(with_it.weights, without.weights)) == (row.changes == "weights")
     assert (with_it.log != without.log) == (row.changes != "nothing")

@@ -15,7 +15,8 @@ from trainwright.support.patches import checkpointed_activations
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.linear, self.num_calls = nn.Linear(4, 4), 0
+        self.linear = nn.Linear(4, 4)
+        self.num_calls = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.num_calls += 1

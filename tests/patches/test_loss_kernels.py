@@ -74,15 +74,27 @@ def gemma() -> Any:
     """Tied weights, a soft cap of the logits."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "head_dim": 8, "num_hidden_layers": 1}
     config = Gemma2Config(
-        vocab_size=64, num_attention_heads=2, num_key_value_heads=1, final_logit_softcapping=3.0, pad_token_id=0,
-        attn_implementation="eager", **sizes,
-    )  # fmt: skip
+        vocab_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        final_logit_softcapping=3.0,
+        pad_token_id=0,
+        attn_implementation="eager",
+        **sizes,
+    )
     return Gemma2ForCausalLM(config)
 
 
 def trained(folder: Path, build: Any, **settings: Any) -> Any:
-    trainer = make_trainer(folder, model=models.seeded(build), train_dataset=masked(8), eval_dataset=masked(4),
-                           max_steps=4, optim="sgd", **settings)  # fmt: skip
+    trainer = make_trainer(
+        folder,
+        model=models.seeded(build),
+        train_dataset=masked(8),
+        eval_dataset=masked(4),
+        max_steps=4,
+        optim="sgd",
+        **settings,
+    )
     trainer.train()
     trainer.losses = [one["loss"] for one in trainer.state.log_history if "loss" in one]
     return trainer
@@ -99,8 +111,12 @@ def masked(count: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("accumulation", [1, 2])
 @pytest.mark.parametrize("build", [models.llama, models.gpt2, gemma])
 def test_a_run_learns_the_same(build: Any, accumulation: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    rest = {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 2, "eval_strategy": "steps",
-            "eval_steps": 2}  # fmt: skip
+    rest = {
+        "gradient_accumulation_steps": accumulation,
+        "per_device_train_batch_size": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+    }
     with caplog.at_level(logging.INFO, logger="trainwright"):
         ours = trained(tmp_path / "ours", build, loss_kernel="chunked", log_level="info", **rest)
     assert "without logits" in caplog.text
@@ -114,11 +130,20 @@ def test_a_run_learns_the_same(build: Any, accumulation: int, tmp_path: Path, ca
 
 
 def test_logits_are_never_made_in_training(tmp_path: Path) -> None:
-    model, shapes = models.seeded(models.llama), []
+    model = models.seeded(models.llama)
+    shapes = []
     model.register_forward_hook(lambda module, args, output: shapes.append((module.training, output.get("logits"))))
     model.register_forward_hook(lambda module, args, output: type(output)(**output))  # as DDP makes it anew
-    make_trainer(tmp_path, model=model, train_dataset=data.sequences(8), eval_dataset=data.sequences(4), max_steps=2,
-                 loss_kernel="chunked", eval_strategy="steps", eval_steps=1).train()  # fmt: skip
+    make_trainer(
+        tmp_path,
+        model=model,
+        train_dataset=data.sequences(8),
+        eval_dataset=data.sequences(4),
+        max_steps=2,
+        loss_kernel="chunked",
+        eval_strategy="steps",
+        eval_steps=1,
+    ).train()
     assert {logits is None for is_training, logits in shapes if is_training} == {True}
     assert any(logits is not None for is_training, logits in shapes if not is_training), "evaluation may want them"
 

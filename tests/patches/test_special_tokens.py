@@ -43,8 +43,9 @@ def test_as_in_transformers(build: Any, tokens: dict[str, str], eos: Any, tmp_pa
             if getattr(model, "generation_config", None) is not None:
                 model.generation_config.eos_token_id = eos
         items = {models.bert: data.texts, models.t5: data.pairs}.get(build, data.sequences)(4)
-        make_trainer(tmp_path, side, model=model, train_dataset=items, max_steps=1,
-                     processing_class=tokenizer(**tokens)).train()  # fmt: skip
+        make_trainer(
+            tmp_path, side, model=model, train_dataset=items, max_steps=1, processing_class=tokenizer(**tokens)
+        ).train()
         configs = [model.config, getattr(model, "generation_config", None)]
         after.append([{name: getattr(config, name, None) for name in NAMES} for config in configs if config])
     assert after[0] == after[1]

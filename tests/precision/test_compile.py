@@ -26,7 +26,8 @@ NUM_SAMPLES = 50  # batches of 4: the last one of 2
 class Words(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 2)
+        self.embed = nn.Embedding(11, 8)
+        self.head = nn.Linear(8, 2)
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         logits = self.head(self.embed(input_ids).mean(dim=1))
@@ -71,9 +72,17 @@ _COUNT: list[Any] = []
 def trained(folder: Path, **settings: Any) -> Trainer:
     torch.manual_seed(0)
     args = TrainingArguments(
-        str(folder), use_cpu=True, disable_tqdm=True, num_train_epochs=2, per_device_train_batch_size=4,
-        eval_strategy="steps", eval_steps=5, save_steps=20, learning_rate=1e-2, **settings,
-    )  # fmt: skip
+        str(folder),
+        use_cpu=True,
+        disable_tqdm=True,
+        num_train_epochs=2,
+        per_device_train_batch_size=4,
+        eval_strategy="steps",
+        eval_steps=5,
+        save_steps=20,
+        learning_rate=1e-2,
+        **settings,
+    )
     trainer = Trainer(Words(), args, data_collator=pad, train_dataset=ragged(), eval_dataset=ragged()[:10])
     trainer.train()
     return trainer
@@ -107,9 +116,16 @@ def test_evaluations_compile_nothing(compilations: list[int], tmp_path: Path) ->
 
 def regional(folder: Path, build: Any = models.llama, **settings: Any) -> Trainer:
     return make_trainer(
-        folder, model=models.seeded(build), train_dataset=sequences(10), eval_dataset=sequences(3),
-        data_collator=padded, num_train_epochs=2, per_device_train_batch_size=4, optim="sgd", **settings,
-    )  # fmt: skip
+        folder,
+        model=models.seeded(build),
+        train_dataset=sequences(10),
+        eval_dataset=sequences(3),
+        data_collator=padded,
+        num_train_epochs=2,
+        per_device_train_batch_size=4,
+        optim="sgd",
+        **settings,
+    )
 
 
 def sequences(count: int) -> list[dict[str, Any]]:

@@ -34,9 +34,16 @@ def trainer(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> T
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     torch.manual_seed(0)
     args = TrainingArguments(
-        str(folder), use_cpu=True, disable_tqdm=True, num_train_epochs=4, per_device_train_batch_size=16,
-        learning_rate=1e-2, logging_steps=4, save_steps=6, **settings,
-    )  # fmt: skip
+        str(folder),
+        use_cpu=True,
+        disable_tqdm=True,
+        num_train_epochs=4,
+        per_device_train_batch_size=16,
+        learning_rate=1e-2,
+        logging_steps=4,
+        save_steps=6,
+        **settings,
+    )
     return Trainer(Net(), args, train_dataset=samples())
 
 

@@ -35,9 +35,15 @@ def samples(*, burst_at: int | None = None) -> list[dict[str, Any]]:
 
 def trainer(folder: Path, cls: type[Trainer] = Trainer, data: Any = None, callbacks: Any = None, **how: Any) -> Trainer:
     settings: dict[str, Any] = {
-        "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "num_train_epochs": 1, "logging_steps": 1,
-        "per_device_train_batch_size": 4, "train_sampling_strategy": "sequential", "learning_rate": 1e-2,
-    }  # fmt: skip
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "num_train_epochs": 1,
+        "logging_steps": 1,
+        "per_device_train_batch_size": 4,
+        "train_sampling_strategy": "sequential",
+        "learning_rate": 1e-2,
+    }
     torch.manual_seed(0)
     args = TrainingArguments(str(folder), **settings | how)
     data = samples() if data is None else data
@@ -98,7 +104,8 @@ class Watch(TrainerCallback):
 
 
 def test_a_skipped_step_holds_the_weights_and_the_schedule(tmp_path: Path) -> None:
-    quiet, burst = Watch(), Watch()
+    quiet = Watch()
+    burst = Watch()
     trainer(tmp_path, fp16=True, callbacks=[quiet]).train()
     trainer(tmp_path, fp16=True, callbacks=[burst], data=samples(burst_at=9)).train()  # in the third batch
     assert burst.rates[:2] == quiet.rates[:2]

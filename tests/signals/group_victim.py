@@ -15,8 +15,11 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from trainwright import Trainer, TrainingArguments
 
-FOLDER, PLACE, LOADER = sys.argv[1], sys.argv[2], sys.argv[3]
-NUM_SAMPLES, BATCH = 24, 4
+FOLDER = sys.argv[1]
+PLACE = sys.argv[2]
+LOADER = sys.argv[3]
+NUM_SAMPLES = 24
+BATCH = 4
 STEPS_PER_EPOCH = NUM_SAMPLES // BATCH
 main_pid = os.getpid()
 starts = 0

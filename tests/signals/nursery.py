@@ -27,7 +27,9 @@ from torch.utils.data import Dataset
 
 from trainwright import Trainer, TrainingArguments
 
-NUM_SAMPLES, BATCH, EPOCHS = 48, 4, 2
+NUM_SAMPLES = 48
+BATCH = 4
+EPOCHS = 2
 NUM_STEPS = NUM_SAMPLES // BATCH * EPOCHS
 LINGER_S = 0.02  # in the phase, so that a signal finds it there
 
@@ -38,7 +40,8 @@ class Plan:
     def __init__(self, phase: str, number: int, seed: int) -> None:
         draw = random.Random(f"{phase} {number} {seed}")
         visits = {"train": NUM_STEPS - 2, "data": NUM_SAMPLES * EPOCHS - 20, "evaluate": 30, "save": 5, "none": 1}
-        self.phase, self.number = phase, number
+        self.phase = phase
+        self.number = number
         self.visits_left = draw.randint(1, visits[phase])
         self.delay_s = draw.uniform(0, LINGER_S)
 
@@ -57,7 +60,8 @@ class Plan:
 
 class Noisy(Dataset[dict[str, Any]]):
     def __init__(self, plan: Plan, phase: str) -> None:
-        self.plan, self.phase = plan, phase
+        self.plan = plan
+        self.phase = phase
 
     def __len__(self) -> int:
         return NUM_SAMPLES
@@ -99,10 +103,20 @@ def train(folder: str, phase: str, number: int, seed: int) -> None:
     plan = Plan(phase, number, seed)
     torch.manual_seed(0)
     args = TrainingArguments(
-        folder, use_cpu=True, disable_tqdm=True, num_train_epochs=EPOCHS, per_device_train_batch_size=BATCH,
-        save_steps=4, eval_strategy="steps", eval_steps=4, logging_steps=1, learning_rate=1e-2, seed=5,
-        resume_from_checkpoint="auto", save_async=seed % 2 == 1,
-    )  # fmt: skip
+        folder,
+        use_cpu=True,
+        disable_tqdm=True,
+        num_train_epochs=EPOCHS,
+        per_device_train_batch_size=BATCH,
+        save_steps=4,
+        eval_strategy="steps",
+        eval_steps=4,
+        logging_steps=1,
+        learning_rate=1e-2,
+        seed=5,
+        resume_from_checkpoint="auto",
+        save_async=seed % 2 == 1,
+    )
     trainer = watched(plan)(Model(), args, train_dataset=Noisy(plan, "data"), eval_dataset=Noisy(plan, "none too"))
     trainer.train()
     safetensors.torch.save_file(trainer.model.state_dict(), f"{folder}/final.safetensors")

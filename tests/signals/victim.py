@@ -11,8 +11,10 @@ from torch.utils.data import Dataset
 
 from trainwright import Trainer, TrainingArguments, get_last_checkpoint
 
-FOLDER, PHASE = sys.argv[1], sys.argv[2]
-AT_STEP, NUM_SAMPLES = 5, 48
+FOLDER = sys.argv[1]
+PHASE = sys.argv[2]
+AT_STEP = 5
+NUM_SAMPLES = 48
 
 
 def here() -> None:
@@ -24,7 +26,8 @@ class Noisy(Dataset[dict[str, Any]]):
     """Draws at random for each sample, so that a resume has random states to get right."""
 
     def __init__(self, phase: str) -> None:
-        self.phase, self.reads = phase, 0
+        self.phase = phase
+        self.reads = 0
 
     def __len__(self) -> int:
         return NUM_SAMPLES

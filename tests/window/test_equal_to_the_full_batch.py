@@ -23,7 +23,8 @@ from trainwright import Trainer, TrainingArguments
 from trainwright.errors import EvaluationMemoryError
 from trainwright.support import model_facts
 
-VOCABULARY, LENGTH = 23, 9
+VOCABULARY = 23
+LENGTH = 9
 CLOSE = {"rtol": 1e-5, "atol": 2e-7}
 
 
@@ -32,7 +33,8 @@ class MeanOfTokens(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.head = nn.Linear(8, VOCABULARY)
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         logits = self.head(self.embed(input_ids))
@@ -44,7 +46,8 @@ class WithBalance(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(8, VOCABULARY)
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.head = nn.Linear(8, VOCABULARY)
         self.config = SimpleNamespace(output_router_logits=True, router_aux_loss_coef=0.3, use_cache=False)
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> dict[str, torch.Tensor]:
@@ -100,14 +103,23 @@ def samples(number: int) -> list[dict[str, torch.Tensor]]:
 def gradients(kind: str, folder: Path, *, batch: int, micro_batches: int, number: int = 8, **how: Any) -> torch.Tensor:
     """The change of all weights after one epoch of plain SGD without clipping: rate times the gradients."""
     torch.manual_seed(0)
-    model, trainer = how.pop("model", None) or (MODELS | HEADS)[kind](), how.pop("trainer", Trainer)
+    model = how.pop("model", None) or (MODELS | HEADS)[kind]()
+    trainer = how.pop("trainer", Trainer)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
     args = TrainingArguments(
-        str(folder), use_cpu=True, disable_tqdm=True, save_strategy="no", num_train_epochs=1,
-        loss_weighting=how.pop("weighting", "items"), lr_scheduler_type="constant", max_grad_norm=0,
+        str(folder),
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        num_train_epochs=1,
+        loss_weighting=how.pop("weighting", "items"),
+        lr_scheduler_type="constant",
+        max_grad_norm=0,
         train_sampling_strategy="sequential",
-        per_device_train_batch_size=batch, gradient_accumulation_steps=micro_batches, **how,
-    )  # fmt: skip
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=micro_batches,
+        **how,
+    )
     sgd = (torch.optim.SGD, {"lr": 0.1})
     trainer(model, args, train_dataset=samples(number), optimizer_cls_and_kwargs=sgd).train()
     return torch.cat([p.detach().flatten() for p in model.parameters()]) - before
@@ -181,9 +193,12 @@ def test_by_default_a_head_that_ignores_the_count_trains_on_the_mean_of_the_wind
 def test_the_start_of_a_run_says_where_the_mean_is_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     how: dict[str, Any] = {"report_to": "none"}
     for kind, weighting, said in (
-        ("bert", None, True), ("bert", "original", False), ("bert", "batches", False), ("counted", None, False),
+        ("bert", None, True),
+        ("bert", "original", False),
+        ("bert", "batches", False),
+        ("counted", None, False),
         ("mean", None, False),
-    ):  # fmt: skip
+    ):
         gradients(kind, tmp_path, batch=2, micro_batches=4, weighting=weighting, **how)
         assert ("mean over the 4 micro-batches of a step" in capsys.readouterr().out) == said
 
@@ -215,7 +230,9 @@ class Small(nn.Module):
 
     def __init__(self, inner: nn.Module, room: int) -> None:
         super().__init__()
-        self.inner, self.room, self.sizes = inner, room, []
+        self.inner = inner
+        self.room = room
+        self.sizes = []
         self.config = getattr(inner, "config", None)
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> Any:
@@ -269,7 +286,8 @@ class Draws(Small):
 
     def __init__(self, inner: nn.Module, room: int, *, before: bool) -> None:
         super().__init__(inner, room)
-        self.before, self.accepts_loss_kwargs = before, False
+        self.before = before
+        self.accepts_loss_kwargs = False
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> Any:
         if self.before:
@@ -298,8 +316,13 @@ def test_an_evaluation_that_does_not_fit_touches_only_evaluation(tmp_path: Path)
             return super().forward(input_ids, labels)
 
     args = TrainingArguments(
-        str(tmp_path), use_cpu=True, disable_tqdm=True, auto_find_batch_size=True, eval_strategy="steps", eval_steps=1,
-    )  # fmt: skip
+        str(tmp_path),
+        use_cpu=True,
+        disable_tqdm=True,
+        auto_find_batch_size=True,
+        eval_strategy="steps",
+        eval_steps=1,
+    )
     trainer = Trainer(FullInEvaluation(), args, train_dataset=samples(8), eval_dataset=samples(8))
     with pytest.raises(EvaluationMemoryError, match=r"at step 1.*per_device_eval_batch_size \(8\)"):
         trainer.train()

@@ -75,9 +75,11 @@ def trained(folder: Path, kind: str, **settings: Any) -> Any:
 
 
 def one_batch_by_hand(rows: int = 32) -> tuple[list[torch.Tensor], list[float]]:
-    model, losses = doubles.model(), []
+    model = doubles.model()
+    losses = []
     data = doubles.samples(rows)
-    x, labels = torch.stack([row["x"] for row in data]), torch.tensor([row["labels"] for row in data])
+    x = torch.stack([row["x"] for row in data])
+    labels = torch.tensor([row["labels"] for row in data])
     for _ in range(3):
         loss, _ = loss_and_items(model(x)["logits"], labels)
         loss.backward()
@@ -108,11 +110,17 @@ def test_an_evaluation_is_the_mean_over_all_items(kind: str, tmp_path: Path) -> 
     settings = {"per_device_eval_batch_size": 5}
     rows = doubles.samples(22)
     trainer = doubles.trainer(
-        tmp_path, cls, settings=settings, model=doubles.model(model), eval_dataset=rows,
-        compute_metrics=lambda prediction: {"rows": len(prediction.predictions)}, **more,
-    )  # fmt: skip
+        tmp_path,
+        cls,
+        settings=settings,
+        model=doubles.model(model),
+        eval_dataset=rows,
+        compute_metrics=lambda prediction: {"rows": len(prediction.predictions)},
+        **more,
+    )
     metrics = trainer.evaluate()
-    x, labels = torch.stack([row["x"] for row in rows]), torch.tensor([row["labels"] for row in rows])
+    x = torch.stack([row["x"] for row in rows])
+    labels = torch.tensor([row["labels"] for row in rows])
     inner = getattr(trainer.model, "inner", trainer.model)
     with torch.no_grad():
         loss, _ = loss_and_items(inner(x)["logits"], labels)

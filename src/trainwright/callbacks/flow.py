@@ -25,13 +25,14 @@ def _is_due(step: int, interval: float | None) -> bool:
 
 
 class DefaultFlowCallback(TrainerCallback):
-    """The usual rhythm of a run: by steps, by epochs, or not at all, for each of log, evaluate and save.
+    """The usual schedule of a run: logs, evaluates and saves by steps, by epochs or not at all.
 
     At the last step a run that evaluates or saves by steps does so once more, so that nothing trained is lost.
     """
 
     def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> Flags:
-        step, is_last = state.global_step, state.global_step >= state.max_steps
+        step = state.global_step
+        is_last = state.global_step >= state.max_steps
         is_first_log = step == 1 and args.logging_first_step
         evaluates = args.eval_strategy == "steps" and (args.eval_delay or 0) <= step
         saves = is_last or _is_due(step, max(state.save_steps or 0, 0))
@@ -85,14 +86,17 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             metric_value: value of `metric_for_best_model` in this evaluation; NaN, None and what is not a number
                 count as no improvement, also where no evaluation was better yet.
         """
-        value, best = metric_number(metric_value), metric_number(state.best_metric)
+        value = metric_number(metric_value)
+        best = metric_number(state.best_metric)
         counts_nan = state.best_metric is not None or behaviour_of(args).early_stopping_counts_nan_before_first_best
         if value != value and counts_nan:
             self.early_stopping_patience_counter += 1
             logger.warning(
                 "Early stopping counts a metric that is %s as no improvement: %d of %d.",
-                reprlib.repr(metric_value), self.early_stopping_patience_counter, self.early_stopping_patience,
-            )  # fmt: skip
+                reprlib.repr(metric_value),
+                self.early_stopping_patience_counter,
+                self.early_stopping_patience,
+            )
             return
         gain = value - best if args.greater_is_better else best - value
         is_better = best != best or (gain > 0 and gain > (self.early_stopping_threshold or 0.0))
@@ -127,9 +131,11 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             if state.is_world_process_zero:
                 logger.warning(
                     "Early stopping at step %d: %s has not improved for %s; the best was %.4g.",
-                    state.global_step, name, counted(self.early_stopping_patience_counter, "evaluation"),
+                    state.global_step,
+                    name,
+                    counted(self.early_stopping_patience_counter, "evaluation"),
                     metric_number(state.best_metric),
-                )  # fmt: skip
+                )
 
     def state(self) -> JSONObject:  # JSON
         """Returns the settings and the counter, for a checkpoint."""
@@ -171,9 +177,12 @@ class TimeLimits(TrainerCallback, ExportableState):
         agree: Callable[[Callable[[], Decision]], Decision] = lambda decide: decide(),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.max_train_s, self.save_every_s = max_train_s, save_every_s
-        self._agree, self._clock = agree, clock
-        self._save_s, self._first_save_s = save_s, first_save_s
+        self.max_train_s = max_train_s
+        self.save_every_s = save_every_s
+        self._agree = agree
+        self._clock = clock
+        self._save_s = save_s
+        self._first_save_s = first_save_s
         self._longest = {"save": 0.0, "step": 0.0, "evaluation": 0.0}
         self._began = self._saved = self._asked = clock()
         self._step_began: float | None = None
@@ -182,7 +191,10 @@ class TimeLimits(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self._began = self._saved = self._asked = self._clock()
-        self._step_began, self._num_steps, self._next_look, self.owes_evaluation = None, 0, 0, False
+        self._step_began = None
+        self._num_steps = 0
+        self._next_look = 0
+        self.owes_evaluation = False
 
     def on_step_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         now = self._clock()
@@ -203,7 +215,8 @@ class TimeLimits(TrainerCallback, ExportableState):
             self._step_began = None
 
     def on_epoch_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        self._asked, self._step_began = self._clock(), None
+        self._asked = self._clock()
+        self._step_began = None
         self._obey(self._agree(lambda: self._decide(args, state, control)), state, control)
 
     def on_evaluate(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
@@ -221,7 +234,8 @@ class TimeLimits(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"owes_evaluation": self.owes_evaluation}}
 
     def _decide(self, args: Arguments, state: TrainerState, control: TrainerControl) -> Decision:
-        now, longest = self._clock(), self._longest
+        now = self._clock()
+        longest = self._longest
         until_save = math.inf if self.save_every_s is None else self._saved + self.save_every_s - now
         until_stop = math.inf if self.max_train_s is None else self._began + self.max_train_s - now
         until_stop -= CAUTION * self._last_save_s() + longest["step"]
@@ -237,12 +251,16 @@ class TimeLimits(TrainerCallback, ExportableState):
         if not decision.stops:
             return
         control.should_save = control.should_training_stop = True
-        self.owes_evaluation, control.should_evaluate = control.should_evaluate, False
+        self.owes_evaluation = control.should_evaluate
+        control.should_evaluate = False
         logger.warning(
             "max_train_time=%gs is nearly over after %.1fs, and a save may take %.1fs: the run saves and stops after "
             "step %d. Resume with resume_from_checkpoint=True.",
-            self.max_train_s, self._clock() - self._began, self._last_save_s(), state.global_step,
-        )  # fmt: skip
+            self.max_train_s,
+            self._clock() - self._began,
+            self._last_save_s(),
+            state.global_step,
+        )
 
     def _last_save_s(self) -> float:
         """Returns the seconds that the last save may take, in the background too: the loop waits for it."""

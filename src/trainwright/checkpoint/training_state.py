@@ -101,7 +101,7 @@ def load_json(path: Path, is_sound: Callable[[JSONObject], bool]) -> JSONObject:
         state: JSONObject = read_json(path, max_bytes=MAX_JSON_BYTES)
         if is_sound(state):
             return state
-    raise CheckpointError(f"{path} holds values that no run writes. Name another checkpoint, or delete the file.")
+    raise CheckpointError(f"{path} holds invalid values. Name another checkpoint, or delete the file.")
 
 
 # -- items: named objects of the user's ------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def answer(run: Path, question: str, *, number: int, data: Path | None) -> list[
     DataError where there is no ledger.
     """
     if question not in QUESTIONS:
-        raise ArgumentError(f"{question!r} is none of {', '.join(QUESTIONS)}.{did_you_mean(question, QUESTIONS)}")
+        raise ArgumentError(f"{question!r} is not one of: {', '.join(QUESTIONS)}.{did_you_mean(question, QUESTIONS)}")
     table, about = read_table(ledger_file(run))
     columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names}
     if question == "by-source":

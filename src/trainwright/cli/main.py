@@ -85,7 +85,7 @@ Overrides = Annotated[
     typer.Option("--set", "-s", metavar="A.B=VALUE", help="An entry in place of the file's: training.max_steps=100."),
 ]
 Processes = Annotated[
-    int | None, typer.Option("--processes", "-m", min=1, help="Start so many processes, by torchrun.")
+    int | None, typer.Option("--processes", "-m", min=1, help="Number of processes to start, by torchrun.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")]

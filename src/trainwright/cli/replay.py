@@ -59,7 +59,7 @@ def replay(folder: Path, *, model: str | None, precision: str | None, one_by_one
     except (BundleError, ModelError):
         raise
     except Exception as error:  # whatever values of the files led to, no run writes them
-        raise BundleError(f"{folder} holds what no run writes: {error!r}.") from error
+        raise BundleError(f"{folder} is invalid: {error!r}.") from error
 
 
 def _replay(
@@ -80,7 +80,7 @@ def _replay(
             trainer._run.progress.num_parts = int(about["num_parts"])
             torch.set_num_threads(int(about["environment"]["threads"]))
         except (TypeError, KeyError, ValueError) as error:
-            raise BundleError(f"{folder / bundle.INCIDENT} holds what no run writes: {error!r}.") from error
+            raise BundleError(f"{folder / bundle.INCIDENT} is invalid: {error!r}.") from error
         bare = trainer._engine.unwrap(trainer.model)
         keeps = trainer._uses_outputs()
         noise = trainer._noise()

@@ -79,7 +79,7 @@ class AcceleratorConfig:
         if isinstance(value, (str, PathLike)):
             return cls.from_json_file(value)
         raise ArgumentError(
-            f"accelerator_config={value!r} is none of: a dict, a JSON string, the path of a JSON file, an "
+            f"accelerator_config={value!r} is not one of: a dict, a JSON string, the path of a JSON file, an "
             "AcceleratorConfig instance (for a class, call it first)."
         )
 

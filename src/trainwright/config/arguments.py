@@ -34,7 +34,7 @@ from trainwright.config.fields import (
     SharedFields,
     changed_fields,
     defaults_of,
-)  # fmt: skip
+)
 from trainwright.config.protocol import Arguments
 from trainwright.config.setters import Setters
 from trainwright.distributed.process_group import start_alone, start_group
@@ -272,7 +272,9 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
         """Precision of autocast: "fp16", "bf16", or what `accelerate launch` was configured with ("no" without it)."""
         if self.fp16 and not behaviour_of(self).autocasts_fp16_on_cpu and self.device.type == "cpu":
             return "no"
-        return "fp16" if self.fp16 else "bf16" if self.bf16 else configured_precision()
+        if self.fp16:
+            return "fp16"
+        return "bf16" if self.bf16 else configured_precision()
 
     @property
     def ddp_timeout_delta(self) -> timedelta:

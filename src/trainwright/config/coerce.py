@@ -201,8 +201,17 @@ def _backends(args: Arguments) -> Problems:
 
 
 COERCIONS: tuple[Callable[[Arguments], Problems], ...] = (
-    _output, _json_strings, _aliases, _enums, _intervals, _durations, _best, _trackers, _data_and_hardware, _backends,
-)  # fmt: skip
+    _output,
+    _json_strings,
+    _aliases,
+    _enums,
+    _intervals,
+    _durations,
+    _best,
+    _trackers,
+    _data_and_hardware,
+    _backends,
+)
 
 
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}

@@ -60,7 +60,7 @@ def coerce_fsdp(args: Arguments) -> list[str]:
         config["transformer_layer_cls_to_wrap"] = [config["transformer_layer_cls_to_wrap"]]
     policy = config.get("auto_wrap_policy", WRAP_POLICIES[0])
     if policy not in WRAP_POLICIES:
-        problems.append(f"fsdp_config['auto_wrap_policy']={policy!r} is none of {', '.join(WRAP_POLICIES)}.")
+        problems.append(f"fsdp_config['auto_wrap_policy']={policy!r} is not one of: {', '.join(WRAP_POLICIES)}.")
     if unknown := sorted(set(config) - KEYS):
         problems.append(f"fsdp_config has unknown keys {unknown}. Known: {', '.join(sorted(KEYS))}.")
     args.fsdp = True

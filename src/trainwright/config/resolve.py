@@ -46,13 +46,16 @@ def lengths(
         num_examples: samples of an epoch.
         total_batch_size: samples of a step over all processes.
     """
-    max_steps, steps = args.max_steps, micro_batches(args)
-    epochs, samples = math.ceil(args.num_train_epochs), max_steps * total_batch_size
+    max_steps = args.max_steps
+    steps = micro_batches(args)
+    epochs = math.ceil(args.num_train_epochs)
+    samples = max_steps * total_batch_size
     if num_batches is None:
         if max_steps <= 0:
             return epochs, plans.OPEN_END, 0, 0, total_batch_size, plans.OPEN_END, plans.OPEN_END
         return sys.maxsize, max_steps, samples, samples, total_batch_size, max_steps * steps, max_steps
-    steps_per_epoch, examples = max(math.ceil(num_batches / steps), 1), num_examples or 0
+    steps_per_epoch = max(math.ceil(num_batches / steps), 1)
+    examples = num_examples or 0
     if max_steps > 0:
         epochs = math.ceil(max_steps / steps_per_epoch)
         return epochs, steps_per_epoch, examples, samples, total_batch_size, num_batches, max_steps
@@ -63,7 +66,9 @@ def lengths(
 
 def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePlan:
     """`layout`: how the model came in parts; None: it is whole, or not there yet."""
-    shards, zero, each = fsdp(args), deepspeed(args), None
+    shards = fsdp(args)
+    zero = deepspeed(args)
+    each = None
     if shards is not None and shards.settings is not None:
         from trainwright.config import fsdp_config
 
@@ -122,7 +127,8 @@ def deepspeed(args: Arguments) -> plans.DeepSpeedPlan | None:
         clipping = source["gradient_clipping"]  # what the launcher was configured with
     from trainwright.config.deepspeed_config import settled
 
-    steps, size = micro_batches(args), args.per_device_train_batch_size
+    steps = micro_batches(args)
+    size = args.per_device_train_batch_size
     values = {
         "train_micro_batch_size_per_gpu": size,
         "gradient_accumulation_steps": steps,

@@ -161,7 +161,7 @@ def _comparable(value: Any) -> Any:
 def run_summary(
     args: Arguments, plan: StepPlan, state: Any, *, device: Any, num_replicas: int, batch_size: int | None = None
 ) -> list[str]:
-    """One line each for batches, steps, optimizer and rhythm, and one for what else differs from the defaults.
+    """Returns a line each for batch, length, optimizer and schedule, and one for other settings that are not defaults.
 
     `batch_size` is the number of samples in a micro-batch of a device; None where the arguments say it.
     """
@@ -176,7 +176,7 @@ def run_summary(
     lines = _lines(args, batch=batch, length=_length(args, plan), warmup=warmup, steps=state)
     summarized = {name for name, one in SETTINGS.items() if one.summarized}
     others = [f"{name}={value!r}" for name, value in differing(args).items() if name not in summarized]
-    return [*lines, f"also      {', '.join(others)}"] if others else lines
+    return [*lines, f"settings  {', '.join(others)}"] if others else lines
 
 
 def _lines(args: Arguments, *, batch: str, length: str, warmup: str, steps: Any) -> list[str]:
@@ -186,7 +186,7 @@ def _lines(args: Arguments, *, batch: str, length: str, warmup: str, steps: Any)
         f"length    {length}",
         f"optimizer {word(args.optim)}, learning rate {args.learning_rate:g}, {word(args.lr_scheduler_type)} after "
         f"{warmup} in {precision}",
-        f"rhythm    {', '.join(f'{verb} {_rhythm(args, steps, name)}' for verb, name in VERBS)}",
+        f"schedule  {', '.join(f'{verb} {_schedule(args, steps, name)}' for verb, name in VERBS)}",
     ]
 
 
@@ -233,7 +233,7 @@ def _length(args: Arguments, plan: StepPlan) -> str:
     return f"{counted(plan.max_steps, 'step')}, {counted(args.num_train_epochs, 'epoch')} of {each}"
 
 
-def _rhythm(args: Arguments, steps_of: object, name: str) -> str:
+def _schedule(args: Arguments, steps_of: object, name: str) -> str:
     kind = word(getattr(args, f"{name}_strategy"))
     steps = getattr(steps_of, f"{name}_steps")
     if kind == "steps" and steps is not None and steps < 1:

@@ -37,7 +37,7 @@ Sample: TypeAlias = int | tuple[str, int | str]  # a number, or a column and its
 def read_quarantine(folder: str | Path) -> set[Sample]:
     """Reads which samples are left out in an output directory; none if there is no file.
 
-    A last line that was not finished is not read; a DataError if another one holds what no run writes.
+    A last line that was not finished is not read; a DataError if another one is invalid.
     """
     path = Path(folder) / QUARANTINE_NAME
     if not path.is_file():

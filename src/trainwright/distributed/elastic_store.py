@@ -51,7 +51,8 @@ def fresh_prefix(store: Store, *, rank: int, world_size: int, timeout: timedelta
 
 
 def _answer_all(store: Store, prefix: str, *, world_size: int, timeout: timedelta) -> None:
-    missing, answered = set(range(1, world_size)), set[bytes]()
+    missing = set(range(1, world_size))
+    answered = set[bytes]()
     deadline = time.monotonic() + timeout.total_seconds()
     while missing:
         for key in (f"trainwright/word/{rank}" for rank in missing):

@@ -39,10 +39,14 @@ class Watchdog:
 
     def __init__(self, store: Store | None, *, rank: int, num_processes: int, hang_timeout_s: float) -> None:
         self._store = store  # of the process group, a view for this run alone; None where this is the only process
-        self._rank, self._num_processes = rank, num_processes
+        self._rank = rank
+        self._num_processes = num_processes
         self._hang_timeout_s = hang_timeout_s  # seconds without passing a point after which the run is ended; 0: never
-        self._lock, self._is_decided, self._is_done = threading.Lock(), threading.Event(), threading.Event()
-        self._passed, self._passed_at = 0, time.monotonic()
+        self._lock = threading.Lock()
+        self._is_decided = threading.Event()
+        self._is_done = threading.Event()
+        self._passed = 0
+        self._passed_at = time.monotonic()
         self._gate: int | None = None
         self._last: int | None = None  # the point where all ranks end
         self._signal: int | None = None

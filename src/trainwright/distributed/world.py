@@ -23,14 +23,30 @@ if TYPE_CHECKING:
 RANK = ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 WORLD_SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK")
-LOCAL_SIZE = ("LOCAL_WORLD_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE",
-              "LOCAL_SIZE")  # fmt: skip  # the last is DeepSpeed's
+LOCAL_SIZE = (
+    "LOCAL_WORLD_SIZE",
+    "MPI_LOCALNRANKS",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "LOCAL_SIZE",  # of DeepSpeed
+)
 CURE = "Start all processes with one launcher, such as torchrun, and unset what another one left in the environment."
 PARALLEL_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
+# All variables that `World.detect` reads.
 READ = (
-    *RANK, *WORLD_SIZE, *LOCAL_RANK, *LOCAL_SIZE, "ACCELERATE_USE_CPU", "ACCELERATE_TORCH_DEVICE", "MASTER_ADDR",
-    "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_NODES", "SLURM_LOCALID",
-)  # fmt: skip  # all that `World.detect` reads
+    *RANK,
+    *WORLD_SIZE,
+    *LOCAL_RANK,
+    *LOCAL_SIZE,
+    "ACCELERATE_USE_CPU",
+    "ACCELERATE_TORCH_DEVICE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURM_PROCID",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_LOCALID",
+)
 TRUE_WORDS = ("1", "true", "t", "yes", "y", "on")
 LAUNCHER_PREFIXES = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_", "MASTER_", "SLURM_STEP_", "SLURM_PROCID")
 
@@ -224,7 +240,8 @@ def of_slurm(env: Mapping[str, str]) -> dict[str, str]:
     needed = ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
     if not all(name in env for name in needed) or any(name in env for name in RANK):
         return {}
-    tasks, nodes = int(env["SLURM_STEP_NUM_TASKS"]), int(env.get("SLURM_STEP_NUM_NODES", "1"))
+    tasks = int(env["SLURM_STEP_NUM_TASKS"])
+    nodes = int(env.get("SLURM_STEP_NUM_NODES", "1"))
     return {
         "RANK": env["SLURM_PROCID"],
         "WORLD_SIZE": str(tasks),

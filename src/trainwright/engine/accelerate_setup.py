@@ -102,12 +102,14 @@ def _check_state(plan: EnginePlan, *, has_plugins: bool) -> None:
             f"{asks} takes the state that was made before, and there is none. Make one first, "
             "accelerate.PartialState() or Accelerator(), or leave the setting out."
         )
-    there, wanted = PartialState(), torch.device(plan.device).type
+    there = PartialState()
+    wanted = torch.device(plan.device).type
     if there.device.type != wanted:
         raise ArgumentError(f"{asks}: the state is on {there.device.type}, and the arguments ask for {wanted}.")
     if not is_initialized():
         return
-    mixed, asked = AcceleratorState().mixed_precision, plan.precision.mixed
+    mixed = AcceleratorState().mixed_precision
+    asked = plan.precision.mixed
     if mixed != asked and not (asked == "fp16" and wanted == "cpu"):  # where the scaler is ours
         raise ArgumentError(
             f"{asks}: the state has mixed_precision={mixed!r}, and the arguments come to {asked!r}. Make the "

@@ -196,7 +196,8 @@ class Engine:
 
         Where that is torch's, it would walk through all modules a second time in a step: `clip` has just done so.
         """
-        parameters, self._clipped = self._clipped, None
+        parameters = self._clipped
+        self._clipped = None
         clear = model.zero_grad
         is_own = getattr(clear, "__func__", None) is nn.Module.zero_grad and is_from(clear, "torch")
         if parameters is None or not is_own:

@@ -37,8 +37,9 @@ class DataParallelEngine(Engine):
             logger.warning(
                 "fp8 has no effect with DataParallel, which copies the layers to %d GPUs of one process: they compute "
                 "in the type of the weights. Start one process for each: torchrun --nproc-per-node ..., or accelerate "
-                "launch.", plan.num_devices,
-            )  # fmt: skip
+                "launch.",
+                plan.num_devices,
+            )
         super().__init__(plan, make_accelerator(plan), torch.device(plan.device))
         self._copies: ReplicatedModel | None = None
 
@@ -74,7 +75,8 @@ class ReplicatedModel(nn.DataParallel):  # type: ignore[type-arg]
 
     def __init__(self, model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
         super().__init__(model)
-        self._device, self._dtype = device, dtype
+        self._device = device
+        self._dtype = dtype
         self._divides_by_items = not model_facts.ignores_item_count(model)
         self._aux_coefficient = model_facts.auxiliary_coefficient(model)
         self._is_divided = False

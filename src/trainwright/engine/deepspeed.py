@@ -48,8 +48,9 @@ class DeepSpeedEngine(DistributedEngine):
         assert plan.deepspeed is not None
         self._config = dict(plan.deepspeed.config)
         plugin = _plugin(self._config, on_cpu=torch.device(plan.device).type == "cpu")
-        start_group(World.detect(use_cpu=plan.use_cpu), backend=plan.ddp.backend,
-                    timeout=timedelta(seconds=plan.ddp.timeout_s))  # fmt: skip
+        start_group(
+            World.detect(use_cpu=plan.use_cpu), backend=plan.ddp.backend, timeout=timedelta(seconds=plan.ddp.timeout_s)
+        )
         with zero3_init.keeping_the_mark():
             accelerator = make_accelerator(plan, cpu=False, deepspeed_plugin=plugin)
         super().__init__(plan, accelerator)
@@ -61,7 +62,8 @@ class DeepSpeedEngine(DistributedEngine):
         self._num_steps = self._num_warmup_steps = 0
 
     def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
-        self._num_steps, self._num_warmup_steps = num_steps, num_warmup_steps
+        self._num_steps = num_steps
+        self._num_warmup_steps = num_warmup_steps
 
     def place(self, model: nn.Module) -> nn.Module:
         return model  # DeepSpeed moves the model, or a part of it
@@ -126,8 +128,11 @@ class DeepSpeedEngine(DistributedEngine):
         }
         if sizes[0] is not None:
             size = max(sizes)
-            values = {"reduce_bucket_size": size * size, "stage3_prefetch_bucket_size": int(0.9 * size * size),
-                      "stage3_param_persistence_threshold": 10 * size}  # fmt: skip
+            values = {
+                "reduce_bucket_size": size * size,
+                "stage3_prefetch_bucket_size": int(0.9 * size * size),
+                "stage3_param_persistence_threshold": 10 * size,
+            }
             known |= {f"zero_optimization.{name}": value for name, value in values.items()}
         for place in list(settings.autos(made)):
             if place not in known:
@@ -216,7 +221,8 @@ class DeepSpeedEngine(DistributedEngine):
         """
         optimizer = self._train_engine.optimizer
         if self._stage > 0:
-            optimizer.external_loss_scale, optimizer.custom_loss_scaler = optimizer.loss_scale / float(factor), True
+            optimizer.external_loss_scale = optimizer.loss_scale / float(factor)
+            optimizer.custom_loss_scaler = True
         elif self._is_mixed:
             raise ModelError(
                 "A LossOutput with num_items in several micro-batches or processes needs the gradients before the "
@@ -388,8 +394,10 @@ def whole_optimizer_state(optimizer: Optimizer, groups: Groups, *, keeps: bool) 
     if not keeps:
         return {}
     numbers = count()
-    numbered = [{**settings, "params": [next(numbers) for _ in group]}
-                for settings, group in zip(optimizer.param_groups, groups, strict=True)]  # fmt: skip
+    numbered = [
+        {**settings, "params": [next(numbers) for _ in group]}
+        for settings, group in zip(optimizer.param_groups, groups, strict=True)
+    ]
     return {"state": state if spread or single else {}, "param_groups": numbered}
 
 
@@ -419,12 +427,14 @@ def _spread(parameter: Any, whole: torch.Tensor, name: str | None) -> None:
     from deepspeed import utils
 
     if not hasattr(parameter, "ds_tensor"):
-        set_state, set_weights = utils.safe_set_full_optimizer_state, utils.safe_set_full_fp32_param
+        set_state = utils.safe_set_full_optimizer_state
+        set_weights = utils.safe_set_full_fp32_param
     else:  # stage 3 has equal partitions; DeepSpeed's own function fails where the last one is shorter
         size = parameter.ds_tensor.numel()
         padding = size * dist.get_world_size() - whole.numel()
         whole = nn.functional.pad(whole.flatten(), (0, padding)).narrow(0, size * dist.get_rank(), size)
-        set_state, set_weights = utils.safe_set_local_optimizer_state, utils.safe_set_local_fp32_param
+        set_state = utils.safe_set_local_optimizer_state
+        set_weights = utils.safe_set_local_fp32_param
     set_weights(parameter, whole) if name is None else set_state(parameter, whole, name)
 
 

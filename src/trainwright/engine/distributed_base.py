@@ -45,9 +45,14 @@ class DistributedEngine(Engine):
         from accelerate.data_loader import prepare_data_loader
 
         return prepare_data_loader(
-            dataloader, self.device, split_batches=True, put_on_device=True, dispatch_batches=True,
-            use_seedable_sampler=False, non_blocking=self._plan.loaders.non_blocking,
-        )  # fmt: skip
+            dataloader,
+            self.device,
+            split_batches=True,
+            put_on_device=True,
+            dispatch_batches=True,
+            use_seedable_sampler=False,
+            non_blocking=self._plan.loaders.non_blocking,
+        )
 
     def gather(self, value: Any) -> Any:
         return collectives.gather(value, self.device, self._data_parallel_group)
@@ -109,7 +114,8 @@ class DDPEngine(DistributedEngine):
         self._wrapped: DistributedDataParallel | None = None
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        optimizer, self._wrapped = make_optimizer(model), None
+        optimizer = make_optimizer(model)
+        self._wrapped = None
         if not any(p.requires_grad for p in model.parameters()):
             return model, optimizer
         is_spread = len({parameter.device for parameter in model.parameters()}) > 1

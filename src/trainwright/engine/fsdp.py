@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     from accelerate.utils import FullyShardedDataParallelPlugin
 
 FLAGS_OF_VERSION_1 = {
-    "forward_prefetch": False, "use_orig_params": True, "sync_module_states": True, "limit_all_gathers": True,
-}  # fmt: skip
+    "forward_prefetch": False,
+    "use_orig_params": True,
+    "sync_module_states": True,
+    "limit_all_gathers": True,
+}
 
 
 def make_fsdp_engine(plan: EnginePlan) -> FSDPEngine:
@@ -177,7 +180,8 @@ def make_plugin(settings: Mapping[str, Any] | None, *, on_cpu: bool) -> FullySha
 
     if settings is None:
         return FullyShardedDataParallelPlugin()
-    version, policy = fsdp_config.version_of(settings), fsdp_config.wrap_policy(settings)
+    version = fsdp_config.version_of(settings)
+    policy = fsdp_config.wrap_policy(settings)
     if version == 1 and on_cpu:
         raise ArgumentError(
             "fsdp_config: version 1 needs GPUs; on the CPU torch dies when it puts its states together. Leave version "
@@ -301,7 +305,8 @@ def modules_to_shard(
     chosen: set[nn.Module] = set()
     in_units: set[nn.Parameter] = set()
     for module in [*model.modules()][:0:-1]:  # those below a module come before it
-        inside, own = {*module.modules()}, {*module.parameters()}
+        inside = {*module.modules()}
+        own = {*module.parameters()}
         is_shared = any(owners[parameter] - inside for parameter in own)
         if is_shared or isinstance(module, (nn.ModuleList, nn.ModuleDict)) or (later & inside) - {module}:
             continue

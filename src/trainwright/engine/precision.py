@@ -29,7 +29,8 @@ def autocast_forward(
     if dtype is None:
         yield
         return
-    original, before = model.forward, vars(model).get("forward")
+    original = model.forward
+    before = vars(model).get("forward")
 
     @functools.wraps(original)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -77,10 +78,22 @@ def eval_precision(model: nn.Module, dtype: torch.dtype | None, *, restores: boo
 
 # Part of the device's name -> operations per second. The first that matches counts, so the longer name comes first.
 PEAK_FLOPS = {
-    "B200": 2.25e15, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12,
-    "A10G": 70e12, "A10": 125e12, "L40S": 362e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 4090": 165e12,
-    "RTX 3090": 71e12, "MI300X": 1307e12,
-}  # fmt: skip
+    "B200": 2.25e15,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "A10G": 70e12,
+    "A10": 125e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "V100": 125e12,
+    "T4": 65e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+    "MI300X": 1307e12,
+}
 
 
 def supports_bf16(device: torch.device) -> bool | None:

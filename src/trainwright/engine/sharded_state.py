@@ -38,20 +38,27 @@ from trainwright.distributed.collectives import Group
 from trainwright.errors import CheckpointError
 from trainwright.support.tensor_tree import map_nested
 
-MODEL, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
+MODEL = "pytorch_model_fsdp_0"
+OPTIMIZER = "optimizer_0"
 DESCRIPTION = ".metadata"
 MAX_DESCRIPTION_BYTES = 1 << 30
 # Modules and names that the metadata consists of.
 KNOWN = {
     "torch.distributed.checkpoint.metadata": {
-        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
-        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+        "Metadata",
+        "TensorStorageMetadata",
+        "BytesStorageMetadata",
+        "TensorProperties",
+        "ChunkStorageMetadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo", "_StoragePrefix"},
     "torch.serialization": {"_get_layout"},
     "torch": {"Size"},
     "collections": {"OrderedDict"},
-}  # fmt: skip
+}
 
 # Where older versions of torch had two of these classes, and their names now.
 OLDER_PLACE = "sharded_tensor.metadata"
@@ -171,7 +178,8 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Ma
 
 
 def _options(model: nn.Module, *, whole: bool = False) -> StateDictOptions:
-    offload, is_adapter = whole and dist.get_world_size() > 1, hasattr(model, "peft_config")
+    offload = whole and dist.get_world_size() > 1
+    is_adapter = hasattr(model, "peft_config")
     return StateDictOptions(full_state_dict=whole, cpu_offload=offload, ignore_frozen_params=is_adapter)
 
 

@@ -161,7 +161,8 @@ class RecordedMetrics:
             raise ArgumentError(f"{name!r} cannot be recorded: logs have a value of that name. Choose another name.")
         if reduce not in REDUCTIONS:
             raise ArgumentError(
-                f"reduce={reduce!r} of {name!r} is none of {', '.join(REDUCTIONS)}.{did_you_mean(reduce, REDUCTIONS)}"
+                f"reduce={reduce!r} of {name!r} is not one of: {', '.join(REDUCTIONS)}."
+                f"{did_you_mean(reduce, REDUCTIONS)}"
             )
         if name in self._reductions:
             raise ArgumentError(

@@ -241,7 +241,7 @@ class TrainerState:
             value = values.get(name)
             is_too_large = isinstance(value, int) and abs(value) > sys.maxsize  # whole numbers of 64 bits
             if value is not None and (is_too_large or not isinstance(value, kinds)):
-                raise ValueError(f"{name} is {reprlib.repr(value)}, which no run has")
+                raise ValueError(f"invalid {name}: {reprlib.repr(value)}")
         for name in ("global_step", "epoch", "max_steps", "total_flos", "num_input_tokens_seen"):
             if name in values and values[name] is None:
                 raise ValueError(f"{name} is null")

@@ -50,9 +50,16 @@ class TrainHooks(Protocol):
     def _save_checkpoint(self, model: Model, trial: Trial) -> None: ...
     def _evaluate(self, trial: Trial, ignore_keys_for_eval: Any, skip_scheduler: bool = False) -> dict[str, float]: ...
     def _maybe_log_save_evaluate(
-        self, tr_loss: torch.Tensor, grad_norm: Any, model: Model, trial: Trial, epoch: float,
-        ignore_keys_for_eval: Any, start_time: float, learning_rate: float | None = None,
-    ) -> None: ...  # fmt: skip
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: Any,
+        model: Model,
+        trial: Trial,
+        epoch: float,
+        ignore_keys_for_eval: Any,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None: ...
 
 
 class SaveHooks(Protocol):
@@ -228,7 +235,8 @@ def _adapter(function: Any, wanted: Sequence[str]) -> Callable[..., Any] | None:
     except (TypeError, ValueError):  # no Python function: nothing is known of it
         return None
     kinds = {one.kind for one in taken.values()}
-    takes_names, takes_more = inspect.Parameter.VAR_KEYWORD in kinds, inspect.Parameter.VAR_POSITIONAL in kinds
+    takes_names = inspect.Parameter.VAR_KEYWORD in kinds
+    takes_more = inspect.Parameter.VAR_POSITIONAL in kinds
     own = [n for n, one in taken.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     missing = frozenset(wanted) - taken.keys()
     # What an older version gave beyond the hook's parameters, as `metrics` of `_save_checkpoint`: None is given.

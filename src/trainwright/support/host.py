@@ -71,9 +71,13 @@ def _cgroups() -> Iterator[Path]:
 
 def _left_in(group: Path) -> int | None:
     """Bytes that a control group may still take; None where it has no limit ("max") or does not exist."""
-    limit, used, cache_name = ("memory.max", "memory.current", "inactive_file")
+    limit = "memory.max"
+    used = "memory.current"
+    cache_name = "inactive_file"
     if not (group / limit).exists():
-        limit, used, cache_name = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        limit = "memory.limit_in_bytes"
+        used = "memory.usage_in_bytes"
+        cache_name = "total_inactive_file"
     try:
         stat = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
         most, now = (int((group / name).read_text(encoding="ascii")) for name in (limit, used))

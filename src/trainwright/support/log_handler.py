@@ -71,7 +71,8 @@ def _clean(record: logging.LogRecord) -> None:
     except Exception:  # arguments that do not fit the format: each handler reports it
         return
     if (shown := for_log(text)) != text:
-        record.msg, record.args = shown, None
+        record.msg = shown
+        record.args = None
     if record.exc_info and not record.exc_text:
         record.exc_text = for_log(logging.Formatter().formatException(record.exc_info))
 

@@ -46,22 +46,33 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor,
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
         cap: float | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         # Sums over chunks in fp32: in half precision each chunk would round them.
-        sums = [torch.zeros_like(one, dtype=torch.promote_types(one.dtype, torch.float32)) if one is not None and needed
-                else None for one, needed in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)]  # fmt: skip
+        sums = [
+            torch.zeros_like(one, dtype=torch.promote_types(one.dtype, torch.float32))
+            if one is not None and needed
+            else None
+            for one, needed in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
+        ]
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         losses = hidden.new_empty(targets.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
         for start in range(0, hidden.shape[0], rows := max(1, ELEMENTS // weight.shape[0])):
-            part, target = hidden[start : start + rows], targets[start : start + rows, None]
+            part = hidden[start : start + rows]
+            target = targets[start : start + rows, None]
             logits = functional.linear(part, weight, bias).to(losses.dtype)
             slope = None
             if cap is not None:
                 ratio = torch.tanh(logits / cap)
-                logits, slope = ratio * cap, 1 - ratio * ratio
-            counts, index = target.ne(IGNORE_INDEX), target.clamp(min=0)
+                logits = ratio * cap
+                slope = 1 - ratio * ratio
+            counts = target.ne(IGNORE_INDEX)
+            index = target.clamp(min=0)
             norm = torch.logsumexp(logits, dim=-1, keepdim=True)
             losses[start : start + rows] = torch.where(counts, norm - logits.gather(1, index), 0.0)[:, 0]
             if grad_hidden is None and sums == [None, None]:
@@ -75,13 +86,15 @@ class _Chunked(torch.autograd.Function):
                 sums[0] += grad.T @ part
             if sums[1] is not None:
                 sums[1] += grad.sum(0)
-        ctx.gradients, ctx.dtype = (grad_hidden, *sums), weight.dtype
+        ctx.gradients = (grad_hidden, *sums)
+        ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(losses)
         return losses.sum(), losses
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> Any:
-        gradients, ctx.gradients = ctx.gradients, None
+        gradients = ctx.gradients
+        ctx.gradients = None
         if gradients is None:
             raise RuntimeError('loss_kernel="chunked" keeps its gradients for one backward. Set loss_kernel=None.')
         return *(one if one is None else one.mul_(grad).to(ctx.dtype) for one in gradients), None, None
@@ -199,7 +212,8 @@ class _Swap:
     """Makes the output layer of a model return its input, and its loss function take that in place of logits."""
 
     def __init__(self, core: Any, kernel: Kernel) -> None:
-        self.core, self.kernel = core, kernel
+        self.core = core
+        self.kernel = kernel
         find = getattr(core, "get_output_embeddings", None)
         self.head: Any = find() if callable(find) else None
         config: Any = getattr(core, "config", None)
@@ -220,7 +234,8 @@ class _Swap:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        plain_head, plain_loss = self.head.forward, self.core.loss_function
+        plain_head = self.head.forward
+        plain_loss = self.core.loss_function
 
         def head(hidden: torch.Tensor) -> torch.Tensor:
             return hidden if self.is_active else plain_head(hidden)
@@ -252,7 +267,8 @@ class _Swap:
                 self.core.loss_function = plain_loss
 
     def _begin(self, core: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        labels, self.token_losses = kwargs.get("labels"), None
+        labels = kwargs.get("labels")
+        self.token_losses = None
         if (core.training or self.in_evaluation) and labels is not None and kwargs.get("return_dict") is not False:
             self.is_active = True
             if self.cap is not None:
@@ -283,11 +299,15 @@ class _Swap:
         targets = shift_labels.reshape(-1).to(hidden.device)
         if ignore_index != IGNORE_INDEX:
             targets = targets.masked_fill(targets.eq(ignore_index), IGNORE_INDEX)
-        hidden, weight, bias = hidden.reshape(-1, hidden.shape[-1]), self.head.weight, self.head.bias
+        hidden = hidden.reshape(-1, hidden.shape[-1])
+        weight = self.head.weight
+        bias = self.head.bias
         kind = hidden.device.type
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
-            hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+            hidden = hidden.to(dtype)
+            weight = weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
         with torch.autocast(kind, enabled=False):
             total, losses = self.kernel(hidden, weight, bias, targets, self.cap)
         self.token_losses = None if losses is None else losses.view(shift_labels.shape)

@@ -141,7 +141,8 @@ def ignores_item_count(model: Model) -> bool:
 
 def _has_mean_loss_function(core: Any) -> bool:
     """Returns True if the loss of a classifier is one for regression or several labels, which takes no count."""
-    config, name = getattr(core, "config", None), getattr(core.loss_function, "__name__", "")
+    config = getattr(core, "config", None)
+    name = getattr(core.loss_function, "__name__", "")
     kind = getattr(config, "problem_type", None)
     is_regression = kind is None and getattr(config, "num_labels", 0) == 1
     return name == "ForSequenceClassificationLoss" and (

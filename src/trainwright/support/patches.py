@@ -42,7 +42,8 @@ def checkpointed_activations(model: nn.Module, options: Options | None) -> Itera
     name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
     was_on = getattr(model, f"is_{name}_checkpointing", False)  # asking by the older name warns
     rest = dict(options or {})
-    layers, offload = rest.pop("every_n_layers", 1), rest.pop("offload", False)
+    layers = rest.pop("every_n_layers", 1)
+    offload = rest.pop("offload", False)
     if not hasattr(model, f"{name}_checkpointing_enable"):
         with _checkpointed_layers(model, rest, every_n_layers=layers, offload=offload):
             yield
@@ -112,8 +113,9 @@ def compiled_blocks(model: nn.Module, *, backend: str | None, mode: str | None) 
         blocks = [model]
         logger.warning(
             'torch_compile="regional", and %s has no repeated blocks (several layers of one class in a ModuleList, a '
-            "Sequential or another module). It is compiled as a whole.", type(model).__name__,
-        )  # fmt: skip
+            "Sequential or another module). It is compiled as a whole.",
+            type(model).__name__,
+        )
     import torch._dynamo.config as compiler_settings
 
     compiled = {kind: _compiled(backend, mode) for kind in {type(block) for block in blocks}}

@@ -162,7 +162,8 @@ def numpy_pad_and_concatenate(array1: Any, array2: Any, padding_index: int = IGN
     Returns:
         The joined array.
     """
-    first, second = np.atleast_1d(array1), np.atleast_1d(array2)
+    first = np.atleast_1d(array1)
+    second = np.atleast_1d(array2)
     if first.ndim == 1 or first.shape[1] == second.shape[1]:
         return np.concatenate((first, second))
     return _filled(np.full(_joined_shape(first, second), padding_index, dtype=first.dtype), first, second)

@@ -213,9 +213,9 @@ def test_an_index_of_shards_that_is_too_deep_is_refused(checkpoint: Path, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "change", [{"files": []}, {"files": {"a": 1}}, {"files": {"a": {}}}, {"step": "3"}, {"run_id": 7},
-               {"written_at": None}],
-)  # fmt: skip
+    "change",
+    [{"files": []}, {"files": {"a": 1}}, {"files": {"a": {}}}, {"step": "3"}, {"run_id": 7}, {"written_at": None}],
+)
 def test_a_manifest_of_another_shape_is_refused(change: dict[str, Any], checkpoint: Path, tmp_path: Path) -> None:
     """Its own checksum is right: whoever changed it knew how."""
     manifest = Manifest.read(checkpoint)
@@ -274,30 +274,73 @@ def as_bytes(name: str, value: bytes) -> Callable[[Path], object]:
 
 
 CRAFTED: dict[str, Callable[[Path], object]] = {
-    **{f"state {name} {value!r:.9}": state_with(**{name: value}) for name, value in [
-        ("global_step", HUGE), ("global_step", None), ("global_step", 2.5), ("epoch", "x"), ("epoch", []),
-        ("max_steps", HUGE), ("max_steps", "3"), ("num_train_epochs", HUGE), ("num_input_tokens_seen", [1]),
-        ("total_flos", "many"), ("best_metric", {}), ("best_global_step", HUGE), ("best_model_checkpoint", 5),
-        ("log_history", {"a": 1}), ("stateful_callbacks", [1]),
-    ]},
+    **{
+        f"state {name} {value!r:.9}": state_with(**{name: value})
+        for name, value in [
+            ("global_step", HUGE),
+            ("global_step", None),
+            ("global_step", 2.5),
+            ("epoch", "x"),
+            ("epoch", []),
+            ("max_steps", HUGE),
+            ("max_steps", "3"),
+            ("num_train_epochs", HUGE),
+            ("num_input_tokens_seen", [1]),
+            ("total_flos", "many"),
+            ("best_metric", {}),
+            ("best_global_step", HUGE),
+            ("best_model_checkpoint", 5),
+            ("log_history", {"a": 1}),
+            ("stateful_callbacks", [1]),
+        ]
+    },
     "state deep": as_bytes("trainer_state.json", b"[" * 200_000),
     "state long number": as_bytes("trainer_state.json", b'{"global_step": ' + b"9" * 5000 + b"}"),
     "state no text": as_bytes("trainer_state.json", b"\xff\xfe\xff"),
-    **{f"cursor {name} {value!r:.9}": cursor_with(**{name: value}) for name, value in [
-        ("epoch", HUGE), ("epoch", "1"), ("epoch", None), ("samples", HUGE), ("samples", -1), ("samples", 1.5),
-        ("seed", "x"), ("num_samples", []), ("chunk", 0), ("chunk", "4"), ("batch_size", HUGE), ("micro_batches", 0),
-        ("shift", HUGE), ("shift", None), ("unit", 5), ("order", []),
-    ]},
-    **{f"manifest {name} {value!r:.9}": manifest_with(**{name: value}) for name, value in [
-        ("step", HUGE), ("step", -1), ("world_size", HUGE), ("world_size", "2"), ("written_at", 10**400),
-        ("cursor", [1]), ("files", {"a": {"size": HUGE}}),
-    ]},
-    **{f"file {name}": as_tensors(name, value) for name, value in [
-        ("rng_state.pth", [1, 2]), ("data_position.pth", 7), ("rng_state.pth", torch.zeros(2)),
-    ]},
+    **{
+        f"cursor {name} {value!r:.9}": cursor_with(**{name: value})
+        for name, value in [
+            ("epoch", HUGE),
+            ("epoch", "1"),
+            ("epoch", None),
+            ("samples", HUGE),
+            ("samples", -1),
+            ("samples", 1.5),
+            ("seed", "x"),
+            ("num_samples", []),
+            ("chunk", 0),
+            ("chunk", "4"),
+            ("batch_size", HUGE),
+            ("micro_batches", 0),
+            ("shift", HUGE),
+            ("shift", None),
+            ("unit", 5),
+            ("order", []),
+        ]
+    },
+    **{
+        f"manifest {name} {value!r:.9}": manifest_with(**{name: value})
+        for name, value in [
+            ("step", HUGE),
+            ("step", -1),
+            ("world_size", HUGE),
+            ("world_size", "2"),
+            ("written_at", 10**400),
+            ("cursor", [1]),
+            ("files", {"a": {"size": HUGE}}),
+        ]
+    },
+    **{
+        f"file {name}": as_tensors(name, value)
+        for name, value in [
+            ("rng_state.pth", [1, 2]),
+            ("data_position.pth", 7),
+            ("rng_state.pth", torch.zeros(2)),
+        ]
+    },
     "file optimizer.pt": as_bytes("optimizer.pt", b"PK nothing"),
     "file model.safetensors": as_bytes("model.safetensors", b"\xff" * 64),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("change", CRAFTED.values(), ids=CRAFTED.keys())

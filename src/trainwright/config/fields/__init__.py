@@ -16,11 +16,25 @@ from trainwright.config.fields.setting import FieldGroup, Range, Setting, Syntax
 from trainwright.config.fields.shared_fields import SharedFields
 
 __all__ = [
-    "ALIASES", "CHOICES", "GROUPS", "POSITIONS", "RANGES", "SETTINGS", "WITH_GENERATION",
-    "GenerationFields", "OlderFields", "OurFields", "SharedFields",
-    "batch_formers", "changed_fields", "defaults_of", "has_other_meaning", "names_with", "out_of_range",
+    "ALIASES",
+    "CHOICES",
+    "GROUPS",
+    "POSITIONS",
+    "RANGES",
+    "SETTINGS",
+    "WITH_GENERATION",
+    "GenerationFields",
+    "OlderFields",
+    "OurFields",
+    "SharedFields",
+    "batch_formers",
+    "changed_fields",
+    "defaults_of",
+    "has_other_meaning",
+    "names_with",
+    "out_of_range",
     "value_of",
-]  # fmt: skip
+]
 
 
 BY_POSITION: tuple[type[FieldGroup], ...] = SharedFields.__bases__[::-1]
@@ -78,7 +92,8 @@ def has_other_meaning(args: object, name: str) -> bool:
 @lru_cache(maxsize=8)
 def _declared_anew(kind: type) -> frozenset[str]:
     """Returns the names of our fields that a class declares anew."""
-    ours, theirs = OurFields.__dataclass_fields__, getattr(kind, "__dataclass_fields__", {})
+    ours = OurFields.__dataclass_fields__
+    theirs = getattr(kind, "__dataclass_fields__", {})
     return frozenset(name for name in ours.keys() & theirs.keys() if theirs[name] is not ours[name])
 
 

@@ -113,10 +113,10 @@ def check_incident(folder: Path, about: JSONObject) -> None:
         value = about.get(name)
         is_huge = isinstance(value, (int, float)) and not abs(value) <= sys.maxsize  # so also NaN
         if value is not None and (not isinstance(value, kinds) or is_huge):
-            raise BundleError(f"{place} holds what no run writes: {name} is {reprlib.repr(value)}.")
+            raise BundleError(f"{place} is invalid: {name} is {reprlib.repr(value)}.")
     for name, value in (("num_parts", about.get("num_parts")), ("threads", _threads(about))):
         if not isinstance(value, int) or not 1 <= value <= MAX_NUMBER:
-            raise BundleError(f"{place} holds what no run writes: {name} is {reprlib.repr(value)}.")
+            raise BundleError(f"{place} is invalid: {name} is {reprlib.repr(value)}.")
     if about.get("attn_implementation") not in ATTENTION:
         names = ", ".join(filter(None, ATTENTION))
         raise BundleError(
@@ -150,7 +150,7 @@ def check_sizes(path: Path, values: JSONObject) -> None:
     for name, value in values.items():
         most = MAX_LAYERS if "layer" in name else MAX_SIZE
         if type(value) is int and abs(value) > most:
-            raise BundleError(f"{path} holds what no run writes: {name} is {reprlib.repr(value)}.")
+            raise BundleError(f"{path} is invalid: {name} is {reprlib.repr(value)}.")
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def read_batches(folder: Path) -> list[Batch]:
         if not all(isinstance(batch, dict) for batch in batches):
             raise TypeError("a batch is not a dict")
     except (TypeError, KeyError, ValueError, IndexError, OverflowError, RecursionError) as error:
-        raise BundleError(f"{folder / STRUCTURE} holds what no run writes: {error!r}.") from error
+        raise BundleError(f"{folder / STRUCTURE} is invalid: {error!r}.") from error
     return batches
 
 
@@ -235,7 +235,7 @@ def read_random_states(folder: Path) -> States:
         python = (version, tuple(words), gauss)
         return {**states, "python": python, "numpy": numpy if isinstance(numpy, dict) else tuple(numpy)}
     except (TypeError, KeyError, ValueError, OverflowError, RecursionError, RuntimeError) as error:
-        raise BundleError(f"{folder / RNG} holds what no run writes: {error!r}.") from error
+        raise BundleError(f"{folder / RNG} is invalid: {error!r}.") from error
 
 
 def _random_json(state: Any) -> Any:  # Any: each generator has a type of its own
