@@ -49,7 +49,7 @@ from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERN
 from trainwright.run import build, checkpointing, checks, console, input_pipeline, resume
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.published import owned_by
-from trainwright.run.refusal import unchanged_if_refused
+from trainwright.run.refusal import unchanged_before_training, unchanged_if_refused
 from trainwright.run.training import TrainingRun, restore, state_of
 from trainwright.state.recorded_metrics import METRICS
 from trainwright.state.run_state import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
@@ -543,10 +543,11 @@ class Trainer:
         self._hp_search_setup(trial)
         run = TrainingRun.after(self._run, self.args, trial)
         self._services.use_clock(run.progress.clock)
+        refused = unchanged_before_training(run)
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder, engine = self._get_output_dir(trial), self._engine
         together, measuring = engine.together(run.progress.interrupts), self._memory_tracker.measuring("train")
-        with self._using_run(run), run.alone_in(folder, self.args, engine), together, measuring:
+        with refused, self._using_run(run), run.alone_in(folder, self.args, engine), together, measuring:
             checkpoint = engine.agree(lambda: resume.find_checkpoint(wanted, self.args.output_dir))
             checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
             with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
@@ -656,6 +657,7 @@ class Trainer:
         if self.args.push_to_hub:
             self._open_repository()
         self._services.uploads.take_up()
+        run.has_begun = True
         return context
 
     def _plan_run(self, args: Any, checkpoint: str | None) -> None:

@@ -100,6 +100,7 @@ class TrainingRun:
         self.is_dry = is_dry  # nothing of it may be noticed outside: no events, no trace in the optimizer
         self.run_id = resume.new_run_id()  # whose checkpoints it writes; a resume goes on with the id of its checkpoint
         self.is_training = False  # between the beginning and the end of `train()`
+        self.has_begun = False  # all that is checked before its first step is done
         self.is_evaluating = False  # inside of an evaluation loop
         self.plan: StepPlan | None = None  # how far it goes; None while that is not known
         self.loader: Loader | None = None  # its batches, from any position
