@@ -45,7 +45,7 @@ def process() -> dict[str, Any]:
 def draw() -> None:
     """Leaves random states that no seed has given."""
     random.random()
-    np.random.random()  # noqa: NPY002
+    np.random.random()
     torch.rand(1)
 
 
