@@ -99,7 +99,7 @@ def _precision() -> dict[tuple[Any, str], bool]:
 
 def _random_states() -> rng.States:
     """Random states of this process; without those of CUDA before it is in use, since reading them would begin that."""
-    if torch.cuda.is_available() and not torch.cuda.is_initialized():
+    if torch.cuda.is_available() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {
             "python": random.getstate(),
             "numpy": np.random.get_state(legacy=False),

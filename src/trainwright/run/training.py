@@ -23,6 +23,7 @@ from trainwright._types import (
     DatasetLike,
     JSONObject,
     Model,
+    Optimizer,
     Trial,
     counted,
     has_length,
@@ -44,7 +45,7 @@ from trainwright.data.prepared_dataloader import make_prefetcher
 from trainwright.data.quarantine import QUARANTINE_NAME, Sample, add_to_quarantine, read_quarantine
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError, NestedCallError
-from trainwright.extensions.guard.diagnosis import WEIGHTS, find_bad_parts
+from trainwright.extensions.guard.diagnosis import find_bad_parts_anywhere
 from trainwright.extensions.guard.incidents import Incident, NullRecorder
 from trainwright.extensions.guard.rollback import make_rollback
 from trainwright.extensions.guard.step_guard import NULL_GUARD, make_guard
@@ -358,13 +359,8 @@ class TrainingRun:
                 self.progress.recorded.drop(incident.step)
             parts["events"].fire("on_incident", self.progress, incident=incident)
 
-        def diagnose() -> dict[str, str]:
-            if engine.num_processes != engine.num_replicas:  # each has a part of the model, and would decide alone
-                return {}
-            bad = find_bad_parts(parts["model"], optimizer)
-            is_bad = torch.tensor(float(bool(bad)), device=engine.device)
-            is_bad_somewhere = stacked is not None and bool(stacked(is_bad).any())  # all processes ask together
-            return {WEIGHTS: "in another process"} if is_bad_somewhere and not bad else bad
+        def diagnose(optimizer: Optimizer) -> dict[str, str]:
+            return find_bad_parts_anywhere(parts["model"], optimizer, engine.gather_objects)
 
         self.guard = make_guard(
             guards, report, record=self.recorder.record, optimizer=optimizer, device=engine.device,

@@ -251,6 +251,7 @@ class HostGuard:
         Raises:
             NonFiniteError, SpikeError: the policy is to stop, or too many steps in a row were skipped.
         """
+        self._log.optimizer = optimizer
         if self._rollback is not None:
             self._rollback.follow(optimizer, scheduler)
             if self._rollback.leaves_out():
@@ -392,7 +393,7 @@ class DeviceGuard:
         self.settle()
         if optimizer is not self._optimizer:
             self.close()
-            self._optimizer = optimizer
+            self._optimizer = self._log.optimizer = optimizer
             self._is_read = takes_found_inf(optimizer)
         if not isinstance(grad_norm, torch.Tensor) or not optimizer.state or not self._is_read:
             self._found_inf.zero_()
@@ -473,7 +474,7 @@ def make_guard(
     was_updated: Callable[[], bool] | None,
     has_scaler: bool,
     knows_norm: bool,
-    diagnose: Diagnose = dict,
+    diagnose: Diagnose | None = None,
 ) -> StepGuard:
     """Makes the guard of a run.
 
@@ -488,7 +489,7 @@ def make_guard(
         was_updated: for an engine that updates the weights as it clips: whether it made the update of a bad step.
         has_scaler: a loss scale (fp16) skips what overflows; its skips are no incidents.
         knows_norm: the engine tells the norm of each step.
-        diagnose: returns which of weights, optimizer state and rates are not finite; empty: none is.
+        diagnose: returns which of weights, optimizer state and rates are not finite; None: nobody looks at them.
 
     Returns:
         The guard.
@@ -502,6 +503,7 @@ def make_guard(
         max_skipped=plan.max_skipped_steps,
         max_share=plan.max_skipped_share,
         record=record,
+        optimizer=optimizer,
         diagnose=diagnose,
     )
     spikes = None if plan.on_spike == "off" else Spikes(plan)
