@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -715,13 +715,22 @@ def test_a_value_that_json_does_not_know_is_named(tmp_path: Path) -> None:
 def test_an_optimizer_that_needs_a_closure(tmp_path: Path) -> None:
     model = module()
     trainer = make_trainer(tmp_path, model=model, optimizers=(torch.optim.LBFGS(model.parameters()), None))
-    with pytest.raises(errors.ArgumentError) as error:
-        trainer.train()
-    says(error, "LBFGS.step() needs a closure", "as transformers' Trainer does", "subclass of LBFGS")
-    assert trainer.state.global_step == 0
+    for begin in (trainer.train, trainer.fit_step, lambda: next(trainer.steps())):
+        with pytest.raises(errors.ArgumentError) as error:
+            begin()
+        says(error, "LBFGS.step() needs a closure", "as transformers' Trainer does", "subclass of LBFGS")
+        assert trainer.state.global_step == 0
 
 
-def test_a_subclass_that_brings_its_closure_trains(tmp_path: Path) -> None:
+def train_in_a_loop(trainer: Any) -> None:
+    for step in trainer.steps():
+        for batch in step.batches:
+            step.backward(step.model(**batch)["loss"])
+        step.update()
+
+
+@pytest.mark.parametrize("train", [lambda trainer: trainer.train(), train_in_a_loop], ids=["train", "steps"])
+def test_a_subclass_that_brings_its_closure_trains(train: Callable[[Any], Any], tmp_path: Path) -> None:
     model = module(0.0)
     samples = data.vectors(26)
     inputs = {
@@ -740,7 +749,7 @@ def test_a_subclass_that_brings_its_closure_trains(tmp_path: Path) -> None:
             return super().step(loss)
 
     trainer = make_trainer(tmp_path, model=model, optimizers=(Whole(model.parameters()), None), max_steps=3)
-    trainer.train()
+    train(trainer)
     assert logged(trainer, "loss")[-1] < logged(trainer, "loss")[0]
 
 

@@ -50,7 +50,7 @@ from trainwright.run import build, checkpointing, checks, console, input_pipelin
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.pickling import restore, state_of
 from trainwright.run.published import owned_by
-from trainwright.run.refusal import unchanged_if_refused
+from trainwright.run.refusal import unchanged_before_training, unchanged_if_refused
 from trainwright.run.run import Run
 from trainwright.state.progress import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.recorded_metrics import METRICS
@@ -602,6 +602,7 @@ class Trainer:
         self._hp_search_setup(trial)
         run = Run.after(self._run, self.args, trial)
         self._services.use_clock(run.progress.clock)
+        refused = unchanged_before_training(run)
         wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
         folder = self._get_output_dir(trial)
         engine = self._engine
@@ -611,7 +612,7 @@ class Trainer:
             *build.extensions_of_directory(self.args, engine, folder=folder, dataset=self.train_dataset),
             *self._extensions,
         )
-        with self._using_run(run), run.with_extensions(), together, measuring:
+        with refused, self._using_run(run), run.with_extensions(), together, measuring:
             checkpoint = engine.agree(lambda: resume.find_checkpoint(wanted, self.args.output_dir))
             checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
             with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
@@ -721,6 +722,7 @@ class Trainer:
         if self.args.push_to_hub:
             self._open_repository()
         self._services.uploads.take_up()
+        run.has_begun = True
 
     def _plan_run(self, args: Any, checkpoint: str | None) -> None:
         """Data and steps; of a resume, those that are left."""

@@ -245,7 +245,12 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
     ("optim_args", {"optim_args": "speed"}, "optim.factory.parse_optim_args"),
     ("projection", {"optim": "galore_adamw"}, "optim.parameter_groups.target_parameters"),
     ("unknown field", {"nope": 3}, "config.rules.stages.refuse"),
-    ("unknown key", {"accelerator_config": {"nope": 1}}, "config.accelerator.AcceleratorConfig.from_dict"),
+    ("unknown key", {"accelerator_config": {"nope": 1}}, "config.accelerator._refuse_unknown"),
+    (
+        "unknown key of accumulation",
+        {"accelerator_config": {"gradient_accumulation_kwargs": {"num_step": 4}}},
+        "config.accelerator._refuse_unknown",
+    ),
     (
         "accumulation",
         {"gradient_accumulation_steps": 2, "accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}}},

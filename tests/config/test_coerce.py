@@ -89,6 +89,7 @@ def test_accelerator_config_comes_in_many_forms(given, tmp_path):
     ("settings", "message"),
     [
         ({"accelerator_config": {"split": True}}, "unknown keys"),
+        ({"accelerator_config": {"gradient_accumulation_kwargs": {"num_step": 2}}}, r"unknown keys \['num_step'\]"),
         ({"accelerator_config": AcceleratorConfig}, "call it first"),
         ({"accelerator_config": "missing.json"}, "missing.json"),
         ({"lr_scheduler_kwargs": "{num_cycles: 2}"}, "is not JSON"),
@@ -103,6 +104,17 @@ def test_accelerator_config_comes_in_many_forms(given, tmp_path):
 def test_what_cannot_be_brought_to_form_is_named(settings, message):
     with pytest.raises(ArgumentError, match=message):
         TrainingArguments(**settings)
+
+
+def test_equal_numbers_of_accumulation_are_one_and_survive_a_round_trip():
+    """The original refuses two equal numbers above 1; `num_steps` alone fills both, so saved arguments have both."""
+    config = {"gradient_accumulation_kwargs": {"num_steps": 4}}
+    args = TrainingArguments(accelerator_config=config)
+    assert args.gradient_accumulation_steps == 4
+    again = TrainingArguments(gradient_accumulation_steps=4, accelerator_config=args.accelerator_config.to_dict())
+    assert again.gradient_accumulation_steps == 4
+    with pytest.raises(ArgumentError, match="num_steps=4 differ"):
+        TrainingArguments(gradient_accumulation_steps=2, accelerator_config=config)
 
 
 @pytest.mark.parametrize(

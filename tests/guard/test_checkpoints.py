@@ -11,6 +11,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 
 import trainwright
+from trainwright.checkpoint.optimizer_check import find_nan
 from trainwright.checkpoint.store import PIECE, CheckpointStore, WeightCheck, non_finite_mark
 from trainwright.checkpoint.weights import read_file, weight_files
 from trainwright.engine import sharded_state
@@ -115,6 +116,28 @@ def test_each_piece_of_sharded_weights_is_looked_at(tmp_path: Path) -> None:
         save_shards({"model": {**weights, **kept}}, checkpoint_id=folder / sharded_state.MODEL, no_dist=True)
         assert check.find(folder) == (None if bad is None else (f"{sharded_state.MODEL}/__0_0.distcp", bad))
     assert WeightCheck().find(tmp_path) is None
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_nan_in_a_sharded_optimizer_is_found_and_infinity_is_not(tmp_path: Path) -> None:
+    state = {"a.weight": {"exp_avg": torch.ones(3), "step": torch.tensor(2.0)}}
+    for place, value in (("one", 1.0), ("inf", torch.inf), ("nan", torch.nan)):
+        state["a.weight"]["exp_avg"][1] = value
+        at = tmp_path / place / sharded_state.OPTIMIZER
+        save_shards({"optimizer": {"state": state}}, checkpoint_id=at, no_dist=True)
+        found = find_nan(tmp_path / place, shards=sharded_state.optimizer_in)
+        expected = (f"{sharded_state.OPTIMIZER}/__0_0.distcp", "state.a.weight.exp_avg")
+        assert found == (expected if place == "nan" else None)
+
+
+def test_an_optimizer_of_other_objects_is_not_looked_at(tmp_path: Path) -> None:
+    for saved in ({"state": [torch.tensor([torch.nan]), Path("x")]}, [torch.nan], torch.tensor([torch.nan]), {}):
+        torch.save(saved, tmp_path / "optimizer.pt")
+        assert find_nan(tmp_path, shards=sharded_state.optimizer_in) is None
+    torch.save({"state": {0: [{"m": torch.tensor([torch.nan], dtype=torch.bfloat16)}]}}, tmp_path / "optimizer.pt")
+    assert find_nan(tmp_path, shards=sharded_state.optimizer_in) == ("optimizer.pt", "state.0.0.m")
+    (tmp_path / "optimizer.pt").write_bytes(b"no file of torch")
+    assert find_nan(tmp_path, shards=sharded_state.optimizer_in) is None
 
 
 @pytest.mark.process

@@ -12,7 +12,7 @@ import torch
 import trainwright
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import NonFiniteError
-from trainwright.extensions.guard.diagnosis import RATE, STATE, WEIGHTS, find_bad_parts
+from trainwright.extensions.guard.diagnosis import RATE, STATE, WEIGHTS, find_bad_parts, find_bad_parts_anywhere
 from trainwright.extensions.guard.step_guard import load_guard
 
 from ..contract import doubles
@@ -47,13 +47,33 @@ def test_values_that_no_skip_repairs_end_the_run_at_the_first_bad_step(part: str
     with pytest.raises(NonFiniteError, match=r"Step 4: .*Not finite.*: the weights \(.*No skipped step repairs that"):
         trained(tmp_path, settings=settings, callbacks=[Writes(part, step=2)])
     assert CheckpointStore(tmp_path).steps() == [1, 2]
-    assert CheckpointStore(tmp_path).non_finite() == set()
+    assert CheckpointStore(tmp_path).non_finite() == ({2} if part == "state" else set())
 
 
 def test_no_checkpoint_has_such_weights_even_if_it_were_the_first(tmp_path: Path) -> None:
     with pytest.raises(NonFiniteError, match=r"the weights .* and the optimizer state \(exp_avg of body\.0\.weight"):
         trained(tmp_path, settings={**SAVES, "save_steps": 3}, callbacks=[Writes("state", step=2)])
     assert CheckpointStore(tmp_path).steps() == []
+
+
+@pytest.mark.parametrize("save_async", [False, True], ids=["at once", "in the background"])
+def test_a_checkpoint_with_nan_in_the_optimizer_beside_finite_weights_is_marked(
+    save_async: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The callback writes them after the update of step 2, so the save of step 2 has finite weights."""
+    with pytest.raises(NonFiniteError):
+        trained(tmp_path, settings={**SAVES, "save_async": save_async}, callbacks=[Writes("state", step=2)])
+    store = CheckpointStore(tmp_path)
+    assert store.steps() == [1, 2]
+    assert store.non_finite() == {2}
+    assert store.latest() == store.path(1)
+    assert "checkpoint-2 is marked: state.0.exp_avg in optimizer.pt is not finite" in caplog.text
+
+
+def test_with_ignore_the_optimizer_is_not_looked_at(tmp_path: Path) -> None:
+    settings = {**SAVES, "max_steps": 2, "on_nonfinite": "ignore"}
+    trained(tmp_path, settings=settings, callbacks=[Writes("state", step=2)])
+    assert CheckpointStore(tmp_path).non_finite() == set()
 
 
 def test_weights_that_the_last_step_broke_are_an_error_too(tmp_path: Path) -> None:
@@ -83,6 +103,42 @@ def test_each_part_is_named() -> None:
         parameter.data.fill_(-torch.inf)
     found = find_bad_parts(model, optimizer)
     assert found == {WEIGHTS: "body.0.weight and 5 more", STATE: "exp_avg of body.0.weight", RATE: "inf"}
+
+
+def test_a_process_without_bad_parts_names_those_of_another() -> None:
+    model = doubles.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def find(theirs: dict[str, str]) -> dict[str, str]:
+        return find_bad_parts_anywhere(model, optimizer, lambda own: [own, {}, theirs])
+
+    assert find({}) == {}
+    assert find({STATE: "exp_avg of body.0.weight"}) == {STATE: "exp_avg of body.0.weight, in process 2"}
+    optimizer.param_groups[0]["lr"] = float("nan")
+    assert find({WEIGHTS: "body.0.weight"}) == {RATE: "nan"}
+
+
+class Replaces(trainwright.TrainerCallback):
+    """Gives the trainer another optimizer after step 1, and writes NaN into its momentum after step 3."""
+
+    def __init__(self) -> None:
+        self.trainer: Any = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1:
+            self.trainer.optimizer = torch.optim.SGD(kwargs["model"].parameters(), lr=0.1, momentum=0.9)
+        if state.global_step == 3:
+            for values in self.trainer.optimizer.state.values():
+                values["momentum_buffer"].fill_(torch.nan)
+
+
+@pytest.mark.parametrize("policy", ["skip", "stop", "rollback"])
+def test_the_optimizer_that_a_callback_put_in_is_looked_at(policy: str, tmp_path: Path) -> None:
+    callback = Replaces()
+    settings = {"max_steps": 8, "on_nonfinite": policy, "save_strategy": "no", "incidents": False}
+    callback.trainer = trainer(tmp_path, settings={**settings, "rollback_every": 4}, callbacks=[callback])
+    with pytest.raises(NonFiniteError, match=r"the optimizer state \(momentum_buffer of body\.0\.weight"):
+        callback.trainer.train()
 
 
 # -- many skipped steps ----------------------------------------------------------------------------------------------

@@ -70,6 +70,8 @@ class WeightCheck:
     refuses_first: bool = False  # they are refused even where no good checkpoint exists
     buffers: frozenset[str] = frozenset()  # names of tensors that are no weights
     shards: Pieces = lambda folder: ()  # reads the weights of a sharded checkpoint, piece by piece
+    # returns a file beside the weights, and a value in it, for which a checkpoint is only marked
+    find_beside: Callable[[Path], tuple[str, str] | None] = lambda folder: None
 
     def find(self, folder: Path) -> tuple[str, str] | None:
         """Returns the first file below a directory, and its tensor, that is not finite; None where all are.
@@ -190,8 +192,8 @@ class CheckpointStore:
 
         Files that somebody wrote under the final name meanwhile are kept, unless the checkpoint has them too. Large
         files that are as they were in this run's checkpoint before it share its place on the disk. Weights that are not
-        finite are marked in the manifest, which comes without its files; where the check is strict and the run has a
-        checkpoint to go back to, they are a NonFiniteWeightsError.
+        finite, and values beside them, are marked in the manifest, which comes without its files; where the check is
+        strict and the run has a checkpoint to go back to, such weights are a NonFiniteWeightsError.
         """
         final = self.path(manifest.step)
         if final.exists() and Manifest.read(final) is None:
@@ -208,6 +210,14 @@ class CheckpointStore:
                     "on_nonfinite='ignore' writes such checkpoints too."
                 )
             files[name]["non_finite"] = tensor
+        elif (marked := self._weights.find_beside(staging)) is not None:
+            name, tensor = marked
+            files[name]["non_finite"] = tensor
+            logger.warning(
+                "Checkpoint %s is marked: %s in %s is not finite, though the weights are. A resume takes an older one. "
+                "Look for what writes such values; on_nonfinite='ignore' does not look for them.",
+                final, tensor, name,
+            )  # fmt: skip
         if (before := max(self.owned_by(manifest.run_id), default=None)) is not None:
             link_unchanged(staging, files, self.path(before))
         manifest = replace(manifest, files=files)
@@ -281,7 +291,7 @@ class CheckpointStore:
 
 
 def non_finite_mark(folder: Path) -> str | None:
-    """Returns what the manifest of a checkpoint says of weights that are not finite; None where they are."""
+    """Returns what the manifest of a checkpoint says of values that are not finite; None where all are."""
     manifest = Manifest.read(folder)
     entries = {} if manifest is None else manifest.files
     marked = ((name, entry["non_finite"]) for name, entry in entries.items() if "non_finite" in entry)

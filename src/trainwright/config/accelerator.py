@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from os import PathLike
 from pathlib import Path
 
 from trainwright._types import JSONObject
 from trainwright.errors import ArgumentError
+
+ACCUMULATION_KEYS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
 
 
 @dataclass
@@ -22,7 +25,9 @@ class AcceleratorConfig:
         processes get full batches of it. Each sample counts once and all take the same number of steps either way.
     use_seedable_sampler: the order of samples follows from the seed alone.
     non_blocking: copy batches to the device without waiting (wants dataloader_pin_memory).
-    gradient_accumulation_kwargs: `num_steps`, `sync_each_batch`, ... of accelerate's GradientAccumulationPlugin.
+    gradient_accumulation_kwargs: settings of accelerate's GradientAccumulationPlugin. `num_steps` is another name of
+        `gradient_accumulation_steps`: where both are given, they must be equal. `sync_each_batch` averages gradients
+        in each micro-batch. `adjust_scheduler` and `sync_with_dataloader` have no effect, as in the original.
     use_configured_state: use the Accelerator or PartialState that was made before the arguments.
     """
 
@@ -33,6 +38,11 @@ class AcceleratorConfig:
     non_blocking: bool = False
     gradient_accumulation_kwargs: JSONObject | None = None
     use_configured_state: bool = False
+
+    def __post_init__(self) -> None:
+        """Checks the names of accumulation settings, which accelerate would refuse only when the trainer is made."""
+        accumulation = self.gradient_accumulation_kwargs or {}
+        _refuse_unknown(accumulation, ACCUMULATION_KEYS, origin="gradient_accumulation_kwargs")
 
     @classmethod
     def from_dict(cls, given: JSONObject, origin: str = "accelerator_config") -> AcceleratorConfig:
@@ -45,9 +55,7 @@ class AcceleratorConfig:
         Raises:
             ArgumentError: a name is unknown.
         """
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(given) - set(known)):
-            raise ArgumentError(f"{origin} has unknown keys {unknown}. Known: {', '.join(known)}.")
+        _refuse_unknown(given, [field.name for field in fields(cls)], origin=origin)
         return cls(**given)
 
     @classmethod
@@ -86,3 +94,8 @@ class AcceleratorConfig:
     def to_dict(self) -> JSONObject:
         """Returns the values by name of field."""
         return asdict(self)
+
+
+def _refuse_unknown(given: JSONObject, known: Sequence[str], *, origin: str) -> None:
+    if unknown := sorted(set(given) - set(known)):
+        raise ArgumentError(f"{origin} has unknown keys {unknown}. Known: {', '.join(known)}.")

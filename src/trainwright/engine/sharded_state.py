@@ -133,6 +133,13 @@ def weights_in(folder: Path) -> Iterator[tuple[str, str, torch.Tensor]]:
         yield from ((f"{MODEL}/{file}", name, values) for file, name, values in pieces(folder / MODEL, under="model"))
 
 
+def optimizer_in(folder: Path) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """Yields the pieces of the optimizer's state of a sharded checkpoint, as `weights_in` those of the weights."""
+    if has_optimizer(folder):
+        for file, name, values in pieces(folder / OPTIMIZER, under="optimizer"):
+            yield f"{OPTIMIZER}/{file}", name, values
+
+
 def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Loads the part of an optimizer's state that this process needs, whichever processes wrote it."""
     state = get_optimizer_state_dict(model, optimizer)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainwright._types import DatasetLike, Model, Trial, has_length, hide, is_instance_of
+from trainwright._types import DatasetLike, Model, Optimizer, Trial, has_length, hide, is_instance_of
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
 from trainwright.checkpoint.async_writer import CheckpointWriter
@@ -183,7 +183,7 @@ def extensions_of_training(
 
 def _guard(run: Any, hooks: Any, engine: Engine, *, record: Record, load_newest: Callable[[], int]) -> Any:
     """Returns the guard of a run; None for one in which every update is made."""
-    from trainwright.extensions.guard.diagnosis import WEIGHTS, find_bad_parts
+    from trainwright.extensions.guard.diagnosis import find_bad_parts_anywhere
     from trainwright.extensions.guard.rollback import make_rollback
     from trainwright.extensions.guard.step_guard import make_guard
 
@@ -206,13 +206,8 @@ def _guard(run: Any, hooks: Any, engine: Engine, *, record: Record, load_newest:
             run.extensions.refuse(incident.step)
         setup.events.fire("on_incident", run.progress, incident=incident)
 
-    def diagnose() -> dict[str, str]:
-        if engine.num_processes != engine.num_replicas:  # each has a part of the model, and would decide alone
-            return {}
-        bad = find_bad_parts(setup.model, hooks.optimizer)  # which a callback may have replaced
-        is_bad = torch.tensor(float(bool(bad)), device=engine.device)
-        is_bad_somewhere = stacked is not None and bool(stacked(is_bad).any())  # all processes ask together
-        return {WEIGHTS: "in another process"} if is_bad_somewhere and not bad else bad
+    def diagnose(optimizer: Optimizer) -> dict[str, str]:
+        return find_bad_parts_anywhere(setup.model, optimizer, engine.gather_objects)
 
     return make_guard(
         plan,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from trainwright.callbacks.dispatch import is_of_package
 from trainwright.checkpoint import async_writer, rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.manifest import Manifest, find_problem
+from trainwright.checkpoint.optimizer_check import find_nan
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, WeightCheck, milestones, to_remove
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
@@ -68,6 +70,10 @@ def may_change_checkpoints(hooks: SaveHooks) -> bool:
     return any(overrides(one, "on_save") and getattr(one, "looks_at_files", True) for one in callbacks)
 
 
+def no_value(folder: Path) -> None:
+    """Finds nothing: only the weights are looked at."""
+
+
 class WholeForm:
     """Weights and optimizer as one process alone has them, in one file each; there are no shards."""
 
@@ -77,6 +83,10 @@ class WholeForm:
 
     def pieces(self, folder: Path) -> tuple[()]:
         """Returns nothing: there are no shards."""
+        return ()
+
+    def optimizer_pieces(self, folder: Path) -> tuple[()]:
+        """Returns nothing: the optimizer is in a file of its own."""
         return ()
 
     def write_shards(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None: ...
@@ -99,6 +109,12 @@ class ShardedForm:
         from trainwright.engine import sharded_state
 
         return sharded_state.weights_in(folder)
+
+    def optimizer_pieces(self, folder: Path) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Reads the shards of the optimizer back."""
+        from trainwright.engine import sharded_state
+
+        return sharded_state.optimizer_in(folder)
 
     def write_shards(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None:
         """Writes the shards of this process."""
@@ -166,6 +182,7 @@ class Checkpointer:
             refuses_first=policy in ("skip", "rollback", "stop"),
             buffers=buffers,
             shards=self.form.pieces,
+            find_beside=partial(find_nan, shards=self.form.optimizer_pieces) if policy != "ignore" else no_value,
         )
         return CheckpointStore(folder, weights=check)
 

@@ -1,20 +1,23 @@
-"""A refused construction changes nothing in the process: what it had set by then is put back.
+"""A refused construction, or a training refused before step 1, changes nothing in the process.
 
-Random states are left as they are, seeded: the next trainer seeds them again.
+What it had set by then is put back: random states too, which a construction seeds.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
 import torch
 
+from trainwright.checkpoint import rng
 from trainwright.state.interrupts import SIGNALS, is_main_thread
 
 # Any: states of accelerate hold objects of many types; a trainer may lack what its constructor has not come to.
@@ -35,8 +38,20 @@ def unchanged_if_refused(trainer: Any) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def unchanged_before_training(run: Any) -> Iterator[None]:
+    """Around a training: if it raises before its run `has_begun`, the process is as before."""
+    before = ProcessSettings()
+    try:
+        yield
+    except BaseException:
+        if not run.has_begun:
+            before.put_back()
+        raise
+
+
 class ProcessSettings:
-    """What the constructor of a trainer may set in the process, as it is now."""
+    """What a trainer's constructor, or the beginning of a training, may set in the process, as it is now."""
 
     def __init__(self) -> None:
         self._environment = dict(os.environ)
@@ -46,6 +61,7 @@ class ProcessSettings:
         self._warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
         self._precision = _precision()
         self._states = None if torch.distributed.is_available() and torch.distributed.is_initialized() else _states()
+        self._random_states = _random_states()
         self._signals = {number: signal.getsignal(number) for number in SIGNALS} if is_main_thread() else {}
 
     def put_back(self) -> None:
@@ -64,6 +80,7 @@ class ProcessSettings:
                 setattr(owner, name, value)
         if self._states is not None and not torch.distributed.is_initialized():
             _put_states_back(self._states)
+        rng.restore(self._random_states)
         for number, handler in self._signals.items():
             if handler is not None and signal.getsignal(number) != handler:
                 signal.signal(number, handler)
@@ -79,6 +96,17 @@ def _precision() -> dict[tuple[Any, str], bool]:
         with suppress(RuntimeError):
             found[owner, name] = getattr(owner, name)
     return found
+
+
+def _random_states() -> rng.States:
+    """Random states of this process; without those of CUDA before it is in use, since reading them would begin that."""
+    if torch.cuda.is_available() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return {
+            "python": random.getstate(),
+            "numpy": np.random.get_state(legacy=False),
+            "cpu": torch.get_rng_state(),
+        }
+    return rng.capture()
 
 
 def _kinds_of_state() -> list[Any]:

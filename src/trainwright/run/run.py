@@ -75,6 +75,7 @@ class Run:
         is_dry: nothing of it may be noticed outside: no events, no trace in the optimizer.
         run_id: run id for new checkpoints; a resume keeps the id of its checkpoint.
         is_training: between the beginning and the end of `train()`.
+        has_begun: all checks before its first step are done.
         is_evaluating: inside of an evaluation loop.
         loader: its batches, from any position.
         batch_size: samples of a micro-batch, per device.
@@ -106,6 +107,7 @@ class Run:
         self.is_dry = is_dry
         self.run_id = resume.new_run_id()
         self.is_training = False
+        self.has_begun = False
         self.is_evaluating = False
         self.loader: Loader | None = None
         self.batch_size = 0

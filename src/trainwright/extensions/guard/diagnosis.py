@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -34,6 +34,28 @@ def find_bad_parts(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
         RATE: list(_bad_rates(optimizer)),
     }
     return {part: _first_of(names) for part, names in found.items() if names}
+
+
+def find_bad_parts_anywhere(
+    model: nn.Module, optimizer: Optimizer, gather: Callable[[dict[str, str]], list[dict[str, str]]]
+) -> dict[str, str]:
+    """Returns what `find_bad_parts` finds in this process, or else in the first process that has found something.
+
+    All processes call it together, also those that hold parts of one model: none decides alone.
+
+    Args:
+        model: its trained weights.
+        optimizer: of the run.
+        gather: gathers a value of each process, in the order of ranks.
+    """
+    own = find_bad_parts(model, optimizer)
+    everybodys = gather(own)
+    if own:
+        return own
+    for rank, found in enumerate(everybodys):
+        if found:
+            return {part: f"{names}, in process {rank}" for part, names in found.items()}
+    return {}
 
 
 def _bad_states(named: dict[nn.Parameter, str], optimizer: Optimizer) -> Iterator[str]:

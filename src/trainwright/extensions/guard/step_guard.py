@@ -233,6 +233,7 @@ class HostGuard(Extension):
         Raises:
             NonFiniteError, SpikeError: the policy is to stop, or too many steps in a row were skipped.
         """
+        self._log.optimizer = facts.optimizer
         if self._rollback is not None:
             self._rollback.follow(facts.optimizer, facts.scheduler)
             if self._rollback.leaves_out():
@@ -414,6 +415,7 @@ class DeviceGuard(Extension):
         if optimizer is not self._optimizer:
             self._release()
             self._optimizer = optimizer
+            self._log.optimizer = optimizer
             self._is_read = takes_found_inf(optimizer)
         grad_norm = facts.grad_norm
         if not isinstance(grad_norm, torch.Tensor) or not optimizer.state or not self._is_read:
@@ -490,7 +492,7 @@ def make_guard(
     was_updated: Callable[[], bool] | None,
     has_scaler: bool,
     knows_norm: bool,
-    diagnose: Diagnose = dict,
+    diagnose: Diagnose | None = None,
     writes: bool = True,
 ) -> HostGuard | DeviceGuard | None:
     """Makes the guard of a run; None for one in which every update is made.
@@ -506,7 +508,7 @@ def make_guard(
         was_updated: for an engine that updates the weights as it clips: whether it made the update of a bad step.
         has_scaler: a loss scale (fp16) skips what overflows; its skips are no incidents.
         knows_norm: the engine tells the norm of each step.
-        diagnose: returns which of weights, optimizer state and rates are not finite; empty: none is.
+        diagnose: returns which of weights, optimizer state and rates are not finite; None: nobody looks at them.
         writes: this process writes the files of a checkpoint.
 
     Returns:
@@ -521,6 +523,7 @@ def make_guard(
         max_skipped=plan.max_skipped_steps,
         max_share=plan.max_skipped_share,
         record=record,
+        optimizer=optimizer,
         diagnose=diagnose,
     )
     spikes = None if plan.on_spike == "off" else Spikes(plan)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from trainwright._types import JSONObject, counted
+from trainwright._types import JSONObject, Optimizer, counted
 from trainwright.errors import BadStepError, NonFiniteError, SpikeError
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,8 @@ class Incident:
         return f"Step {self.step}: {self.what}; {_DONE[self.action]}.{self.note and f' {self.note}'}"
 
 
-Diagnose: TypeAlias = Callable[[], dict[str, str]]  # parts of a run that are not finite, with what of them
+# An optimizer -> those of weights, optimizer state and rates that are not finite, with what of them; empty: none is.
+Diagnose: TypeAlias = Callable[[Optimizer], dict[str, str]]
 Record: TypeAlias = Callable[[Incident, object], Incident]  # an incident and its window -> what more is known of it
 
 
@@ -59,9 +60,11 @@ class IncidentLog:
         record: writes the bundle of an incident, while the weights are those of before the step.
         max_skipped: consecutive skipped steps after which a run ends; 0: any number.
         max_share: share of the last 100 steps above which skipped ones end a run; 0: any share.
-        diagnose: returns which of weights, optimizer state and rates are not finite; empty: none is.
+        optimizer: of the run's first step.
+        diagnose: looks at the weights and at an optimizer; None: nobody does.
 
     Attributes:
+        optimizer: makes the current update: a callback may have replaced the one of the steps before.
         num_skipped: skipped steps of the run, those before a resume included.
         num_rollbacks: returns to a snapshot, likewise.
         in_a_row: skipped steps since the last accepted one.
@@ -74,8 +77,10 @@ class IncidentLog:
         max_skipped: int,
         record: Record,
         max_share: float = 0.0,
-        diagnose: Diagnose = dict,
+        optimizer: Optimizer | None = None,
+        diagnose: Diagnose | None = None,
     ) -> None:
+        self.optimizer = optimizer
         self._report = report
         self.record = record
         self._max_skipped = max_skipped
@@ -125,7 +130,9 @@ class IncidentLog:
 
     def check_parts(self, when: str, *parts: str) -> None:
         """Raises NonFiniteError where weights, optimizer state or rates (or those of the `parts`) are not finite."""
-        bad = self._diagnose()
+        if self._diagnose is None or self.optimizer is None:
+            return
+        bad = self._diagnose(self.optimizer)
         if bad and (not parts or bad.keys() & set(parts)):
             said = " and ".join(f"{part} ({names})" for part, names in bad.items())
             raise NonFiniteError(
