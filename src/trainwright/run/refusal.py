@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from trainwright.distributed.device import tf32_switches
 from trainwright.state.interrupts import SIGNALS, is_main_thread
 
 # Any: states of accelerate hold objects of many types; a trainer may lack what its constructor has not come to.
@@ -71,8 +72,8 @@ class ProcessSettings:
 
 def _precision() -> dict[tuple[Any, str], bool]:
     """Switches of CUDA's libraries; none where the newer ones of torch are in use, beside which these raise."""
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    switches = [(cudnn, "deterministic"), (cudnn, "benchmark"), (cudnn, "allow_tf32"), (matmul, "allow_tf32")]
+    cudnn = torch.backends.cudnn
+    switches = [(cudnn, "deterministic"), (cudnn, "benchmark"), *tf32_switches()]
     found: dict[tuple[Any, str], bool] = {}
     for owner, name in switches:
         with suppress(RuntimeError):

@@ -43,6 +43,7 @@ import torch
 
 from trainwright._types import JSONObject, Optimizer, Scheduler
 from trainwright.config.plans import GuardPlan
+from trainwright.distributed.device import kind_of, pins_memory
 from trainwright.extensions.guard.diagnosis import WEIGHTS
 from trainwright.extensions.guard.history import NO_BOUND, SpikeHistory
 from trainwright.extensions.guard.incidents import NON_FINITE, SPIKE, Diagnose, Incident, IncidentLog, Record, error_of
@@ -381,8 +382,8 @@ class DeviceGuard:
         self._is_read = True  # the optimizer reads `found_inf`
         self._at_once = HostGuard(policy, log, mean=mean)
         self._found_inf = torch.zeros((), device=device)
-        self._copy = torch.zeros((), pin_memory=device.type == "cuda")
-        self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._copy = torch.zeros((), pin_memory=pins_memory(device))
+        self._event = torch.Event(device) if pins_memory(device) else None
         # A step whose flag is not read, its window, and its undoing.
         self._waiting: tuple[int, object, Callable[[], None]] | None = None
         self.first_gradient = self._at_once.first_gradient
@@ -506,7 +507,7 @@ def make_guard(
     )
     spikes = None if plan.on_spike == "off" else Spikes(plan)
     needs_host = spikes is not None or rollback is not None or was_updated is not None
-    if device.type == "cuda" and takes_found_inf(optimizer) and not needs_host:
+    if kind_of(device).skips_in_optimizer and takes_found_inf(optimizer) and not needs_host:
         return DeviceGuard(policy, log, optimizer, device=device, mean=mean)
     is_alone = mean is None and device.type == "cpu"
     return HostGuard(policy, log, spikes, rollback, was_updated, mean=mean, is_alone=is_alone)
