@@ -38,7 +38,7 @@ import torch  # noqa: E402
 from harness import print_json, print_table, silence, versions  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, default_data_collator  # noqa: E402
 
-from trainwright.engine.precision import peak_flops  # noqa: E402
+from trainwright.distributed.device import peak_flops  # noqa: E402
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LIBRARIES = ("trainwright", "transformers")

@@ -638,7 +638,7 @@ PROTECTED: list[tuple[str, tuple[str, ...]]] = [
     ),
     ("A batch to generate from that has no prompt", ("evaluation.generation",)),
     ("A stream that is empty", ("loop.fit.end_without_data",)),
-    ("`PJRT_DEVICE=TPU`", ("distributed.world._refuse_tpu",)),
+    ("`PJRT_DEVICE=TPU`", ("distributed.device.refuse_missing",)),
     ("An older name, set as an attribute", ("config.deprecated.assign_older_name", "config.deprecated._meaning_for")),
     ("`jit_mode_eval=True`", ("config.setters._refuse_jit",)),
     (

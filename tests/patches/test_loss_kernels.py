@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
+from trainwright.distributed import device
 from trainwright.errors import MissingPackageError
 from trainwright.support import loss_kernels
 from trainwright.support.loss_kernels import chunked_cross_entropy
@@ -204,7 +205,7 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
 )
 def test_auto_takes_what_the_device_has(kind: str, has: bool, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_kernels.importlib.util, "find_spec", lambda name: object() if has else None)
-    assert loss_kernels.choose("auto", torch.device(kind)) == chosen
+    assert loss_kernels.choose("auto", runs_triton=device.kind_of(kind).runs_triton) == chosen
 
 
 MEASURE = """

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainwright.engine.precision import peak_of
+from trainwright.distributed.device import peak_of
 from trainwright.state.throughput import utilisation
 
 

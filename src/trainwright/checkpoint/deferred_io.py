@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from trainwright._types import Nested
+from trainwright.distributed.device import pins_memory, synchronize
 from trainwright.support.host import available_bytes
 from trainwright.support.tensor_tree import tensors_of
 
@@ -137,8 +138,8 @@ class HostBuffers:
         self._reserve([_kind(storage) for storage in new])
         for storage in new:
             self._copies[storage] = self._fill(storage)
-        if any(storage.device.type == "cuda" for storage in new):
-            torch.cuda.synchronize()  # the copies are under way; the next step changes their originals
+        for device in {storage.device for storage in new if pins_memory(storage.device)}:
+            synchronize(device)  # the copies are under way; the next step changes their originals
         return copy.deepcopy(tree, {id(tensor): self._twin(tensor) for tensor in originals})
 
     def _new_storages(self, tensors: list[torch.Tensor]) -> list[torch.UntypedStorage]:
@@ -211,7 +212,7 @@ def _aligned(size: int) -> int:
 
 
 def _kind(storage: torch.UntypedStorage) -> Kind:
-    return storage.nbytes(), storage.device.type == "cuda"
+    return storage.nbytes(), pins_memory(storage.device)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

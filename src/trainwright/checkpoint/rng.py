@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from trainwright._types import RNG_STATE_NAME
+from trainwright.distributed import device
 from trainwright.errors import CheckpointError
 
 States: TypeAlias = dict[str, Any]  # generator -> its state, each of its own type
@@ -35,13 +36,7 @@ def capture() -> States:
 
 def capture_torch() -> States:
     """Returns the states of torch's generators alone: that of the CPU, and those of devices."""
-    states: States = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        drives_all = torch.cuda.device_count() > 1 and not torch.distributed.is_initialized()
-        states["cuda"] = torch.cuda.get_rng_state_all() if drives_all else torch.cuda.get_rng_state()
-    if torch.backends.mps.is_available():
-        states["mps"] = torch.mps.get_rng_state()
-    return states
+    return {"cpu": torch.get_rng_state(), **device.random_states()}
 
 
 def restore(states: States) -> None:
@@ -49,14 +44,7 @@ def restore(states: States) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
-        state = states["cuda"]
-        if not isinstance(state, list):
-            torch.cuda.set_rng_state(state)
-        else:
-            torch.cuda.set_rng_state_all(state[: torch.cuda.device_count()])
-    if "mps" in states and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(states["mps"])
+    device.set_random_states(states)
 
 
 def plain(states: Any) -> Any:

@@ -191,6 +191,8 @@ def loader(
     args: Arguments, *, batch_size: int, seed: int, is_training: bool = False, rank: int = 0, num_processes: int = 1
 ) -> plans.LoaderPlan:
     """`rank` and `num_processes`: which share of the batches, and of how many."""
+    from trainwright.distributed.device import pins_memory
+
     behaviour = behaviour_of(args)
     return plans.LoaderPlan(
         batch_size=_per_process(args, batch_size, num_processes),
@@ -198,7 +200,7 @@ def loader(
         drop_last=args.dataloader_drop_last and (is_training or not behaviour.evaluates_incomplete_batch),
         behaviour=behaviour,
         workers=args.dataloader_num_workers,
-        pin_memory=args.dataloader_pin_memory and args.device.type not in ("cpu", "mps"),
+        pin_memory=args.dataloader_pin_memory and pins_memory(args.device),
         persistent_workers=args.dataloader_persistent_workers,
         prefetch_factor=args.dataloader_prefetch_factor,
         multiprocessing_context=args.dataloader_multiprocessing_context,

@@ -27,6 +27,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
 from trainwright.data.bad_sample import LoaderWorkers
 from trainwright.data.epochs import set_epoch_of
+from trainwright.distributed.device import accelerator, pins_memory
 from trainwright.state.interrupts import blocked, held_back
 
 # Any: batches, datasets and samplers are the user's own types; GradientState is not typed.
@@ -378,10 +379,9 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) ->
 
 def make_prefetcher(dataloader: object, device: torch.device) -> DevicePrefetcher | None:
     """The copies of a dataloader's batches to a device; None where nothing can be copied beside the computation."""
-    if device.type in ("cpu", "mps") or not getattr(dataloader, "pin_memory", False):
+    if not pins_memory(device) or not getattr(dataloader, "pin_memory", False):
         return None
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None or accelerator.type != device.type:
+    if accelerator() != device.type:
         return None
     computing = partial(torch.accelerator.current_stream, device)
     return DevicePrefetcher(device, stream=torch.Stream(device), computing=computing)

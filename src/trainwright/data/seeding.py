@@ -7,7 +7,6 @@ first sample. Where the main process reads, the `Loader` restores its random sta
 
 from __future__ import annotations
 
-import os
 import random
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +18,7 @@ from torch.utils.data import Dataset
 
 from trainwright._types import Batch, Item
 from trainwright.data.epochs import set_epoch_in_worker
+from trainwright.distributed.device import make_deterministic
 
 
 def set_seed(seed: int, deterministic: bool = False) -> None:
@@ -46,11 +46,8 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
         warn_only: an operation without a deterministic implementation warns instead of raising.
     """
     set_seed(seed)
-    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # CUDA reads both when it starts
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    make_deterministic()
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False
 
 
 def seed_of(origin: Iterable[int]) -> int:

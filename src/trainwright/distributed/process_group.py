@@ -12,20 +12,18 @@ from datetime import timedelta
 
 from trainwright.distributed.world import World, launcher_keeps_the_store
 
-BACKENDS = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl"}  # by type of device; gloo on all others
-
 
 def start_group(world: World, *, backend: str | None, timeout: timedelta) -> None:
     """Starts the process group of several processes, if there is none; by default with the backend of the device."""
-    import torch
     import torch.distributed as dist
+
+    from trainwright.distributed import device
 
     if world.world_size == 1 or dist.is_initialized():
         return
     os.environ.update({name: value for name, value in world.variables().items() if name not in os.environ})
-    if world.device.type == "cuda":
-        torch.cuda.set_device(world.device)
-    backend = backend or BACKENDS.get(world.device.type, "gloo")
+    device.make_current(world.device)
+    backend = backend or device.group_backend(world.device.type)
     dist.init_process_group(backend, init_method=init_method(), timeout=timeout)
     leave_at_exit()
 
@@ -34,9 +32,11 @@ def start_alone(device_type: str, *, backend: str | None, timeout: timedelta) ->
     """Starts a process group of this process alone, if there is none: for backends that need a group."""
     import torch.distributed as dist
 
+    from trainwright.distributed.device import group_backend
+
     if dist.is_initialized():
         return
-    backend = backend or BACKENDS.get(device_type, "gloo")
+    backend = backend or group_backend(device_type)
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[attr-defined]
     leave_at_exit()
 

@@ -146,22 +146,25 @@ class World:
         """Device of this process; an ArgumentError where the environment asks for a TPU."""
         import torch
 
+        from trainwright.distributed import device
+
         kind, count = (None, 0) if self.use_cpu else _accelerator()
         if self.device_name is not None and not self.use_cpu:
             return torch.device(self.device_name)
-        if kind is None:
-            _refuse_tpu(asked=not self.use_cpu)
-        if kind is None or kind == "mps":
-            return torch.device(kind or "cpu")
-        return torch.device(kind, self.local_process_index % max(1, count) if self.launched else 0)
+        if kind is None and not self.use_cpu:
+            device.refuse_missing()
+        index = self.local_process_index % max(1, count) if self.launched else 0
+        return device.placed(kind, index=index)
 
     @property
     def n_gpu(self) -> int:
         """Number of devices of this process: more than one only without a launcher; 0 on the CPU."""
         if self.use_cpu:
             return 0
+        from trainwright.distributed.device import kind_of
+
         kind, count = _accelerator()
-        if kind == "cuda" and not self.is_distributed:
+        if kind is not None and kind_of(kind).serves_data_parallel and not self.is_distributed:
             return count
         return 1 if kind is not None or self.is_distributed else 0
 
@@ -175,16 +178,6 @@ class World:
         if self.is_distributed:
             return ParallelMode.DISTRIBUTED
         return ParallelMode.NOT_DISTRIBUTED if num_devices > 1 else ParallelMode.NOT_PARALLEL
-
-
-def _refuse_tpu(*, asked: bool) -> None:
-    """Raises ArgumentError for a run that was meant for a TPU and would train on the CPU."""
-    if asked and os.environ.get("PJRT_DEVICE", "").upper() == "TPU":
-        raise ArgumentError(
-            "PJRT_DEVICE=TPU asks for a TPU. torch_xla, by which torch reaches one, ends with torch 2.9, and this "
-            "package needs 2.10 to load checkpoints safely. Train on GPUs, or unset PJRT_DEVICE (or pass use_cpu=True) "
-            "to train on the CPU."
-        )
 
 
 def configured_precision() -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainwright.config.plans import EnginePlan, ParallelPlan
+from trainwright.distributed.device import tf32_switches
 from trainwright.distributed.process_group import init_method, start_alone
 from trainwright.errors import ArgumentError, MissingPackageError
 
@@ -70,8 +71,8 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: ob
     if scales_here:
         accelerator.scaler = torch.amp.GradScaler("cpu")
     if plan.precision.tf32 is not None:
-        torch.backends.cuda.matmul.allow_tf32 = plan.precision.tf32
-        torch.backends.cudnn.allow_tf32 = plan.precision.tf32
+        for owner, name in tf32_switches():
+            setattr(owner, name, plan.precision.tf32)
     return accelerator
 
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from trainwright._types import DataLoaderLike, Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config.plans import EnginePlan
-from trainwright.engine.precision import autocast_forward, peak_flops
+from trainwright.distributed.device import empty_cache, peak_flops
+from trainwright.engine.precision import autocast_forward
 from trainwright.state.interrupts import Interrupts
 from trainwright.support.model_facts import uncompiled
 
@@ -338,8 +339,7 @@ class Engine:
 
     def empty_cache(self) -> None:
         """Frees the memory of the device that torch holds without using it."""
-        if self.device.type in ("cuda", "mps", "xpu"):
-            getattr(torch, self.device.type).empty_cache()
+        empty_cache(self.device)
 
     def barrier(self) -> None:
         """Waits for all processes."""

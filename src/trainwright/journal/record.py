@@ -34,6 +34,7 @@ import torch
 
 from trainwright._types import JSONObject, counted, has_length, json_value, without_tokens
 from trainwright.config.protocol import Arguments
+from trainwright.distributed.device import DeviceMemory, name_of
 from trainwright.state.progress import Clock
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support import host
@@ -313,7 +314,7 @@ class JournalListener:
 
 def peak_memory() -> dict[str, int]:
     """Returns the most memory taken so far, of the process, and by tensors on its GPU."""
-    on_gpu = torch.cuda.max_memory_allocated()  # 0 without one
+    on_gpu = DeviceMemory().peak_bytes()  # 0 without one
     return {"peak_memory_bytes": host.peak_bytes()} | ({"peak_gpu_bytes": on_gpu} if on_gpu else {})
 
 
@@ -371,12 +372,13 @@ def facts_of_run(args: Arguments, device: torch.device, data: Mapping[str, objec
 
 def environment(device: torch.device) -> JSONObject:
     """Returns versions, commit and hardware."""
+    product = name_of(device)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := installed(name)) is not None},
         "commit": commit(os.getcwd()),
-        "device": f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device),
+        "device": str(device) if product is None else f"{device} ({product})",
         "cpus": host.num_cpus(),
         "threads": torch.get_num_threads(),
         "memory_bytes": host.memory_bytes(),

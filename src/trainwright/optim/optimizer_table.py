@@ -136,7 +136,9 @@ def one_process(name: str, args: Arguments) -> str | None:
 
 def needs_cuda(name: str, args: Arguments) -> str | None:
     """Reports a device other than CUDA."""
-    if args.device.type == "cuda":
+    from trainwright.distributed.device import runs_cuda_kernels
+
+    if runs_cuda_kernels(args.device):
         return None
     instead = {"adalomo": "lomo"}.get(name, name.replace("_8bit", ""))
     return (

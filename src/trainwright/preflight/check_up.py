@@ -21,7 +21,7 @@ from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
 from trainwright.data import columns
-from trainwright.engine.precision import supports_bf16
+from trainwright.distributed.device import supports_bf16
 from trainwright.loop.extension import Decision, Extension, Run, StepFacts
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight import data_checks, model_checks  # noqa: F401 -- registers their checks

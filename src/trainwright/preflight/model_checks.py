@@ -18,6 +18,7 @@ from trainwright.checkpoint import weights
 from trainwright.checkpoint.async_writer import weights_bytes
 from trainwright.config import resolve
 from trainwright.config.enums import word
+from trainwright.distributed.device import kind_of
 from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
 from trainwright.support import model_facts
 from trainwright.support.host import available_bytes
@@ -236,7 +237,7 @@ def precision(facts: CheckFacts) -> Iterator[Finding]:
             f"{sizes[torch.bfloat16]} trainable weights are bf16: an update below 1/256 of a weight is rounded away.",
             "Keep the weights in fp32 and set bf16=True where memory allows.",
         )
-    if mixed == "no" and facts.device.type == "cuda" and facts.supports_bf16 and not facts.is_brief:
+    if mixed == "no" and kind_of(facts.device).is_accelerator and facts.supports_bf16 and not facts.is_brief:
         yield note("This GPU computes in bf16 several times as fast.", "Try bf16=True.")
 
 

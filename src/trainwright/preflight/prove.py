@@ -29,6 +29,7 @@ from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.fields import value_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.summary import differing as differing_arguments
+from trainwright.distributed.device import HIDING_ACCELERATORS
 from trainwright.errors import ModelError, ProcessFailedError
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
@@ -452,7 +453,7 @@ def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": True,
         "OMP_NUM_THREADS": 1,
-        "CUDA_VISIBLE_DEVICES": "",
+        **HIDING_ACCELERATORS,
     }
     env = {**os.environ, **{name: str(value) for name, value in world.items()}}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)

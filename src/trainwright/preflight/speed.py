@@ -7,10 +7,8 @@ changes the samples of a batch, or random draws, is suggested and never taken.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
-import shutil
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +26,7 @@ from trainwright._types import TRAINING_ARGS_JSON_NAME, Batch, DataLoaderLike, J
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
+from trainwright.distributed.device import has_compiler, kind_of, runs_flash_attention
 from trainwright.errors import ModelError
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.prove import allowed_gap, gap, no_dropout
@@ -335,13 +334,12 @@ class _Measurement:
         current = attention_of(core)
         if current == "eager":
             yield Lever("attention", {ATTENTION: "sdpa"})
-        if current in ("eager", "sdpa") and device.type == "cuda" and importlib.util.find_spec("flash_attn"):
+        if current in ("eager", "sdpa") and runs_flash_attention(device):
             yield Lever("attention", {ATTENTION: "flash_attention_2"})
         find = getattr(core, "get_output_embeddings", None)
         if value_of(args, "loss_kernel") is None and callable(find) and find() is not None:
-            yield Lever("loss kernel", {"loss_kernel": choose_kernel("auto", device)})
-        has_compiler = importlib.util.find_spec("triton") if device.type == "cuda" else shutil.which("g++")
-        if not args.torch_compile and has_compiler and repeated_blocks(self._trainer.model):
+            yield Lever("loss kernel", {"loss_kernel": choose_kernel("auto", runs_triton=kind_of(device).runs_triton)})
+        if not args.torch_compile and has_compiler(device) and repeated_blocks(self._trainer.model):
             settings = {"torch_compile": "regional", "torch_compile_backend": "inductor"}
             yield Lever("regional compile", settings, setup_s=COMPILE_S)
 
@@ -375,7 +373,10 @@ class _Measurement:
         """Returns the reason why a kernel cannot compute the model's loss; None if it can."""
         obstacle = self._trainer._engine.changes_layers
         keeps = self._trainer._uses_outputs()
-        with without_logits(self._trainer.model, kernel, keeps_outputs=keeps, obstacle=obstacle) as reason:
+        runs_triton = kind_of(self._trainer._engine.device).runs_triton
+        with without_logits(
+            self._trainer.model, kernel, keeps_outputs=keeps, obstacle=obstacle, runs_triton=runs_triton
+        ) as reason:
             return reason
 
     def _without_dropout(self, settings: JSONObject) -> float:

@@ -27,9 +27,9 @@ from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts, check_run
 from trainwright.data.seeding import enable_full_determinism, set_seed
+from trainwright.distributed.device import DeviceMemory, kind_of, pins_memory_here, supports_bf16, supports_tf32
 from trainwright.distributed.world import reading_launchers_variables
 from trainwright.engine.base import Engine
-from trainwright.engine.precision import supports_bf16, supports_tf32
 from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
 from trainwright.journal.record import JournalListener
@@ -72,7 +72,7 @@ class Services:
     def for_arguments(cls, args: Any, *, measures_memory: bool = True) -> Services:
         writer = CheckpointWriter(goes_on=getattr(args, "save_failure", "stop") == "continue")
         skips = args.skip_memory_metrics or not measures_memory
-        return cls(writer=writer, memory_tracker=TrainerMemoryTracker(skips))
+        return cls(writer=writer, memory_tracker=TrainerMemoryTracker(skips, DeviceMemory()))
 
     def use_engine(self, engine: Engine) -> None:
         self.engine = engine
@@ -434,7 +434,8 @@ def patched(
         if args.use_liger_kernel:
             patches.apply_liger_kernel(model, args.liger_kernel_config)
         if value_of(args, "activation_checkpointing"):
-            enter(patches.checkpointed_activations(model, value_of(args, "activation_checkpointing_kwargs")))
+            options = value_of(args, "activation_checkpointing_kwargs")
+            enter(patches.checkpointed_activations(model, options, pins_memory=pins_memory_here()))
         if resolve.compiles_blocks(args):
             backend = args.torch_compile_backend
             mode = args.torch_compile_mode
@@ -443,7 +444,11 @@ def patched(
         if (kernel := value_of(args, "loss_kernel")) is not None:
             from trainwright.support.loss_kernels import without_logits
 
-            enter(without_logits(model, kernel, keeps_outputs=keeps_outputs, obstacle=engine.changes_layers))
+            runs_triton = kind_of(engine.device).runs_triton
+            obstacle = engine.changes_layers
+            enter(
+                without_logits(model, kernel, keeps_outputs=keeps_outputs, obstacle=obstacle, runs_triton=runs_triton)
+            )
         if "underflow_overflow" in args.debug:
             enter(patches.overflow_detection(model))
         enter(engine.mixed_precision(model, keeps_outputs=keeps_outputs))

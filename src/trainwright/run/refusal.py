@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from trainwright.checkpoint import rng
+from trainwright.distributed.device import tf32_switches
 from trainwright.state.interrupts import SIGNALS, is_main_thread
 
 # Any: states of accelerate hold objects of many types; a trainer may lack what its constructor has not come to.
@@ -89,8 +90,7 @@ class ProcessSettings:
 def _precision() -> dict[tuple[Any, str], bool]:
     """Switches of CUDA's libraries; none where the newer ones of torch are in use, beside which these raise."""
     cudnn = torch.backends.cudnn
-    matmul = torch.backends.cuda.matmul
-    switches = [(cudnn, "deterministic"), (cudnn, "benchmark"), (cudnn, "allow_tf32"), (matmul, "allow_tf32")]
+    switches = [(cudnn, "deterministic"), (cudnn, "benchmark"), *tf32_switches()]
     found: dict[tuple[Any, str], bool] = {}
     for owner, name in switches:
         with suppress(RuntimeError):

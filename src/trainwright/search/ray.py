@@ -14,11 +14,11 @@ from pathlib import Path
 
 import ray
 import ray.tune
-import torch
 from ray.tune.schedulers import FIFOScheduler
 
 from trainwright._types import JSONObject, json_value
 from trainwright.config.fields import value_of
+from trainwright.distributed.device import ray_resources
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base, search_record
 from trainwright.search.base import BestRun, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
@@ -73,7 +73,7 @@ class RayBackend:
     def run(self, host: TrainerHandle, plan: SearchPlan) -> BestRun:
         folder = os.path.abspath(host.args.output_dir)
         options = {
-            "resources_per_trial": {"cpu": 1, **({"gpu": 1} if torch.cuda.is_available() else {})},
+            "resources_per_trial": {"cpu": 1, **ray_resources()},
             "progress_reporter": ray.tune.CLIReporter(metric_columns=[OBJECTIVE]),
             "storage_path": os.path.join(folder, "ray"),
             "raise_on_failed_trial": plan.settings.failed_trials == "stop",

@@ -7,9 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import psutil
@@ -24,6 +22,23 @@ STAGES = {
     "evaluate": "eval",
     "predict": "test",
 }
+
+
+class DeviceMemory(Protocol):
+    """Statistics of the allocator of a device."""
+
+    @property
+    def is_known(self) -> bool:
+        """True if there is a device that has them."""
+
+    def reset_peak(self) -> None:
+        """The peak counts from now on."""
+
+    def allocated_bytes(self) -> int:
+        """Returns the bytes of the tensors on the device."""
+
+    def peak_bytes(self) -> int:
+        """Returns the most bytes since `reset_peak`."""
 
 
 class _PeakSampler(threading.Thread):
@@ -53,6 +68,7 @@ class TrainerMemoryTracker:
 
     Args:
         skip_memory_metrics: do nothing at all.
+        device_memory: statistics of the allocator of the device; None: only the host is measured.
 
     Attributes:
         stages: method of the trainer -> name of its stage.
@@ -60,8 +76,9 @@ class TrainerMemoryTracker:
 
     stages = STAGES
 
-    def __init__(self, skip_memory_metrics: bool = False) -> None:
+    def __init__(self, skip_memory_metrics: bool = False, device_memory: DeviceMemory | None = None) -> None:
         self.skip_memory_metrics = skip_memory_metrics
+        self._device = device_memory
         self.cur_stage: str | None = None
         self._init_report: dict[str, int] = {}
         self._process: psutil.Process | None = None
@@ -92,9 +109,9 @@ class TrainerMemoryTracker:
         gc.collect()
         assert self._process is not None
         self._before = {"cpu": self._process.memory_info().rss}
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-            self._before["gpu"] = torch.cuda.memory_allocated()
+        if self._device is not None and self._device.is_known:
+            self._device.reset_peak()
+            self._before["gpu"] = self._device.allocated_bytes()
         self._sampler = _PeakSampler(self._process)
         self._sampler.start()
 
@@ -147,10 +164,10 @@ class TrainerMemoryTracker:
         }
         if stage == "init":
             report |= {f"before_init_mem_{kind}": size for kind, size in self._before.items()}
-        if "gpu" in self._before:
-            allocated = torch.cuda.memory_allocated()
+        if self._device is not None and "gpu" in self._before:
+            allocated = self._device.allocated_bytes()
             report[f"{stage}_mem_gpu_alloc_delta"] = allocated - self._before["gpu"]
-            report[f"{stage}_mem_gpu_peaked_delta"] = max(0, torch.cuda.max_memory_allocated() - allocated)
+            report[f"{stage}_mem_gpu_peaked_delta"] = max(0, self._device.peak_bytes() - allocated)
         return report
 
 

@@ -14,6 +14,7 @@ on in the exchange of counters (`Progress.settle`), which precedes each log and 
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Sequence
@@ -90,6 +91,16 @@ class Entry(NamedTuple):
     weight: float | OnDevice
 
 
+@functools.cache
+def widest_float(device: torch.device) -> torch.dtype:
+    """Returns float64, or float32 for a device that cannot hold float64, which is tried once."""
+    try:
+        torch.zeros((), dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return torch.float32
+    return torch.float64
+
+
 class RecordedMetrics:
     """Numbers of one training since its last log, or of one evaluation.
 
@@ -104,7 +115,7 @@ class RecordedMetrics:
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
-        self._dtype = torch.float32 if self._device.type == "mps" else torch.float64  # MPS has no float64
+        self._dtype = widest_float(self._device)
         self._reductions: dict[str, str] = {}
         self._entries: list[Entry] = []
         self._scalars: list[torch.Tensor] = []

@@ -150,11 +150,14 @@ def _liger(
 KERNELS: dict[str, Kernel] = {"chunked": chunked_cross_entropy, "cce": _cce, "liger": _liger}
 
 
-def choose(name: str, device: torch.device) -> str:
-    """Returns the kernel that a value of `loss_kernel` stands for; a MissingPackageError without its package."""
+def choose(name: str, *, runs_triton: bool) -> str:
+    """Returns the kernel that a value of `loss_kernel` stands for; a MissingPackageError without its package.
+
+    `runs_triton`: the kernels of packages run on the device.
+    """
     has = {kernel: importlib.util.find_spec(module) is not None for kernel, (module, _) in PACKAGES.items()}
     if name == "auto":
-        return next((one for one in PACKAGES if has[one] and device.type == "cuda"), "chunked")
+        return next((one for one in PACKAGES if has[one] and runs_triton), "chunked")
     if not has.get(name, True):
         raise MissingPackageError(
             f'loss_kernel="{name}" needs a package that is not installed: pip install {PACKAGES[name][1]}. "chunked" '
@@ -164,17 +167,20 @@ def choose(name: str, device: torch.device) -> str:
 
 
 @contextmanager
-def without_logits(model: nn.Module, wanted: str, *, keeps_outputs: bool, obstacle: str | None) -> Iterator[str | None]:
+def without_logits(
+    model: nn.Module, wanted: str, *, keeps_outputs: bool, obstacle: str | None, runs_triton: bool
+) -> Iterator[str | None]:
     """Trains with a loss kernel while it lasts; with the plain loss, and a warning, where it cannot be applied.
 
     Gives the reason for which it cannot be, or None. The model is placed and not yet wrapped. `keeps_outputs`: training
-    looks at more of its output than the loss; `obstacle`: why the engine cannot leave the output layer as it is.
+    looks at more of its output than the loss; `obstacle`: why the engine cannot leave the output layer as it is;
+    `runs_triton`: the kernels of packages run on the device.
     """
     core = core_model(model)
     device = next(model.parameters()).device
-    name = choose(wanted, device)
+    name = choose(wanted, runs_triton=runs_triton)
     swap = _Swap(core, KERNELS[name])
-    if name in PACKAGES and device.type != "cuda":
+    if name in PACKAGES and not runs_triton:
         reason: str | None = f"its kernels need a GPU, and the model is on {device.type}"
     elif keeps_outputs:
         reason = "training looks at the logits (compute_loss, compute_loss_func or label smoothing)"

@@ -32,12 +32,12 @@ NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
 
 
 @contextmanager
-def checkpointed_activations(model: nn.Module, options: Options | None) -> Iterator[None]:
+def checkpointed_activations(model: nn.Module, options: Options | None, *, pins_memory: bool = False) -> Iterator[None]:
     """Turns checkpointing on for a run and off after it, unless the user had turned it on already.
 
     Of a model without transformers' methods for it, the layers in its ModuleLists (or Sequentials, if it has no list)
     are checkpointed; without any it is a ModelError. `options` are `every_n_layers`, `offload`, and arguments of
-    torch's `checkpoint`.
+    torch's `checkpoint`. `pins_memory`: offloaded activations lie in pinned memory.
     """
     name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
     was_on = getattr(model, f"is_{name}_checkpointing", False)  # asking by the older name warns
@@ -45,7 +45,7 @@ def checkpointed_activations(model: nn.Module, options: Options | None) -> Itera
     layers = rest.pop("every_n_layers", 1)
     offload = rest.pop("offload", False)
     if not hasattr(model, f"{name}_checkpointing_enable"):
-        with _checkpointed_layers(model, rest, every_n_layers=layers, offload=offload):
+        with _checkpointed_layers(model, rest, every_n_layers=layers, offload=offload, pins_memory=pins_memory):
             yield
         return
     if name == "gradient" and (layers != 1 or offload):
@@ -63,7 +63,9 @@ def checkpointed_activations(model: nn.Module, options: Options | None) -> Itera
 
 
 @contextmanager
-def _checkpointed_layers(model: nn.Module, options: Options, *, every_n_layers: int, offload: bool) -> Iterator[None]:
+def _checkpointed_layers(
+    model: nn.Module, options: Options, *, every_n_layers: int, offload: bool, pins_memory: bool
+) -> Iterator[None]:
     layers = _layers_of(model)[::every_n_layers]
     if not layers:
         raise ModelError(
@@ -72,7 +74,7 @@ def _checkpointed_layers(model: nn.Module, options: Options, *, every_n_layers: 
         )
     options = {"use_reentrant": False, **options}
     for layer in layers:
-        layer.forward = _checkpointed(layer.forward, options, offload=offload)
+        layer.forward = _checkpointed(layer.forward, options, offload=offload, pins_memory=pins_memory)
     try:
         yield
     finally:
@@ -80,10 +82,10 @@ def _checkpointed_layers(model: nn.Module, options: Options, *, every_n_layers: 
             del layer.forward
 
 
-def _checkpointed(forward: Forward, options: Options, *, offload: bool) -> Forward:
+def _checkpointed(forward: Forward, options: Options, *, offload: bool, pins_memory: bool) -> Forward:
     @functools.wraps(forward)
     def run(*args: object, **kwargs: Any) -> object:  # keywords of the layer
-        with save_on_cpu(pin_memory=torch.cuda.is_available()) if offload else nullcontext():
+        with save_on_cpu(pin_memory=pins_memory) if offload else nullcontext():
             return checkpoint(vars(run)["inner"], *args, **options, **kwargs)
 
     vars(run)["inner"] = forward  # compiled_blocks exchanges it

@@ -13,6 +13,7 @@ from torch import nn
 from trainwright._types import JSONObject, is_instance_of
 from trainwright.cli.recipe.schema import LoraPart
 from trainwright.cli.tasks.source import TaskSource, first_line
+from trainwright.distributed.device import accelerator, placed, supports_bf16
 from trainwright.errors import MissingPackageError, needs_package
 
 NEEDS_PEFT = "lora needs the package peft: pip install 'trainwright[peft]'"
@@ -29,7 +30,7 @@ def quantized(bits: str | None) -> JSONObject:
     kind: Any = BitsAndBytesConfig
     if bits == "8bit":
         return {"quantization_config": kind(load_in_8bit=True)}
-    has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    has_bf16 = supports_bf16(placed(accelerator(), index=0), emulated=True)
     settings = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
     dtype = torch.bfloat16 if has_bf16 else torch.float32
     return {"quantization_config": kind(load_in_4bit=True, bnb_4bit_compute_dtype=dtype, **settings)}

@@ -45,6 +45,7 @@ import torch
 from trainwright._types import GUARD_STATE_NAME, Batch, JSONObject, Optimizer, is_count
 from trainwright.checkpoint.training_state import load_json, save_json
 from trainwright.config.plans import GuardPlan
+from trainwright.distributed.device import kind_of, pins_memory
 from trainwright.extensions.guard.diagnosis import WEIGHTS
 from trainwright.extensions.guard.history import NO_BOUND, SpikeHistory
 from trainwright.extensions.guard.rollback import Rollback, schedule_memory
@@ -393,8 +394,8 @@ class DeviceGuard(Extension):
         self._is_read = True  # the optimizer reads `found_inf`
         self._at_once = HostGuard(policy, log, mean=mean, writes=writes)
         self._found_inf = torch.zeros((), device=device)
-        self._copy = torch.zeros((), pin_memory=device.type == "cuda")
-        self._event = torch.cuda.Event() if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._copy = torch.zeros((), pin_memory=pins_memory(device))
+        self._event = torch.Event(device) if pins_memory(device) else None
         # A step whose flag is not read, its window, and its undoing.
         self._waiting: tuple[int, object, Callable[[], None]] | None = None
 
@@ -528,7 +529,7 @@ def make_guard(
     )
     spikes = None if plan.on_spike == "off" else Spikes(plan)
     needs_host = spikes is not None or rollback is not None or was_updated is not None
-    if device.type == "cuda" and takes_found_inf(optimizer) and not needs_host:
+    if kind_of(device).skips_in_optimizer and takes_found_inf(optimizer) and not needs_host:
         return DeviceGuard(policy, log, optimizer, device=device, mean=mean, writes=writes)
     is_alone = mean is None and device.type == "cpu"
     return HostGuard(policy, log, spikes, rollback, was_updated, mean=mean, is_alone=is_alone, writes=writes)

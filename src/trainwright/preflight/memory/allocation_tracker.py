@@ -21,10 +21,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
+from trainwright.distributed.device import kind_of
 from trainwright.preflight.memory.memory_plan import PeakMemory
 from trainwright.support.tensor_tree import tensors_of
-
-BLOCK_BYTES = {"cuda": 512}  # allocators that round up
 
 
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -35,7 +34,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.moment = "forward"
         self.is_backward = False  # in a backward pass, forward passes that it repeats included
         self._device = device.type
-        self._block = BLOCK_BYTES.get(device.type, 1)
+        self._block = kind_of(device).block_bytes
         self._live: dict[int, tuple[int, str, str, object]] = {}  # bytes, kind, module, weak reference
         self._kinds: Counter[str] = Counter()
         self._modules: Counter[str] = Counter()

@@ -22,7 +22,7 @@ from trainwright.config.enums import word
 from trainwright.config.fields import batch_formers
 from trainwright.config.protocol import Arguments
 from trainwright.data.prepared_dataloader import map_tensors
-from trainwright.engine.precision import supports_bf16
+from trainwright.distributed.device import supports_bf16, total_bytes
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.loop.step import Step, Window
 from trainwright.optim.factory import steps_in_backward
@@ -60,8 +60,8 @@ def plan_memory(trainer: AnyTrainer, budget: int | float | str | None) -> Memory
 
 
 def _memory_of(device: torch.device) -> int:
-    is_cuda = device.type == "cuda"
-    return int(torch.cuda.get_device_properties(device).total_memory) if is_cuda else available_bytes()
+    of_device = total_bytes(device)
+    return available_bytes() if of_device is None else of_device
 
 
 def _tried(trainer: AnyTrainer, budget: int | None) -> list[SettingsChange]:
