@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.checkpoint.training_state import load_guard
+from trainwright.extensions.guard.step_guard import load_guard
 
 from .._support.two_processes import Done, finish_forks, start_forks
 from ..distributed.layouts import MODEL, write_model

@@ -216,8 +216,10 @@ class CheckpointStore:
             logger.warning(
                 "Checkpoint %s is marked: %s in %s is not finite, though the weights are. A resume takes an older one. "
                 "Look for what writes such values; on_nonfinite='ignore' does not look for them.",
-                final, tensor, name,
-            )  # fmt: skip
+                final,
+                tensor,
+                name,
+            )
         if (before := max(self.owned_by(manifest.run_id), default=None)) is not None:
             link_unchanged(staging, files, self.path(before))
         manifest = replace(manifest, files=files)

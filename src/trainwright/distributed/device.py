@@ -148,6 +148,13 @@ def ray_resources() -> dict[str, int]:
 # -- random states -----------------------------------------------------------------------------------------------------
 
 
+def is_in_use() -> bool:
+    """Returns False while there is an accelerator that this process has not used yet; True where there is none."""
+    kind = accelerator()
+    is_initialized = None if kind is None else _function(kind, "is_initialized")
+    return True if is_initialized is None else bool(is_initialized())
+
+
 def random_states() -> dict[str, Any]:
     """Returns the states of the accelerator's generators by its kind, {} without one.
 
@@ -258,10 +265,22 @@ class DeviceMemory:
 
 # Part of the device's name -> operations per second. The first that matches counts, so the longer name comes first.
 PEAK_FLOPS = {
-    "B200": 2.25e15, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12,
-    "A10G": 70e12, "A10": 125e12, "L40S": 362e12, "L4": 121e12, "V100": 125e12, "T4": 65e12, "RTX 4090": 165e12,
-    "RTX 3090": 71e12, "MI300X": 1307e12,
-}  # fmt: skip
+    "B200": 2.25e15,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "A10G": 70e12,
+    "A10": 125e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "V100": 125e12,
+    "T4": 65e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+    "MI300X": 1307e12,
+}
 AMPERE = (8, 0)  # compute capability
 
 

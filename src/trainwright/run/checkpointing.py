@@ -53,9 +53,15 @@ CONTENTS = (
 
 # Methods in which a user's code may look at the files of a save, or count on them when it returns.
 SAVING_HOOKS = (
-    "_maybe_log_save_evaluate", "_save_checkpoint", "save_model", "_save", "_save_optimizer_and_scheduler",
-    "_save_scaler", "_save_rng_state", "_push_from_checkpoint",
-)  # fmt: skip
+    "_maybe_log_save_evaluate",
+    "_save_checkpoint",
+    "save_model",
+    "_save",
+    "_save_optimizer_and_scheduler",
+    "_save_scaler",
+    "_save_rng_state",
+    "_push_from_checkpoint",
+)
 
 
 # Methods whose overrides run on after a checkpoint is on the disk.
@@ -144,8 +150,10 @@ class Checkpointer:
         for before_save in run.extensions.before_save:
             before_save(run)
         state = run.progress.state
-        step, best = state.global_step, state.best_global_step
-        world, cursor = self.args.world_size, run.cursor()
+        step = state.global_step
+        best = state.best_global_step
+        world = self.args.world_size
+        cursor = run.cursor()
         manifest = Manifest(step=step, run_id=run.run_id, world_size=world, cursor=cursor)
 
         def check() -> None:
@@ -201,7 +209,8 @@ class Checkpointer:
 
     def write_state(self, hooks: SaveHooks, run: Run, folder: Path) -> None:
         """The record of the run, with the path of the best checkpoint as it is now, and the states of callbacks."""
-        state, store = run.progress.state, CheckpointStore(folder.parent)
+        state = run.progress.state
+        store = CheckpointStore(folder.parent)
         best = state.best_global_step
         if best is not None and self.engine.agree(
             lambda: best == state.global_step or best in store.owned_by(run.run_id)
@@ -233,7 +242,8 @@ class Checkpointer:
         """Gives the extensions what `write_extensions` wrote; a replica without a file takes that of the first one."""
         for load in run.extensions.load:
             load(folder)
-        rank, num_replicas = self.engine.replica, self.engine.num_replicas
+        rank = self.engine.replica
+        num_replicas = self.engine.num_replicas
         own = rng.find_file(folder, rank=rank, num_processes=num_replicas, name=EXTENSIONS_NAME)
         path = own or rng.find_first_file(folder, EXTENSIONS_NAME)
         if path is not None:
@@ -249,9 +259,12 @@ class Checkpointer:
         from trainwright.checkpoint import weights
 
         weights.save_weights(
-            self.engine.unwrap(model), folder, state_dict=state_dict, sink=self.writer.sink,
+            self.engine.unwrap(model),
+            folder,
+            state_dict=state_dict,
+            sink=self.writer.sink,
             as_safetensors=value_of(self.args, "save_safetensors"),
-        )  # fmt: skip
+        )
         if hasattr(processing_class, "save_pretrained"):
             processing_class.save_pretrained(folder)
         training_state.save_arguments(self.args, folder)
@@ -289,7 +302,8 @@ class Checkpointer:
         if sharded_state.has_optimizer(folder):
             sharded_state.load_optimizer(folder, model, optimizer)
         else:
-            load, holds_parts = self.engine.load_optimizer_state, self.engine.holds_parts
+            load = self.engine.load_optimizer_state
+            holds_parts = self.engine.holds_parts
             training_state.load_optimizer(optimizer, folder, load=load, holds_parts=holds_parts)
         training_state.load_scheduler(scheduler, folder)
 
@@ -394,7 +408,8 @@ def check_first_checkpoint(args: Any, folder: str, model: Model) -> None:
     """Warns before step 1 where the first checkpoint may not fit on the disk; raises where not even its weights do."""
     if args.save_strategy == "no":
         return
-    root, what = Path(folder), "A checkpoint"
+    root = Path(folder)
+    what = "A checkpoint"
     surely = async_writer.weights_bytes(model)
     likely = surely + (0 if args.save_only_model else async_writer.estimated_optimizer_bytes(model))
     free = async_writer.free_bytes(root)
@@ -420,8 +435,10 @@ def keep_only_best(store: CheckpointStore, args: Any, run: Run) -> None:
 
     A run that its time limit ended is not at its end: what resumes it stays.
     """
-    plan, state = resolve.checkpoint(args), run.progress.state
-    best, is_cut_off = state.best_global_step, plan.max_train_s is not None and state.global_step < state.max_steps
+    plan = resolve.checkpoint(args)
+    state = run.progress.state
+    best = state.best_global_step
+    is_cut_off = plan.max_train_s is not None and state.global_step < state.max_steps
     if plan.keep_last != 1 or is_cut_off or best is None or not store.path(best).is_dir():
         return
     written = written_by(store, run.run_id)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from trainwright.checkpoint import rng
-from trainwright.distributed.device import tf32_switches
+from trainwright.distributed.device import is_in_use, tf32_switches
 from trainwright.state.interrupts import SIGNALS, is_main_thread
 
 # Any: states of accelerate hold objects of many types; a trainer may lack what its constructor has not come to.
@@ -99,8 +99,8 @@ def _precision() -> dict[tuple[Any, str], bool]:
 
 
 def _random_states() -> rng.States:
-    """Random states of this process; without those of CUDA before it is in use, since reading them would begin that."""
-    if torch.cuda.is_available() and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    """Random states of this process; before an accelerator is in use without its own: reading them would begin that."""
+    if not is_in_use():
         return {
             "python": random.getstate(),
             "numpy": np.random.get_state(legacy=False),

@@ -127,8 +127,10 @@ def run_id_after(checkpoint: str | None, output_dir: str) -> str:
         return manifest.run_id
     logger.warning(
         "Resuming from step %d leaves later checkpoints behind (of step %s): they stay until this run comes by, and "
-        "resume_from_checkpoint=True takes what this run saves.", manifest.step, ", ".join(map(str, ahead)),
-    )  # fmt: skip
+        "resume_from_checkpoint=True takes what this run saves.",
+        manifest.step,
+        ", ".join(map(str, ahead)),
+    )
     return new_run_id()
 
 
@@ -204,7 +206,8 @@ def restore_callbacks(states: dict[str, Any], callbacks: Sequence[Any], *, with_
         state = waiting.get(type(callback).__name__)
         if not state or not callable(getattr(callback, "state", None)):
             continue
-        saved, now = state.pop(0), callback.state()
+        saved = state.pop(0)
+        now = callback.state()
         if with_settings and (settings := _exported(saved, now, "args")):
             vars(callback).update(vars(type(callback)(**settings)))
         for name, value in _exported(saved, now, "attributes").items():
@@ -245,9 +248,14 @@ def remaining_plan(
         cursor = replace(cursor, samples=0)
     note = loader.position.check_resume(cursor, before=before, now=now, dataset=dataset)
     plan, of_size = plan_resume(
-        plan, cursor, step=manifest.step, batches_left=loader.position.batches_left(cursor, plan.batches_per_epoch),
-        before=before, now=now, counts_epochs=args.max_steps <= 0,
-    )  # fmt: skip
+        plan,
+        cursor,
+        step=manifest.step,
+        batches_left=loader.position.batches_left(cursor, plan.batches_per_epoch),
+        before=before,
+        now=now,
+        counts_epochs=args.max_steps <= 0,
+    )
     return plan, "; ".join(filter(None, (of_size, note)))
 
 
@@ -299,7 +307,8 @@ def resume_loader(
         position=_data_position(checkpoint, states, engine, is_own=own is not None),
     )
     if not skips:
-        cursor, state = replace(cursor, samples=0), replace(state, position=None)
+        cursor = replace(cursor, samples=0)
+        state = replace(state, position=None)
     try:
         return loader.resume(cursor, state)
     except TrainwrightError:
@@ -313,7 +322,9 @@ def _data_position(checkpoint: str, states: dict[str, Any], engine: Engine, *, i
 
     A process that was not there yet takes the first one's, where that is a stream: all of them read the same items.
     """
-    rank, num_processes, name = engine.replica, engine.num_replicas, DATA_POSITION_NAME
+    rank = engine.replica
+    num_processes = engine.num_replicas
+    name = DATA_POSITION_NAME
     path = rng.find_file(checkpoint, rank=rank, num_processes=num_processes, name=name)
     if path is not None:
         return training_state.load_data_position(path)
@@ -331,8 +342,10 @@ def load_rng(folder: str, *, rank: int, num_processes: int, step: int) -> None:
     if rank == 0 and last > 0 and not (Path(folder) / rng.file_name(last, num_processes)).is_file():
         logger.warning(
             "%s has no random states of process %d: fewer processes wrote it. Those without get states derived from "
-            "the step and their number, so their random draws are new ones.", folder, last,
-        )  # fmt: skip
+            "the step and their number, so their random draws are new ones.",
+            folder,
+            last,
+        )
     if path is not None:
         try:
             rng.restore(rng.load(path))
@@ -377,9 +390,15 @@ def load_checkpoint_args(
 
 
 def apply_new_settings(
-    optimizer: Any, scheduler: Any, asked: schedules.RequestedSettings, then: CheckpointArguments, *,
-    args: Any, num_steps: int, is_own: bool,
-) -> list[str]:  # fmt: skip
+    optimizer: Any,
+    scheduler: Any,
+    asked: schedules.RequestedSettings,
+    then: CheckpointArguments,
+    *,
+    args: Any,
+    num_steps: int,
+    is_own: bool,
+) -> list[str]:
     """Lets what differs take effect in the loaded states; returns it as lines.
 
     `asked` is what the arguments made of both before they were loaded; `is_own` is a schedule that is not ours.
@@ -421,8 +440,14 @@ def warn_small_rate(scheduler: Any, args: Any, *, before: int, now: int) -> None
         "The run has %d steps instead of %d, and its schedule had nearly ended: training continues at a learning rate "
         "of %.3g, %.1f %% of %.3g, and will change little. For the schedule of %d steps, computed anew, pass another "
         "warmup_steps, as warmup_steps=%d.",
-        now, before, rates[0], 100 * rates[0] / bases[0], bases[0], now, int(args.get_warmup_steps(now)) + 1,
-    )  # fmt: skip
+        now,
+        before,
+        rates[0],
+        100 * rates[0] / bases[0],
+        bases[0],
+        now,
+        int(args.get_warmup_steps(now)) + 1,
+    )
 
 
 def continue_schedule(scheduler: Any, args: Any, *, before: int, now: int, is_new: bool = False) -> None:
