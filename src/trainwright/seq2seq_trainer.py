@@ -195,7 +195,7 @@ class Seq2SeqTrainer(Trainer):
         return generation.task_of(batch, names)
 
     def _continues_input(self, batch: Batch) -> bool:
-        """Returns whether the model is a decoder alone, whose output begins with its input."""
+        """Returns whether the model is decoder-only, so that its output begins with its input."""
         config = getattr(model_facts.core_model(self.model), "config", None)
         return config is not None and not getattr(config, "is_encoder_decoder", False) and "input_ids" in batch
 
@@ -210,7 +210,7 @@ class Seq2SeqTrainer(Trainer):
         return is_overridden(self, "prediction_step") or _stands_in_for_transformers()
 
     def _settings_for(self, task: generation.Task, asked: Settings) -> Settings:
-        """Keywords of `generate`: what was asked, and what it would otherwise have to guess."""
+        """Returns keywords for `generate`: those asked for, and defaults that it would otherwise guess."""
         settings = {name: value for name, value in asked.items() if value is not None}
         config = getattr(self.model, "generation_config", None)
         if config is None:  # a module with a `generate` of its own
@@ -238,7 +238,7 @@ class Seq2SeqTrainer(Trainer):
     def _loss_of(self, model: Any, batch: Batch) -> torch.Tensor:
         smooths = self.label_smoother is not None and self.compute_loss_func is None
         # In half precision, smoothing rounds otherwise where it divides by the items instead of averaging over them.
-        # The original tells the model no number of items here.
+        # The original does not pass the number of items here.
         as_mean = smooths or not behaviour_of(self.args).averages_eval_loss_over_items
         num_items = None if as_mean else self._get_num_items_in_batch([batch], self.args.device)
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -247,7 +247,7 @@ class Seq2SeqTrainer(Trainer):
 
     def _padded(self, rows: torch.Tensor, task: generation.Task, settings: Settings) -> torch.Tensor:
         config = getattr(self.model, "generation_config", None)
-        if task.prompt_width:  # how many tokens are new is only known where it was said
+        if task.prompt_width:  # the number of new tokens is only known if it was set
             width = settings.get("max_new_tokens") or getattr(config, "max_new_tokens", None)
             is_labels = rows is task.labels
             return rows if width is None or is_labels else self._pad_tensors_to_max_len(rows, width)

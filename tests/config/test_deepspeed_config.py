@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration: from a dict, a file or text; "auto" filled in; what fights the arguments refused."""
+"""DeepSpeed's configuration: from a dict, a file or text; "auto" filled in; contradictions to the arguments refused."""
 
 import base64
 import json

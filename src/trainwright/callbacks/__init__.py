@@ -1,1 +1,1 @@
-"""Callbacks: what watches and steers a run from outside of the loop."""
+"""Callbacks: objects that watch and steer a run from outside the loop."""

@@ -16,7 +16,7 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 logger = logging.getLogger(__name__)
 
 Callback: TypeAlias = Any  # an instance of our TrainerCallback, of transformers', or of a class that only looks alike
-Given: TypeAlias = Callback | type[Callback]  # an instance, or a class to make one of
+Given: TypeAlias = Callback | type[Callback]  # an instance, or a class to instantiate
 Listener: TypeAlias = Callable[..., TrainerControl | None]
 Heard: TypeAlias = list[tuple[Listener, str]]  # listeners of an event, and the phase that each is timed under
 
@@ -87,7 +87,7 @@ class CallbackHandler(TrainerCallback):
         """Appends a callback.
 
         Args:
-            callback: an instance, or a class to make one of.
+            callback: an instance, or a class to instantiate.
         """
         self._append(callback)
         self.rebuild()

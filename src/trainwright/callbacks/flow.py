@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def _is_due(step: int, interval: float | None) -> bool:
-    # An interval may be negative: transformers counts with those too.
+    # An interval may be negative, as in transformers.
     return interval is not None and interval != 0 and step % interval == 0
 
 
@@ -50,7 +50,7 @@ class DefaultFlowCallback(TrainerCallback):
 
 
 def end_after(args: Arguments, state: TrainerState, control: TrainerControl) -> None:
-    """Sets the flags of a last step for one that is known to be the last only now, but not what it has done already."""
+    """Sets the flags of a last step after the fact, except for actions that this step has already done."""
     step = state.global_step
     evaluates = args.eval_strategy == "steps" and (args.eval_delay or 0) <= step
     control.should_evaluate |= evaluates and not _is_due(step, state.eval_steps)
@@ -146,8 +146,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         }
 
 
-CAUTION = 1.5  # a save may take so many times as long as the longest one before
-LOOKS = 0.1  # of the time until something may be due: after so much of it the clock is read again
+CAUTION = 1.5  # a save may take this many times as long as the longest one before
+LOOKS = 0.1  # the clock is read again after this share of the time until something may be due
 
 
 class Decision(NamedTuple):

@@ -17,9 +17,9 @@ from trainwright.support.html_table import cell_text
 from trainwright.support.units import count_text
 
 INTERVAL_S = 0.25  # between two updates of the display, other than the last one
-MAX_ROWS = 50  # of the table; above that number the older rows are thinned out
+MAX_ROWS = 50  # rows of the table; beyond that, older rows are thinned out
 NUM_NEWEST = 15  # rows of the table that are always shown
-MAX_LEN = 40  # of a value that is text, in characters
+MAX_LEN = 40  # characters shown of a text value
 NOT_SHOWN = ("_runtime", "_per_second", "_preparation_time", "total_flos", "_tokens_seen")
 OF_THE_BAR = ("epoch", "step", "grad_norm", "learning_rate")
 CELL = "text-align: right; padding: .15em .6em"
@@ -49,7 +49,7 @@ class NotebookProgressCallback(TrainerCallback):
         self._is_training = True
         if state.is_world_process_zero and not is_quiet(args):
             self._panel = _Panel(state.trial_name or "")
-            for entry in state.log_history:  # of before a resume
+            for entry in state.log_history:  # entries from before a resume
                 self._panel.table.add(entry.get("step", 0), entry)
             self._show_training(args, state)
 
@@ -142,17 +142,17 @@ class NotebookProgressCallback(TrainerCallback):
 
 
 class _Panel:
-    """One display of a cell, and what it shows."""
+    """The display of a notebook cell and its contents."""
 
     def __init__(self, title: str) -> None:
         self.table = MetricsTable()
         self.latest = ""
-        self.num_batches = 0  # of the evaluation under way
+        self.num_batches = 0  # batches of the current evaluation
         self.num_all_batches: int | None = None
         self._title = title
         self._began = time.monotonic()
         self._shown_at = 0.0
-        self._handle: Any = None  # of IPython, which has no types
+        self._handle: Any = None  # IPython's display handle, which is untyped
 
     def is_due(self) -> bool:
         return time.monotonic() - self._shown_at >= INTERVAL_S
@@ -161,7 +161,7 @@ class _Panel:
         return tqdm.format_interval(round(time.monotonic() - self._began))
 
     def show(self, done: tuple[int, int] | None, words: list[str], *, colour: str = RUNNING) -> None:
-        """Shows the bar, the words beside it and the table, in the place of what was shown before."""
+        """Shows the bar with its text and the table, replacing the previous display."""
         from IPython.display import display
 
         words = [self._title, *words] if self._title else words
@@ -199,7 +199,7 @@ class MetricsTable:
     """Rows of steps, and columns of losses and metrics by training and evaluated set."""
 
     def __init__(self) -> None:
-        self.best_step: int | None = None  # whose row is bold
+        self.best_step: int | None = None  # step of the bold row
         self._rows: list[tuple[int, Values]] = []
         self._columns: dict[Column, None] = {("training", "loss"): None}
 

@@ -24,7 +24,7 @@ from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support.units import count_text
 
 QUIET = {"error", "critical"}  # levels of a console that shows only errors
-WEIGHT = 0.05  # of the newest step in the running mean
+WEIGHT = 0.05  # weight of the newest step in the running mean
 
 
 class Eta:
@@ -63,7 +63,7 @@ class Eta:
         return num_steps * self.step_s + pauses
 
 
-Bar: TypeAlias = "tqdm[Any]"  # what it iterates over is nothing: it is moved by hand
+Bar: TypeAlias = "tqdm[Any]"  # updated by hand, without an iterable
 
 MAX_STR_LEN = 100
 DIM = "\x1b[2m"
@@ -85,7 +85,7 @@ def readable(logs: Mapping[str, object], max_str_len: int = MAX_STR_LEN) -> dict
 
 
 class ProgressCallback(TrainerCallback):
-    """A bar for training and one for evaluation below it; one plain line per log where there is no terminal.
+    """Shows a bar for training and one for evaluation below it; without a terminal, one plain line per log.
 
     Args:
         max_str_len: longest text value shown in full, in characters.
@@ -201,7 +201,7 @@ def is_quiet(args: Arguments) -> bool:
 
 
 def next_pause(control: TrainerControl) -> str | None:
-    """Returns the pause that follows the step; "evaluation" where the run saves too, and None where it goes on."""
+    """Returns the pause after the step: "evaluation" (also if the run saves too), "save", or None."""
     if control.should_evaluate:
         return "evaluation"
     return "save" if control.should_save else None
@@ -223,7 +223,7 @@ def pauses_left(args: Arguments, state: TrainerState) -> dict[str, int]:
 
 
 def aligned(state: TrainerState, shown: Mapping[str, object], *, is_coloured: bool) -> str:
-    """Returns a log as one line, with columns aligned to those of other lines."""
+    """Returns a log as one line, with columns aligned across lines."""
     dim, plain = (DIM, PLAIN) if is_coloured else ("", "")
     total = known_steps(state)
     step = f"{state.global_step}" if total is None else f"{state.global_step:>{len(str(total))}}/{total}"

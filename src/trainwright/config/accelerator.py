@@ -1,4 +1,4 @@
-"""AcceleratorConfig: what of accelerate's own settings a user may choose through the arguments."""
+"""AcceleratorConfig: the settings of accelerate that users may choose through the arguments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Kinds of older names: what becomes of a value that was given under one. The names themselves are at the fields.
+"""Kinds of older argument names, each with its translation. The names themselves are listed at the fields.
 
-Each has `advice`; `reads`, the type that a command line takes a value for; `meaning`, today's names and values (it
-raises ValueError with the reason where there are none); `current`, the older name's value from those of today's names.
+Each kind has `advice`; `reads`, the type of its value on a command line; `meaning`, which returns today's names and
+values (or raises ValueError with the reason if there are none); `current`, the older name's value derived from today's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Given = Mapping[str, Any]  # Any: the values of arguments, of all types
 
 @dataclass
 class Translation:
-    """Keyword arguments in today's names, and what could not be translated."""
+    """Keyword arguments in today's names, and the problems of those that could not be translated."""
 
     given: dict[str, Any]
     problems: list[str] = field(default_factory=list)
@@ -163,7 +163,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Any value is right: what it asked for happens by itself."""
+    """An older name that is accepted with any value, because it now describes the default behaviour."""
 
     reason: str
     reads: ClassVar[type] = bool
@@ -181,7 +181,7 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Honoured:
-    """A field here, though no longer one of transformers."""
+    """A name that transformers has removed, but that is still a field here."""
 
     advice: ClassVar[str] = "it is a field here"
     reads: ClassVar[type] = str

@@ -1,12 +1,13 @@
-"""TrainingArguments: what a user asks of a run, under transformers' names. Fields are in fields/, group by group.
+"""TrainingArguments: the settings of a run, with transformers' names. Their fields are in fields/, group by group.
 
 Construction translates older names (deprecated.py), brings every value to one form (coerce.py) and
-refuses contradictions (rules/). It imports neither torch nor transformers and works on any machine: what depends on
-hardware, data or model is checked when training starts. Nothing in the library writes to arguments after that.
+refuses contradictions (rules/). It imports neither torch nor transformers and works on any machine: settings that
+depend on hardware, data or model are checked when training starts. Nothing in the library writes to arguments after
+that.
 
-The `__init__` of a dataclass is generated, in each subclass anew, after the class body has run. So it is wrapped when
-the class makes its first instance (`TrainingArguments.__new__`). An `__init__` that somebody wrote by hand is left
-alone; what it passes on to ours is translated there.
+Each dataclass, and each subclass, has a generated `__init__`, which does not exist yet while the class body runs. It is
+therefore wrapped when the class makes its first instance (`TrainingArguments.__new__`). A hand-written `__init__` is
+not wrapped; the arguments it passes to ours are translated there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 LEVELS = {"detail": 10, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 
-PENDING = "_translation"  # on an instance under construction only: what its names left to complain about
+PENDING = "_translation"  # attribute of an instance under construction: problems with its argument names
 
 
 class FieldSignature:
@@ -98,7 +99,7 @@ def _accepting(kind: type, init: Callable[..., None]) -> Callable[..., None]:
 
 
 def finish(instance: Any, problems: Sequence[str]) -> None:
-    """Raise what the names of the call and `problems` amount to."""
+    """Raise one error for the problems with the names of the call and for `problems`."""
     translation = vars(instance).pop(PENDING, None) or Translation({})
     kind = UnknownArgumentError if translation.has_unknown else ArgumentError
     rules.refuse([*translation.problems, *problems], kind=kind)
@@ -126,7 +127,7 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
 
     if not TYPE_CHECKING:  # a checker would take any name to be an attribute
 
-        def __getattr__(self, name: str) -> Any:  # called for what is no attribute: older names
+        def __getattr__(self, name: str) -> Any:  # called for missing attributes, such as older names
             if name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             from trainwright.config import deprecated
@@ -146,7 +147,7 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
         """These arguments with the types that fields have after construction."""
         return cast(Arguments, self)
 
-    # -- where the run is ------------------------------------------------------------------------------------------
+    # -- device and processes --------------------------------------------------------------------------------------
 
     @property
     def world(self) -> World:
@@ -182,7 +183,7 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
 
     @property
     def hf_deepspeed_config(self) -> Any:  # transformers' HfDeepSpeedConfig
-        """Under ZeRO-3: what has transformers make models in parts, for as long as these arguments live."""
+        """Under ZeRO-3, the object that makes transformers partition new models while these arguments exist."""
         return vars(self).get("_zero_init")
 
     @property
@@ -265,11 +266,11 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
             if is_main:
                 barrier()
 
-    # -- what follows from the fields ------------------------------------------------------------------------------
+    # -- derived from the fields -----------------------------------------------------------------------------------
 
     @property
     def mixed_precision(self) -> str:
-        """Precision of autocast: "fp16", "bf16", or what `accelerate launch` was configured with ("no" without it)."""
+        """Precision of autocast: "fp16", "bf16", or the setting of `accelerate launch` ("no" without it)."""
         if self.fp16 and not behaviour_of(self).autocasts_fp16_on_cpu and self.device.type == "cpu":
             return "no"
         if self.fp16:

@@ -16,10 +16,9 @@ class Difference:
     """One difference from the original, as docs/migrate.md describes it.
 
     Attributes:
-        original: what transformers does.
-        ours: what a run does without `reproduce`.
-        title: begins the paragraph of a difference that has one under "Numbers that differ"; "" makes it a row of the
-            table.
+        original: behaviour of transformers.
+        ours: behaviour of a run without `reproduce`.
+        title: start of its paragraph under "Numbers that differ"; "" makes it a row of the table instead.
     """
 
     original: str
@@ -55,7 +54,7 @@ def _corrects(*differences: Difference) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """What a run does where the original does otherwise. Each field names what happens where it is True."""
+    """How a run behaves where it differs from the original. Each field names the behaviour if it is True."""
 
     counts_predicted_tokens: bool = _corrects(
         Difference(

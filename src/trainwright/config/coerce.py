@@ -40,7 +40,7 @@ def coerce(args: Arguments) -> Problems:
 
 
 def verbosity() -> int:
-    """The level that messages are shown at: transformers' where it is loaded, otherwise Python's own."""
+    """Returns the level at which messages are shown: transformers' if it is loaded, otherwise Python's."""
     name = "transformers" if "transformers" in sys.modules else "trainwright"
     return logging.getLogger(name).getEffectiveLevel()
 
@@ -252,7 +252,7 @@ def _of_text(text: str) -> float:
 
 
 class StepRange(NamedTuple):
-    """Steps of a run, the last one included; counted from where the run begins if there is no first one."""
+    """Steps of a run, including the last one. Without a first one they are counted from the start of the run."""
 
     first: int | None
     num: int
@@ -276,10 +276,10 @@ def parse_steps(value: object) -> StepRange:
 
 
 def parse_share(value: object) -> tuple[float, bool]:
-    """Parses what mixture asks of a source; a ValueError for what is neither a share nor a number of passes.
+    """Parses the entry of a source in `mixture`; ValueError if it is neither a share nor a number of passes.
 
     Returns:
-        The number; and True if it counts passes over the source ("all" is one), False if it is a share.
+        The number, and whether it counts passes over the source ("all" is one pass) or is a share.
     """
     match = re.fullmatch(r"(\S+) epochs?", "1 epoch" if value == "all" else value) if isinstance(value, str) else None
     number = float(match[1] if match else value)  # type: ignore[arg-type]
@@ -289,7 +289,7 @@ def parse_share(value: object) -> tuple[float, bool]:
 
 
 def parse_factor(value: object) -> float | None:
-    """Parses a factor: 0.1 of "0.1x" or "x0.1"; None for what is no factor."""
+    """Parses a factor: "0.1x" and "x0.1" are 0.1. Returns None for any other value."""
     match = re.fullmatch(r"x(?P<after>\S+)|(?P<before>\S+)x", value) if isinstance(value, str) else None
     if match is None:
         return None

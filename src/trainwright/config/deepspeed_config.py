@@ -41,7 +41,7 @@ LATE = (
     "zero_optimization.stage3_prefetch_bucket_size",
     "zero_optimization.stage3_param_persistence_threshold",
 )
-PLAIN = {"scheduler.params.warmup_min_lr": 0, "fp16.auto_cast": False}  # what "auto" stands for there
+PLAIN = {"scheduler.params.warmup_min_lr": 0, "fp16.auto_cast": False}  # values of "auto"
 
 
 def read(config: Mapping[str, Any] | str) -> JSONObject:
@@ -70,14 +70,14 @@ def settled(config: Mapping[str, Any] | str, values: Mapping[str, Any]) -> JSONO
             problems.append(f"{place}={there!r} in the configuration, and {FIELDS[place]} says {value!r}")
     if problems:
         raise ArgumentError(
-            f"The DeepSpeed configuration fights the arguments: {'; '.join(problems)}. Change one of each pair, or "
-            'write "auto" into the configuration.'
+            f"The DeepSpeed configuration contradicts the arguments: {'; '.join(problems)}. Change one of each pair, "
+            'or write "auto" into the configuration.'
         )
     for place in [place for place in autos(made) if place in PLAIN]:
         put(made, place, PLAIN[place])
     if left := [place for place in autos(made) if place not in LATE]:
         raise ArgumentError(
-            f'The DeepSpeed configuration has "auto" where no argument says the value: {", ".join(left)}. '
+            f'The DeepSpeed configuration has "auto" for entries that no argument sets: {", ".join(left)}. '
             "Write the values there."
         )
     return made
@@ -93,7 +93,7 @@ def autos(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def get(config: Mapping[str, Any], place: str) -> Any:
-    """The value at a place; None where there is none."""
+    """Returns the value at a dotted path; None if there is none."""
     value: Any = config
     for key in place.split("."):
         if not isinstance(value, Mapping) or key not in value:

@@ -25,7 +25,7 @@ from trainwright.config.coerce import coerce
 from trainwright.config.fields import SETTINGS, OlderFields
 from trainwright.errors import ArgumentError, LegacyNameWarning, did_you_mean
 
-TAKING_IN = (Entry, Item, Organization)  # their meaning holds what was there before, so they come last
+TAKING_IN = (Entry, Item, Organization)  # translated last, because they add to the values of the others
 
 _SHARDED = "FairScale is not used; torch shards models itself"
 _NATIVE = ("auto", "cuda_amp", "cpu_amp", "amp")
@@ -72,7 +72,7 @@ def translate(given: Given, defaults: Given) -> Translation:
 
 
 def _translate_one(name: str, original: Given, given: dict[str, Any], defaults: Given) -> str | None:
-    """Write into `given` what one older name means; or say why that cannot be."""
+    """Writes the meaning of one older name into `given`, or returns why it has none."""
     row = OLD_NAMES[name]
     value = original[name]
     try:
@@ -91,7 +91,7 @@ def _translate_one(name: str, original: Given, given: dict[str, Any], defaults: 
 
 
 def unknown_message(name: str, known: Collection[str]) -> str:
-    """The message for a name that is no argument, with the nearest one that is."""
+    """Returns the message for an unknown argument, with the most similar known one."""
     return f"{name} is not an argument.{did_you_mean(name, known)}"
 
 
@@ -103,7 +103,7 @@ def read_older_name(args: Any, name: str) -> Any:
 
 
 def assign_older_name(args: Any, name: str, value: Any) -> None:
-    """Assigns what an older name means to made arguments, in construction's form; ArgumentError: it means nothing."""
+    """Assigns the meaning of an older name to existing arguments, coerced; ArgumentError if it has no meaning."""
     meaning = _meaning_for(args, name, value)
     if meaning:
         warnings.warn(f"{name} is an older name: {OLD_NAMES[name].advice}.", LegacyNameWarning, stacklevel=3)
@@ -114,7 +114,7 @@ def assign_older_name(args: Any, name: str, value: Any) -> None:
 
 
 def _meaning_for(args: Any, name: str, value: Any) -> dict[str, Any]:
-    """Returns what an older name means to arguments with values: one that was set before may be taken back."""
+    """Returns the meaning of an older name for existing arguments; it may undo one that was set before."""
     row = OLD_NAMES[name]
     try:
         meaning = row.meaning(value, vars(args))

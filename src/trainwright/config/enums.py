@@ -9,7 +9,7 @@ from trainwright.errors import did_you_mean
 
 
 class ExplicitEnum(str, Enum):
-    """An enum of strings whose error for an unknown value lists the known ones."""
+    """An enum of strings. The error for an unknown value lists the allowed values."""
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:

@@ -44,14 +44,14 @@ KEYS = frozenset({*DEFAULTS, *XLA, *OF_BOTH_VERSIONS, *OF_VERSION_1})
 
 
 def coerce_fsdp(args: Arguments) -> list[str]:
-    """Settle both fields of `args`, whose `fsdp` is set; returns the problems met."""
-    given: Any = args.fsdp_config  # what a user passed
+    """Coerces `fsdp` and `fsdp_config` of arguments with `fsdp` set, and returns the problems found."""
+    given: Any = args.fsdp_config  # as the user passed it
     try:
         given = json.loads(Path(given).read_text(encoding="utf-8")) if isinstance(given, str) else given or {}
     except (OSError, json.JSONDecodeError) as error:
         return [f"fsdp_config={args.fsdp_config!r} could not be read: {error}"]
     config: JSONObject = {key.removeprefix("fsdp_"): setting for key, setting in given.items()}
-    words: Any = args.fsdp  # what a user passed
+    words: Any = args.fsdp  # as the user passed it
     problems = []
     if words is not True:
         parts = words.split() if isinstance(words, str) else words
@@ -90,7 +90,7 @@ def version_of(config: Mapping[str, Any]) -> int:
 
 
 def word_of(config: Mapping[str, Any]) -> str:
-    """The word that says how to shard, in lower case; "" where a configuration has none."""
+    """Returns the sharding strategy in lower case; "" if the configuration names none."""
     return str(config.get("reshard_after_forward", "")).lower()
 
 

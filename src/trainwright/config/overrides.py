@@ -55,7 +55,7 @@ def is_settled(name: str) -> bool:
 
 
 def _in_todays_names(args: DataclassInstance, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of older names as those of the fields that they mean."""
+    """Returns the values with older names replaced by the fields that they mean."""
     names = {field.name for field in dataclasses.fields(args)}
     given = {name: value for name, value in values.items() if name in names}
     for name in values.keys() - names:

@@ -22,7 +22,7 @@ from trainwright.errors import ArgumentError, excerpt
 
 DataClass = NewType("DataClass", Any)  # type: ignore[valid-newtype]  # names that other code imports
 if TYPE_CHECKING:
-    DataClassType: TypeAlias = type[Any]  # a checker would refuse a class where it reads a NewType
+    DataClassType: TypeAlias = type[Any]  # type checkers do not accept a class for a NewType
 else:
     DataClassType = NewType("DataClassType", Any)
 Convert = Callable[[str], Any]
@@ -201,7 +201,7 @@ def _members(name: str, hint: Any) -> list[Any]:
 
 
 def _choices(name: str, members: Sequence[Any]) -> Sequence[Any]:
-    """The values of an Enum or a Literal, with the older ones that are still understood."""
+    """Returns the values of an Enum or a Literal, including older values that are still accepted."""
     others = [member for member in members if member is not str]
     if len(others) != 1:
         return ()
@@ -401,7 +401,7 @@ class HfArgumentParser(ArgumentParser):
         return next((kind for kind in self.dataclass_types if getattr(kind, "takes_old_names", False)), None)
 
     def _old_names(self, kind: DataClassType | None) -> set[str]:
-        """The older names that go to `kind`: those that are no field of any dataclass."""
+        """Returns the older names that `kind` translates: all that are not a field of any dataclass."""
         if kind is None or kind is not self._translator():
             return set()
         return set(OLD_NAMES).difference(*map(_names, self.dataclass_types))
@@ -424,7 +424,7 @@ def _names(kind: DataClassType) -> set[str]:
 
 
 def _take(namespace: Namespace, kind: DataClassType) -> dict[str, Any]:
-    """Remove what belongs to `kind` from the namespace."""
+    """Removes the values of the fields of `kind` from the namespace and returns them."""
     given = {name: value for name, value in vars(namespace).items() if name in _names(kind)}
     for name in given:
         delattr(namespace, name)

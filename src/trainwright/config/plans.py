@@ -1,4 +1,4 @@
-"""Frozen plans: what was decided before training, once. They do not know where a decision came from."""
+"""Frozen plans: the decisions made before training, once. They do not record where a decision came from."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class StepPlan:
     num_train_samples: float  # samples that the whole run trains on, repeats counted
     total_batch_size: int  # samples per optimizer step over all processes
     max_grad_norm: float = 1.0  # gradients are scaled down to this norm; 0 leaves them alone
-    # optimizer steps done beyond those that the position in the data stands for, after resumes with steps of
-    # another size
+    # optimizer steps beyond the position in the data divided by the step size; not 0 after a resume with another
+    # step size
     shift: int = 0
     num_left_out: int = 0  # samples in quarantine, which are in none of these numbers
 
@@ -55,7 +55,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan:
-    """Settings of a loader; `workers`, `prefetch_factor` and what is not described are those of torch's DataLoader."""
+    """Settings of a loader. Fields without a comment are those of torch's DataLoader (`workers`: `num_workers`)."""
 
     batch_size: int  # samples per batch on this process
     seed: int  # base of the order of samples; epoch e is shuffled with `seed + e`
@@ -71,7 +71,7 @@ class LoaderPlan:
     seeded: bool = True  # False: the order is drawn from torch's global generator
     # "permutation" draws an array of indices, "feistel" computes each, "auto" that for many samples
     shuffle_method: str = "auto"
-    seed_samples: bool = False  # what is random in a sample is a function of seed, epoch and sample
+    seed_samples: bool = False  # random numbers in a sample depend only on seed, epoch and sample
     rank: int = 0
     num_processes: int = 1  # that share the data
     even_tail: bool = True  # a tail that does not fill a batch of all processes is split evenly among them
@@ -85,9 +85,9 @@ class MixturePlan:
     # each from a step (int) or a share of the run (float) on: by source a share, or a number of passes as text
     stages: tuple[tuple[int | float, Mapping[str, float | str]], ...]
     is_linear: bool  # shares change steadily to those of the next stage
-    unit: str  # "samples" or "tokens": what the shares are of
+    unit: str  # shares of "samples" or "tokens"
     samples_per_step: int  # over all processes
-    num_steps: int | None  # of the run; None: `num_epochs` decide
+    num_steps: int | None  # length of the run; None: `num_epochs` decides
     num_epochs: float
 
 
@@ -96,19 +96,19 @@ class SamplingPlan:
     """Order of samples, and which samples form a batch."""
 
     strategy: str  # "random", "sequential", "group_by_length" or "batch_rebalance"
-    batch_size: int  # samples per batch on a process; rows where they are packed
-    micro_batches: int  # of an optimizer step, on a process
+    batch_size: int  # samples per batch on a process, or rows if they are packed
+    micro_batches: int  # per optimizer step and process
     num_processes: int
     seed: int  # base of the orders that are a function of seed and epoch
-    length_of: str = "input_ids"  # entry of a sample whose length counts
+    length_of: str = "input_ids"  # entry of a sample that gives its length
     length_column: str | None = None  # column that has the lengths, if the dataset has it
     max_tokens: int | None = None  # budget of a batch in tokens; None: batches have a fixed number of samples
-    pad_to: int | None = None  # batches are padded to a multiple of so many tokens
+    pad_to: int | None = None  # batches are padded to a multiple of this many tokens
     row_length: int | None = None  # tokens of a packed row; None: samples are not packed
     splits_long: bool = False  # a sample longer than a row is split over rows
-    drop_last: bool = False  # leave out what does not fill the last batch or window
+    drop_last: bool = False  # drop an incomplete last batch or window
     show_progress: bool = False  # reading lengths shows its progress when it takes long
-    mixture: MixturePlan | None = None  # of several sources; None: each row of each once an epoch
+    mixture: MixturePlan | None = None  # shares of the sources; None: each row of each source once per epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ class LoadersOfOthers:
 class FSDPPlan:
     """Settings of FSDP: sharding of parameters, gradients and states over processes."""
 
-    # as `fsdp_config` has them, without prefixes; None: what `accelerate launch` was configured with
+    # the entries of `fsdp_config` without prefixes; None: the configuration of `accelerate launch`
     settings: Mapping[str, Any] | None = None
 
 
@@ -180,7 +180,7 @@ class ParallelPlan:
     cp: int = 1  # processes that have parts of one batch's sequences, in torch's way
     sp: int = 1  # the same in DeepSpeed's way
     in_model: bool = False  # the model was brought in parts
-    given: Any = None  # accelerate's ParallelismConfig, which is not imported here; None: nobody made one
+    given: Any = None  # the user's accelerate.ParallelismConfig, not imported here
 
     @property
     def num_together(self) -> int:
@@ -194,12 +194,12 @@ class ParallelPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """Settings that select and set up an engine; one of `fsdp` and `deepspeed` at most."""
+    """Settings that select and set up an engine. At most one of `fsdp` and `deepspeed` is set."""
 
     device: Any
     world_size: int = 1
     num_devices: int = 1  # that this process computes on
-    keeps_state: bool = False  # accelerate's state, which somebody made before
+    keeps_state: bool = False  # keep the state of accelerate that already exists
     use_cpu: bool = False
     precision: PrecisionPlan = PrecisionPlan()
     compile: CompilePlan = CompilePlan()
@@ -217,12 +217,12 @@ class CheckpointPlan:
     """Retention of checkpoints, and reasons for a save besides the interval of steps."""
 
     keep_last: int | None = None  # checkpoints of this run kept, the best one counted in; None keeps all
-    keep_every_steps: int | None = None  # beyond those, the checkpoints of multiples of so many steps
-    keep_every_s: float | None = None  # beyond those, one checkpoint for each such time
+    keep_every_steps: int | None = None  # keep also the checkpoints at multiples of this many steps
+    keep_every_s: float | None = None  # keep also one checkpoint per this many seconds
     save_every_s: float | None = None  # longest time between two saves
     max_train_s: float | None = None  # time in which a `train()` saves and ends
-    saves_on_interrupt: bool = False  # a run that a signal ends saves its last finished step
-    saves_on_exception: bool = False  # so does one that an error ends
+    saves_on_interrupt: bool = False  # save the last finished step when a signal ends the run
+    saves_on_exception: bool = False  # save it when an error ends the run
     requeues: bool = False  # the job goes back into the cluster's queue after a signal
 
     @property
@@ -236,15 +236,15 @@ class GuardPlan:
     """Policies for bad steps."""
 
     on_nonfinite: str = "skip"  # loss or gradient is not finite: skip, rollback, stop, warn or ignore
-    on_spike: str = "off"  # loss or norm is far above those before: off, warn, skip, rollback or stop
+    on_spike: str = "off"  # loss or norm far above the recent ones: off, warn, skip, rollback or stop
     spike_threshold: float = 6.0  # how far, in robust deviations
     spike_window: int = 128  # accepted steps that are compared with
     spike_warmup: int = 64  # accepted steps before the first comparison
     max_skipped_steps: int = 20  # skipped steps in a row after which the run ends; 0: any number
-    max_skipped_share: float = 0.5  # of the last 100 steps, skipped ones after which the run ends; 0: any share
+    max_skipped_share: float = 0.5  # share of skipped steps among the last 100 after which the run ends; 0: any share
     max_rollbacks: int = 3  # rollbacks to one snapshot; the next one ends the run
     rollback_every: int = 50  # steps between two snapshots in memory; 0: the newest checkpoint is gone back to
-    rollback_skip_samples: int = 0  # samples after a rollback that are left out too
+    rollback_skip_samples: int = 0  # samples skipped after a rollback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,8 +253,8 @@ class GenerationPlan:
 
     predicts: bool = False  # predictions are generated tokens, not logits
     config: Any = None  # a GenerationConfig, or where to find one; None: the model's own
-    max_length: int | None = None  # length of what is generated, where a call does not say it
-    num_beams: int | None = None  # beams, where a call does not say it
+    max_length: int | None = None  # length of generated text, unless a call sets it
+    num_beams: int | None = None  # number of beams, unless a call sets it
 
     def settings(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Keywords of `generate` for a call that asked for these."""
@@ -275,7 +275,7 @@ class EvalPlan:
     concat_batches: bool = True  # False hands metrics a list of batches instead of one array
     include: tuple[str, ...] = ()  # extras for metrics, "inputs" and "loss"
     streams_metrics: bool = False  # metrics take one batch at a time (`batch_eval_metrics`)
-    skip_non_finite: bool = True  # batches whose loss is not finite are left out of its mean
+    skip_non_finite: bool = True  # exclude batches with a loss that is not finite from the mean
     averages_batches: bool = False  # the loss is the mean of the batches' losses, by rows, not that of all items
-    memory_share: float = 0.6  # of the free memory; results beyond it lie in a file
-    spill_folder: str | None = None  # where that file is; None: the system's folder for temporary files
+    memory_share: float = 0.6  # share of free memory for results; beyond it they go to a file
+    spill_folder: str | None = None  # folder of that file; None: the system's temporary folder

@@ -48,7 +48,7 @@ class Arguments(SharedFields):
     debug: list[DebugOption]
     resume_from_checkpoint: str | bool | None  # type: ignore[assignment]
 
-    # What follows from the fields and from the environment.
+    # Derived from the fields and the environment.
     device: torch.device
     parallel_mode: object
     n_gpu: int

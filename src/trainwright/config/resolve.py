@@ -100,7 +100,7 @@ def compiles_blocks(args: Arguments) -> bool:
 
 
 def fsdp(args: Arguments) -> plans.FSDPPlan | None:
-    """None where nothing is sharded, or where something else shards; ArgumentError without a distributed launcher."""
+    """Returns None unless FSDP shards the model; ArgumentError if it should, without a distributed launcher."""
     if args.fsdp:
         if not world_of(args).launched:
             raise ArgumentError(
@@ -118,13 +118,13 @@ def fsdp(args: Arguments) -> plans.FSDPPlan | None:
 
 
 def deepspeed(args: Arguments) -> plans.DeepSpeedPlan | None:
-    """None where it is not asked for. The launcher's configuration counts where the arguments have none."""
+    """Returns None without DeepSpeed. The launcher's configuration applies if the arguments have none."""
     source = args.deepspeed or (configured_deepspeed() if configured_backend() == "deepspeed" else None)
     if source is None:
         return None
     clipping: float | str = args.max_grad_norm or 0.0
     if not args.deepspeed and not isinstance(source, str) and source["gradient_clipping"] != "auto":
-        clipping = source["gradient_clipping"]  # what the launcher was configured with
+        clipping = source["gradient_clipping"]  # the launcher's setting
     from trainwright.config.deepspeed_config import settled
 
     steps = micro_batches(args)
@@ -291,7 +291,7 @@ def guard(args: Arguments) -> plans.GuardPlan:
 
 
 def profiled(args: Arguments) -> StepRange | None:
-    """The steps to trace; None where nobody asked."""
+    """Returns the steps to trace; None without `profile`."""
     steps = value_of(args, "profile")
     return None if steps is None else parse_steps(steps)
 
@@ -306,7 +306,7 @@ def evaluation(args: Arguments) -> plans.EvalPlan:
         streams_metrics=args.batch_eval_metrics,
         skip_non_finite=args.logging_nan_inf_filter,
         averages_batches=not behaviour_of(args).averages_eval_loss_over_items,
-        memory_share=0.6 / max(1, args.world_size),  # the rest is for metrics, which often copy what they are given
+        memory_share=0.6 / max(1, args.world_size),  # the rest is for metrics, which often copy their inputs
         spill_folder=args.output_dir,
     )
 
@@ -378,7 +378,7 @@ def parallel(
     if layout is not None and layout.tp is not None and layout.dp is not None and not problems:
         is_said = plan.dp_replicate * plan.dp_shard == layout.dp
         plan = replace(plan, tp=layout.tp, dp_shard=plan.dp_shard if is_said else layout.dp)
-    if plan.num_in_all == 1 and layout is None:  # nobody shares anything: each process has a copy
+    if plan.num_in_all == 1 and layout is None:  # no parallelism was asked for: each process has a copy
         return replace(plan, dp_replicate=args.world_size)
     problems += _between_settings(plan, args, has_fsdp=has_fsdp, has_deepspeed=has_deepspeed)
     if plan.num_in_all != args.world_size and not problems:

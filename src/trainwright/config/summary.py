@@ -103,7 +103,7 @@ def differing(args: DataclassInstance) -> JSONObject:
 
 
 def describe(args: DataclassInstance, *, plan: Sequence[str] = ()) -> str:
-    """Text of all arguments: what they come to, those that differ from the defaults, then everything, by group."""
+    """Returns all arguments as text: the plan, the values that differ from the defaults, then all, by group."""
     lines = [f"{type(args).__name__}(", *(f"  # {line}" for line in plan), "", "  # differs from the defaults"]
     lines += [f"  {name}={value!r}," for name, value in differing(args).items()] or ["  # (nothing)"]
     for title, values in values_by_group(args).items():
@@ -112,7 +112,7 @@ def describe(args: DataclassInstance, *, plan: Sequence[str] = ()) -> str:
 
 
 def describe_html(args: DataclassInstance, *, plan: Sequence[str] = ()) -> str:
-    """HTML of the same: what differs from the defaults, then everything, folded by group."""
+    """Returns the same as HTML: values that differ from the defaults, then all, folded by group."""
     rows = [(name, repr(value)) for name, value in differing(args).items()]
     groups = [
         html_section(title, html_table((name, repr(value)) for name, value in values.items()), is_folded=True)
@@ -163,7 +163,7 @@ def run_summary(
 ) -> list[str]:
     """Returns a line each for batch, length, optimizer and schedule, and one for other settings that are not defaults.
 
-    `batch_size` is the number of samples in a micro-batch of a device; None where the arguments say it.
+    `batch_size` is the number of samples in a micro-batch of a device; None if the arguments give it.
     """
     size = _batch(args)
     num_samples = plan.total_batch_size
@@ -245,13 +245,13 @@ def _schedule(args: Arguments, steps_of: object, name: str) -> str:
 
 # -- differences from the arguments of the checkpoint that a run resumes from ------------------------------------------
 
-FUSED = ("_fused", "_torch")  # variants of one optimizer, whose states are the same
+FUSED = ("_fused", "_torch")  # variants of one optimizer; their states are the same
 FOLLOW_EVALUATIONS = ("reduce_lr_on_plateau", "greedy")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One argument whose value in the checkpoint is another than now."""
+    """An argument with another value now than in the checkpoint."""
 
     name: str
     before: Any

@@ -15,9 +15,9 @@ MARKER_MODULE = "transformers.integrations.deepspeed"
 
 
 def mark(config: Mapping[str, Any], *, on_cpu: bool) -> Any:  # transformers' HfDeepSpeedConfig
-    """Has transformers partition the models that it makes for as long as the object lives that this returns.
+    """Makes transformers partition new models for as long as the returned object exists.
 
-    `config` is DeepSpeed's, without "auto" where a value is known.
+    `config` is DeepSpeed's, with "auto" replaced by every known value.
     """
     load(on_cpu=on_cpu)
     import deepspeed.comm
@@ -50,7 +50,7 @@ def keeping_the_mark() -> Iterator[ModuleType | None]:
 
 
 def load(*, on_cpu: bool) -> None:
-    """Imports DeepSpeed for the CPU or for GPUs; MissingPackageError where it is not installed."""
+    """Imports DeepSpeed for the CPU or for GPUs; MissingPackageError if it is not installed."""
     if on_cpu:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     with needs_package(

@@ -19,7 +19,7 @@ from trainwright.support.tensor_tree import map_nested, tensors_of
 T = TypeVar("T")
 Shape = tuple[int, ...]
 Group = dist.ProcessGroup | None  # None: all processes
-_groups: dict[str, tuple[Group, Group]] = {}  # for each purpose the default group, and the one beside it
+_groups: dict[str, tuple[Group, Group]] = {}  # purpose -> (default group, its own group)
 
 
 def data_parallel_group(num_together: int) -> Group:

@@ -38,7 +38,7 @@ class Watchdog:
     """Watchdog of one run in this process. Its thread runs until `close`."""
 
     def __init__(self, store: Store | None, *, rank: int, num_processes: int, hang_timeout_s: float) -> None:
-        self._store = store  # of the process group, a view for this run alone; None where this is the only process
+        self._store = store  # view of the process group's store for this run; None for a single process
         self._rank = rank
         self._num_processes = num_processes
         self._hang_timeout_s = hang_timeout_s  # seconds without passing a point after which the run is ended; 0: never
@@ -80,7 +80,7 @@ class Watchdog:
         self._signal = number
 
     def fails(self, error: BaseException) -> str | None:
-        """Publishes an error of this rank; returns the description of one that another rank published before."""
+        """Publishes an error of this rank; returns the earlier error of another rank, if there is one."""
         if self._store is None or getattr(error, "is_everybodys", False):
             return None
         mine = f"Process {self._rank} failed:\n{''.join(traceback.format_exception(error))}"
@@ -110,7 +110,7 @@ class Watchdog:
     def _check_store(self, store: Store) -> None:
         if self._signal is not None and not self._is_published:
             self._is_published = True
-            store.compare_set("signal", "", str(int(self._signal)))  # an IntEnum, whose text is a name
+            store.compare_set("signal", "", str(int(self._signal)))  # an IntEnum's text is its name
             store.set("news", "signal")
         if not store.check(["news"]):
             return
@@ -158,7 +158,7 @@ class Watchdog:
 
 
 def start_watchdog(*, hang_timeout_s: float, run: int) -> Watchdog:
-    """Starts the watchdog of a run, whose number is the same in all processes."""
+    """Starts the watchdog of a run. The run has the same number in all processes."""
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store, get_rank, get_world_size
 
     store: Any = _get_default_store()  # its `clone` has no type
@@ -183,10 +183,12 @@ def watched(watchdog: Watchdog, interrupts: Interrupts) -> Iterator[None]:
 
 
 def raise_first(watchdog: Watchdog, error: BaseException) -> None:
-    """Publishes an error of this process; raises ProcessFailedError, with its traceback, for one that came first."""
+    """Publishes an error of this process; raises ProcessFailedError with the traceback if another failed first."""
     first = watchdog.fails(error)
     if first is not None:
-        raise ProcessFailedError(f"Another process failed first, and this one cannot go on alone.\n{first}") from None
+        raise ProcessFailedError(
+            f"Another process failed first, and this one cannot continue alone.\n{first}"
+        ) from None
 
 
 @contextmanager

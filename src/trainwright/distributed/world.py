@@ -96,7 +96,7 @@ class World:
 
     @classmethod
     def of_process(cls, *, use_cpu: bool = False) -> World:
-        """Returns what `detect` does, which is asked again only where the variables or the process group differ."""
+        """Returns the result of `detect`, cached until the variables or the process group change."""
         variables = getattr(os.environ, "_data", None)  # os.environ raises and catches an error for each that is unset
         if variables is None:
             return cls.detect(use_cpu=use_cpu)
@@ -104,7 +104,7 @@ class World:
 
     @classmethod
     def detect(cls, *, use_cpu: bool = False, environ: Mapping[str, str] | None = None) -> World:
-        """Reads the launcher's variables, where no process group exists; ArgumentError for contradictions."""
+        """Reads the launcher's variables if there is no process group yet; ArgumentError for contradictions."""
         env = os.environ if environ is None else environ
         slurm = of_slurm(env)
         env = {**slurm, **env} if slurm else env  # a copy of the environment takes longer than all look-ups
@@ -143,7 +143,7 @@ class World:
 
     @property
     def device(self) -> torch.device:
-        """Device of this process; an ArgumentError where the environment asks for a TPU."""
+        """Returns the device of this process; ArgumentError if the environment asks for a TPU."""
         import torch
 
         from trainwright.distributed import device
@@ -221,7 +221,7 @@ def runs_in_kubeflow() -> bool:
 
 @reading_launchers_variables()
 def configured_parallelism() -> dict[str, int] | None:
-    """Sizes of the ParallelismConfig of `accelerate launch`; None where it has none."""
+    """Returns the sizes of the ParallelismConfig of `accelerate launch`; None without one."""
     if not is_true(os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG")):
         return None
     return {name: int(os.environ.get(f"PARALLELISM_CONFIG_{name.upper()}", "1")) for name in PARALLEL_SIZES}
@@ -281,7 +281,7 @@ def _detected(use_cpu: bool, group: tuple[int, int] | None, variables: tuple[obj
 
 
 def _process_group() -> tuple[int, int] | None:
-    """Rank and size of the process group that exists already; None where there is none."""
+    """Returns rank and size of the existing process group; None without one."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -298,6 +298,6 @@ def _accelerator() -> tuple[str | None, int]:
 
 
 def barrier() -> None:
-    """Waits for all processes, where there is a process group."""
+    """Waits for all processes of the process group, if there is one."""
     if _process_group() is not None:
         sys.modules["torch.distributed"].barrier()

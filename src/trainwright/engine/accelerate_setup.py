@@ -55,7 +55,7 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: ob
         cpu = on_cpu if is_among_others else plan.use_cpu
     mixed = plan.precision.mixed
     scales_here = mixed == "fp16" and on_cpu  # accelerate has no scaler there
-    num_steps = int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))  # of `accelerate launch`
+    num_steps = int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))  # set by `accelerate launch`
     handlers = [*_handlers(plan, in_group=is_among_others or bool(plugins))]
     with _without_variables(), _missing_recipe_explained(mixed):
         accelerator = Accelerator(
@@ -111,7 +111,7 @@ def _check_state(plan: EnginePlan, *, has_plugins: bool) -> None:
         return
     mixed = AcceleratorState().mixed_precision
     asked = plan.precision.mixed
-    if mixed != asked and not (asked == "fp16" and wanted == "cpu"):  # where the scaler is ours
+    if mixed != asked and not (asked == "fp16" and wanted == "cpu"):  # there we scale ourselves
         raise ArgumentError(
             f"{asks}: the state has mixed_precision={mixed!r}, and the arguments come to {asked!r}. Make the "
             "Accelerator with the same, or only a PartialState()."
@@ -130,14 +130,14 @@ def _set_sizes(accelerator: Accelerator, plan: ParallelPlan) -> None:
     sizes = {f"{name}_size": getattr(plan, name) for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
     config = plan.given or ParallelismConfig(**sizes)
     if any(getattr(config, name) != size for name, size in sizes.items()):
-        config = replace(config, **sizes)  # what the model has beyond it
+        config = replace(config, **sizes)  # add the sizes that only the model has
     accelerator.state.parallelism_config = config
     if plan.num_in_all > 1:
         accelerator.state.device_mesh = config.get_device_mesh(accelerator.device.type)
 
 
 def _handlers(plan: EnginePlan, *, in_group: bool) -> Iterator[KwargsHandler]:
-    """Yields accelerate's options for a process group, and for fp8 torchao's recipe, where it is installed."""
+    """Yields accelerate's options for a process group, and for fp8 torchao's recipe if torchao is installed."""
     from accelerate.utils import AORecipeKwargs, DistributedDataParallelKwargs, InitProcessGroupKwargs
 
     ddp = plan.ddp
@@ -174,7 +174,7 @@ def _accumulation() -> type[GradientAccumulationPlugin]:
 def _without_variables() -> Iterator[None]:
     """Restores accelerate's environment variables at the end."""
     before = {name: os.environ.get(name) for name in (*PLUGIN_VARIABLES, SIZES_VARIABLE)}
-    os.environ.pop(SIZES_VARIABLE, None)  # `_set_sizes` does what it asks for
+    os.environ.pop(SIZES_VARIABLE, None)  # applied by `_set_sizes` instead
     try:
         yield
     finally:

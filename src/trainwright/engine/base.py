@@ -37,7 +37,7 @@ class Engine:
         self.accelerator = accelerator  # a real `accelerate.Accelerator`, which users and libraries read
         self.device = device  # where batches go
         self.non_blocking = plan.non_blocking  # whether batches are copied to the device without waiting
-        self.input_dtype: torch.dtype | None = None  # of a batch's floating-point tensors; None: as they come
+        self.input_dtype: torch.dtype | None = None  # cast floating-point tensors of a batch to this; None: leave them
         self._plan = plan
         self._scaler: torch.amp.GradScaler | None = getattr(accelerator, "scaler", None)
         self._optimizer: Optimizer = None
@@ -46,7 +46,7 @@ class Engine:
     # -- models ----------------------------------------------------------------------------------------------------
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Moves the user's model to where it is trained."""
+        """Moves the user's model to the training device."""
         return model.to(self.device)
 
     def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
@@ -73,7 +73,7 @@ class Engine:
         return uncompiled(model)
 
     def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Takes the model whose parameters are updated, and its optimizer."""
+        """Stores the model to be updated and its optimizer."""
         self._optimizer = optimizer
         self._clipped = None
 
@@ -256,7 +256,7 @@ class Engine:
         return self.whole_weights(model)
 
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
-        """Loads whole weights, which all processes have; each keeps what it holds. Returns torch's unmatched keys."""
+        """Loads whole weights on every process, which keeps its own part. Returns the keys that did not match."""
         return model.load_state_dict(weights, strict=False)
 
     def optimizer_state(self, optimizer: Optimizer) -> StateDict:
@@ -299,7 +299,7 @@ class Engine:
         return [count]
 
     def gather_objects_in_background(self, value: T) -> list[T]:
-        """Gathers objects as `gather_objects` does, in a background thread, without mixing with those of training."""
+        """Gathers objects from a background thread, over a process group separate from training's."""
         return [value]
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -327,7 +327,7 @@ class Engine:
         return watch_single_process(self._plan.hang_timeout_s, interrupts)
 
     def peak_flops(self) -> float | None:
-        """Operations per second of all devices of this run together; None where it is not known."""
+        """Peak operations per second of all devices of this run together; None if unknown."""
         peak = peak_flops(self.device)
         return None if peak is None else peak * self.num_processes
 

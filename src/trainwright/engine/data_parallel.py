@@ -30,7 +30,7 @@ COUNT = "num_items_in_batch"
 
 
 class DataParallelEngine(Engine):
-    """Trains in this process, on several devices at once; without fp8, whose layers cannot be copied."""
+    """Trains on several devices from one process. No fp8, because its layers cannot be copied."""
 
     def __init__(self, plan: EnginePlan) -> None:
         if plan.precision.mixed == "fp8":

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 GATHERS_HALVES = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 LAUNCHER_FIELDS = "ACCELERATE_CONFIG_DS_FIELDS"
 OF_TRAINING = ("optimizer", "scheduler")  # parts of a configuration
-Config: TypeAlias = dict[str, Any]  # of DeepSpeed, as JSON has it
+Config: TypeAlias = dict[str, Any]  # DeepSpeed's configuration as parsed JSON
 Groups = list[list[nn.Parameter]]
 OF_OPTIMIZERS = ("_z3_optimizer", "_hp_mapping")  # attributes of a parameter that an optimizer has in fp32
 
@@ -55,7 +55,7 @@ class DeepSpeedEngine(DistributedEngine):
             accelerator = make_accelerator(plan, cpu=False, deepspeed_plugin=plugin)
         super().__init__(plan, accelerator)
         self._train_engine: Any = None  # deepspeed.DeepSpeedEngine, which is not imported here
-        self._eval_engine: Any = None  # one without an optimizer: a partitioned model is evaluated before training
+        self._eval_engine: Any = None  # without optimizer, to evaluate a partitioned model before training
         self._groups: list[list[nn.Parameter]] = []  # parameter groups as the optimizer got them
         self._fp32_master_weights: Mapping[str, torch.Tensor] | None = None  # loaded before the engine was made
         self._was_applied: bool | None = None  # the update of this window; None: it is not made yet
@@ -302,7 +302,7 @@ def _plugin(config: Config, *, on_cpu: bool) -> DeepSpeedPlugin:
     zero3_init.load(on_cpu=on_cpu)
     from accelerate.utils import DeepSpeedPlugin
 
-    # accelerate refuses a whole configuration beside fields of its launcher, which are in the configuration already.
+    # accelerate refuses a whole configuration if its launcher's variables are set too; ours already includes them.
     fields = os.environ.pop(LAUNCHER_FIELDS, None)
     try:
         return DeepSpeedPlugin(hf_ds_config=settings.read(config))
@@ -315,7 +315,7 @@ def _plugin(config: Config, *, on_cpu: bool) -> DeepSpeedPlugin:
 
 
 def inner(optimizer: Optimizer) -> Optimizer:
-    """Returns the optimizer inside of ZeRO's, whose groups have the learning rates; without ZeRO, the optimizer."""
+    """Returns the optimizer that holds the learning rates: the one that ZeRO wraps, or without ZeRO this one."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
@@ -429,7 +429,7 @@ def _spread(parameter: Any, whole: torch.Tensor, name: str | None) -> None:
     if not hasattr(parameter, "ds_tensor"):
         set_state = utils.safe_set_full_optimizer_state
         set_weights = utils.safe_set_full_fp32_param
-    else:  # stage 3 has equal partitions; DeepSpeed's own function fails where the last one is shorter
+    else:  # stage 3 has equal partitions; DeepSpeed's own function fails if the last is shorter
         size = parameter.ds_tensor.numel()
         padding = size * dist.get_world_size() - whole.numel()
         whole = nn.functional.pad(whole.flatten(), (0, padding)).narrow(0, size * dist.get_rank(), size)

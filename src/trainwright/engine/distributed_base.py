@@ -30,7 +30,7 @@ _run_numbers = itertools.count()  # the same number for the same run in all proc
 
 
 class DistributedEngine(Engine):
-    """Base of engines whose processes form a process group, possibly of one."""
+    """Base of engines that train in a process group, possibly with a single process."""
 
     def __init__(self, plan: EnginePlan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator, accelerator.device)
@@ -41,7 +41,7 @@ class DistributedEngine(Engine):
         self._watchdog: Watchdog | None = None
 
     def dispatch(self, dataloader: DataLoaderLike) -> Any:
-        # What a last batch lacks for equal parts is filled with samples of the first one.
+        # A last batch that cannot be split evenly is filled up with samples of the first batch.
         from accelerate.data_loader import prepare_data_loader
 
         return prepare_data_loader(

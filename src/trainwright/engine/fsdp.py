@@ -74,7 +74,7 @@ class FSDPEngine(ShardedEngine):
         return NO_CONTEXT  # parameters are gathered in the type that the forward pass wants
 
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
-        # A process whose text has ended continues with the others: each forward pass is one of all processes.
+        # A process that has finished its text keeps calling the model, because all processes join each forward pass.
         return nullcontext({"synced_gpus": True} if self._world_size > 1 else {})
 
     @property
@@ -87,7 +87,7 @@ class FSDPEngine(ShardedEngine):
 
 
 class FSDP2Engine(FSDPEngine):
-    """Engine of version 2, which shards each parameter where it is."""
+    """Engine for FSDP version 2, which shards each parameter in place."""
 
     _hooked: nn.Module | None = None
 
@@ -115,7 +115,7 @@ class FSDP2Engine(FSDPEngine):
 
     @contextmanager
     def generating(self, model: nn.Module) -> Iterator[dict[str, Any]]:
-        # `generate` calls an encoder by itself, whose embeddings belong to the root module.
+        # `generate` calls the encoder directly, but its embeddings belong to the root module.
         pass_as_the_root(self._sharded)
         self._sharded.unshard()
         try:
@@ -269,7 +269,7 @@ def chosen_modules(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> 
         chosen = modules_to_shard(model, min_num_params=plugin.min_num_params)
     else:
         there = {type(module).__name__.removeprefix("FSDP") for module in model.modules()}
-        if classes is None:  # those that the model names for all of its heads
+        if classes is None:  # use the classes that the model itself names
             classes = [name for name in getattr(model, "_no_split_modules", None) or () if name in there]
             plugin.transformer_cls_names_to_wrap = classes
         chosen = modules_to_shard(model, classes=classes)
@@ -304,7 +304,7 @@ def modules_to_shard(
             owners.setdefault(parameter, set()).add(module)
     chosen: set[nn.Module] = set()
     in_units: set[nn.Parameter] = set()
-    for module in [*model.modules()][:0:-1]:  # those below a module come before it
+    for module in [*model.modules()][:0:-1]:  # submodules before the module that contains them
         inside = {*module.modules()}
         own = {*module.parameters()}
         is_shared = any(owners[parameter] - inside for parameter in own)

@@ -24,11 +24,11 @@ def clip_each_kind(parameters: Iterable[nn.Parameter], max_norm: float) -> torch
     """Scales all gradients so that their joint 2-norm is at most `max_norm`, as torch does for tensors of one kind.
 
     Args:
-        parameters: with whole and with sharded gradients, on any device meshes; those without a gradient are left out.
-        max_norm: the largest norm that is left as it is; infinity only measures.
+        parameters: their gradients may be whole or sharded, on any device meshes; parameters without one are skipped.
+        max_norm: limit of the joint norm; infinity measures without clipping.
 
     Returns:
-        The norm before, a scalar on the device; zero where no parameter has a gradient.
+        The norm before clipping, a scalar on the device; zero if no parameter has a gradient.
     """
     trained = [p for p in parameters if p.grad is not None]
     kinds = of_one_kind(p.grad for p in trained if p.grad is not None)

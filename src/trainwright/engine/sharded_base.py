@@ -129,7 +129,7 @@ class TensorParallelEngine(ShardedEngine):
         return True
 
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
-        # A process whose text has ended continues with the others: each forward pass is one of all processes.
+        # A process that has finished its text keeps calling the model, because all processes join each forward pass.
         return nullcontext({"synced_gpus": True})
 
     @property
@@ -138,11 +138,11 @@ class TensorParallelEngine(ShardedEngine):
 
 
 def check_sharded_parameters(model: nn.Module, plan: EnginePlan) -> None:
-    """Raises ModelError for a model that is whole, or has other trained weights, whose gradients nobody averages."""
+    """Raises ModelError if the model is not sharded, or if other trained weights would not have averaged gradients."""
     parallel = plan.parallel
     assert parallel is not None
     name = type(model).__name__
-    if getattr(model, "peft_config", None):  # of peft, or with an adapter that transformers loaded
+    if getattr(model, "peft_config", None):  # a PEFT model, or an adapter loaded by transformers
         raise ModelError(
             f"{name} is an adapter on a model in parts: its weights are whole in each process and their gradients are "
             "not, so they would part. Train the adapter with fsdp or DDP, or the model itself."

@@ -223,7 +223,7 @@ def pieces(folder: Path, *, under: str) -> Iterator[tuple[str, str, torch.Tensor
 
 
 class SafeReader(FileSystemReader):
-    """Reads metadata without loading any other class than those of metadata."""
+    """Reads metadata and refuses to load any class that is not part of metadata."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # Any: as torch's method
         """Reads the metadata; a CheckpointError where it names another class, or a file outside of the checkpoint."""
@@ -233,7 +233,7 @@ class SafeReader(FileSystemReader):
         metadata: Metadata = _Unpickler(io.BytesIO(content)).load()
         for info in metadata.storage_data.values():
             if Path(info.relative_path).name != info.relative_path:
-                raise CheckpointError(f"it names {info.relative_path!r}, which lies outside of it")
+                raise CheckpointError(f"it names {info.relative_path!r}, which is outside of it")
         metadata.storage_meta = None
         return metadata
 
@@ -259,7 +259,7 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
-            return PurePosixPath  # where it was written; unused
+            return PurePosixPath  # the path it was written to; unused
         raise CheckpointError(f"its description names {module}.{name}, which is not part of one")
 
 

@@ -137,7 +137,7 @@ HOME = f"{__name__.partition('.')[0]}."  # how the modules of this package begin
 
 
 def definer(owner: object, name: str) -> type | None:
-    """The class that defines an attribute of an object; None where the object itself has it, or nobody."""
+    """Returns the class that defines an attribute; None if the object itself defines it, or nothing does."""
     if name in vars(owner):
         return None
     return next((cls for cls in type(owner).__mro__ if name in vars(cls)), None)

@@ -42,7 +42,7 @@ def memory_bytes() -> int:
 
 @cache
 def num_cpus() -> int | None:
-    """Returns the number of logical processors of this machine; None where it is not known."""
+    """Returns the number of logical processors of this machine; None if unknown."""
     import psutil
 
     return psutil.cpu_count()
@@ -57,7 +57,7 @@ def start_of(pid: int) -> float:
 
 
 def _cgroups() -> Iterator[Path]:
-    """Yields the folders of this process's control group and of those around it, of both versions."""
+    """Yields the folders of this process's control group and its parents, for cgroup versions 1 and 2."""
     try:
         lines = MEMBERSHIP.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -70,7 +70,7 @@ def _cgroups() -> Iterator[Path]:
 
 
 def _left_in(group: Path) -> int | None:
-    """Bytes that a control group may still take; None where it has no limit ("max") or does not exist."""
+    """Bytes that a control group may still use; None if it has no limit ("max") or does not exist."""
     limit = "memory.max"
     used = "memory.current"
     cache_name = "inactive_file"
@@ -98,9 +98,9 @@ def peak_bytes() -> int:
 
 
 def is_process_alive(pid: int, *, began: float | None = None) -> bool:
-    """Returns True if a process of this machine runs; one that has ended and was not waited for does not.
+    """Returns whether a process of this machine is running; a zombie is not.
 
-    Its number may belong to a later process now: only one that `began` then, in seconds since the epoch, counts.
+    Process numbers are reused: with `began` (seconds since the epoch), only a process that started then counts.
     """
     import psutil
 

@@ -43,7 +43,7 @@ class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the
         if record.levelno != logging.WARNING:
             return False
         if os.environ.get("RANK", "0") != "0" and not logging.getLogger(record.name).isEnabledFor(logging.INFO):
-            return True  # log_level_replica="info" shows those of every process
+            return True  # log_level_replica="info" shows the messages of every process
         if not self.said:
             return False
         known = self.said[-1]

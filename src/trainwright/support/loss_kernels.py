@@ -28,7 +28,7 @@ from trainwright.support.model_modes import ModuleModes
 logger = logging.getLogger(__name__)
 
 # hidden (tokens, width), weight (words, width), bias (words) or None, targets (tokens), soft cap or None -> the summed
-# loss, and the losses of the tokens where the kernel has them
+# loss, and the loss of each token or None
 Kernel: TypeAlias = Callable[
     [torch.Tensor, torch.Tensor, "torch.Tensor | None", torch.Tensor, "float | None"],
     "tuple[torch.Tensor, torch.Tensor | None]",
@@ -38,7 +38,7 @@ PACKAGES = {"cce": ("cut_cross_entropy", "cut-cross-entropy"), "liger": ("liger_
 SMALL_VOCABULARY = 16384  # below it "auto" leaves the loss as it is
 # Relative differences of loss and gradients that rounding may make.
 ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-9, torch.float16: 1e-2, torch.bfloat16: 3e-2}
-ROUNDING_ON_A_GPU = 5e-3  # of float32, whose products may be taken in TF32
+ROUNDING_ON_A_GPU = 5e-3  # for float32, because products may be computed in TF32
 
 
 class _Chunked(torch.autograd.Function):
@@ -151,9 +151,9 @@ KERNELS: dict[str, Kernel] = {"chunked": chunked_cross_entropy, "cce": _cce, "li
 
 
 def choose(name: str, *, runs_triton: bool) -> str:
-    """Returns the kernel that a value of `loss_kernel` stands for; a MissingPackageError without its package.
+    """Returns the kernel named by `loss_kernel`; MissingPackageError if its package is not installed.
 
-    `runs_triton`: the kernels of packages run on the device.
+    `runs_triton`: whether the device runs the packages' kernels.
     """
     has = {kernel: importlib.util.find_spec(module) is not None for kernel, (module, _) in PACKAGES.items()}
     if name == "auto":
@@ -174,7 +174,7 @@ def without_logits(
 
     Gives the reason for which it cannot be, or None. The model is placed and not yet wrapped. `keeps_outputs`: training
     looks at more of its output than the loss; `obstacle`: why the engine cannot leave the output layer as it is;
-    `runs_triton`: the kernels of packages run on the device.
+    `runs_triton`: whether the device runs the packages' kernels.
     """
     core = core_model(model)
     device = next(model.parameters()).device
@@ -206,9 +206,9 @@ _INSTALLED: WeakKeyDictionary[nn.Module, _Swap] = WeakKeyDictionary()
 
 
 def token_losses(model: nn.Module) -> torch.Tensor | None:
-    """Returns the losses of the tokens (batch, tokens) of a model's last forward pass, where a kernel computed them.
+    """Returns the token losses (batch, tokens) of a model's last forward pass; None if no kernel computed them.
 
-    They are no entry of its output: DDP makes that anew, of the fields that its class declares.
+    They are not an entry of the output, because DDP rebuilds the output from the declared fields of its class.
     """
     swap = _INSTALLED.get(core_model(model))
     return None if swap is None else swap.token_losses
@@ -226,10 +226,10 @@ class _Swap:
         self.config: Any = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.cap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.is_active = self.in_evaluation = self.was_used = False
-        self.token_losses: torch.Tensor | None = None  # of the last forward pass
+        self.token_losses: torch.Tensor | None = None  # from the last forward pass
 
     def find_obstacle(self) -> str | None:
-        """Returns why the model cannot be changed like this; None where nothing is known against it."""
+        """Returns why this model cannot be changed in this way; None if no reason is known."""
         if type(self.head) is not nn.Linear:
             return f"its output layer is {'missing' if self.head is None else 'a ' + type(self.head).__name__}"
         if hasattr(self.head.weight, "device_mesh"):
@@ -246,14 +246,14 @@ class _Swap:
         def head(hidden: torch.Tensor) -> torch.Tensor:
             return hidden if self.is_active else plain_head(hidden)
 
-        @functools.wraps(plain_loss)  # its name tells how labels are counted
+        @functools.wraps(plain_loss)  # the count of labels depends on its name
         def loss(logits: torch.Tensor, labels: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             return (self.loss if self.is_active else plain_loss)(logits, labels, *args, **kwargs)
 
         self.head.forward = head
         before = set(vars(self.core))
         self.core.loss_function = loss
-        added = vars(self.core).keys() - before  # empty where the model had a loss of its own
+        added = vars(self.core).keys() - before  # empty if the model had set its own loss function
         handles = [
             self.core.register_forward_pre_hook(self._begin, prepend=True, with_kwargs=True),
             self.core.register_forward_hook(self._end, prepend=True, always_call=True),
@@ -342,7 +342,7 @@ class _Swap:
                     value = self.core(input_ids=tokens, labels=labels).loss
                     grads = torch.autograd.grad(value, list(wanted.values()), allow_unused=True) if wanted else ()
                 found.append([value.detach(), *(one for one in grads if one is not None)])
-        except Exception as error:  # of the user's model, which these tokens may not suit
+        except Exception as error:  # raised by the user's model, which may not accept these tokens
             return f"it could not be compared with the plain loss ({type(error).__name__}: {error})"
         finally:
             self.in_evaluation = False

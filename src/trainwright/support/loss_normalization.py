@@ -70,7 +70,7 @@ class LossOutput:
     loss: torch.Tensor
     num_items: torch.Tensor | float | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)  # numbers, scalar tensors, and dicts of arguments
-    outputs: Any = None  # of the user's model
+    outputs: Any = None  # returned by the user's model
     sample_losses: torch.Tensor | None = None
 
     def predictions(self) -> Mapping[str, Any]:
@@ -101,14 +101,14 @@ torch.export.register_dataclass(LossOutput, serialized_type_name="trainwright.Lo
 class LossRule:
     """Settled when a run (or an evaluation) starts."""
 
-    counts_items: bool = False  # somebody wants `num_items_in_batch`: the model's forward or `compute_loss_func`
+    counts_items: bool = False  # the model's forward or `compute_loss_func` takes `num_items_in_batch`
     shifts_labels: bool = False  # label 0 of each row is never a target
     # True: losses arrive scaled for the window; False: they are means; None: counted losses are scaled
     is_scaled: bool | None = None
     has_loss_func: bool = False  # a `compute_loss_func` makes the loss; its result is taken as scaled
     weights_items: bool = False  # weigh the mean of a micro-batch by its items
     aux_coefficient: float = 0.0  # factor with which the model added its output `aux_loss` to its loss; 0: it adds none
-    num_processes: int = 1  # processes whose gradients are averaged, where items are counted over all of them; else 1
+    num_processes: int = 1  # processes that average gradients, if items are counted over all of them; else 1
 
     def count(self, window: Sequence[Batch]) -> torch.Tensor | None:
         """Label items of a window that enter the loss, as a scalar on the labels' device; None if nobody asks."""
@@ -163,7 +163,7 @@ class LossRule:
         return loss if micro_batches == share == 1 else loss / micro_batches
 
     def mean_of(self, loss: torch.Tensor, batch: Batch, num_items: torch.Tensor | int | None) -> torch.Tensor:
-        """The mean loss of a micro-batch, from what `compute_loss` returned for it."""
+        """Returns the mean loss of a micro-batch, given the result of `compute_loss`."""
         if num_items is None or not self._arrives_scaled(num_items) or not has_labels(batch):
             return loss
         items = self._num_items(batch).to(loss.device) * self.num_processes
@@ -191,7 +191,7 @@ class LossRule:
         return scaled if auxiliary is None else scaled - (self.num_processes - 1) * auxiliary
 
     def _auxiliary(self, outputs: Any) -> torch.Tensor | None:
-        """Returns what the model added to its loss besides the one over labels."""
+        """Returns the part of the loss that the model added to its loss over labels."""
         if self.aux_coefficient == 0.0 or not isinstance(outputs, Mapping):
             return None
         auxiliary = outputs.get("aux_loss")

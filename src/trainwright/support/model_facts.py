@@ -21,7 +21,7 @@ from trainwright._types import JSONObject, Model, is_instance_of
 
 
 def core_model(model: Model) -> Any:
-    """The model inside adapters (PEFT) and a compiled wrapper: the one whose `forward` names the inputs."""
+    """Returns the model inside PEFT adapters and a compiled wrapper; its `forward` names the inputs."""
     model = cast(Model, uncompiled(model))
     if is_instance_of(model, "peft", "PeftModel"):
         return model.get_base_model()
@@ -65,7 +65,7 @@ _SIGNATURES: MutableMapping[object, inspect.Signature] = WeakKeyDictionary()
 
 
 def forward_parameters(model: Model) -> dict[str, inspect.Parameter]:
-    """Parameters of the model's `forward` by name; those of the model inside a wrapper."""
+    """Returns the parameters of `forward` by name, of the model inside any wrapper."""
     core = core_model(model)
     function = getattr(core.forward, "__func__", None)
     if function is None or function is not getattr(type(core), "forward", None):
@@ -152,7 +152,7 @@ def _has_mean_loss_function(core: Any) -> bool:
 
 @functools.cache
 def _drops_keywords(forward: Callable[..., object]) -> bool:
-    """Returns whether each call of the model's loss function leaves out the keywords that `forward` took."""
+    """Returns whether `forward` never passes its own keywords on to the loss function."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
     except (OSError, SyntaxError, TypeError):

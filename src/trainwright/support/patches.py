@@ -148,7 +148,7 @@ def _compiled(backend: str | None, mode: str | None) -> tuple[Forward, Forward]:
     def call(function: Forward, *args: object, **kwargs: object) -> object:
         return function(*args, **kwargs)
 
-    # torch keeps what it compiles, and counts it, by code object: a copy starts from nothing.
+    # torch caches and counts compilations per code object, so a copy starts with an empty cache.
     own = FunctionType(call.__code__.replace(), globals())
     options: Options = {"backend": backend or "inductor", "mode": mode}
     return torch.compile(own, dynamic=False, **options), torch.compile(own, dynamic=True, **options)
@@ -277,14 +277,14 @@ def overflow_detection(model: nn.Module) -> Iterator[None]:
 
 
 def align_special_tokens(model: nn.Module, processing_class: object) -> dict[str, int]:
-    """Sets pad, bos and eos of a model's configuration to the tokenizer's, where the tokenizer has them.
+    """Sets pad, bos and eos in a model's configuration to the tokenizer's, if the tokenizer has them.
 
     Further end tokens that the configuration lists stay. Returns what was changed. Not undone after training: the
     saved model must know the tokens it was trained with.
     """
     is_processor = is_instance_of(processing_class, "transformers.processing_utils", "ProcessorMixin")
     tokenizer = getattr(processing_class, "tokenizer", None) if is_processor else processing_class
-    settings: Any = getattr(model, "config", None)  # of the user's model
+    settings: Any = getattr(model, "config", None)
     is_tokenizer = is_instance_of(tokenizer, "transformers.tokenization_utils_base", "PreTrainedTokenizerBase")
     if not (is_processor or is_tokenizer) or not hasattr(settings, "get_text_config"):
         return {}

@@ -1,7 +1,7 @@
-"""The fields of the arguments, each declared once with every fact about it; and what is known of a field by its name.
+"""The fields of the arguments, each declared once with every fact about it, and functions that look up those facts.
 
-One dataclass per group; TrainingArguments is made of all of them. Names, defaults and order are those of transformers
-5.23, which takes arguments by position too; the groups after those are ours.
+There is one dataclass per group, and TrainingArguments inherits from all of them. Names, defaults and order equal those
+of transformers 5.23, which also takes arguments by position; our own groups follow.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def value_of(args: object, name: str) -> Any:  # Any: the value of any field
 
 
 def has_other_meaning(args: object, name: str) -> bool:
-    """Returns True if the class of `args` declares one of our fields anew, which may then mean something else."""
+    """Returns whether the class of `args` redeclares one of our fields, which may then mean something else."""
     kind: type = type(args)
     return name in _declared_anew(kind)
 
 
 @lru_cache(maxsize=8)
 def _declared_anew(kind: type) -> frozenset[str]:
-    """Returns the names of our fields that a class declares anew."""
+    """Returns the names of our fields that a class redeclares."""
     ours = OurFields.__dataclass_fields__
     theirs = getattr(kind, "__dataclass_fields__", {})
     return frozenset(name for name in ours.keys() & theirs.keys() if theirs[name] is not ours[name])
@@ -101,7 +101,7 @@ ASKED_FOR = "_asked_for"  # attribute of arguments: names of the fields that the
 
 
 def changed_fields(args: object) -> set[str]:
-    """Returns the fields that do not hold their default, and those that `args` lacks."""
+    """Returns the fields with other values than their defaults, and the fields that `args` lacks."""
     changed = set()
     for name, default in _DEFAULTS:
         value = getattr(args, name, MISSING)

@@ -15,7 +15,7 @@ from trainwright.config.aliases import NameOfField
 
 NOT_SET: Any = object()
 
-# What a change of a field means to a run that resumes from a checkpoint.
+# Effect of a changed field on a run that resumes from a checkpoint.
 HERE = "takes effect from here on"
 RATE = "from here on, with the schedule's position kept"
 SHAPE = "the new schedule from here on, at the rate that it has for this step"
@@ -42,7 +42,7 @@ class Range:
     def problem(self, name: str, value: object) -> str | None:
         if value is None and self.optional:
             return None
-        if not isinstance(value, (int, Integral) if self.whole else (int, float, Real)):  # first by what is quick
+        if not isinstance(value, (int, Integral) if self.whole else (int, float, Real)):  # int first: faster
             is_yaml = isinstance(value, str) and re.fullmatch(r"[-+]?\d+[eE][-+]?\d+", value) is not None
             text = " It is text; YAML reads 5e-5 as text, write 5.0e-5." if is_yaml else ""
             return f"{name}={value!r} is not {'a whole' if self.whole else 'a'} number.{text}"
@@ -77,7 +77,7 @@ USUALLY_NOT_NEGATIVE = Range(0, only_warns=True)
 ANY_NUMBER = Range(-math.inf)
 ANY_WHOLE = Range(-math.inf, whole=True)
 SHARE = Range(0, 1, open_high=True, only_warns=True)
-BY_RULES = None  # what the numbers may be depends on other fields, or on more than limits: rules/ checks it
+BY_RULES = None  # allowed numbers depend on other fields or on more than limits; rules/ checks them
 
 
 Syntax = Literal["dict", "duration", "steps", "path", "maybe_path"]
@@ -90,13 +90,13 @@ class Setting:
     default: Any  # its default value
     help: str  # one sentence for `--help` and the page of arguments
     _: KW_ONLY
-    # what a change means to a run that resumes: HERE, RATE, ..., or a text of its own; PER_START: the field is
-    # not compared
+    # effect of a change on a run that resumes: HERE, RATE, ..., or its own text; PER_START: the field is not
+    # compared
     on_resume: str | None
-    # whether trials of a hyperparameter search may differ in it. False for what is settled when a trainer is
-    # made, for what all trials share, and for what nothing in a trial reads
+    # whether trials of a hyperparameter search may differ in it. False for fields that the trainer's constructor
+    # reads, that all trials share, or that nothing in a trial reads
     searchable: bool
-    factory: Callable[[], Any] | None = None  # makes the default, where that is mutable
+    factory: Callable[[], Any] | None = None  # makes the default, if that is mutable
     # the numbers that it may hold; mandatory where the type names int or float, BY_RULES where limits do not tell
     limits: Range | None = NOT_SET
     choices: tuple[str, ...] = ()  # the words that it may hold; None too if that is the default
@@ -104,18 +104,18 @@ class Setting:
     older_values: Mapping[str, str] = field(default_factory=dict)  # words that mean another value today
     refused_values: Mapping[str, str] = field(default_factory=dict)  # words with the reason why they are refused
     # short forms that it takes: a "dict" also as a JSON string; a "duration" such as '8h'; "steps" as a number,
-    # or a share of all steps below 1; a "path", or "maybe_path" beside something else
+    # or a share of all steps below 1; a "path", or "maybe_path" if other values are allowed too
     syntax: tuple[Syntax, ...] = ()
     bare_flag: bool = False  # on the command line, the name alone means True
-    secret: bool = False  # left out of `repr`
+    secret: bool = False  # not shown in `repr`
     summarized: bool = False  # the lines that a run begins with show it, so it is not listed again among what differs
-    alias_of: str | None = None  # the field that this one is another name of
-    formerly: Mapping[str, NameOfField] = field(default_factory=dict)  # its older names, each with what it means today
+    alias_of: str | None = None  # the field that this one is an alias of
+    formerly: Mapping[str, NameOfField] = field(default_factory=dict)  # its older names, each with its meaning today
     shares_name: bool = False  # arguments of other libraries have a field of this name with another meaning
     since: str | None = None  # the version that brought it; None: the first one
 
     def to_field(self, annotation: str) -> Any:
-        """The dataclass field. Its metadata is what argument parsers, other libraries' too, pass to argparse."""
+        """Returns the dataclass field. Argument parsers, also of other libraries, pass its metadata to argparse."""
         metadata: dict[str, Any] = {"help": self.help}
         if self.choices and "bool" not in _words(annotation):  # a bool is turned into a choice after parsing
             metadata["choices"] = list(self.choices)
@@ -127,7 +127,7 @@ class Setting:
 
     @property
     def allowed(self) -> tuple[str | bool | None, ...]:
-        """The words that the field takes, with None where that is its default, and both bools where one of them is."""
+        """The words that the field takes; also None if that is its default, and both bools if the default is one."""
         if self.choices and isinstance(self.default, bool):
             return (True, False, *self.choices)
         return (None, *self.choices) if self.default is None and self.choices else self.choices

@@ -94,7 +94,7 @@ def settings_of_several_processes(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, "accelerator_config")
 def accelerator_settings(args: Arguments) -> str | None:
-    """Batches are neither split nor dispatched where one process has them all."""
+    """Batches are neither split nor dispatched in a single process."""
     config = args.accelerator_config
     if config is None or args.world_size > 1:
         return None

@@ -36,8 +36,8 @@ class RunFacts:
     has_own_schedule: bool = False
     is_stream: bool | None = None  # the training data has no length
     has_eval_dataset: bool | None = None
-    eval_names: tuple[str, ...] = ()  # of several evaluation sets
-    has_compute_metrics: bool | None = None  # False also says that nobody overrides evaluate()
+    eval_names: tuple[str, ...] = ()  # names of the evaluation sets, if there are several
+    has_compute_metrics: bool | None = None  # False means that evaluate() is not overridden either
     device_type: str | None = None
     supports_bf16: bool | None = None
     supports_tf32: bool | None = None
@@ -51,7 +51,7 @@ class Rule:
     name: str
     stage: Stage
     fields: frozenset[str]  # all fields that the check reads
-    check: Callable[..., str | None]  # takes the arguments; where the run shows something, its facts too
+    check: Callable[..., str | None]  # takes the arguments, and for stages of a run also its facts
 
     def message(self, args: Arguments, facts: RunFacts) -> str | None:
         return self.check(args, facts) if self.stage in OF_THE_RUN else self.check(args)
@@ -91,7 +91,7 @@ def of_stage(stage: Stage) -> list[Rule]:
 
 
 def refuse(problems: Sequence[str], *, kind: type[ArgumentError] = ArgumentError) -> None:
-    """Raise one error that tells all problems; none: do nothing."""
+    """Raises one error that lists all problems, if there are any."""
     if problems:
         listed = "\n".join([f"{len(problems)} problems with the arguments:", *(f"- {p}" for p in problems)])
         error = kind(problems[0] if len(problems) == 1 else listed)
@@ -114,14 +114,14 @@ def violations(args: Arguments, facts: RunFacts = NOTHING_KNOWN) -> list[str]:
 
 
 def advise(args: Arguments) -> list[str]:
-    """Returns what is set but has no effect beside the other settings; of what nobody asked for no rule speaks."""
+    """Returns messages for settings without effect in this combination, only for fields that were set explicitly."""
     changed = {name for name in changed_fields(args) if was_asked_for(args, name)}
     concerned = [one for one in of_stage(Stage.ADVICE) if not one.fields.isdisjoint(changed)]
     return [message for one in concerned if (message := one.message(args, NOTHING_KNOWN))]
 
 
 def cautions(args: Arguments, facts: RunFacts) -> list[str]:
-    """Returns what is set and does nothing in this run, or not what it seems to ask for."""
+    """Returns messages for settings that do nothing in this run, or not what they suggest."""
     return [message for one in of_stage(Stage.WARNING) if (message := one.message(args, facts))]
 
 

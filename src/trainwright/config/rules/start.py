@@ -16,7 +16,7 @@ from trainwright.config.fields import defaults_of, value_of, was_asked_for
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import RunFacts, Stage, no_effect, rule
 
-# Schedules whose rate at a step is the same however long the run is.
+# Schedules in which the rate at a step does not depend on the length of the run.
 WITHOUT_LENGTH = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
 OF_THE_BEST = (
     "lr_scheduler_type",
@@ -221,7 +221,7 @@ def _never(args: Arguments, facts: RunFacts, what: str) -> str | None:
     steps = getattr(args, f"{what}_steps")
     if facts.max_steps is None or getattr(args, f"{what}_strategy") != "steps" or not isinstance(steps, (int, float)):
         return None
-    is_default = steps == defaults_of(type(args)).get(f"{what}_steps")  # nobody chose it: a short run need not reach it
+    is_default = steps == defaults_of(type(args)).get(f"{what}_steps")  # a default need not be reached in a short run
     sources = ("eval_steps", "logging_steps") if what == "eval" else (f"{what}_steps",)  # None: as often as the log
     is_default = is_default or not any(was_asked_for(args, name) for name in sources)
     if is_default or 0 < steps <= facts.max_steps:
