@@ -32,7 +32,9 @@ SHOWN = {
     "workers that persist keep": "data/test_epochs.py::test_a_dataset_within_another_is_told_too",
     "a resumed stream that has had": f"{EXACT}::test_a_stream_goes_on_where_it_was",
     "`auto_find_batch_size`": "effects/length_fields.py::batches_that_do_not_fit_are_cut",
-    "`gradient_accumulation_steps` above 1": "config/test_coerce.py::test_equal_numbers_of_accumulation_are_one_and_survive_a_round_trip",
+    "`gradient_accumulation_steps` above 1": (
+        "config/test_coerce.py::test_equal_numbers_of_accumulation_are_one_and_survive_a_round_trip"
+    ),
     "with `dataloader_persistent_workers`": f"{SURFACE}::test_another_dataset_has_a_dataloader_of_its_own",
     "without `restore_callback_states": f"{EXACT}::test_patience_goes_on_counting",
     "`sortish_sampler=True`": "effects/generation_fields.py::samples_of_similar_length_are_trained_together",

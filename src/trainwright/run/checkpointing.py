@@ -16,6 +16,7 @@ from trainwright.callbacks.base import overrides
 from trainwright.callbacks.dispatch import is_of_package
 from trainwright.checkpoint import async_writer, rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.optimizer_check import find_nan
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, WeightCheck, milestones, to_remove
@@ -24,7 +25,7 @@ from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
-from trainwright.run import checks, resume
+from trainwright.run import checks
 from trainwright.run.run import Run
 from trainwright.state.trainer_state import collect_states
 from trainwright.support.hooks import SaveHooks, is_overridden
@@ -53,10 +54,15 @@ CONTENTS = (
 
 # Methods in which a user's code may look at the files of a save, or count on them when it returns.
 SAVING_HOOKS = (
-    "_maybe_log_save_evaluate", "_save_checkpoint", "save_model", "_save", "_save_optimizer_and_scheduler",
-    "_save_scaler", "_save_rng_state", "_push_from_checkpoint",
-)  # fmt: skip
-
+    "_maybe_log_save_evaluate",
+    "_save_checkpoint",
+    "save_model",
+    "_save",
+    "_save_optimizer_and_scheduler",
+    "_save_scaler",
+    "_save_rng_state",
+    "_push_from_checkpoint",
+)
 
 # Methods whose overrides run on after a checkpoint is on the disk.
 HOOKS_AFTER_A_SAVE = ("_maybe_log_save_evaluate", "_save_checkpoint", "_push_from_checkpoint")
@@ -143,10 +149,9 @@ class Checkpointer:
         run.extensions.settle_all()
         for before_save in run.extensions.before_save:
             before_save(run)
-        state = run.progress.state
-        step, best = state.global_step, state.best_global_step
-        world, cursor = self.args.world_size, run.cursor()
-        manifest = Manifest(step=step, run_id=run.run_id, world_size=world, cursor=cursor)
+        step = run.progress.state.global_step
+        best = run.progress.state.best_global_step
+        manifest = Manifest(step=step, run_id=run.run_id, world_size=self.args.world_size, cursor=run.cursor())
 
         def check() -> None:
             """Before anything is written: the directory is this run's, and the checkpoint fits on the disk."""
@@ -201,7 +206,8 @@ class Checkpointer:
 
     def write_state(self, hooks: SaveHooks, run: Run, folder: Path) -> None:
         """The record of the run, with the path of the best checkpoint as it is now, and the states of callbacks."""
-        state, store = run.progress.state, CheckpointStore(folder.parent)
+        state = run.progress.state
+        store = CheckpointStore(folder.parent)
         best = state.best_global_step
         if best is not None and self.engine.agree(
             lambda: best == state.global_step or best in store.owned_by(run.run_id)
@@ -229,15 +235,11 @@ class Checkpointer:
         if self.args.should_save:
             self.writer.sink.put(every, write)
 
-    def read_extensions(self, run: Run, folder: Path) -> None:
+    def read_extensions(self, run: Run, checkpoint: Checkpoint) -> None:
         """Gives the extensions what `write_extensions` wrote; a replica without a file takes that of the first one."""
         for load in run.extensions.load:
-            load(folder)
-        rank, num_replicas = self.engine.replica, self.engine.num_replicas
-        own = rng.find_file(folder, rank=rank, num_processes=num_replicas, name=EXTENSIONS_NAME)
-        path = own or rng.find_first_file(folder, EXTENSIONS_NAME)
-        if path is not None:
-            run.extensions.load_states(training_state.load_plain(path))
+            load(checkpoint)
+        run.extensions.load_states(checkpoint.extension_states(self.engine.replica, self.engine.num_replicas))
 
     def weights_to_save(self, model: Model, *, is_checkpoint: bool) -> dict[str, Any] | None:
         """All weights in the main process, where processes hold parts; empty where shards are written; else None."""
@@ -249,9 +251,12 @@ class Checkpointer:
         from trainwright.checkpoint import weights
 
         weights.save_weights(
-            self.engine.unwrap(model), folder, state_dict=state_dict, sink=self.writer.sink,
+            self.engine.unwrap(model),
+            folder,
+            state_dict=state_dict,
+            sink=self.writer.sink,
             as_safetensors=value_of(self.args, "save_safetensors"),
-        )  # fmt: skip
+        )
         if hasattr(processing_class, "save_pretrained"):
             processing_class.save_pretrained(folder)
         training_state.save_arguments(self.args, folder)
@@ -275,22 +280,23 @@ class Checkpointer:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def read_weights(self, model: Model, folder: Path) -> Any:
+    def read_weights(self, model: Model, checkpoint: Checkpoint) -> Any:
         """Loads the weights of a checkpoint; returns the keys that did not match."""
-        from trainwright.checkpoint import weights
         from trainwright.engine import sharded_state
 
-        found = sharded_state.read_weights(folder) if sharded_state.has_weights(folder) else None
-        return weights.load_weights(model, folder, found=found, load=self.engine.load_weights)
+        return checkpoint.load_weights(model, shards=sharded_state, load=self.engine.load_weights)
 
-    def read_states(self, model: Model, optimizer: Any, scheduler: Any, folder: Path) -> None:
+    def read_states(self, model: Model, optimizer: Any, scheduler: Any, checkpoint: Checkpoint) -> None:
+        """Loads the states of optimizer and schedule."""
         from trainwright.engine import sharded_state
 
+        folder = checkpoint.path
         if sharded_state.has_optimizer(folder):
             sharded_state.load_optimizer(folder, model, optimizer)
         else:
-            load, holds_parts = self.engine.load_optimizer_state, self.engine.holds_parts
-            training_state.load_optimizer(optimizer, folder, load=load, holds_parts=holds_parts)
+            training_state.load_optimizer(
+                optimizer, folder, load=self.engine.load_optimizer_state, holds_parts=self.engine.holds_parts
+            )
         training_state.load_scheduler(scheduler, folder)
 
     def load_newest(self, hooks: Any, folder: str, run: Run) -> int:  # Any: the trainer, whose hooks load
@@ -304,7 +310,9 @@ class Checkpointer:
 
         def newest() -> str:
             own = sorted(store.owned_by(run.run_id) - store.non_finite(), reverse=True)
-            folders = [*map(store.path, own), *filter(None, [run.resumed_from])]
+            folders = [store.path(step) for step in own]
+            if run.checkpoint is not None:
+                folders.append(run.checkpoint.path)
             found = next((path for path in folders if find_problem(path) is None), None)
             if found is None:
                 raise CheckpointNotFoundError(
@@ -316,7 +324,7 @@ class Checkpointer:
         path = self.engine.agree(newest)
         hooks._load_from_checkpoint(path)
         hooks._load_optimizer_and_scheduler(path)
-        return resume.load_state(Path(path)).global_step
+        return Checkpoint(path).state.global_step
 
 
 def stateful(handler: Any, control: Any) -> list[Any]:
@@ -326,7 +334,8 @@ def stateful(handler: Any, control: Any) -> list[Any]:
 
 def log_load_result(load_result: Any) -> None:
     """Says which weights a checkpoint lacked or had too much."""
-    missing, unexpected = (", ".join(names) for names in (load_result.missing_keys, load_result.unexpected_keys))
+    missing = ", ".join(load_result.missing_keys)
+    unexpected = ", ".join(load_result.unexpected_keys)
     if missing:
         logger.warning("The checkpoint lacks weights of the model, which keep the values they have: %s.", missing)
     if unexpected:
@@ -394,7 +403,8 @@ def check_first_checkpoint(args: Any, folder: str, model: Model) -> None:
     """Warns before step 1 where the first checkpoint may not fit on the disk; raises where not even its weights do."""
     if args.save_strategy == "no":
         return
-    root, what = Path(folder), "A checkpoint"
+    root = Path(folder)
+    what = "A checkpoint"
     surely = async_writer.weights_bytes(model)
     likely = surely + (0 if args.save_only_model else async_writer.estimated_optimizer_bytes(model))
     free = async_writer.free_bytes(root)
@@ -420,8 +430,10 @@ def keep_only_best(store: CheckpointStore, args: Any, run: Run) -> None:
 
     A run that its time limit ended is not at its end: what resumes it stays.
     """
-    plan, state = resolve.checkpoint(args), run.progress.state
-    best, is_cut_off = state.best_global_step, plan.max_train_s is not None and state.global_step < state.max_steps
+    plan = resolve.checkpoint(args)
+    state = run.progress.state
+    best = state.best_global_step
+    is_cut_off = plan.max_train_s is not None and state.global_step < state.max_steps
     if plan.keep_last != 1 or is_cut_off or best is None or not store.path(best).is_dir():
         return
     written = written_by(store, run.run_id)
