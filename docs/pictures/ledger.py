@@ -16,7 +16,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from trainwright import Trainer, TrainingArguments
-from trainwright.data.ledger import LEDGER_NAME, read_table
+from trainwright._types import LEDGER_NAME
+from trainwright.data.ledger import read_table
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 300, 60, 20, 36, 44
 COLORS = {"labels as they were": "#4c78a8", "labels that were changed": "#e4863a"}

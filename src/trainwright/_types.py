@@ -52,6 +52,7 @@ ITEMS_NAME = "checkpoint_items.pt"
 CURRICULUM_NAME = "curriculum.pt"
 RECORDED_METRICS_NAME = "recorded_metrics.json"
 EXTENSIONS_NAME = "extension_states.pt"
+LEDGER_NAME = "ledger.parquet"
 MANIFEST_NAME = "manifest.json"
 
 IGNORE_INDEX = -100  # a label that no loss counts
@@ -203,8 +204,13 @@ def recordable(values: Mapping[Any, object], dropped: dict[str, str]) -> dict[st
 
 def read_json(path: str | Path, *, max_bytes: int) -> Any:
     """The value in a JSON file of a stranger; ValueError where it is too large, nested too deeply, or no JSON."""
+    return parse_json(read_bytes(path, max_bytes=max_bytes))
+
+
+def parse_json(content: bytes) -> Any:
+    """Returns the value in the content of a JSON file; ValueError where it is nested too deeply, or no JSON."""
     try:
-        return json.loads(read_bytes(path, max_bytes=max_bytes).decode())
+        return json.loads(content.decode())
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

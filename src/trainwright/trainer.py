@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, metric_number, output_loss
 from trainwright.checkpoint import training_state
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
@@ -410,7 +411,7 @@ class Trainer:
             return self._inner_training_loop(
                 batch_size=self._train_batch_size,
                 args=self.args,
-                resume_from_checkpoint=checkpoint,
+                resume_from_checkpoint=None if checkpoint is None else str(checkpoint),
                 trial=trial,
                 ignore_keys_for_eval=ignore_keys_for_eval,
             )
@@ -437,7 +438,8 @@ class Trainer:
         """
         args = self.args if args is None else args
         self._train_batch_size = self._train_batch_size if batch_size is None else batch_size
-        self._begin_training(args, resume_from_checkpoint, trial, ignore_keys_for_eval)
+        checkpoint = None if resume_from_checkpoint is None else self._run.opened(resume_from_checkpoint)
+        self._begin_training(args, checkpoint, trial, ignore_keys_for_eval)
         run = self._run
         with saving_last_step(run, self):
             for epoch in epochs(run, self, eval_on_start=args.eval_on_start):
@@ -592,10 +594,10 @@ class Trainer:
             return self._finalize_training(None, run.plan.num_train_samples, run.progress.start_time)
 
     @contextmanager
-    def _training(self, resume_from_checkpoint: str | bool | None, trial: Any) -> Iterator[str | None]:
+    def _training(self, resume_from_checkpoint: str | bool | None, trial: Any) -> Iterator[Checkpoint | None]:
         """Around a whole training: its run, its claim on the directory, signals, the model; at the end all files.
 
-        Yields the directory of the checkpoint that it resumes from, whose weights the model has; None: it is fresh.
+        Yields the checkpoint that it resumes from, whose weights the model has; None: it is fresh.
         """
         self._run.check_not_training()
         accept_older_signatures(self)
@@ -613,7 +615,7 @@ class Trainer:
             *self._extensions,
         )
         with refused, self._using_run(run), run.with_extensions(), together, measuring:
-            checkpoint = engine.agree(lambda: resume.find_checkpoint(wanted, self.args.output_dir))
+            run.checkpoint = checkpoint = resume.open_checkpoint(wanted, self.args.output_dir, engine)
             checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
             with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
                 self._prepare_model(trial, checkpoint)
@@ -626,7 +628,7 @@ class Trainer:
                     self._services.writer.end()
                 run.progress.interrupts.leave()  # a signal that came when all was trained: it is on the disk too
 
-    def _prepare_model(self, trial: Any, checkpoint: str | None) -> None:
+    def _prepare_model(self, trial: Any, checkpoint: Checkpoint | None) -> None:
         """The model of a run, with the weights of its checkpoint."""
         self._renew_model(trial)
         if self.processing_class is not None:
@@ -634,7 +636,7 @@ class Trainer:
 
             align_special_tokens(self.model, self.processing_class)
         if checkpoint is not None:
-            self._load_from_checkpoint(checkpoint)
+            self._load_from_checkpoint(str(checkpoint))
             self._train_batch_size = resume.batch_size_of(checkpoint, self.args, self._train_batch_size)
         checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
 
@@ -684,7 +686,7 @@ class Trainer:
         self._run.noise_handle.remove()
         self._run.noise_handle = None
 
-    def _levers(self, checkpoint: str | None) -> AbstractContextManager[None]:
+    def _levers(self, checkpoint: Checkpoint | None) -> AbstractContextManager[None]:
         """Context of a run with the settings that `speed` chooses, now or in the run of the checkpoint."""
         if value_of(self.args, "speed") is None:
             return nullcontext()
@@ -703,7 +705,7 @@ class Trainer:
             self.label_smoother = build.label_smoother(self.model, self.args.label_smoothing_factor)
 
     def _begin_training(
-        self, args: Any, checkpoint: str | None, trial: Any, ignore_keys_for_eval: list[str] | None
+        self, args: Any, checkpoint: Checkpoint | None, trial: Any, ignore_keys_for_eval: list[str] | None
     ) -> None:
         """All that happens in a run before its first step."""
         run = self._run
@@ -724,7 +726,7 @@ class Trainer:
         self._services.uploads.take_up()
         run.has_begun = True
 
-    def _plan_run(self, args: Any, checkpoint: str | None) -> None:
+    def _plan_run(self, args: Any, checkpoint: Checkpoint | None) -> None:
         """Data and steps; of a resume, those that are left."""
         run = self._run
         engine = self._engine
@@ -748,14 +750,15 @@ class Trainer:
         run.continue_from(checkpoint, args, engine, self.train_dataset)
 
     def _prepare_run(
-        self, args: Any, checkpoint: str | None, trial: Any, ignore_keys_for_eval: list[str] | None
+        self, args: Any, checkpoint: Checkpoint | None, trial: Any, ignore_keys_for_eval: list[str] | None
     ) -> None:
         """Record, position, model, optimizer, extensions: all that the loop needs."""
         run = self._run
         plan = self._run.plan
         engine = self._engine
-        start = self._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, checkpoint, trial)
-        model, loader = self._prepare_for_training(plan.max_steps, run.loader, checkpoint)
+        path = None if checkpoint is None else str(checkpoint)
+        start = self._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, path, trial)
+        model, loader = self._prepare_for_training(plan.max_steps, run.loader, path)
         checks.check_needs_no_closure(self.optimizer)
         training_state.states_of_items(self.checkpoint_items)  # raises now what the first save would
         run.begin(
@@ -784,7 +787,7 @@ class Trainer:
             ),
         )
         if checkpoint is not None:
-            checkpointer.read_extensions(run, Path(checkpoint))
+            checkpointer.read_extensions(run, checkpoint)
         for begin in run.extensions.begin:
             begin(run)
 
@@ -1079,7 +1082,8 @@ class Trainer:
             model: takes them in; default `self.model`.
         """
         model = self.model if model is None else model
-        self._issue_warnings_after_load(self._checkpointer.read_weights(model, Path(resume_from_checkpoint)))
+        checkpoint = self._run.opened(resume_from_checkpoint)
+        self._issue_warnings_after_load(self._checkpointer.read_weights(model, checkpoint))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Logs which weights a checkpoint lacked or had too much.
@@ -1114,19 +1118,20 @@ class Trainer:
         """
         is_own = self.optimizer is not None or self.optimizer_cls_and_kwargs is not None
         folder = self._get_output_dir(trial)
+        checkpoint = None if resume_from_checkpoint is None else self._run.opened(resume_from_checkpoint)
         state = self._run.load_record(
-            resume_from_checkpoint, self.args, self._engine, stateful=self._stateful(), folder=folder, is_own=is_own
+            checkpoint, self.args, self._engine, stateful=self._stateful(), folder=folder, is_own=is_own
         )
         state.train_batch_size = self._train_batch_size
-        if resume_from_checkpoint is None or behaviour_of(self.args).resume_recomputes_intervals:
+        if checkpoint is None or behaviour_of(self.args).resume_recomputes_intervals:
             state.compute_steps(self.args, max_steps)
         state.is_hyper_param_search = trial is not None
         state.init_training_references(self, max_steps, num_train_epochs, trial)
-        if resume_from_checkpoint is None:
+        if checkpoint is None:
             return 0, 0
         self._load_callback_state()
         steps = num_update_steps_per_epoch
-        return self._run.find_position(resume_from_checkpoint, self.args, self._engine, steps_per_epoch=steps)
+        return self._run.find_position(checkpoint, self.args, self._engine, steps_per_epoch=steps)
 
     def _load_callback_state(self) -> None:
         """Gives callbacks the state that the checkpoint has of them; with their settings `control` gets its flags."""
@@ -1209,7 +1214,8 @@ class Trainer:
             CheckpointError: they do not fit the optimizer or the schedule of this run.
         """
         if checkpoint is not None:
-            self._checkpointer.read_states(self.model_wrapped, self.optimizer, self.lr_scheduler, Path(checkpoint))
+            opened = self._run.opened(checkpoint)
+            self._checkpointer.read_states(self.model_wrapped, self.optimizer, self.lr_scheduler, opened)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Loads the state of the loss scale (fp16).
@@ -1218,7 +1224,7 @@ class Trainer:
             checkpoint: folder of the checkpoint; None: nothing is loaded.
         """
         if checkpoint is not None:
-            training_state.load_scaler(self.accelerator, Path(checkpoint))
+            training_state.load_scaler(self.accelerator, self._run.opened(checkpoint).path)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Sets the random states of this process to those of the checkpoint.
@@ -1227,9 +1233,12 @@ class Trainer:
             checkpoint: folder of the checkpoint; None: they stay as they are.
         """
         if checkpoint is not None:
-            rank = self._engine.replica
-            step = self.state.global_step
-            resume.load_rng(checkpoint, rank=rank, num_processes=self._engine.num_replicas, step=step)
+            resume.load_rng(
+                self._run.opened(checkpoint),
+                rank=self._engine.replica,
+                num_processes=self._engine.num_replicas,
+                step=self.state.global_step,
+            )
 
     # -- optimizer and schedule ----------------------------------------------------------------------------------------
 
@@ -2238,7 +2247,7 @@ class Trainer:
         self._engine.barrier()  # the process that writes it may still be at it
         folder = self._engine.agree(lambda: checkpointing.best_to_load(self.state, self.args, self._run.run_id))
         if folder is not None:
-            self._issue_warnings_after_load(self._checkpointer.read_weights(self.model, folder))
+            self._issue_warnings_after_load(self._checkpointer.read_weights(self.model, Checkpoint(folder)))
             name = self.args.metric_for_best_model
             best = self.state.best_metric
             console.show_lines(self.args, [f"best      the weights of {folder} are loaded ({name} {best:.4g})"])

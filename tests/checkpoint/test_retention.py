@@ -16,6 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, milestones, to_remove
 from trainwright.run import checkpointing, resume
@@ -144,7 +145,7 @@ class Story:
         checkpointing.rotate(self.store, self.args, run_id=self.run_id, newest=self.step, best=best)
         latest = self.store.latest()
         assert latest is not None, "nothing is left to resume from"
-        assert latest == self.store.path(self.step), "the newest is gone"
+        assert latest.path == self.store.path(self.step), "the newest is gone"
         if best is not None and best != self.step and self.store.path(best).is_dir():
             assert Manifest.read(self.store.path(best)) is not None
 
@@ -161,7 +162,7 @@ class Story:
         latest = self.store.latest()
         if latest is None:
             return
-        self.go_from(latest)
+        self.go_from(latest.path)
 
     def go_back(self, index: int) -> None:
         steps = [step for step in self.store.steps() if Manifest.read(self.store.path(step)) is not None]
@@ -174,7 +175,7 @@ class Story:
             return
         before = self.run_id
         self.step = manifest.step
-        self.run_id = resume.run_id_after(str(checkpoint), str(self.store.root))
+        self.run_id = resume.run_id_after(Checkpoint(checkpoint), str(self.store.root))
         self.best = self.best if self.run_id == before and self.best and self.best[1] <= self.step else None
         if self.run_id != before:
             self.foreign = {path.name for path in self.store.root.glob("checkpoint-*")} - self.own()
@@ -198,9 +199,8 @@ class Story:
 
     def damage(self, _: None) -> None:
         latest = self.store.latest()
-        manifest = None if latest is None else Manifest.read(latest)
-        if latest is not None and manifest is not None and len(self.store.steps()) > 1:
-            (latest / "trainer_state.json").write_text("?")
+        if latest is not None and latest.manifest is not None and len(self.store.steps()) > 1:
+            (latest.path / "trainer_state.json").write_text("?")
             self.resume(None)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainwright.data.ledger import LEDGER_NAME, Ledger, write_table
+from trainwright._types import LEDGER_NAME
+from trainwright.data.ledger import Ledger, write_table
 from trainwright.data.quarantine import read_quarantine
 
 from .commands import call, done

@@ -15,9 +15,9 @@ from torch.utils.data import IterableDataset
 
 import trainwright
 from trainwright import Curriculum, LedgerColumns
-from trainwright._types import CURRICULUM_NAME
+from trainwright._types import CURRICULUM_NAME, LEDGER_NAME
 from trainwright.data.curriculum import CurriculumOrder, read_weights
-from trainwright.data.ledger import LEDGER_NAME, read_columns
+from trainwright.data.ledger import read_columns
 from trainwright.data.mixture import MixtureDataset, as_mixture
 from trainwright.errors import ArgumentError, CheckpointError, DataError
 

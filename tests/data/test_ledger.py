@@ -18,8 +18,9 @@ from torch import nn
 from torch.nn import functional
 
 import trainwright
+from trainwright._types import LEDGER_NAME
 from trainwright.cli.ledger import answer
-from trainwright.data.ledger import LEDGER_NAME, Ledger, read_table
+from trainwright.data.ledger import Ledger, read_table
 from trainwright.errors import DataError
 from trainwright.extensions.ledger.sample_losses import kept_losses, rows_of_batch, segments
 

@@ -14,7 +14,8 @@ import trainwright
 from tests._support.two_processes import tell
 from tests.guard.matrix import ENGINES
 from tests.guard.poisoned import trained
-from trainwright.checkpoint.store import CheckpointStore, non_finite_mark
+from trainwright.checkpoint.checkpoint import Checkpoint
+from trainwright.checkpoint.store import CheckpointStore
 
 SAVES = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 2, "incidents": False}
 RUNS = {
@@ -42,6 +43,6 @@ if __name__ == "__main__":
         one = trained(folder / name, settings={**SAVES, **settings, **how}, callbacks=[Breaks()])
         store = CheckpointStore(folder / name)
         bad = sorted(store.non_finite())
-        marks = sorted({str(non_finite_mark(store.path(step))) for step in bad})
+        marks = sorted({str(Checkpoint(store.path(step)).non_finite_mark) for step in bad})
         newest = one._checkpointer.writer.newest  # the same in all processes, or they would wait for each other
         tell(**{name: {"steps": store.steps(), "bad": bad, "marks": marks, "newest": newest}})

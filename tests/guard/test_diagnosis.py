@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import trainwright
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import NonFiniteError
 from trainwright.extensions.guard.diagnosis import RATE, STATE, WEIGHTS, find_bad_parts, find_bad_parts_anywhere
-from trainwright.extensions.guard.step_guard import load_guard
 
 from ..contract import doubles
 from .poisoned import BATCH, POISONS, trained, trainer
@@ -163,7 +163,7 @@ def test_a_run_sums_its_skipped_steps_up_across_a_resume(tmp_path: Path, caplog:
     data = {"poison": {0: POISONS["nan"], 4 * BATCH: POISONS["nan"]}}
     settings = {**SAVES, "save_steps": 3, "incidents": False}
     trainer(tmp_path, settings={**settings, "max_steps": 3}, **data).train()
-    assert load_guard(tmp_path / "checkpoint-3")["skipped_steps"] == 1
+    assert Checkpoint(tmp_path / "checkpoint-3").entry("guard").state()["skipped_steps"] == 1
     again = trainer(tmp_path, settings=settings, **data)
     with caplog.at_level(logging.WARNING, logger="trainwright"):
         again.train(resume_from_checkpoint=True)

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from trainwright._types import GUARD_STATE_NAME
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.checkpoint.training_state import save_json
 from trainwright.errors import CheckpointError, SpikeError
-from trainwright.extensions.guard.step_guard import load_guard
+from trainwright.extensions.guard.step_guard import is_guard_state
 
 from .._support import forked
 from ..contract import doubles
@@ -128,10 +129,10 @@ def test_a_run_without_incidents_and_spikes_writes_no_file(tmp_path: Path) -> No
 def test_a_file_that_no_run_writes_is_refused(state: str, tmp_path: Path) -> None:
     (tmp_path / "guard_state.json").write_text(state)
     with pytest.raises(CheckpointError, match=r"guard_state\.json"):
-        load_guard(tmp_path)
+        Checkpoint(tmp_path).entry("guard").state(is_guard_state)
 
 
 def test_the_file_is_read_back(tmp_path: Path) -> None:
     state = {"skipped_in_a_row": 2, "accepted": {"loss": [1.0, 2.5]}}
     save_json(state, tmp_path / GUARD_STATE_NAME)
-    assert load_guard(tmp_path) == state
+    assert Checkpoint(tmp_path).entry("guard").state(is_guard_state) == state

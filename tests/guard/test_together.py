@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.extensions.guard.step_guard import load_guard
+from trainwright.checkpoint.checkpoint import Checkpoint
 
 from .._support.two_processes import Done, finish_forks, start_forks
 from ..distributed.layouts import MODEL, write_model
@@ -31,7 +31,7 @@ def test_skipped_steps_are_counted_on_by_both_after_a_resume(tmp_path: Path) -> 
     assert done.code == 0, done.out
     expected = {"1": 1, "2": 1, "3": 1, "4": 1, "5": 2, "6": 2, "7": 2, "8": 2}
     assert [told["counts"] for told in done.told] == [expected, expected]
-    assert load_guard(tmp_path / "counts" / "checkpoint-3")["skipped_steps"] == 1
+    assert Checkpoint(tmp_path / "counts" / "checkpoint-3").entry("guard").state()["skipped_steps"] == 1
     assert done.out.count("2 of 8 steps had no update") == 1, "the main process says it"
 
 

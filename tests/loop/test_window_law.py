@@ -15,12 +15,11 @@ import torch
 from torch.utils.data import IterableDataset
 
 from trainwright import Curriculum, Trainer, TrainerCallback
-from trainwright._types import CURRICULUM_NAME, ITEMS_NAME
+from trainwright._types import CURRICULUM_NAME, ITEMS_NAME, LEDGER_NAME
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.training_state import load_plain
-from trainwright.data.ledger import LEDGER_NAME, read_columns
+from trainwright.data.ledger import read_columns
 from trainwright.errors import NonFiniteError
-from trainwright.extensions.guard.step_guard import load_guard
-from trainwright.extensions.recorded_metrics.extension import load_recorded
 from trainwright.state.recorded_metrics import Total
 
 from .._support.small import StopAt
@@ -150,13 +149,14 @@ def counted(folder: Path, step: int = LAST) -> dict[str, Any]:
     ledger = read_columns(checkpoint / LEDGER_NAME)
     curriculum = load_plain(checkpoint / CURRICULUM_NAME)
     weights = {name: value for name, value in curriculum.items() if isinstance(value, torch.Tensor)}
-    recorded = load_recorded(checkpoint)
+    recorded = Checkpoint(checkpoint).entry("recorded_metrics").state()
+    guard = Checkpoint(checkpoint).entry("guard").state()
     return {
         **{f"recorded {name}": Total(*total).result for name, total in recorded.items()},
         **{f"ledger {name}": np.nan_to_num(column) for name, column in ledger.items()},
         **{f"curriculum {name}": value.numpy() for name, value in weights.items()},
         "curriculum": [curriculum["asked"], *curriculum["steps"]],
-        **{f"guard {name}": value for name, value in load_guard(checkpoint).items() if name != "accepted"},
+        **{f"guard {name}": value for name, value in guard.items() if name != "accepted"},
         "tokens": state["num_input_tokens_seen"],
         "flos": state["total_flos"],
         "items": load_plain(checkpoint / ITEMS_NAME)["counts"]["seen"].numpy(),
@@ -246,7 +246,7 @@ def test_a_step_whose_error_ends_the_run_is_not_among_the_skipped_steps_of_its_c
 
     with pytest.raises(NonFiniteError, match="3 steps in a row"):
         make(tmp_path, Bad, max_skipped_steps=3).train()
-    assert load_guard(tmp_path / "checkpoint-3")["skipped_in_a_row"] == 2
+    assert Checkpoint(tmp_path / "checkpoint-3").entry("guard").state()["skipped_in_a_row"] == 2
     with pytest.raises(NonFiniteError, match="3 steps in a row"):
         make(tmp_path, Bad, max_skipped_steps=3).train(resume_from_checkpoint=True)
 

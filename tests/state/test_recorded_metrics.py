@@ -12,8 +12,9 @@ import torch
 
 from trainwright import Trainer, TrainerCallback
 from trainwright._types import RECORDED_METRICS_NAME
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.errors import ArgumentError, CheckpointError, DataError
-from trainwright.extensions.recorded_metrics.extension import load_recorded
+from trainwright.extensions.recorded_metrics.extension import is_recorded_state
 from trainwright.state.recorded_metrics import COMPACT_AFTER, RecordedMetrics
 
 from ..contract import doubles
@@ -198,7 +199,7 @@ def test_a_resumed_run_logs_the_same(tmp_path: Path) -> None:
     assert len(resumed.kept) == 5
     (folder / RECORDED_METRICS_NAME).write_text('{"a": ["median", 1.0, 1.0]}')
     with pytest.raises(CheckpointError, match="holds invalid values"):
-        load_recorded(folder)
+        Checkpoint(folder).entry("recorded_metrics").state(is_recorded_state)
 
 
 @pytest.mark.parametrize(

@@ -33,14 +33,14 @@ class CopyRequest(NamedTuple):
     obstacle: str | None = None
 
 
-def why_not_copy(wishes: Sequence[CopyRequest]) -> str | None:
+def why_not_copy(requests: Sequence[CopyRequest]) -> str | None:
     """Returns the reason why processes write at once, or None if they copy; those of one host share its memory."""
-    if obstacle := next((wish.obstacle for wish in wishes if wish.obstacle is not None), None):
+    if obstacle := next((request.obstacle for request in requests if request.obstacle is not None), None):
         return obstacle
-    for host in dict.fromkeys(wish.host for wish in wishes):
-        here = [wish for wish in wishes if wish.host == host]
-        lacking = sum(wish.lacking_bytes for wish in here)
-        if lacking > min(wish.available_bytes for wish in here) * SHARE_OF_MEMORY:
+    for host in dict.fromkeys(request.host for request in requests):
+        here = [request for request in requests if request.host == host]
+        lacking = sum(request.lacking_bytes for request in here)
+        if lacking > min(request.available_bytes for request in here) * SHARE_OF_MEMORY:
             return f"{lacking:,} bytes of memory are too much to take for a copy"
     return None
 
@@ -68,25 +68,25 @@ class DeferredSink:
     def put(self, tree: Nested, write: Write, *, shared: bool = False) -> None:
         """Copies the tree, or writes it at once where it cannot."""
         everybodys = self._everybodys if shared else lambda mine: [mine]
-        mine = self._wish(tree)
+        mine = self._request(tree)
         copied = None
-        wishes = everybodys(mine)
-        if (reason := why_not_copy(wishes)) is None:
+        requests = everybodys(mine)
+        if (reason := why_not_copy(requests)) is None:
             try:
                 copied = self._buffers.copy_of(tree)
             except (MemoryError, OSError, RuntimeError) as error:  # of python, of mmap, of torch's allocators
                 logger.warning("A checkpoint could not be copied in memory: %s", error or type(error).__name__)
                 mine = mine._replace(lacking_bytes=max(1, mine.lacking_bytes), available_bytes=0)
-            wishes = everybodys(mine)
-            if (reason := why_not_copy(wishes)) is None:
+            requests = everybodys(mine)
+            if (reason := why_not_copy(requests)) is None:
                 self._writes.append((copied, write))
                 self.is_shared = self.is_shared or shared
                 return
-        level = logging.INFO if any(wish.obstacle for wish in wishes) else logging.WARNING
+        level = logging.INFO if any(request.obstacle for request in requests) else logging.WARNING
         logger.log(level, "Training waits while a file of a checkpoint is written: %s.", reason)
         write(tree)
 
-    def _wish(self, tree: Nested) -> CopyRequest:
+    def _request(self, tree: Nested) -> CopyRequest:
         host = socket.gethostname()
         try:
             return CopyRequest(host, self._buffers.missing_bytes(tree), available_bytes())

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeAlias
@@ -144,6 +144,11 @@ def digest(path: Path, kind: str = DIGEST) -> str:
     return value.hexdigest() if kind == DIGEST else f"{crc:08x}"
 
 
+def digest_of_content(content: bytes, kind: str) -> str:
+    """Returns the checksum of a file whose content was read already."""
+    return xxhash.xxh3_64(content).hexdigest() if kind == DIGEST else f"{zlib.crc32(content):08x}"
+
+
 def find_problem(folder: Path) -> str | None:
     """Returns the first problem of a checkpoint, with its file; None if all files of the manifest are unchanged."""
     return next(problems(folder), None)
@@ -154,16 +159,25 @@ def problems(folder: Path) -> Iterator[str]:
 
     A checkpoint without a manifest is accepted if it has a trainer state: transformers writes that file last.
     """
+    yield from problems_of(folder, Manifest.read(folder))
+
+
+def problems_of(
+    folder: Path, manifest: Manifest | None, *, digest_of: Callable[[Path, str], str] = digest
+) -> Iterator[str]:
+    """Yields all problems of a checkpoint whose manifest was read already.
+
+    `digest_of` returns the checksum of a file, of a kind; None for the manifest: there is none, or it is damaged.
+    """
     try:
-        yield from _problems(folder)
+        yield from _problems(folder, manifest, digest_of)
     except OSError as error:
         yield f"{Path(error.filename or folder).name} cannot be read: {error.strerror or error}"
 
 
-def _problems(folder: Path) -> Iterator[str]:
+def _problems(folder: Path, manifest: Manifest | None, digest_of: Callable[[Path, str], str]) -> Iterator[str]:
     for link in links_that_leave(folder):
         yield f"{link} is a link that leaves the directory. If it is to be trusted, copy the checkpoint with cp -rL"
-    manifest = Manifest.read(folder)
     if manifest is None:
         if (folder / MANIFEST_NAME).exists():
             if (folder / MANIFEST_NAME).is_file():
@@ -174,8 +188,10 @@ def _problems(folder: Path) -> Iterator[str]:
         elif not (folder / TRAINER_STATE_NAME).is_file():
             yield f"{TRAINER_STATE_NAME} is missing"
         return
-    found = (_problem_of_file(folder, name, expected) for name, expected in manifest.files.items())
-    yield from filter(None, found)
+    for name, expected in manifest.files.items():
+        problem = _problem_of_file(folder, name, expected, digest_of)
+        if problem is not None:
+            yield problem
 
 
 def differing_files(folder: Path, manifest: Manifest) -> dict[str, str]:
@@ -187,7 +203,7 @@ def differing_files(folder: Path, manifest: Manifest) -> dict[str, str]:
     for name, expected in manifest.files.items():
         if _is_outside(name):
             raise CheckpointError(f"{folder}: {MANIFEST_NAME} names {name!r}, which lies outside of the directory.")
-        if _problem_of_file(folder, name, expected) is not None:
+        if _problem_of_file(folder, name, expected, digest) is not None:
             found[name] = "changed" if (folder / name).is_file() else "deleted"
     names = (path.relative_to(folder).as_posix() for path in files_below(folder))
     return found | {name: "added" for name in names if name not in manifest.files}
@@ -198,7 +214,7 @@ def _is_outside(name: str) -> bool:
     return any(path.is_absolute() or path.drive or ".." in path.parts for path in paths)
 
 
-def _problem_of_file(folder: Path, name: str, expected: FileEntry) -> str | None:
+def _problem_of_file(folder: Path, name: str, expected: FileEntry, digest_of: Callable[[Path, str], str]) -> str | None:
     if _is_outside(name):
         return f"{MANIFEST_NAME} names {name!r}, which lies outside of the directory"
     path = folder / name
@@ -210,7 +226,7 @@ def _problem_of_file(folder: Path, name: str, expected: FileEntry) -> str | None
         return f"{name} has {path.stat().st_size} bytes instead of {expected['size']} {cure}"
     if kind is None:
         return f"{name} has no checksum that this version can compute"
-    if digest(path, kind) != expected[kind]:
+    if digest_of(path, kind) != expected[kind]:
         return f"{name} was altered: its checksum does not match {cure}"
     return None
 

@@ -30,13 +30,13 @@ import torch
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, replacing
 from trainwright.checkpoint.changes import ChangeWatch
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import (
     DIGEST,
     FileEntry,
     Manifest,
     describe_files,
     files_below,
-    find_problem,
     flush_path,
 )
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, NonFiniteWeightsError
@@ -168,7 +168,7 @@ class CheckpointStore:
 
     def non_finite(self) -> set[int]:
         """Returns the steps of the checkpoints whose weights are marked as not finite."""
-        return {step for step, path in _finals(self.root) if non_finite_mark(path) is not None}
+        return {step for step, path in _finals(self.root) if Checkpoint(path).non_finite_mark is not None}
 
     def watch_for_changes(self, run_id: str) -> ChangeWatch:
         """Returns a watch over the checkpoints of a run: those that are there, and those committed from now on."""
@@ -281,41 +281,34 @@ class CheckpointStore:
                     found.append((path, match))
         return found
 
-    def latest(self, why_not: Callable[[Path], str | None] = find_problem) -> Path | None:
+    def latest(self, why_not: Callable[[Checkpoint], str | None] = Checkpoint.find_problem) -> Checkpoint | None:
         """Returns the newest checkpoint without a problem; warns of newer ones with one, and of the reason."""
         self._finish_commits()
-        for path in _newest_first(self.root):
-            problem = non_finite_mark(path) or why_not(path)
+        for checkpoint in _newest_first(self.root):
+            problem = checkpoint.non_finite_mark or why_not(checkpoint)
             if problem is None:
-                return path
-            logger.warning("Checkpoint %s is skipped: %s. Trying the one before it.", path, problem)
+                return checkpoint
+            logger.warning("Checkpoint %s is skipped: %s. Trying the one before it.", checkpoint, problem)
         return None
 
 
-def non_finite_mark(folder: Path) -> str | None:
-    """Returns what the manifest of a checkpoint says of values that are not finite; None where all are."""
-    manifest = Manifest.read(folder)
-    entries = {} if manifest is None else manifest.files
-    marked = ((name, entry["non_finite"]) for name, entry in entries.items() if "non_finite" in entry)
-    return next((f"{tensor} in {name} is not finite" for name, tensor in marked), None)
-
-
-def verified(path: str | Path) -> Path:
-    """Returns the path of a checkpoint that the user named; an error where it is missing or altered names the file."""
-    folder = Path(path)
+def verified(path: str | Path) -> Checkpoint:
+    """Opens a checkpoint that the user named; an error where it is missing or altered names the file."""
+    checkpoint = Checkpoint(path)
+    folder = checkpoint.path
     if not folder.is_dir():
         there = [str(p) for _, p in sorted(_finals(folder.parent))]
         raise CheckpointNotFoundError(
             f"Can't find a valid checkpoint at {path} (resume_from_checkpoint): there is no such directory. "
             + (f"Beside it: {', '.join(there)}." if there else f"There is no checkpoint in {folder.parent} either.")
         )
-    problem = find_problem(folder)
+    problem = checkpoint.find_problem()
     if problem is not None:
         raise CheckpointError(
             f"Can't find a valid checkpoint at {path} (resume_from_checkpoint): {problem}. Name another checkpoint, or "
             "pass True to take the newest one that is complete."
         )
-    return folder
+    return checkpoint
 
 
 def get_last_checkpoint(folder: str | Path) -> str | None:
@@ -331,18 +324,25 @@ def get_last_checkpoint(folder: str | Path) -> str | None:
     return None if latest is None else str(latest)
 
 
-def _newest_first(root: Path) -> list[Path]:
+def _newest_first(root: Path) -> list[Checkpoint]:
     """Returns the checkpoints by the run that wrote last, then by step.
 
     In a directory with several runs the highest step need not be the newest; within one the clock decides nothing.
     """
-    found = [(step, path, Manifest.read(path)) for step, path in _finals(root)]
-    last: dict[str, float] = {}
-    for _, path, manifest in found:
-        run, when = ("", path.stat().st_mtime) if manifest is None else (manifest.run_id, manifest.written_at)
+    found = [(step, Checkpoint(path)) for step, path in _finals(root)]
+    last: dict[str, float] = {}  # run -> when it wrote its last checkpoint
+    for _, checkpoint in found:
+        manifest = checkpoint.manifest
+        when = checkpoint.path.stat().st_mtime if manifest is None else manifest.written_at
+        run = _run_id_of(checkpoint)
         last[run] = max(when, last.get(run, when))
-    order = sorted(found, key=lambda one: (last["" if one[2] is None else one[2].run_id], one[0]), reverse=True)
-    return [path for _, path, _ in order]
+    found.sort(key=lambda one: (last[_run_id_of(one[1])], one[0]), reverse=True)
+    return [checkpoint for _, checkpoint in found]
+
+
+def _run_id_of(checkpoint: Checkpoint) -> str:
+    """Returns the run that wrote a checkpoint; empty if it does not say."""
+    return "" if checkpoint.manifest is None else checkpoint.manifest.run_id
 
 
 def _finals(root: Path) -> Iterator[tuple[int, Path]]:

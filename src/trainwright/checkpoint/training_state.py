@@ -7,7 +7,6 @@ import json
 import logging
 import pickle
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias, cast
 
@@ -16,7 +15,6 @@ import torch.utils.serialization
 from torch.optim import Optimizer
 
 from trainwright._types import (
-    ITEMS_NAME,
     OPTIMIZER_NAME,
     SCALER_NAME,
     SCHEDULER_NAME,
@@ -24,11 +22,9 @@ from trainwright._types import (
     TRAINING_ARGS_NAME,
     JSONObject,
     StateDict,
-    read_json,
     replacing,
     write_text,
 )
-from trainwright.checkpoint import rng
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.rng import numpy_globals
 from trainwright.config.fields import ASKED_FOR
@@ -40,7 +36,6 @@ logger = logging.getLogger(__name__)
 
 PLAIN = (bool, int, float, complex, str, type(None), torch.Size, torch.dtype)
 Items: TypeAlias = Mapping[str, Stateful]  # objects of the user's by name
-MAX_JSON_BYTES = 64 << 20  # of a file that `load_json` reads
 
 
 def save_optimizer(state: StateDict, folder: Path, *, sink: FileSink = IMMEDIATE) -> None:
@@ -93,17 +88,6 @@ def save_json(state: JSONObject, path: Path) -> None:
         path.write_text(json.dumps(state), encoding="utf-8")
 
 
-def load_json(path: Path, is_sound: Callable[[JSONObject], bool]) -> JSONObject:
-    """Returns the values of a JSON file, empty without one; CheckpointError where they are not sound."""
-    if not path.is_file():
-        return {}
-    with suppress(ValueError, TypeError, AttributeError):  # of another shape: no run wrote it
-        state: JSONObject = read_json(path, max_bytes=MAX_JSON_BYTES)
-        if is_sound(state):
-            return state
-    raise CheckpointError(f"{path} holds invalid values. Name another checkpoint, or delete the file.")
-
-
 # -- items: named objects of the user's ------------------------------------------------------------------------------
 
 
@@ -136,21 +120,11 @@ def _check_plain_state(value: object, place: str) -> None:
         )
 
 
-def read_items(items: Items, folder: Path, *, rank: int, num_replicas: int) -> None:
-    """Restores the items of a replica from a checkpoint; without a file of its own it takes that of the first one."""
-    own = rng.find_file(folder, rank=rank, num_processes=num_replicas, name=ITEMS_NAME)
-    path = own or rng.find_first_file(folder, ITEMS_NAME)
-    if own is None and path is not None and items:
-        logger.warning("%s has no checkpoint items of process %d, which takes those of process 0.", folder, rank)
-    load_items(items, path, folder)
+def load_items(items: Items, states: Mapping[str, StateDict], folder: Path) -> None:
+    """Restores items from their states in the checkpoint `folder`; items without a state are named in the log.
 
-
-def load_items(items: Items, path: Path | None, folder: Path) -> None:
-    """Restores items from a file of their states; None: `folder` has none. Items without a state are named in the log.
-
-    CheckpointError: the file cannot be read, or a state does not fit its item.
+    Raises CheckpointError if a state does not fit its item.
     """
-    states = {} if path is None else load_plain(path)
     missing = sorted(items.keys() - states.keys())
     unknown = sorted(states.keys() - items.keys())
     if missing:
@@ -170,7 +144,7 @@ def load_items(items: Items, path: Path | None, folder: Path) -> None:
             items[name].load_state_dict(states[name])
         except Exception as error:
             raise CheckpointError(
-                f"The state of checkpoint item {name!r} in {path} does not fit: {error!r}."
+                f"The state of checkpoint item {name!r} in {folder} does not fit: {error!r}."
             ) from error
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from trainwright._types import JSONObject
+from trainwright._types import LEDGER_NAME, JSONObject
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.data.ledger import LEDGER_NAME, read_table
+from trainwright.data.ledger import read_table
 from trainwright.errors import ArgumentError, DataError, did_you_mean
 
 QUESTIONS = ("top", "never", "repeated", "by-source", "text")
@@ -54,9 +55,13 @@ def answer(run: Path, question: str, *, number: int, data: Path | None) -> list[
 
 def ledger_file(run: Path) -> Path:
     """The ledger of an output directory, of its newest checkpoint, or of a checkpoint; or the file itself."""
-    newest = [run / f"checkpoint-{step}" for step in sorted(CheckpointStore(run).steps(), reverse=True)[:1]]
-    for path in (run, *(folder / LEDGER_NAME for folder in (run, *newest))):
-        if path.is_file():
+    if run.is_file():
+        return run
+    store = CheckpointStore(run)
+    newest = [store.path(step) for step in store.steps()[-1:]]
+    for folder in (run, *newest):
+        path = Checkpoint(folder).entry("ledger").path
+        if path is not None:
             return path
     raise DataError(f"{run} has no {LEDGER_NAME}; train with ledger=True.")
 

@@ -27,6 +27,7 @@ from trainwright.support.log_handler import for_log
 from trainwright.support.units import size_text
 
 if TYPE_CHECKING:
+    from trainwright.checkpoint.checkpoint import Checkpoint
     from trainwright.cli.recipe.schema import Recipe
 
 FAILED = 1
@@ -338,7 +339,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check that every file of a checkpoint is there and unchanged."""
-    from trainwright.checkpoint.manifest import problems
+    from trainwright.checkpoint.checkpoint import Checkpoint
     from trainwright.checkpoint.store import CheckpointStore
 
     store = CheckpointStore(checkpoint)
@@ -348,18 +349,22 @@ def verify(
     if accepts:
         _accept(folders, as_json=as_json)
         return
-    results = {folder: list(problems(folder)) for folder in folders}
+    problems: dict[Path, list[str]] = {}
+    for folder in folders:
+        opened = Checkpoint(folder)
+        problems[folder] = list(opened.problems())
+        if not as_json:
+            echo(f"{folder}: {'damaged' if problems[folder] else intact(opened)}")
+            for problem in problems[folder]:
+                echo(f"    {problem}")
     if as_json:
-        echo(_json([{"checkpoint": folder, "problems": found} for folder, found in results.items()]))
-    for folder, found in () if as_json else results.items():
-        echo(f"{folder}: {'damaged' if found else intact(folder)}")
-        for problem in found:
-            echo(f"    {problem}")
-    if any(results.values()):
+        echo(_json([{"checkpoint": folder, "problems": found} for folder, found in problems.items()]))
+    if any(problems.values()):
         raise typer.Exit(FAILED)
 
 
 def _accept(folders: list[Path], *, as_json: bool) -> None:
+    from trainwright.checkpoint.checkpoint import Checkpoint
     from trainwright.cli.verify import accepted
     from trainwright.run.resume import find_unreadable
 
@@ -368,18 +373,17 @@ def _accept(folders: list[Path], *, as_json: bool) -> None:
         echo(_json([{"checkpoint": folder, "accepted": found} for folder, found in results.items()]))
         return
     for folder, found in results.items():
-        echo(f"{folder}: {intact(folder)}")
+        checkpoint = Checkpoint(folder)
+        echo(f"{folder}: {intact(checkpoint)}")
         for name, kind in found.items():
             echo(f"    {name} was {kind}, and is accepted")
-        if problem := find_unreadable(folder):
+        if problem := find_unreadable(checkpoint):
             echo(f"    no run can resume from it: {problem}")
 
 
-def intact(folder: Path) -> str:
-    """Verifies a checkpoint and returns a line about it."""
-    from trainwright.checkpoint.manifest import Manifest
-
-    manifest = Manifest.read(folder)
+def intact(checkpoint: Checkpoint) -> str:
+    """Returns a line about a checkpoint without a problem."""
+    manifest = checkpoint.manifest
     if manifest is None:
         return "complete; it has no manifest, so its files could not be compared"
     size = sum(entry["size"] for entry in manifest.files.values())

@@ -21,7 +21,7 @@ import torch
 
 from trainwright._types import MANIFEST_NAME, JSONObject, counted, without_tokens
 from trainwright.checkpoint import rng
-from trainwright.checkpoint.manifest import Manifest, find_problem
+from trainwright.checkpoint.manifest import Manifest, find_problem, problems_of
 from trainwright.checkpoint.weights import load_weights, make_pretrained, weight_files
 from trainwright.config.arguments import TrainingArguments
 from trainwright.engine import sharded_state
@@ -99,8 +99,8 @@ def checked(folder: Path) -> JSONObject:
     if not folder.is_dir():
         raise BundleError(f"There is no directory {folder}.")
     missing = next((n for n in (MANIFEST_NAME, bundle.INCIDENT) if not (folder / n).is_file()), None)
-    problem = f"{missing} is missing" if missing else find_problem(folder)
     manifest = Manifest.read(folder)
+    problem = f"{missing} is missing" if missing else next(problems_of(folder, manifest), None)
     if problem is None and manifest is not None:
         unlisted = [path.name for path in folder.iterdir() if path.name not in {*manifest.files, MANIFEST_NAME}]
         problem = f"{unlisted[0]} is not in {MANIFEST_NAME}" if unlisted else None

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-LEDGER_NAME = "ledger.parquet"
 MAX_SAMPLES = 1 << 40
 ONE_SOURCE = "train"  # of a dataset that is no mixture
 DTYPES = {

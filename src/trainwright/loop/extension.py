@@ -69,6 +69,32 @@ class Decision(Enum):
     STOP = "stop"  # as SKIP, and the run ends in order after this step
 
 
+class SavedEntry(Protocol):
+    """Entry of an extension in a checkpoint."""
+
+    @property
+    def path(self) -> Path | None:
+        """File with the entry; None if the checkpoint has none."""
+
+    @property
+    def is_own(self) -> bool:
+        """True if this process wrote the file; False if it is the first process's, or there is none."""
+
+    def state(self, is_sound: Callable[[StateDict], bool] = ...) -> StateDict:
+        """Returns the saved state, empty if there is none; CheckpointError if it is not sound or cannot be read."""
+
+
+class SavedRun(Protocol):
+    """Checkpoint from which a run resumes; it is opened once, and asked by name."""
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+
+    def entry(self, name: str, *, rank: int = 0, num_processes: int = 1) -> SavedEntry:
+        """Returns the entry of an extension; of several files that of the process `rank` of `num_processes`."""
+
+
 class Sink(Protocol):
     """Writer of the files of a checkpoint, at once or in the background."""
 
@@ -208,7 +234,7 @@ class Extension:
     def save(self, folder: Path, sink: Sink) -> None:
         """Writes files of its own into a checkpoint; all processes call it. Most extensions have `state_dict` only."""
 
-    def load(self, folder: Path) -> None:
+    def load(self, checkpoint: SavedRun) -> None:
         """Reads the files that `save` wrote, before `begin`; all processes call it."""
 
     def on_error(self, error: BaseException) -> None:
@@ -272,7 +298,7 @@ class Extensions:
     before_save: tuple[Callable[[Run], None], ...]
     check_save: tuple[Callable[[], None], ...]
     save: tuple[Callable[[Path, Sink], None], ...]
-    load: tuple[Callable[[Path], None], ...]
+    load: tuple[Callable[[SavedRun], None], ...]
     finish: tuple[Callable[[Run], None], ...]
     on_error: tuple[Callable[[BaseException], None], ...]
     close: tuple[Callable[[], None], ...]

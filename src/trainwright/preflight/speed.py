@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice, pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from trainwright._types import TRAINING_ARGS_JSON_NAME, Batch, DataLoaderLike, JSONObject, has_length, read_json
+from trainwright._types import Batch, DataLoaderLike, JSONObject, has_length
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
@@ -103,7 +103,7 @@ def in_words(settings: Mapping[str, object]) -> str:
 
 
 @contextmanager
-def levers(trainer: AnyTrainer, checkpoint: str | None) -> Iterator[None]:
+def levers(trainer: AnyTrainer, checkpoint: Checkpoint | None) -> Iterator[None]:
     """Trains with the levers that `speed` names, that the checkpoint was trained with, or that are measured now."""
     args = trainer.args
     choice = trainer._engine.agree(lambda: _noted(args.speed, checkpoint) or choose(trainer))
@@ -119,14 +119,12 @@ def levers(trainer: AnyTrainer, checkpoint: str | None) -> Iterator[None]:
         vars(args).update(before)
 
 
-def _noted(speed: object, checkpoint: str | None) -> Choice | None:
+def _noted(speed: object, checkpoint: Checkpoint | None) -> Choice | None:
     """The choice that was made already."""
     if isinstance(speed, dict):
         return Choice(settings=speed, note=f"{in_words(speed) or 'as the arguments are'}: set by hand")
-    try:
-        saved = read_json(Path(checkpoint or "") / TRAINING_ARGS_JSON_NAME, max_bytes=1 << 26)["speed"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    arguments = None if checkpoint is None else checkpoint.arguments
+    saved = (arguments or {}).get("speed")
     if not isinstance(saved, dict):
         return None
     return Choice(settings=saved, note=f"{in_words(saved) or 'as the arguments are'}: the choice of the checkpoint")

@@ -16,6 +16,7 @@ from trainwright.callbacks.base import overrides
 from trainwright.callbacks.dispatch import is_of_package
 from trainwright.checkpoint import async_writer, rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest, find_problem
 from trainwright.checkpoint.optimizer_check import find_nan
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, WeightCheck, milestones, to_remove
@@ -24,7 +25,7 @@ from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
-from trainwright.run import checks, resume
+from trainwright.run import checks
 from trainwright.run.run import Run
 from trainwright.state.trainer_state import collect_states
 from trainwright.support.hooks import SaveHooks, is_overridden
@@ -62,7 +63,6 @@ SAVING_HOOKS = (
     "_save_rng_state",
     "_push_from_checkpoint",
 )
-
 
 # Methods whose overrides run on after a checkpoint is on the disk.
 HOOKS_AFTER_A_SAVE = ("_maybe_log_save_evaluate", "_save_checkpoint", "_push_from_checkpoint")
@@ -149,12 +149,9 @@ class Checkpointer:
         run.extensions.settle_all()
         for before_save in run.extensions.before_save:
             before_save(run)
-        state = run.progress.state
-        step = state.global_step
-        best = state.best_global_step
-        world = self.args.world_size
-        cursor = run.cursor()
-        manifest = Manifest(step=step, run_id=run.run_id, world_size=world, cursor=cursor)
+        step = run.progress.state.global_step
+        best = run.progress.state.best_global_step
+        manifest = Manifest(step=step, run_id=run.run_id, world_size=self.args.world_size, cursor=run.cursor())
 
         def check() -> None:
             """Before anything is written: the directory is this run's, and the checkpoint fits on the disk."""
@@ -238,16 +235,11 @@ class Checkpointer:
         if self.args.should_save:
             self.writer.sink.put(every, write)
 
-    def read_extensions(self, run: Run, folder: Path) -> None:
+    def read_extensions(self, run: Run, checkpoint: Checkpoint) -> None:
         """Gives the extensions what `write_extensions` wrote; a replica without a file takes that of the first one."""
         for load in run.extensions.load:
-            load(folder)
-        rank = self.engine.replica
-        num_replicas = self.engine.num_replicas
-        own = rng.find_file(folder, rank=rank, num_processes=num_replicas, name=EXTENSIONS_NAME)
-        path = own or rng.find_first_file(folder, EXTENSIONS_NAME)
-        if path is not None:
-            run.extensions.load_states(training_state.load_plain(path))
+            load(checkpoint)
+        run.extensions.load_states(checkpoint.extension_states(self.engine.replica, self.engine.num_replicas))
 
     def weights_to_save(self, model: Model, *, is_checkpoint: bool) -> dict[str, Any] | None:
         """All weights in the main process, where processes hold parts; empty where shards are written; else None."""
@@ -288,23 +280,23 @@ class Checkpointer:
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
-    def read_weights(self, model: Model, folder: Path) -> Any:
+    def read_weights(self, model: Model, checkpoint: Checkpoint) -> Any:
         """Loads the weights of a checkpoint; returns the keys that did not match."""
-        from trainwright.checkpoint import weights
         from trainwright.engine import sharded_state
 
-        found = sharded_state.read_weights(folder) if sharded_state.has_weights(folder) else None
-        return weights.load_weights(model, folder, found=found, load=self.engine.load_weights)
+        return checkpoint.load_weights(model, shards=sharded_state, load=self.engine.load_weights)
 
-    def read_states(self, model: Model, optimizer: Any, scheduler: Any, folder: Path) -> None:
+    def read_states(self, model: Model, optimizer: Any, scheduler: Any, checkpoint: Checkpoint) -> None:
+        """Loads the states of optimizer and schedule."""
         from trainwright.engine import sharded_state
 
+        folder = checkpoint.path
         if sharded_state.has_optimizer(folder):
             sharded_state.load_optimizer(folder, model, optimizer)
         else:
-            load = self.engine.load_optimizer_state
-            holds_parts = self.engine.holds_parts
-            training_state.load_optimizer(optimizer, folder, load=load, holds_parts=holds_parts)
+            training_state.load_optimizer(
+                optimizer, folder, load=self.engine.load_optimizer_state, holds_parts=self.engine.holds_parts
+            )
         training_state.load_scheduler(scheduler, folder)
 
     def load_newest(self, hooks: Any, folder: str, run: Run) -> int:  # Any: the trainer, whose hooks load
@@ -318,7 +310,9 @@ class Checkpointer:
 
         def newest() -> str:
             own = sorted(store.owned_by(run.run_id) - store.non_finite(), reverse=True)
-            folders = [*map(store.path, own), *filter(None, [run.resumed_from])]
+            folders = [store.path(step) for step in own]
+            if run.checkpoint is not None:
+                folders.append(run.checkpoint.path)
             found = next((path for path in folders if find_problem(path) is None), None)
             if found is None:
                 raise CheckpointNotFoundError(
@@ -330,7 +324,7 @@ class Checkpointer:
         path = self.engine.agree(newest)
         hooks._load_from_checkpoint(path)
         hooks._load_optimizer_and_scheduler(path)
-        return resume.load_state(Path(path)).global_step
+        return Checkpoint(path).state.global_step
 
 
 def stateful(handler: Any, control: Any) -> list[Any]:
@@ -340,7 +334,8 @@ def stateful(handler: Any, control: Any) -> list[Any]:
 
 def log_load_result(load_result: Any) -> None:
     """Says which weights a checkpoint lacked or had too much."""
-    missing, unexpected = (", ".join(names) for names in (load_result.missing_keys, load_result.unexpected_keys))
+    missing = ", ".join(load_result.missing_keys)
+    unexpected = ", ".join(load_result.unexpected_keys)
     if missing:
         logger.warning("The checkpoint lacks weights of the model, which keep the values they have: %s.", missing)
     if unexpected:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import uuid
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright._types import (
-    DATA_POSITION_NAME,
-    TRAINER_STATE_NAME,
-    TRAINING_ARGS_JSON_NAME,
-    DatasetLike,
-    counted,
-    read_json,
-)
-from trainwright.checkpoint import rng, training_state
-from trainwright.checkpoint.manifest import Manifest, find_problem
+from trainwright._types import DatasetLike, counted
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.plans import OPEN_END, StepPlan
@@ -38,13 +30,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_ARGUMENT_BYTES = 64 << 20  # of the file of arguments
-
 
 # -- which checkpoint -------------------------------------------------------------------------------------------------
 
 
-def find_checkpoint(asked: str | bool | None, output_dir: str) -> str | None:
+def open_checkpoint(asked: str | bool | None, output_dir: str, engine: Engine) -> Checkpoint | None:
+    """Opens the checkpoint to resume from in all processes; the main process chooses and verifies it.
+
+    Args and errors are those of `find_checkpoint`.
+    """
+    found: list[Checkpoint] = []
+
+    def choose() -> Path | None:
+        checkpoint = find_checkpoint(asked, output_dir)
+        if checkpoint is None:
+            return None
+        found.append(checkpoint)
+        return checkpoint.path
+
+    path = engine.agree(choose)
+    if path is None:
+        return None
+    return found[0] if found else Checkpoint(path)
+
+
+def find_checkpoint(asked: str | bool | None, output_dir: str) -> Checkpoint | None:
     """The checkpoint to resume from: the newest complete one for True and "auto", the named one if it verifies.
 
     Raises CheckpointNotFoundError where there is none, but for "auto"; CheckpointError where the named one is damaged.
@@ -52,8 +62,8 @@ def find_checkpoint(asked: str | bool | None, output_dir: str) -> str | None:
     if asked is None or asked is False:
         return None
     if asked is not True and asked != "auto":
-        return str(verified(asked))
-    latest = CheckpointStore(output_dir).latest(lambda path: find_problem(path) or find_unreadable(path))
+        return verified(asked)
+    latest = CheckpointStore(output_dir).latest(lambda found: found.find_problem() or find_unreadable(found))
     if latest is None and asked == "auto":
         return None
     if latest is None:
@@ -61,49 +71,26 @@ def find_checkpoint(asked: str | bool | None, output_dir: str) -> str | None:
             f"No valid checkpoint found in output directory ({output_dir}): resume_from_checkpoint=True, but there is "
             "no complete checkpoint. Start without it, or name the directory of a checkpoint."
         )
-    return str(latest)
+    return latest
 
 
-def find_unreadable(folder: Path) -> str | None:
+def find_unreadable(checkpoint: Checkpoint) -> str | None:
     """Returns why a checkpoint cannot be resumed from, by the descriptions of its tensors; None if nothing shows."""
     try:
-        load_state(folder)
-        manifest = Manifest.read(folder)
-        if manifest is not None and manifest.cursor is not None:
-            Cursor.from_dict(manifest.cursor)
-        for path in sorted(folder.iterdir()):
-            if path.suffix == ".pth":
-                rng.load(path)
-            elif path.suffix in (".pt", ".safetensors"):
-                training_state.check_readable(path)
+        _ = checkpoint.state
+        if checkpoint.cursor is not None:
+            Cursor.from_dict(checkpoint.cursor)
+        checkpoint.check_readable()
     except (CheckpointError, OSError) as error:
         return str(error)
     return None
 
 
-def load_state(folder: Path) -> TrainerState:
-    """Reads the record of a checkpoint; a CheckpointError where there is none, or it cannot be read."""
-    path = folder / TRAINER_STATE_NAME
-    if not path.is_file():
-        raise CheckpointError(f"{folder} has no {TRAINER_STATE_NAME}, so its step is not known.")
-    try:
-        return TrainerState.load_from_json(path)
-    except (ValueError, TypeError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}. Use another checkpoint.") from error
-
-
-def manifest_of(checkpoint: str | None) -> Manifest | None:
-    """Returns what a checkpoint says of itself; None without one, and for one that transformers wrote."""
-    return None if checkpoint is None else Manifest.read(Path(checkpoint))
-
-
-def check_same_checkpoint(manifest: Manifest | None, checkpoint: str | None, engine: Engine) -> None:
+def check_same_checkpoint(checkpoint: Checkpoint | None, engine: Engine) -> None:
     """Raises CheckpointError where processes see another checkpoint under the path that one of them chose, or none."""
     if checkpoint is None or engine.num_processes == 1:
         return
-    state = Path(checkpoint) / TRAINER_STATE_NAME
-    mine = manifest.identity if manifest is not None else zlib.crc32(state.read_bytes()) if state.is_file() else None
-    seen = engine.gather_objects(mine)
+    seen = engine.gather_objects(checkpoint.identity)
     others = [str(rank) for rank, identity in enumerate(seen) if identity != seen[0]]
     if others:
         raise CheckpointError(
@@ -112,17 +99,20 @@ def check_same_checkpoint(manifest: Manifest | None, checkpoint: str | None, eng
         )
 
 
-def run_id_after(checkpoint: str | None, output_dir: str) -> str:
-    """Whose checkpoints a run will write: a resume goes on with the run of its checkpoint.
+def run_id_after(checkpoint: Checkpoint | None, output_dir: str) -> str:
+    """Run id for new checkpoints: a resume keeps the id of its checkpoint.
 
-    But one that goes back behind a whole checkpoint of that run begins another: what comes now is not what came then.
+    A resume from a step before a whole checkpoint of that run gets a new id: both runs have checkpoints of those steps.
     """
-    manifest = manifest_of(checkpoint)
+    manifest = None if checkpoint is None else checkpoint.manifest
     if manifest is None:
         return new_run_id()
     store = CheckpointStore(output_dir)
-    later = [step for step in store.owned_by(manifest.run_id) if step > manifest.step]
-    ahead = [step for step in later if find_problem(store.path(step)) is None]
+    ahead = [
+        step
+        for step in store.steps()
+        if step > manifest.step and _is_whole_and_of(manifest.run_id, Checkpoint(store.path(step)))
+    ]
     if not ahead:
         return manifest.run_id
     logger.warning(
@@ -134,6 +124,11 @@ def run_id_after(checkpoint: str | None, output_dir: str) -> str:
     return new_run_id()
 
 
+def _is_whole_and_of(run_id: str, checkpoint: Checkpoint) -> bool:
+    is_of_run = checkpoint.manifest is not None and checkpoint.manifest.run_id == run_id
+    return is_of_run and checkpoint.find_problem() is None
+
+
 def new_run_id() -> str:
     """Returns a fresh id of a run."""
     return uuid.uuid4().hex
@@ -142,18 +137,23 @@ def new_run_id() -> str:
 # -- its record -------------------------------------------------------------------------------------------------------
 
 
-def initial_state(checkpoint: str | None, stateful: list[Any]) -> TrainerState:
-    """A fresh record, or the one of a checkpoint."""
+def initial_state(checkpoint: Checkpoint | None, stateful: list[Any]) -> TrainerState:
+    """A fresh record, or a copy of that of a checkpoint."""
     if checkpoint is None:
         return TrainerState(stateful_callbacks=stateful)
-    state = load_state(Path(checkpoint))
-    state.best_model_checkpoint = best_of(state, Path(checkpoint).parent)
-    return state
+    saved = checkpoint.state
+    return replace(
+        saved,
+        best_model_checkpoint=best_of(saved, checkpoint.path.parent),
+        log_history=[*saved.log_history],
+        stateful_callbacks=copy.deepcopy(saved.stateful_callbacks),
+        trial_params=copy.deepcopy(saved.trial_params),
+    )
 
 
-def batch_size_of(checkpoint: str, args: Any, batch_size: int) -> int:
+def batch_size_of(checkpoint: Checkpoint, args: Any, batch_size: int) -> int:
     """Returns the samples of a micro-batch: with `auto_find_batch_size` those of the checkpoint, else `batch_size`."""
-    found = load_state(Path(checkpoint)).train_batch_size if args.auto_find_batch_size else None
+    found = checkpoint.state.train_batch_size if args.auto_find_batch_size else None
     if not found or found == batch_size:
         return batch_size
     logger.info("auto_find_batch_size: batches of %d samples, as in the checkpoint, not of %d", found, batch_size)
@@ -182,9 +182,11 @@ class PendingActions:
     saves: bool = False  # the save that was to follow that evaluation
 
 
-def pending_actions(state: TrainerState, manifest: Manifest | None) -> PendingActions:
+def pending_actions(checkpoint: Checkpoint | None) -> PendingActions:
     """Reads from the flags and callbacks in a record what was due when its checkpoint was written."""
-    states = state.stateful_callbacks if manifest is not None and isinstance(state.stateful_callbacks, dict) else {}
+    if checkpoint is None or checkpoint.manifest is None:
+        return PendingActions()
+    states = checkpoint.state.stateful_callbacks
 
     def said(name: str, part: str, value: str) -> bool:
         entry = states.get(name)
@@ -227,15 +229,15 @@ def _exported(saved: object, now: Any, part: str) -> dict[str, Any]:
 
 
 def remaining_plan(
-    plan: StepPlan, loader: Loader, checkpoint: str | None, args: Any, *, chunk: int, dataset: DatasetLike
+    plan: StepPlan, loader: Loader, checkpoint: Checkpoint | None, args: Any, *, chunk: int, dataset: DatasetLike
 ) -> tuple[StepPlan, str]:
     """The plan of a run that resumes from a checkpoint, given that of a fresh one, and what there is to say about it.
 
     `chunk` is the samples in a batch of all processes, where the loader does not know; the dataset has all its columns.
     Raises CheckpointError where a position in batches has lost its size, DataError where an order cannot be made again.
     """
-    manifest = manifest_of(checkpoint) if behaviour_of(args).resume_continues_at_data_position else None
-    if manifest is None or manifest.cursor is None:
+    manifest = None if checkpoint is None else checkpoint.manifest
+    if manifest is None or manifest.cursor is None or not behaviour_of(args).resume_continues_at_data_position:
         return plan, ""
     cursor = Cursor.from_dict(manifest.cursor)
     other = position_in_other_data(cursor, loader, plan, step=manifest.step)
@@ -287,24 +289,25 @@ def other_data_message(before: Cursor, now: Cursor, *, skips: bool) -> str:
 
 
 def resume_loader(
-    loader: Loader, checkpoint: str, engine: Engine, plan: StepPlan, *, skips: bool
+    loader: Loader, checkpoint: Checkpoint, engine: Engine, plan: StepPlan, *, skips: bool
 ) -> tuple[int, int] | None:
     """Gives the loader its state of a checkpoint; returns epoch and batches (skip if `skips`); None without cursor."""
-    manifest = manifest_of(checkpoint)
+    manifest = checkpoint.manifest
     if manifest is None or manifest.cursor is None:
         return None
     cursor = Cursor.from_dict(manifest.cursor)
     other = position_in_other_data(cursor, loader, plan, step=manifest.step)
     if other is not None:
         return loader.resume(other if skips else replace(other, samples=0), LoaderState())
-    own = rng.find_file(checkpoint, rank=engine.replica, num_processes=engine.num_replicas)
-    path = own or rng.find_first_file(checkpoint)  # all processes must draw the same order of the epoch
-    states = {} if path is None else rng.load(path)
+    rank = engine.replica
+    num_processes = engine.num_replicas
+    # Without its own a process takes the first one's: all processes must draw the same order of the epoch.
+    states = checkpoint.random_states(rank, num_processes) or checkpoint.first_random_states() or {}
     state = LoaderState(
         epoch_start=states.get("loader_epoch_start"),
         before_ahead=states.get("loader_before_ahead"),
         before_given=states.get("loader_before_given"),
-        position=_data_position(checkpoint, states, engine, is_own=own is not None),
+        position=checkpoint.data_position(rank, num_processes),
     )
     if not skips:
         cursor = replace(cursor, samples=0)
@@ -317,44 +320,22 @@ def resume_loader(
         raise CheckpointError(f"The position of the data in {checkpoint} cannot be read: {error!r}.") from error
 
 
-def _data_position(checkpoint: str, states: dict[str, Any], engine: Engine, *, is_own: bool) -> dict[str, Any]:
-    """The position of a stream or of a user's dataloader, by its kind. Older checkpoints have it among random states.
-
-    A process that was not there yet takes the first one's, where that is a stream: all of them read the same items.
-    """
-    rank = engine.replica
-    num_processes = engine.num_replicas
-    name = DATA_POSITION_NAME
-    path = rng.find_file(checkpoint, rank=rank, num_processes=num_processes, name=name)
-    if path is not None:
-        return training_state.load_data_position(path)
-    first = rng.find_first_file(checkpoint, name)
-    if first is not None:
-        return {kind: value for kind, value in training_state.load_data_position(first).items() if kind == "stream"}
-    own = states.get("loader_own") if is_own else None
-    return {kind: value for kind, value in (("stream", states.get("loader_stream")), ("dataloader", own)) if value}
-
-
-def load_rng(folder: str, *, rank: int, num_processes: int, step: int) -> None:
+def load_rng(checkpoint: Checkpoint, *, rank: int, num_processes: int, step: int) -> None:
     """Loads random states; a process that the checkpoint has none of derives its own from the step and its rank."""
-    path = rng.find_file(folder, rank=rank, num_processes=num_processes)
     last = num_processes - 1
-    if rank == 0 and last > 0 and not (Path(folder) / rng.file_name(last, num_processes)).is_file():
+    if rank == 0 and last > 0 and not checkpoint.has_random_states_of(last, num_processes):
         logger.warning(
             "%s has no random states of process %d: fewer processes wrote it. Those without get states derived from "
             "the step and their number, so their random draws are new ones.",
-            folder,
+            checkpoint,
             last,
         )
-    if path is not None:
-        try:
-            rng.restore(rng.load(path))
-        except (TypeError, ValueError, KeyError, RuntimeError, OverflowError) as error:
-            raise CheckpointError(f"{path} has random states that cannot be set: {error!r}.") from error
-    elif rank > 0:
+    if checkpoint.restore_random_states(rank, num_processes):
+        return
+    if rank > 0:
         seed_from((step, rank))
     else:
-        logger.warning("%s has no random states: draws will differ from the uninterrupted run's.", folder)
+        logger.warning("%s has no random states: draws will differ from the uninterrupted run's.", checkpoint)
 
 
 # -- settings that differ ---------------------------------------------------------------------------------------------
@@ -368,25 +349,20 @@ class CheckpointArguments:
     differences: list[Difference]  # arguments that have another value now
 
 
-def load_checkpoint_args(
-    checkpoint: str, args: Any, state: TrainerState, *, has_own_optimizer: bool
-) -> CheckpointArguments:
+def load_checkpoint_args(checkpoint: Checkpoint, args: Any, *, has_own_optimizer: bool) -> CheckpointArguments:
     """Compares arguments with a checkpoint's, if ours; a CheckpointError for differences that cannot be."""
     from trainwright.config.summary import diff_args, impossible_changes
 
-    try:
-        then = read_json(Path(checkpoint) / TRAINING_ARGS_JSON_NAME, max_bytes=MAX_ARGUMENT_BYTES)
-    except (OSError, ValueError):
-        then = None
+    then = checkpoint.arguments
     now = json.loads(args.to_json_string())
     try:
-        found = diff_args(then, now) if isinstance(then, dict) else []
+        found = [] if then is None else diff_args(then, now)
     except RecursionError:  # values that could be read, and are nested too deeply to be compared
         found = []
     problems = list(impossible_changes(found, has_own_optimizer=has_own_optimizer))
     if problems:
         raise CheckpointError(f"{checkpoint} cannot be resumed from with these arguments:\n  " + "\n  ".join(problems))
-    return CheckpointArguments(state.max_steps, found)
+    return CheckpointArguments(checkpoint.state.max_steps, found)
 
 
 def apply_new_settings(

@@ -17,6 +17,7 @@ import torch
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, JSONObject, Model, Trial, counted
 from trainwright.callbacks.flow import end_after
 from trainwright.checkpoint import rng
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.config import resolve
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.plans import StepPlan
@@ -81,7 +82,7 @@ class Run:
         batch_size: samples of a micro-batch, per device.
         loss_rule: the arithmetic of its loss, settled when it starts; None: it is found anew for each step.
         pending_actions: what the run of its checkpoint was about to do.
-        resumed_from: the checkpoint that it resumes from.
+        checkpoint: the checkpoint that it resumes from, opened once; None for a fresh run.
         checkpoint_args: arguments of that checkpoint.
         changed_args: differences between them and those of this run, as lines.
         resume_note: what a resume in batches of another size changes, in words.
@@ -113,7 +114,7 @@ class Run:
         self.batch_size = 0
         self.loss_rule: LossRule | None = None
         self.pending_actions = PendingActions()
-        self.resumed_from: Path | None = None
+        self.checkpoint: Checkpoint | None = None
         self.checkpoint_args: CheckpointArguments | None = None
         self.changed_args: list[str] = []
         self.resume_note = ""
@@ -204,7 +205,13 @@ class Run:
         self.plan = replace(plan, num_left_out=self.loader.position.num_left_out)
         return self.loader
 
-    def continue_from(self, checkpoint: str | None, args: Any, engine: Engine, dataset: DatasetLike) -> None:
+    def opened(self, path: str) -> Checkpoint:
+        """Returns the checkpoint at a path that a published hook was given: that of the run, or another one."""
+        if self.checkpoint is not None and self.checkpoint.path == Path(path):
+            return self.checkpoint
+        return Checkpoint(path)
+
+    def continue_from(self, checkpoint: Checkpoint | None, args: Any, engine: Engine, dataset: DatasetLike) -> None:
         """Replaces the plan by what is left of a dataset after a checkpoint; without one all of it is left."""
         assert self.loader is not None
         chunk = self.batch_size * engine.num_replicas
@@ -213,7 +220,14 @@ class Run:
         )
 
     def load_record(
-        self, checkpoint: str | None, args: Any, engine: Engine, *, stateful: list[Any], folder: str, is_own: bool
+        self,
+        checkpoint: Checkpoint | None,
+        args: Any,
+        engine: Engine,
+        *,
+        stateful: list[Any],
+        folder: str,
+        is_own: bool,
     ) -> TrainerState:
         """Returns the record, fresh or from a checkpoint; reads the run's id and pending actions with it.
 
@@ -223,16 +237,17 @@ class Run:
         self.progress.state = state = resume.initial_state(checkpoint, stateful)
         self.checkpoint_args = None
         if checkpoint is not None:
-            self.checkpoint_args = resume.load_checkpoint_args(checkpoint, args, state, has_own_optimizer=is_own)
-        manifest = resume.manifest_of(checkpoint)
-        resume.check_same_checkpoint(manifest, checkpoint, engine)
+            self.checkpoint_args = resume.load_checkpoint_args(checkpoint, args, has_own_optimizer=is_own)
+        resume.check_same_checkpoint(checkpoint, engine)
         self.run_id = engine.agree(lambda: resume.run_id_after(checkpoint, folder))
-        self.pending_actions = resume.pending_actions(state, manifest)
-        if args.auto_find_batch_size and manifest is not None and manifest.cursor is not None:
-            self.progress.num_parts = manifest.cursor.get("num_parts") or 1
+        self.pending_actions = resume.pending_actions(checkpoint)
+        if args.auto_find_batch_size and checkpoint is not None and checkpoint.cursor is not None:
+            self.progress.num_parts = checkpoint.cursor.get("num_parts") or 1
         return state
 
-    def find_position(self, checkpoint: str, args: Any, engine: Engine, *, steps_per_epoch: int) -> tuple[int, int]:
+    def find_position(
+        self, checkpoint: Checkpoint, args: Any, engine: Engine, *, steps_per_epoch: int
+    ) -> tuple[int, int]:
         """Epoch and batches of it that are done, and the loader prepared to go on from there."""
         assert self.loader is not None
         skips = not args.ignore_data_skip
@@ -251,7 +266,7 @@ class Run:
         *,
         rule: LossRule,
         start: tuple[int, int],
-        checkpoint: str | None,
+        checkpoint: Checkpoint | None,
         fresh_plan: Callable[[], StepPlan],
         is_own: bool = False,
         **parts: Any,
@@ -268,12 +283,12 @@ class Run:
         self._args = args
         self._fresh_plan = fresh_plan
         self._has_own_schedule = is_own
-        self.resumed_from = None if checkpoint is None else Path(checkpoint)
+        self.checkpoint = checkpoint
         epoch, batches = start
         self.start = Start(
             epoch=epoch,
             batches=batches,
-            checkpoint=checkpoint,
+            checkpoint=None if checkpoint is None else str(checkpoint),
             owes_evaluation=self.pending_actions.evaluates,
             owes_save=self.pending_actions.saves,
         )

@@ -95,10 +95,16 @@ def host_of(trainer: Any) -> TrainerHandle:
         run=partial(run_trial, trainer),
         check=lambda params: with_overrides(trainer._search.args, params),
         folder_of=lambda offer, trial: folder_of_trial(output_dir, offer, trial, hp_name=trainer.hp_name),
-        find_checkpoint=lambda folder: find_checkpoint("auto", folder),
+        find_checkpoint=_newest_in,
         agree=lambda decide: trainer._engine.agree(decide),
         pack=partial(_packed, trainer),
     )
+
+
+def _newest_in(folder: str) -> str | None:
+    """Returns the path of the newest complete checkpoint of a trial, or None if there is none."""
+    found = find_checkpoint("auto", folder)
+    return None if found is None else str(found)
 
 
 # -- a trial ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from trainwright._types import JSONObject, read_json, recordable, write_pieces
+from trainwright._types import JSONObject, parse_json, read_bytes, recordable, write_pieces
 
 logger = logging.getLogger(__name__)
 
@@ -234,7 +234,22 @@ class TrainerState:
         Raises:
             ValueError: the file is no JSON, or not that of a record.
         """
-        values = read_json(json_path, max_bytes=MAX_BYTES)
+        return cls.from_json(read_bytes(json_path, max_bytes=MAX_BYTES))
+
+    @classmethod
+    def from_json(cls, content: bytes) -> TrainerState:
+        """Reads a record as `load_from_json` does, from the content of its file.
+
+        Args:
+            content: of the file.
+
+        Returns:
+            The record.
+
+        Raises:
+            ValueError: it is no JSON, or not that of a record.
+        """
+        values = parse_json(content)
         if not isinstance(values, dict):
             raise ValueError(f"a record is a JSON object, and this is a {type(values).__name__}")
         for name, kinds in _KINDS.items():

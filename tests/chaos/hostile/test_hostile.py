@@ -351,7 +351,7 @@ def test_a_value_that_no_run_writes_is_refused_and_auto_takes_the_older_one(
     if Manifest.read(run / "checkpoint-3") is not None:
         sign_again(run / "checkpoint-3")
     with caplog.at_level(logging.WARNING, logger="trainwright"):
-        assert find_checkpoint("auto", str(run)) == str(run / "checkpoint-2")
+        assert str(find_checkpoint("auto", str(run))) == str(run / "checkpoint-2")
     assert "checkpoint-3 is skipped" in caplog.text
     with pytest.raises(CheckpointError):
         make_trainer(run).train(resume_from_checkpoint=str(run / "checkpoint-3"))

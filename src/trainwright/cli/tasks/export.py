@@ -12,6 +12,7 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.checkpoint.weights import ADAPTER_FILES, export_model, weight_files
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError, needs_package
+from trainwright.state.trainer_state import TrainerState
 
 CONFIG_NAME = "config.json"
 ADAPTER_CONFIG_NAME = "adapter_config.json"
@@ -29,11 +30,11 @@ def chosen(folder: Path) -> tuple[Path, str]:
     newest = CheckpointStore(folder).latest()
     if newest is None:
         return folder, ""
-    state = read_json(newest / TRAINER_STATE_NAME, max_bytes=1 << 30) if (newest / TRAINER_STATE_NAME).is_file() else {}
-    best = folder / Path(str(state.get("best_model_checkpoint") or "")).name
+    state = newest.state if (newest.path / TRAINER_STATE_NAME).is_file() else TrainerState()
+    best = folder / Path(state.best_model_checkpoint or "").name
     if best != folder and best.is_dir() and find_problem(best) is None:
-        return best, f"the best checkpoint of a run that did not end (metric {state.get('best_metric'):.4g})"
-    return newest, "the newest checkpoint of a run that did not end"
+        return best, f"the best checkpoint of a run that did not end (metric {state.best_metric:.4g})"
+    return newest.path, "the newest checkpoint of a run that did not end"
 
 
 def merge(checkpoint: Path, folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from trainwright._types import ITEMS_NAME, StateDict
 from trainwright.checkpoint import rng, training_state
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
-from trainwright.loop.extension import Extension, Sink
+from trainwright.loop.extension import Extension, SavedRun, Sink
 from trainwright.support.hooks import Stateful
+
+logger = logging.getLogger(__name__)
 
 
 class CheckpointItems(Extension):
@@ -66,8 +69,12 @@ class CheckpointItems(Extension):
         if self._writes:
             sink.put(every, write)
 
-    def load(self, folder: Path) -> None:
+    def load(self, checkpoint: SavedRun) -> None:
         """Restores the items; a replica that the checkpoint has no file of takes that of the first one."""
-        training_state.read_items(
-            self._items, folder, rank=self._engine.replica, num_replicas=self._engine.num_replicas
-        )
+        rank = self._engine.replica
+        entry = checkpoint.entry(self.name, rank=rank, num_processes=self._engine.num_replicas)
+        if entry.path is not None and not entry.is_own and self._items:
+            logger.warning(
+                "%s has no checkpoint items of process %d, which takes those of process 0.", checkpoint.path, rank
+            )
+        training_state.load_items(self._items, entry.state(), checkpoint.path)

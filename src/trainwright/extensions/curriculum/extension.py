@@ -16,7 +16,6 @@ import torch
 
 from trainwright._types import CURRICULUM_NAME, JSONObject, counted
 from trainwright.checkpoint.rng import unchanged_random_states
-from trainwright.checkpoint.training_state import load_plain
 from trainwright.config.plans import StepPlan
 from trainwright.data.curriculum import Curriculum, CurriculumOrder, LedgerColumns, Weights, read_weights
 from trainwright.data.ledger import DTYPES, Array
@@ -28,7 +27,7 @@ from trainwright.data.seeding import seed_from
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointError, DataError
 from trainwright.extensions.ledger.sample_losses import SampleLosses
-from trainwright.loop.extension import Extension, Run, Sink
+from trainwright.loop.extension import Extension, Run, SavedRun, Sink
 from trainwright.state.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ class CurriculumRun(Extension):
         self._engine = engine
         self._keeps_ledger = keeps_ledger
         self._writes = writes
-        self._checkpoint: Path | None = None  # from which the run resumes
+        self._checkpoint: SavedRun | None = None  # from which the run resumes
         self._loader = loader.dataloader
         batches = getattr(self._loader, "batch_sampler", None)
         order = batches.order if isinstance(batches, EpochBatches) else None
@@ -223,9 +222,9 @@ class CurriculumRun(Extension):
             state = self._state()
             sink.put((), lambda nothing: torch.save(state, folder / CURRICULUM_NAME))
 
-    def load(self, folder: Path) -> None:
+    def load(self, checkpoint: SavedRun) -> None:
         """Remembers the checkpoint until `begin`, when the position of the run is known."""
-        self._checkpoint = folder
+        self._checkpoint = checkpoint
 
     def _state(self) -> JSONObject:
         """State for a resume: weights in force and to come, and the ledger where it has no file of its own."""
@@ -235,14 +234,18 @@ class CurriculumRun(Extension):
         ledger = {name: torch.from_numpy(column[:num].copy()) for name, column in columns.items()}
         return {"asked": self._asked, "steps": [*self._steps], "ledger": ledger, **self._order.state_dict()}
 
-    def _continue_from(self, checkpoint: Path, position: int) -> bool:
+    def _continue_from(self, checkpoint: SavedRun, position: int) -> bool:
         """Takes over the state of a checkpoint; returns False where it has none, or one of other data."""
-        path = checkpoint / CURRICULUM_NAME
-        state = load_plain(path) if path.is_file() else None
+        entry = checkpoint.entry(self.name)
+        if entry.path is None:
+            logger.warning(
+                "%s has no weights of a curriculum: samples are shuffled until it is asked.", checkpoint.path
+            )
+            return False
+        state = entry.state()
         try:
-            if state is None or state["steps"][0] != self._now.num_samples:
-                what = "has no weights of a curriculum" if state is None else "has weights of other data"
-                logger.warning("%s %s: samples are shuffled until it is asked.", checkpoint, what)
+            if state["steps"][0] != self._now.num_samples:
+                logger.warning("%s has weights of other data: samples are shuffled until it is asked.", checkpoint.path)
                 return False
             self._order.load_state_dict(state, position=position)
             self._asked = int(state["asked"])
@@ -252,5 +255,5 @@ class CurriculumRun(Extension):
                     name: state["ledger"][name].numpy().astype(dtype) for name, dtype in DTYPES.items()
                 }
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise CheckpointError(f"{path} is not the state of a curriculum: {error!r}.") from error
+            raise CheckpointError(f"{entry.path} is not the state of a curriculum: {error!r}.") from error
         return True

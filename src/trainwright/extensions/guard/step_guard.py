@@ -43,7 +43,7 @@ from typing import TypeAlias
 import torch
 
 from trainwright._types import GUARD_STATE_NAME, Batch, JSONObject, Optimizer, is_count
-from trainwright.checkpoint.training_state import load_json, save_json
+from trainwright.checkpoint.training_state import save_json
 from trainwright.config.plans import GuardPlan
 from trainwright.distributed.device import kind_of, pins_memory
 from trainwright.extensions.guard.diagnosis import WEIGHTS
@@ -58,7 +58,7 @@ from trainwright.extensions.incidents.incident_log import (
     Record,
     error_of,
 )
-from trainwright.loop.extension import Decision, Extension, MicroBatch, Run, Sink, StepFacts
+from trainwright.loop.extension import Decision, Extension, MicroBatch, Run, SavedRun, Sink, StepFacts
 from trainwright.state.progress import Progress
 from trainwright.support.loss_normalization import LossOutput
 
@@ -343,9 +343,9 @@ class HostGuard(Extension):
         if self._writes:
             save_json(self.state(), folder / GUARD_STATE_NAME)
 
-    def load(self, folder: Path) -> None:
+    def load(self, checkpoint: SavedRun) -> None:
         """Continues from a checkpoint; CheckpointError for a file that no run writes."""
-        self.continue_from(load_guard(folder))
+        self.continue_from(checkpoint.entry(self.name).state(is_guard_state))
 
     def log(self) -> dict[str, float]:
         """Logs new incidents; returns the values that a log has of them."""
@@ -457,9 +457,9 @@ class DeviceGuard(Extension):
         """Writes what the guard remembers of the steps before, after `settle`."""
         self._at_once.save(folder, sink)
 
-    def load(self, folder: Path) -> None:
+    def load(self, checkpoint: SavedRun) -> None:
         """Continues from a checkpoint."""
-        self._at_once.load(folder)
+        self._at_once.load(checkpoint)
 
     def log(self) -> dict[str, float]:
         """Logs new incidents; returns the values that a log has of them."""
@@ -548,12 +548,8 @@ def mark_loss(batch: MicroBatch, mark: LossMark) -> None:
     batch.first_gradient = mark(loss.loss if isinstance(loss, LossOutput) else loss)
 
 
-def load_guard(folder: Path) -> JSONObject:
-    """Returns what the guard of a checkpoint remembered; empty without a file, CheckpointError if no run writes it."""
-    return load_json(folder / GUARD_STATE_NAME, _is_sound)
-
-
-def _is_sound(state: JSONObject) -> bool:
+def is_guard_state(state: JSONObject) -> bool:
+    """Returns whether a run may have written this state; raises TypeError or AttributeError for another shape."""
     values = [value for history in state.get("accepted", {}).values() for value in history]
     names = ("skipped_in_a_row", "left_out_steps", "skipped_steps", "rollbacks")
     counts = [*(state.get(name, 0) for name in names), *state.get("skipped_recently", ())]

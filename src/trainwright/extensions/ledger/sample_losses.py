@@ -27,13 +27,13 @@ import torch
 from torch.nn import functional
 from torch.utils.data import IterableDataset
 
-from trainwright._types import CURRICULUM_NAME, IGNORE_INDEX, Batch, DatasetLike, has_length
+from trainwright._types import IGNORE_INDEX, LEDGER_NAME, Batch, DatasetLike, has_length
 from trainwright.checkpoint.deferred_io import IMMEDIATE
-from trainwright.data.ledger import LEDGER_NAME, Array, Ledger, read_columns, write_table
+from trainwright.data.ledger import Array, Ledger, read_columns, write_table
 from trainwright.data.streaming.stream_state import is_shuffled_stream
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError, ModelError
-from trainwright.loop.extension import Extension, MicroBatch, Run, Sink
+from trainwright.loop.extension import Extension, MicroBatch, Run, SavedRun, Sink
 from trainwright.support.loss_kernels import token_losses
 from trainwright.support.loss_normalization import LossOutput, LossRule, stands_in
 from trainwright.support.tensor_tree import num_samples_of
@@ -439,15 +439,15 @@ class SampleLosses(Extension):
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def load(self, folder: Path) -> None:
+    def load(self, checkpoint: SavedRun) -> None:
         """Continues from the ledger of a checkpoint; without one, from an empty one."""
         if self.ledger is None:
             return
-        path = folder / LEDGER_NAME
-        if path.is_file():
+        path = checkpoint.entry(self.name).path
+        if path is not None:
             self.ledger.merge(read_columns(path))
-        elif not (folder / CURRICULUM_NAME).is_file():
-            logger.warning("%s has no %s: the ledger begins with this run.", folder, LEDGER_NAME)
+        elif checkpoint.entry("curriculum").path is None:
+            logger.warning("%s has no %s: the ledger begins with this run.", checkpoint.path, LEDGER_NAME)
 
     def joined(self) -> Ledger | None:
         """Returns the ledger of all processes, which call it together; None where only sources are followed."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from trainwright._types import RECORDED_METRICS_NAME, JSONObject
-from trainwright.checkpoint.training_state import load_json, save_json
-from trainwright.loop.extension import Extension, Sink
+from trainwright.checkpoint.training_state import save_json
+from trainwright.loop.extension import Extension, SavedRun, Sink
 from trainwright.state.progress import Progress
 from trainwright.state.recorded_metrics import REDUCTIONS
 
@@ -51,19 +51,15 @@ class RecordedNumbers(Extension):
         if self._writes:
             save_json(state, folder / RECORDED_METRICS_NAME)
 
-    def load(self, folder: Path) -> None:
+    def load(self, checkpoint: SavedRun) -> None:
         """Continues from the totals of a checkpoint; CheckpointError for a file that no run writes."""
-        state = load_recorded(folder)
+        state = checkpoint.entry(self.name).state(is_recorded_state)
         if self._is_first:
             self._progress.recorded.load(state)
 
 
-def load_recorded(folder: Path) -> JSONObject:
-    """Returns the totals in a checkpoint; empty without a file, CheckpointError if no run writes it."""
-    return load_json(folder / RECORDED_METRICS_NAME, _is_sound)
-
-
-def _is_sound(state: JSONObject) -> bool:
+def is_recorded_state(state: JSONObject) -> bool:
+    """Returns whether a run may have written these totals; raises TypeError or ValueError for another shape."""
     return all(
         reduce in REDUCTIONS and isinstance(value, float) and isinstance(weight, float)
         for reduce, value, weight in state.values()
