@@ -345,8 +345,9 @@ def test_an_inner_loop_that_names_another_checkpoint_resumes_from_it(tmp_path: P
     make_trainer(tmp_path, save_strategy="steps", save_steps=2, max_steps=4, save_async=False).train()
 
     class Redirected(Trainer):
-        def _inner_training_loop(self, *args: Any, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
-            return super()._inner_training_loop(*args, resume_from_checkpoint=str(tmp_path / "checkpoint-4"), **kwargs)
+        def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+            kwargs["resume_from_checkpoint"] = str(tmp_path / "checkpoint-4")
+            return super()._inner_training_loop(*args, **kwargs)
 
     class Steps(TrainerCallback):
         def __init__(self) -> None:

@@ -66,7 +66,9 @@ def test_a_checkpoint_with_nan_in_the_optimizer_beside_finite_weights_is_marked(
     store = CheckpointStore(tmp_path)
     assert store.steps() == [1, 2]
     assert store.non_finite() == {2}
-    assert store.latest() == store.path(1)
+    latest = store.latest()
+    assert latest is not None
+    assert latest.path == store.path(1)
     assert "checkpoint-2 is marked: state.0.exp_avg in optimizer.pt is not finite" in caplog.text
 
 
