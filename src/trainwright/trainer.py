@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -47,11 +47,11 @@ from trainwright.loop.fit import epochs, saving_last_step, steps_of_epoch
 from trainwright.loop.step import Step
 from trainwright.optim import schedules
 from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
-from trainwright.run import build, checkpointing, checks, console, input_pipeline, resume
+from trainwright.run import build, checkpointing, checks, console, input_pipeline, resume, train
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.pickling import restore, state_of
 from trainwright.run.published import owned_by
-from trainwright.run.refusal import unchanged_before_training, unchanged_if_refused
+from trainwright.run.refusal import unchanged_if_refused
 from trainwright.run.run import Run
 from trainwright.state.progress import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.recorded_metrics import METRICS
@@ -407,7 +407,7 @@ class Trainer:
         if model_path is not None:
             warn_older_name("model_path", "resume_from_checkpoint")
             resume_from_checkpoint = model_path
-        with self._training(resume_from_checkpoint, trial) as checkpoint:
+        with train.training(self, resume_from_checkpoint, trial) as checkpoint:
             return self._inner_training_loop(
                 batch_size=self._train_batch_size,
                 args=self.args,
@@ -439,7 +439,7 @@ class Trainer:
         args = self.args if args is None else args
         self._train_batch_size = self._train_batch_size if batch_size is None else batch_size
         checkpoint = None if resume_from_checkpoint is None else self._run.opened(resume_from_checkpoint)
-        self._begin_training(args, checkpoint, trial, ignore_keys_for_eval)
+        train.begin_training(self, args, checkpoint, trial, ignore_keys_for_eval)
         run = self._run
         with saving_last_step(run, self):
             for epoch in epochs(run, self, eval_on_start=args.eval_on_start):
@@ -544,7 +544,7 @@ class Trainer:
         """
         self._run.check_not_training("steps")
         checks.check_drives_itself(self, "steps", self.args)
-        return DrivenSteps(self._drive(resume_from_checkpoint, ignore_keys_for_eval), self)
+        return DrivenSteps(train.drive(self, resume_from_checkpoint, ignore_keys_for_eval), self)
 
     def fit_step(self, resume_from_checkpoint: str | bool | None = None) -> StepResult | None:
         """Trains one optimizer step; the first call begins the run that `train()` would make.
@@ -570,7 +570,7 @@ class Trainer:
         if steps is None:
             self._run.check_not_training("fit_step")
             checks.check_drives_itself(self, "fit_step", self.args)
-            steps = DrivenSteps(self._drive(resume_from_checkpoint, None), self)
+            steps = DrivenSteps(train.drive(self, resume_from_checkpoint, None), self)
         while True:
             step = steps.next_or_none()
             self._run.driven_steps = steps  # of the run that has begun, or of what stays of the one that has ended
@@ -581,65 +581,6 @@ class Trainer:
             if (result := result_of(step)) is not None:
                 return result
 
-    def _drive(
-        self, resume_from_checkpoint: str | bool | None, ignore_keys_for_eval: list[str] | None
-    ) -> Generator[Step, None, TrainOutput]:
-        """The loop of `train()` without its body."""
-        with self._training(resume_from_checkpoint, None) as checkpoint:
-            self._begin_training(self.args, checkpoint, None, ignore_keys_for_eval)
-            run = self._run
-            with saving_last_step(run, self):
-                for epoch in epochs(run, self, eval_on_start=self.args.eval_on_start):
-                    yield from self._steps_of_epoch(epoch)
-            return self._finalize_training(None, run.plan.num_train_samples, run.progress.start_time)
-
-    @contextmanager
-    def _training(self, resume_from_checkpoint: str | bool | None, trial: Any) -> Iterator[Checkpoint | None]:
-        """Around a whole training: its run, its claim on the directory, signals, the model; at the end all files.
-
-        Yields the checkpoint that it resumes from, whose weights the model has; None: it is fresh.
-        """
-        self._run.check_not_training()
-        accept_older_signatures(self)
-        self._hp_search_setup(trial)
-        run = Run.after(self._run, self.args, trial)
-        self._services.use_clock(run.progress.clock)
-        refused = unchanged_before_training(run)
-        wanted = self.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-        folder = self._get_output_dir(trial)
-        engine = self._engine
-        together = engine.together(run.progress.interrupts)
-        measuring = self._memory_tracker.measuring("train")
-        run.extensions.add(
-            *build.extensions_of_directory(self.args, engine, folder=folder, dataset=self.train_dataset),
-            *self._extensions,
-        )
-        with refused, self._using_run(run), run.with_extensions(), together, measuring:
-            run.checkpoint = checkpoint = resume.open_checkpoint(wanted, self.args.output_dir, engine)
-            checkpointing.prepare_output(self.args, folder, is_fresh=checkpoint is None)
-            with build.callbacks_of_a_run(self.callback_handler, self.args, folder), run.under_way(self._services):
-                self._prepare_model(trial, checkpoint)
-                patched = build.patched(
-                    self.args, self.model, self._engine, keeps_outputs=self._uses_outputs(), noise=self._noise()
-                )
-                listening = run.progress.listening(grace_s=value_of(self.args, "signal_grace_s"))
-                with self._levers(checkpoint), patched, listening:
-                    yield checkpoint
-                    self._services.writer.end()
-                run.progress.interrupts.leave()  # a signal that came when all was trained: it is on the disk too
-
-    def _prepare_model(self, trial: Any, checkpoint: Checkpoint | None) -> None:
-        """The model of a run, with the weights of its checkpoint."""
-        self._renew_model(trial)
-        if self.processing_class is not None:
-            from trainwright.support.patches import align_special_tokens
-
-            align_special_tokens(self.model, self.processing_class)
-        if checkpoint is not None:
-            self._load_from_checkpoint(str(checkpoint))
-            self._train_batch_size = resume.batch_size_of(checkpoint, self.args, self._train_batch_size)
-        checks.check_trainable(self.model, getattr(self.args, "mixed_precision", "no"))
-
     @property
     def neftune_noise_alpha(self) -> float | None:
         """Noise of the input embeddings in training; that of the arguments."""
@@ -649,18 +590,6 @@ class Trainer:
     @neftune_noise_alpha.setter
     def neftune_noise_alpha(self, value: float | None) -> None:
         self.args.neftune_noise_alpha = value
-
-    @contextmanager
-    def _noise(self) -> Iterator[None]:
-        """Context of a run with `neftune_noise_alpha`."""
-        if self.neftune_noise_alpha is None:
-            yield
-            return
-        self._activate_neftune(self.model)
-        try:
-            yield
-        finally:
-            self._deactivate_neftune(self.model)
 
     def _activate_neftune(self, model: Any) -> Any:
         """Adds noise to the input embeddings (NEFTune) from here on; a run with `neftune_noise_alpha` calls it.
@@ -685,111 +614,6 @@ class Trainer:
         """
         self._run.noise_handle.remove()
         self._run.noise_handle = None
-
-    def _levers(self, checkpoint: Checkpoint | None) -> AbstractContextManager[None]:
-        """Context of a run with the settings that `speed` chooses, now or in the run of the checkpoint."""
-        if value_of(self.args, "speed") is None:
-            return nullcontext()
-        from trainwright.preflight import speed
-
-        return speed.levers(self, checkpoint)
-
-    def _renew_model(self, trial: Any) -> None:
-        """A new model where `model_init` makes one, and no optimizer."""
-        if self.model_init is None:
-            return
-        build.seed_everything(self.args)
-        self._adopt_model(self.call_model_init(trial))
-        self.optimizer = self.lr_scheduler = None
-        if self._search.is_under_way:
-            self.label_smoother = build.label_smoother(self.model, self.args.label_smoothing_factor)
-
-    def _begin_training(
-        self, args: Any, checkpoint: Checkpoint | None, trial: Any, ignore_keys_for_eval: list[str] | None
-    ) -> None:
-        """All that happens in a run before its first step."""
-        run = self._run
-        engine = self._engine
-        self._plan_run(args, checkpoint)
-        self._prepare_run(args, checkpoint, trial, ignore_keys_for_eval)
-        folder = self._get_output_dir(trial)
-        engine.agree(lambda: checkpointing.check_first_checkpoint(args, folder, self.model))
-        loss_note = build.note_of_mean(self.model, args, run.setup.rule)
-        note = run.resume_note
-        changed = run.changed_args
-        console.log_run_header(run, args, self.state, engine, note=note, loss_note=loss_note, changed_args=changed)
-        self._dry_run_evaluation(ignore_keys_for_eval)
-        facts = {"model": self.model, "levers": run.levers, "train": self.train_dataset, "eval": self.eval_dataset}
-        console.begin_journal(self._services.journal, run, args, folder=folder, run_id=run.run_id, **facts)
-        if self.args.push_to_hub:
-            self._open_repository()
-        self._services.uploads.take_up()
-        run.has_begun = True
-
-    def _plan_run(self, args: Any, checkpoint: Checkpoint | None) -> None:
-        """Data and steps; of a resume, those that are left."""
-        run = self._run
-        engine = self._engine
-        checks.check_has_samples(self.train_dataset)
-        dataloader = self.get_train_dataloader()
-        for before_plan in run.extensions.before_plan:
-            before_plan(run, dataloader)
-        checks.check_has_batches(dataloader, args)
-        plan = build.step_plan(args, self.set_initial_training_values(args, dataloader))
-        console.check_run(args, build.rule_facts(plan, self, engine.device))
-        loader = run.read_from(
-            dataloader,
-            plan,
-            engine,
-            batch_size=self._train_batch_size,
-            fills_windows=not is_overridden(self, "get_batch_samples"),
-            rewinds=resolve.checkpoint(args).saves_on_interrupt,
-        )
-        if not engine.dispatches:
-            checks.check_ends_together(plan, loader.position.chunk, engine.num_replicas)
-        run.continue_from(checkpoint, args, engine, self.train_dataset)
-
-    def _prepare_run(
-        self, args: Any, checkpoint: Checkpoint | None, trial: Any, ignore_keys_for_eval: list[str] | None
-    ) -> None:
-        """Record, position, model, optimizer, extensions: all that the loop needs."""
-        run = self._run
-        plan = self._run.plan
-        engine = self._engine
-        path = None if checkpoint is None else str(checkpoint)
-        start = self._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, path, trial)
-        model, loader = self._prepare_for_training(plan.max_steps, run.loader, path)
-        checks.check_needs_no_closure(self.optimizer)
-        training_state.states_of_items(self.checkpoint_items)  # raises now what the first save would
-        run.begin(
-            engine,
-            args,
-            rule=self._loss_rule(),
-            start=start,
-            checkpoint=checkpoint,
-            fresh_plan=lambda: build.step_plan(args, self.set_initial_training_values(args, loader)),
-            is_own=not self._created_lr_scheduler,
-            model=model,
-            optimizer=self.optimizer,
-            scheduler=self.lr_scheduler,
-            events=self.callback_handler,
-            trial=trial,
-            ignore_keys_for_eval=ignore_keys_for_eval,
-            step_contexts=self.step_contexts if is_overridden(self, "step_contexts") else None,
-            prepares_windows=is_overridden(self, "prepare_window"),
-        )
-        folder = self._get_output_dir(trial)
-        checkpointer = self._checkpointer
-        run.extensions.add(
-            *self._first_look(trial),
-            *build.extensions_of_training(
-                run, self, engine, folder=folder, load_newest=lambda: checkpointer.load_newest(self, folder, run)
-            ),
-        )
-        if checkpoint is not None:
-            checkpointer.read_extensions(run, checkpoint)
-        for begin in run.extensions.begin:
-            begin(run)
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
@@ -2030,28 +1854,6 @@ class Trainer:
         loops = ("evaluate", "evaluation_loop", "_evaluate", "prediction_loop")
         return self.compute_metrics is None and not is_overridden(self, *loops)
 
-    def _dry_run_evaluation(self, ignore_keys: list[str] | None = None) -> None:
-        """Raises what the first evaluation would raise, before step 1.
-
-        Raises:
-            DataError: an evaluation set without samples.
-            MetricError: `metric_for_best_model` is not among what an evaluation yields.
-        """
-        if self.args.eval_strategy != "no" and self.eval_dataset is not None:
-            from trainwright.run import dry_run
-
-            dry_run.check_evaluation(self, ignore_keys)
-
-    @contextmanager
-    def _using_run(self, run: Run) -> Iterator[None]:
-        """A run in place of the one before; afterwards what stays of it."""
-        before = self._run
-        self._run = run
-        try:
-            yield
-        finally:
-            self._run = run.ended(before)
-
     def _determine_best_metric(self, metrics: Mapping[str, float], trial: Any) -> bool:
         """Returns whether these metrics are the best so far; remembers them if so. NaN is never the best.
 
@@ -2545,13 +2347,18 @@ class Trainer:
 
         return prove.prove(self, num_steps=num_steps)
 
-    def _first_look(self, trial: Any) -> list[Extension]:
-        """Returns the extension that watches the first step of a run; it has looked at what is known before it."""
-        if not getattr(self.args, "preflight", True):
-            return []
-        from trainwright.preflight import check_up
+    def _preflight_extensions(self, folder: str) -> list[Extension]:
+        """Returns the extensions that look at a run before its first step; `folder` is where it writes."""
+        found: list[Extension] = []
+        if getattr(self.args, "preflight", True):
+            from trainwright.preflight.check_up import FirstLook
 
-        return check_up.begin(self, self._run.plan, self._get_output_dir(trial))
+            found.append(FirstLook(self, folder))
+        if value_of(self.args, "speed") is not None:
+            from trainwright.preflight.speed import SpeedLevers
+
+            found.append(SpeedLevers(self))
+        return found
 
 
 def __getattr__(name: str) -> Any:

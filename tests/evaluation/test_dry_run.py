@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from trainwright import Trainer, TrainerCallback
 from trainwright.errors import DataError, MetricError
+from trainwright.run.train import check_evaluation
 
 from .._support.small import data, differing, logged, make_trainer, train, weights
 
@@ -250,5 +251,5 @@ def test_who_overrides_evaluation_knows_what_it_needs(name: str, tmp_path: Path)
         tmp_path, cls=Own, eval_dataset=UNLABELLED, compute_metrics=lambda p: {}, eval_strategy="epoch"
     )
     before = weights(trainer.model)
-    trainer._dry_run_evaluation()
+    check_evaluation(trainer)
     assert differing(weights(trainer.model), before) == {}

@@ -32,6 +32,7 @@ from trainwright.extensions.incidents.incident_log import SPIKE
 from trainwright.extensions.incidents.probe import Findings, entries_not_finite, probe, rows_of, weights_not_finite
 from trainwright.loop.step import Window
 from trainwright.run import build
+from trainwright.run.train import noise_on_embeddings
 from trainwright.support.loss_normalization import LossRule
 from trainwright.support.tensor_tree import find_batch_size
 from trainwright.trainer import Trainer
@@ -83,7 +84,7 @@ def _replay(
             raise BundleError(f"{folder / bundle.INCIDENT} is invalid: {error!r}.") from error
         bare = trainer._engine.unwrap(trainer.model)
         keeps = trainer._uses_outputs()
-        noise = trainer._noise()
+        noise = noise_on_embeddings(trainer)
         with build.patched(trainer.args, trainer.model, trainer._engine, keeps_outputs=keeps, noise=noise):
             rng.restore(states)
             found = probe(bare, lambda: window_losses(trainer, trainer._run, bare, window))

@@ -180,11 +180,18 @@ class Extension:
     def open(self, run: Run) -> None:
         """The run is about to begin: nothing is read, written or changed yet, and `run.setup` is not there yet."""
 
+    def model_ready(self, run: Run) -> None:
+        """The model is on its device and has the weights of a checkpoint; there is no optimizer and no data yet."""
+
     def before_plan(self, run: Run, dataloader: DataLoaderLike) -> None:
         """The training data is there, and its epochs are counted next. All processes call it."""
 
     def begin(self, run: Run) -> None:
         """Model, optimizer, data and plan are ready, and the states of a checkpoint are loaded; no step is trained."""
+
+    def facts(self) -> dict[str, Any]:
+        """Returns facts about the run for its journal, by name: plain values, as for JSON."""
+        return {}
 
     def window(self, batches: Sequence[Batch]) -> None:
         """The micro-batches of the next step are read, as the collator made them."""
@@ -256,8 +263,10 @@ class Extension:
 
 FORWARD = (
     "open",
+    "model_ready",
     "before_plan",
     "begin",
+    "facts",
     "window",
     "micro_batch",
     "decide",
@@ -285,8 +294,10 @@ class Extensions:
     """
 
     open: tuple[Callable[[Run], None], ...]
+    model_ready: tuple[Callable[[Run], None], ...]
     before_plan: tuple[Callable[[Run, DataLoaderLike], None], ...]
     begin: tuple[Callable[[Run], None], ...]
+    facts: tuple[Callable[[], dict[str, Any]], ...]
     window: tuple[Callable[[Sequence[Batch]], None], ...]
     micro_batch: tuple[Callable[[MicroBatch], None], ...]
     decide: tuple[Callable[[StepFacts], Decision], ...]

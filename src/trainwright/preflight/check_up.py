@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight import data_checks, model_checks  # noqa: F401 -- registers their checks
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
-from trainwright.run import build, input_pipeline
+from trainwright.run import build, input_pipeline, train
 
 logger = logging.getLogger(__name__)
 
@@ -42,46 +42,52 @@ class FirstLook(Extension):
     name = "first_look"
     order = -50  # before a guard refuses the update
 
-    def __init__(self, facts: CheckFacts, tell: Callable[[CheckReport], None]) -> None:
-        self._facts = facts
-        self._tell = tell
+    def __init__(self, trainer: AnyTrainer, folder: str) -> None:
+        self._trainer = trainer
+        self._folder = folder
+        self._facts: CheckFacts | None = None  # None where it has nothing to look at
 
-    def start(self) -> None:
-        self._tell(look_at(self._facts, "start"))
+    def begin(self, run: Run) -> None:
+        """Runs the checks before the first step; takes no part in the run where they themselves fail."""
+        trainer = self._trainer
+        try:
+            facts = known_facts(trainer, run.plan, self._folder, optimizer=trainer.optimizer, is_brief=True)
+        except Exception as error:
+            logger.info("The first step is not looked at: %s: %s", type(error).__name__, error)
+            run.extensions.remove(self)
+            return
+        self._facts = facts
+        self._tell(look_at(facts, "start"))
+
+    def _tell(self, report: CheckReport) -> None:
+        if self._trainer.args.should_log:
+            log_findings(report)
 
     def window(self, batches: Sequence[Batch]) -> None:
         """Checks the micro-batches of the first step, before the first forward."""
+        assert self._facts is not None
         if all(isinstance(batch, dict) or hasattr(batch, "keys") for batch in batches):
             self._facts = replace(self._facts, batches=batches[:BATCHES])
             self._tell(look_at(self._facts, "batch"))
 
     def decide(self, facts: StepFacts) -> Decision:
         """Checks the gradients of the first step, and its loss; the update is made."""
+        assert self._facts is not None
         loss = float(facts.run.progress.meter.total)
         without_gradient = parameters_without_gradient(self._facts.model)
-        self._facts = replace(self._facts, step=FirstStep(loss=loss, without_gradient=without_gradient))
-        self._tell(look_at(self._facts, "step"))
-        self._facts = replace(self._facts, batches=None, step=None)
+        step = FirstStep(loss=loss, without_gradient=without_gradient)
+        self._tell(look_at(replace(self._facts, step=step), "step"))
         return Decision.APPLY
 
     def after_step(self, run: Run) -> None:
         """Takes no part in later steps."""
         run.extensions.remove(self)
+        self.close()
 
-
-def begin(trainer: AnyTrainer, plan: StepPlan | None, folder: str) -> list[Extension]:
-    """Returns the extension that checks the first step of a run, after the checks before that step.
-
-    It never ends a run: there is no extension where the checks themselves fail.
-    """
-    try:
-        facts = known_facts(trainer, plan, folder, optimizer=trainer.optimizer, is_brief=True)
-    except Exception as error:
-        logger.info("The first step is not looked at: %s: %s", type(error).__name__, error)
-        return []
-    look = FirstLook(facts, log_findings if trainer.args.should_log else lambda report: None)
-    look.start()
-    return [look]
+    def close(self) -> None:
+        """Lets go of the trainer."""
+        self._trainer = None
+        self._facts = None
 
 
 def log_findings(report: CheckReport) -> None:
@@ -170,7 +176,7 @@ def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:
     def rehearse() -> Iterable[str]:
         from trainwright.run import dry_run
 
-        copied._dry_run_evaluation()
+        train.check_evaluation(copied)
         return dry_run.names_of_metrics(copied)
 
     return replace(facts, columns=names, taken=taken, rehearse=None if copied.eval_dataset is None else rehearse)

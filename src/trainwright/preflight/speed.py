@@ -28,11 +28,13 @@ from trainwright.config import resolve
 from trainwright.config.fields import value_of
 from trainwright.distributed.device import has_compiler, kind_of, runs_flash_attention
 from trainwright.errors import ModelError
+from trainwright.loop.extension import Extension, Run
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.prove import allowed_gap, gap, no_dropout
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
 from trainwright.run import build, console
 from trainwright.run.dry_run import first_batches
+from trainwright.run.train import noise_on_embeddings
 from trainwright.support.host import available_bytes
 from trainwright.support.loss_kernels import choose as choose_kernel
 from trainwright.support.loss_kernels import without_logits
@@ -102,21 +104,41 @@ def in_words(settings: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
-@contextmanager
-def levers(trainer: AnyTrainer, checkpoint: Checkpoint | None) -> Iterator[None]:
+class SpeedLevers(Extension):
     """Trains with the levers that `speed` names, that the checkpoint was trained with, or that are measured now."""
-    args = trainer.args
-    choice = trainer._engine.agree(lambda: _noted(args.speed, checkpoint) or choose(trainer))
-    console.show_lines(args, [f"speed     {choice.note}"])
-    trainer._run.levers = choice.to_dict()
-    fields = {name: value for name, value in choice.settings.items() if name != ATTENTION}
-    before = {name: getattr(args, name) for name in (*fields, "speed")}
-    vars(args).update(fields, speed=choice.settings)
-    try:
-        with with_attention(trainer.model, choice.settings.get(ATTENTION)):
-            yield
-    finally:
-        vars(args).update(before)
+
+    name = "speed"
+    order = -60  # before anything that reads the settings
+
+    def __init__(self, trainer: AnyTrainer) -> None:
+        self._trainer = trainer
+        self._choice = Choice()
+        self._before: dict[str, Any] = {}
+        self._attention = ExitStack()
+
+    def model_ready(self, run: Run) -> None:
+        """Chooses the settings and puts them into the arguments."""
+        trainer = self._trainer
+        args = trainer.args
+        checkpoint = trainer._run.checkpoint
+        choice = trainer._engine.agree(lambda: _noted(args.speed, checkpoint) or choose(trainer))
+        console.show_lines(args, [f"speed     {choice.note}"])
+        self._choice = choice
+        fields = {name: value for name, value in choice.settings.items() if name != ATTENTION}
+        self._before = {name: getattr(args, name) for name in (*fields, "speed")}
+        vars(args).update(fields, speed=choice.settings)
+        self._attention.enter_context(with_attention(trainer.model, choice.settings.get(ATTENTION)))
+
+    def facts(self) -> JSONObject:
+        """Returns the levers, for the journal."""
+        return {"levers": self._choice.to_dict()}
+
+    def close(self) -> None:
+        """Puts the settings back."""
+        self._attention.close()
+        if self._trainer is not None:
+            vars(self._trainer.args).update(self._before)
+        self._trainer = None
 
 
 def _noted(speed: object, checkpoint: Checkpoint | None) -> Choice | None:
@@ -235,7 +257,7 @@ class _Measurement:
             stack.enter_context(with_attention(copied.model, settings.get(ATTENTION)))
             keeps = copied._uses_outputs()
             stack.enter_context(
-                build.patched(copied.args, copied.model, engine, keeps_outputs=keeps, noise=copied._noise())
+                build.patched(copied.args, copied.model, engine, keeps_outputs=keeps, noise=noise_on_embeddings(copied))
             )
             copied.model.train()
             yield copied

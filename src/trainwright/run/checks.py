@@ -46,6 +46,7 @@ OWN_EXTENSIONS = (
     "lease",
     "quarantine",
     "recorded_metrics",
+    "speed",
 )
 
 

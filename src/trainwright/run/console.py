@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from trainwright._types import JSONObject, Model, counted, is_instance_of, printable
+from trainwright._types import Model, counted, is_instance_of, printable
 from trainwright.config import rules
 from trainwright.config.fields import batch_formers, value_of
 from trainwright.config.plans import StepPlan
@@ -147,7 +147,6 @@ def begin_journal(
     folder: str,
     run_id: str,
     model: Model,
-    levers: JSONObject | None,
     **data: Any,
 ) -> None:
     """Begins the journal of a run with what it is. Only the first process writes, where output is saved.
@@ -165,7 +164,9 @@ def begin_journal(
     if wanted and args.should_save and progress.state.is_world_process_zero:
         journal = FileJournal(folder, run_id, waits=True)
         facts = {**facts_of_run(args, run.setup.engine.device, data), "plan": dataclasses.asdict(run.plan)}
-        facts |= {"model": model_facts.summary(model)} | ({} if levers is None else {"levers": levers})
+        facts["model"] = model_facts.summary(model)
+        for told in run.extensions.facts:
+            facts |= told()
     keeper.begin(journal, lambda: progress.state.global_step, checkpoint=run.start.checkpoint, facts=facts)
 
 

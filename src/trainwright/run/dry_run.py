@@ -19,6 +19,7 @@ from trainwright.errors import DataError, MetricError, TrainwrightError
 from trainwright.evaluation import eval_loop
 from trainwright.evaluation.outputs import record_of
 from trainwright.run import checks
+from trainwright.run.train import using_run
 from trainwright.support.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ def _rehearsing(trainer: Any) -> Iterator[None]:
     """Whatever is evaluated inside leaves no trace: not in modes, random states, records or callbacks."""
     dry = trainer._run.rehearsal(trainer.model)
     try:
-        with trainer._using_run(dry), unchanged_random_states(), warnings.catch_warnings():
+        with using_run(trainer, dry), unchanged_random_states(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a metric about the smallness of the batch
             yield
     finally:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from trainwright._types import Batch, DataLoaderLike, DatasetLike, JSONObject, Model, Trial, counted
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial, counted
 from trainwright.callbacks.flow import end_after
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.checkpoint import Checkpoint
@@ -91,7 +91,6 @@ class Run:
         noise_handle: of the hook that adds noise to the embeddings, while there is one.
         flops: estimates the operations of a micro-batch.
         driven_steps: steps of `fit_step`, under way or at their end.
-        levers: what `speed` chose, and why.
     """
 
     setup: Setup
@@ -123,7 +122,6 @@ class Run:
         self.noise_handle: Any = None
         self.flops = FlopEstimator()
         self.driven_steps: DrivenSteps[Any] | None = None
-        self.levers: JSONObject | None = None
         self._data_wait: DataWait | None = None
         self._fresh_plan: Callable[[], StepPlan] | None = None
         self._has_own_schedule = False

@@ -15,7 +15,7 @@ from trainwright._types import Trial
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config.overrides import with_overrides
 from trainwright.errors import CheckpointNotFoundError
-from trainwright.run import build
+from trainwright.run import build, train
 from trainwright.run.console import show_lines
 from trainwright.run.resume import find_checkpoint, restore_callbacks
 from trainwright.run.run import Run
@@ -77,7 +77,7 @@ def search(
             handler.pop_callback(kind)
         restore_callbacks(running.callback_states, handler.callbacks, with_settings=True)
         use_arguments(trainer, running.args)
-        trainer._renew_model(None)
+        train.renew_model(trainer, None)
         trainer._search = build.NoSearch()
     if plan.settings.load_best_trial:
         _load_best_trial(trainer, chosen.frozen, best)

@@ -29,7 +29,7 @@ from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.memory.allocation_tracker import AllocationTracker
 from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
-from trainwright.run import build
+from trainwright.run import build, train
 from trainwright.run.dry_run import SilentEvents, first_batches
 from trainwright.run.run import Run
 from trainwright.support.host import available_bytes
@@ -174,9 +174,7 @@ def _track(copied: AnyTrainer, samples: Sequence[Batch], num_items: Any) -> dict
     tracker = AllocationTracker(engine.device)
     engine.backward = tracker.marking(engine.backward)  # the engine of this copy alone
     with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            build.patched(copied.args, model, engine, keeps_outputs=copied._uses_outputs(), noise=copied._noise())
-        )
+        stack.enter_context(train.patched_model(copied))
         stack.enter_context(tracker)
         tracker.count(model.parameters(), "weights")
         tracker.count(model.buffers(), "buffers")

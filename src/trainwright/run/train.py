@@ -1,0 +1,262 @@
+"""The course of a run, from the checkpoint that it resumes from to the last file; the hooks are the trainer's.
+
+training            around all of it: the run, its extensions, signals, the model, the files at the end
+prepare_model     the model, with the weights of a checkpoint
+begin_training    before the first step
+plan_run        data and steps
+prepare_run     record, position, optimizer, extensions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeAlias
+
+from trainwright.checkpoint import training_state
+from trainwright.checkpoint.checkpoint import Checkpoint
+from trainwright.config import resolve
+from trainwright.config.fields import value_of
+from trainwright.evaluation.outputs import TrainOutput
+from trainwright.loop.fit import epochs, saving_last_step
+from trainwright.loop.step import Step
+from trainwright.run import build, checkpointing, checks, console, resume
+from trainwright.run.refusal import unchanged_before_training
+from trainwright.run.run import Run
+from trainwright.support.hooks import accept_older_signatures, is_overridden
+
+AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
+
+
+@contextmanager
+def using_run(trainer: AnyTrainer, run: Run) -> Iterator[None]:
+    """Context in which a trainer works on a run; afterwards it has the idle run that follows."""
+    before = trainer._run
+    trainer._run = run
+    try:
+        yield
+    finally:
+        trainer._run = run.ended(before)
+
+
+@contextmanager
+def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, trial: Any) -> Iterator[Checkpoint | None]:
+    """Around a whole training: its run, its claim on the directory, signals, the model; at the end all files.
+
+    Yields the checkpoint that it resumes from, whose weights the model has; None for a fresh run.
+    """
+    trainer._run.check_not_training()
+    accept_older_signatures(trainer)
+    trainer._hp_search_setup(trial)
+    args = trainer.args
+    engine = trainer._engine
+    services = trainer._services
+    run = Run.after(trainer._run, args, trial)
+    services.use_clock(run.progress.clock)
+    refused = unchanged_before_training(run)
+    wanted = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+    folder = trainer._get_output_dir(trial)
+    together = engine.together(run.progress.interrupts)
+    measuring = services.memory_tracker.measuring("train")
+    run.extensions.add(
+        *build.extensions_of_directory(args, engine, folder=folder, dataset=trainer.train_dataset),
+        *trainer._preflight_extensions(folder),
+        *trainer._extensions,
+    )
+    with refused, using_run(trainer, run), run.with_extensions(), together, measuring:
+        run.checkpoint = resume.open_checkpoint(wanted, args.output_dir, engine)
+        checkpointing.prepare_output(args, folder, is_fresh=run.checkpoint is None)
+        with build.callbacks_of_a_run(trainer.callback_handler, args, folder), run.under_way(services):
+            prepare_model(trainer, trial, run.checkpoint)
+            for model_ready in run.extensions.model_ready:
+                model_ready(run)
+            listening = run.progress.listening(grace_s=value_of(args, "signal_grace_s"))
+            with patched_model(trainer), listening:
+                yield run.checkpoint
+                services.writer.end()
+            run.progress.interrupts.leave()  # a signal that came when all was trained: it is on the disk too
+
+
+def drive(
+    trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, ignore_keys_for_eval: list[str] | None
+) -> Generator[Step, None, TrainOutput]:
+    """The loop of `train()` without its body: yields the steps, returns what `train()` returns."""
+    with training(trainer, resume_from_checkpoint, None) as checkpoint:
+        begin_training(trainer, trainer.args, checkpoint, None, ignore_keys_for_eval)
+        run = trainer._run
+        with saving_last_step(run, trainer):
+            for epoch in epochs(run, trainer, eval_on_start=trainer.args.eval_on_start):
+                yield from trainer._steps_of_epoch(epoch)
+        output: TrainOutput = trainer._finalize_training(None, run.plan.num_train_samples, run.progress.start_time)
+        return output
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+def prepare_model(trainer: AnyTrainer, trial: Any, checkpoint: Checkpoint | None) -> None:
+    """Makes the model of a run ready, with the weights of its checkpoint."""
+    renew_model(trainer, trial)
+    if trainer.processing_class is not None:
+        from trainwright.support.patches import align_special_tokens
+
+        align_special_tokens(trainer.model, trainer.processing_class)
+    if checkpoint is not None:
+        trainer._load_from_checkpoint(str(checkpoint))
+        trainer._train_batch_size = resume.batch_size_of(checkpoint, trainer.args, trainer._train_batch_size)
+    checks.check_trainable(trainer.model, getattr(trainer.args, "mixed_precision", "no"))
+
+
+def renew_model(trainer: AnyTrainer, trial: Any) -> None:
+    """Makes a new model where the trainer has a `model_init`, and removes the optimizer of the old one."""
+    if trainer.model_init is None:
+        return
+    build.seed_everything(trainer.args)
+    trainer._adopt_model(trainer.call_model_init(trial))
+    trainer.optimizer = None
+    trainer.lr_scheduler = None
+    if trainer._search.is_under_way:
+        trainer.label_smoother = build.label_smoother(trainer.model, trainer.args.label_smoothing_factor)
+
+
+def patched_model(trainer: AnyTrainer) -> AbstractContextManager[None]:
+    """Context in which the model is as it is in training: with what the arguments change in it."""
+    return build.patched(
+        trainer.args,
+        trainer.model,
+        trainer._engine,
+        keeps_outputs=trainer._uses_outputs(),
+        noise=noise_on_embeddings(trainer),
+    )
+
+
+@contextmanager
+def noise_on_embeddings(trainer: AnyTrainer) -> Iterator[None]:
+    """Context of a run with `neftune_noise_alpha`."""
+    if trainer.neftune_noise_alpha is None:
+        yield
+        return
+    trainer._activate_neftune(trainer.model)
+    try:
+        yield
+    finally:
+        trainer._deactivate_neftune(trainer.model)
+
+
+# -- before the first step ---------------------------------------------------------------------------------------------
+
+
+def begin_training(
+    trainer: AnyTrainer, args: Any, checkpoint: Checkpoint | None, trial: Any, ignore_keys: list[str] | None
+) -> None:
+    """Does all that happens in a run before its first step; then `run.setup` and `run.plan` are there."""
+    run: Run = trainer._run
+    engine = trainer._engine
+    services = trainer._services
+    plan_run(trainer, args, checkpoint)
+    prepare_run(trainer, args, checkpoint, trial, ignore_keys)
+    folder = trainer._get_output_dir(trial)
+    engine.agree(lambda: checkpointing.check_first_checkpoint(args, folder, trainer.model))
+    console.log_run_header(
+        run,
+        args,
+        trainer.state,
+        engine,
+        note=run.resume_note,
+        loss_note=build.note_of_mean(trainer.model, args, run.setup.rule),
+        changed_args=run.changed_args,
+    )
+    check_evaluation(trainer, ignore_keys)
+    console.begin_journal(
+        services.journal,
+        run,
+        args,
+        folder=folder,
+        run_id=run.run_id,
+        model=trainer.model,
+        train=trainer.train_dataset,
+        eval=trainer.eval_dataset,
+    )
+    if trainer.args.push_to_hub:
+        trainer._open_repository()
+    services.uploads.take_up()
+    run.has_begun = True
+
+
+def plan_run(trainer: AnyTrainer, args: Any, checkpoint: Checkpoint | None) -> None:
+    """Reads the data and counts the steps; of a resume, those that are left."""
+    run: Run = trainer._run
+    engine = trainer._engine
+    checks.check_has_samples(trainer.train_dataset)
+    dataloader = trainer.get_train_dataloader()
+    for before_plan in run.extensions.before_plan:
+        before_plan(run, dataloader)
+    checks.check_has_batches(dataloader, args)
+    plan = build.step_plan(args, trainer.set_initial_training_values(args, dataloader))
+    console.check_run(args, build.rule_facts(plan, trainer, engine.device))
+    loader = run.read_from(
+        dataloader,
+        plan,
+        engine,
+        batch_size=trainer._train_batch_size,
+        fills_windows=not is_overridden(trainer, "get_batch_samples"),
+        rewinds=resolve.checkpoint(args).saves_on_interrupt,
+    )
+    if not engine.dispatches:
+        checks.check_ends_together(plan, loader.position.chunk, engine.num_replicas)
+    run.continue_from(checkpoint, args, engine, trainer.train_dataset)
+
+
+def prepare_run(
+    trainer: AnyTrainer, args: Any, checkpoint: Checkpoint | None, trial: Any, ignore_keys: list[str] | None
+) -> None:
+    """Prepares record, position, model, optimizer and extensions: all that the loop needs."""
+    run: Run = trainer._run
+    plan = run.plan
+    engine = trainer._engine
+    path = None if checkpoint is None else str(checkpoint)
+    start = trainer._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, path, trial)
+    model, loader = trainer._prepare_for_training(plan.max_steps, run.loader, path)
+    checks.check_needs_no_closure(trainer.optimizer)
+    training_state.states_of_items(trainer.checkpoint_items)  # raises now what the first save would
+    run.begin(
+        engine,
+        args,
+        rule=trainer._loss_rule(),
+        start=start,
+        checkpoint=checkpoint,
+        fresh_plan=lambda: build.step_plan(args, trainer.set_initial_training_values(args, loader)),
+        is_own=not trainer._created_lr_scheduler,
+        model=model,
+        optimizer=trainer.optimizer,
+        scheduler=trainer.lr_scheduler,
+        events=trainer.callback_handler,
+        trial=trial,
+        ignore_keys_for_eval=ignore_keys,
+        step_contexts=trainer.step_contexts if is_overridden(trainer, "step_contexts") else None,
+        prepares_windows=is_overridden(trainer, "prepare_window"),
+    )
+    folder = trainer._get_output_dir(trial)
+    checkpointer = trainer._checkpointer
+    run.extensions.add(
+        *build.extensions_of_training(
+            run, trainer, engine, folder=folder, load_newest=lambda: checkpointer.load_newest(trainer, folder, run)
+        ),
+    )
+    if checkpoint is not None:
+        checkpointer.read_extensions(run, checkpoint)
+    for begin in run.extensions.begin:
+        begin(run)
+
+
+def check_evaluation(trainer: AnyTrainer, ignore_keys: list[str] | None = None) -> None:
+    """Raises what the first evaluation would raise, before step 1.
+
+    Raises:
+        DataError: an evaluation set without samples.
+        MetricError: `metric_for_best_model` is not among what an evaluation yields.
+    """
+    if trainer.args.eval_strategy != "no" and trainer.eval_dataset is not None:
+        from trainwright.run import dry_run
+
+        dry_run.check_evaluation(trainer, ignore_keys)
