@@ -9,10 +9,10 @@ from typing import Any
 
 import safetensors.torch
 import torch
-
 from tests._support.small import make_trainer
 from tests._support.two_processes import tell
 from tests.checkpoint.test_changes import SAVING, Change, Changes, add_notes, halve, overriding
+
 from trainwright import TrainerCallback
 from trainwright.checkpoint.manifest import Manifest, describe_files, find_problem
 from trainwright.checkpoint.store import CheckpointStore
