@@ -64,6 +64,8 @@ def trained_twice(trainer: Any) -> None:
 
 
 def resumed(trainer: Any) -> None:
+    trainer.args.save_strategy = "steps"
+    trainer.args.save_steps = 1
     trainer.train()
     trainer.args.max_steps = 4
     trainer.train(resume_from_checkpoint=True)
