@@ -289,7 +289,7 @@ def _forward(event: str, extra: str | None) -> Listener:
     ) -> TrainerControl:
         if values and extra is not None:
             kw[extra] = values[0]
-        self._tell(self._watching[event], args, state, control, kw)
+        self._tell(event, self._watching[event], args, state, control, kw)
         return self.call_event(event, args, state, control, **kw)
 
     method.__name__ = event
