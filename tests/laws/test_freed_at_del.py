@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -133,11 +134,6 @@ def searched(trainer: Any) -> None:
     )
 
 
-def proved(trainer: Any) -> None:
-    trainer.create_optimizer()
-    trainer.prove()
-
-
 USES: dict[str, Use] = {
     "constructed": constructed,
     "train": trained,
@@ -188,10 +184,31 @@ def left_alive(folder: Path, use: Use, **settings: Any) -> list[str]:
     use(trainer)
     seen = watched(trainer)
     del trainer
+    end = time.monotonic() + (5 if "report_to" in settings else 0)
+    while time.monotonic() < end and any(reference() is not None for reference in seen.values()):
+        time.sleep(0.01)  # the thread of a tracker may still send something
     return [name for name, reference in seen.items() if reference() is not None]
 
 
-@pytest.mark.parametrize("settings", WITH.values(), ids=WITH)
-@pytest.mark.parametrize("use", USES.values(), ids=USES)
+# A run that is under way holds its trainer, and the trainer holds it; nothing says that it is over.
+UNDER_WAY = "trainer -> its run -> fit_step's generator, which waits within the run -> trainer"
+
+
+def rows() -> Iterator[Any]:
+    for name, use in USES.items():
+        for kind, settings in WITH.items():
+            if name.startswith("steps") and settings.get("auto_find_batch_size"):  # refused, see "refused"
+                continue
+            marks = [pytest.mark.xfail(strict=True, reason=UNDER_WAY)] if name == "fit_step, left" else []
+            yield pytest.param(use, settings, id=f"{name}, {kind}", marks=marks)
+
+
+@pytest.mark.parametrize(("use", "settings"), list(rows()))
 def test_all_is_freed_at_del(use: Use, settings: dict[str, Any], no_collection: None, tmp_path: Path) -> None:
     assert left_alive(tmp_path, use, **settings) == []
+
+
+def test_all_is_freed_after_a_search(no_collection: None, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    parts = {"model": None, "model_init": lambda: module(), **EVALUATES}
+    assert left_alive(tmp_path, searched, **parts) == []
