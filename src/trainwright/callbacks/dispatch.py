@@ -69,6 +69,9 @@ class CallbackHandler(TrainerCallback):
         self.args: object = None  # the arguments that `fire` passes on
         self.watchers: list[Callback] = []
         self.clock = Clock()
+        # Set by a run with `auto_find_batch_size`: frees memory after an error of a listener of an event, and returns
+        # True if the listener is to be called once more.
+        self.makes_room: Callable[[str, RuntimeError], bool] | None = None
         self._table: dict[str, Heard] = {}  # watchers, then callbacks
         self._watching: dict[str, Heard] = {}  # the watchers alone
         self._is_replaced = False  # whether `call_event` is a subclass's or a library's
@@ -190,10 +193,10 @@ class CallbackHandler(TrainerCallback):
             setattr(progress.control, flag, False)
         listeners = self._table[event]
         if self._is_replaced and event not in OWN_EVENTS:
-            self._tell(self._watching[event], self.args, progress.state, progress.control, kwargs)
+            self._tell(event, self._watching[event], self.args, progress.state, progress.control, kwargs)
             progress.control = self.call_event(event, self.args, progress.state, progress.control, **kwargs)
         elif listeners:
-            progress.control = self._tell(listeners, self.args, progress.state, progress.control, kwargs)
+            progress.control = self._tell(event, listeners, self.args, progress.state, progress.control, kwargs)
 
     def call_event(
         self, event: str, args: object, state: TrainerState, control: TrainerControl, **kwargs: object
@@ -210,27 +213,36 @@ class CallbackHandler(TrainerCallback):
         for flag in _CLEARS.get(event, ()):
             setattr(control, flag, False)
         callbacks = self._table[event][len(self._watching[event]) :]
-        return self._tell(callbacks, args, state, control, kwargs)
+        return self._tell(event, callbacks, args, state, control, kwargs)
 
     def _tell(
-        self, heard: Heard, args: object, state: TrainerState, control: TrainerControl, kwargs: dict[str, object]
+        self,
+        event: str,
+        heard: Heard,
+        args: object,
+        state: TrainerState,
+        control: TrainerControl,
+        kwargs: dict[str, object],
     ) -> TrainerControl:
         for listener, phase in heard:
             before = self.clock.mark(phase)
             is_stopping = control.should_training_stop
-            result = listener(
-                args,
-                state,
-                control,
-                model=self.model,
-                processing_class=self.processing_class,
-                tokenizer=self.processing_class,
-                optimizer=self.optimizer,
-                lr_scheduler=self.lr_scheduler,
-                train_dataloader=self.train_dataloader,
-                eval_dataloader=self.eval_dataloader,
+            given = {
+                "model": self.model,
+                "processing_class": self.processing_class,
+                "tokenizer": self.processing_class,
+                "optimizer": self.optimizer,
+                "lr_scheduler": self.lr_scheduler,
+                "train_dataloader": self.train_dataloader,
+                "eval_dataloader": self.eval_dataloader,
                 **kwargs,
-            )
+            }
+            try:
+                result = listener(args, state, control, **given)
+            except RuntimeError as error:
+                if self.makes_room is None or not self.makes_room(event, error):
+                    raise
+                result = listener(args, state, control, **given)  # once more, after memory was freed
             self.clock.mark(before)
             if result is not None:
                 control = result if isinstance(result, TrainerControl) else _read_result(result, control, listener)
@@ -277,7 +289,7 @@ def _forward(event: str, extra: str | None) -> Listener:
     ) -> TrainerControl:
         if values and extra is not None:
             kw[extra] = values[0]
-        self._tell(self._watching[event], args, state, control, kw)
+        self._tell(event, self._watching[event], args, state, control, kw)
         return self.call_event(event, args, state, control, **kw)
 
     method.__name__ = event

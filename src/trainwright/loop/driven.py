@@ -190,7 +190,8 @@ class DrivenSteps(Generic[Output]):
 
     def __init__(self, run: Generator[Step, None, Output], hooks: DriveHooks) -> None:
         self._run = run
-        self._hooks = hooks
+        # The run under way keeps the trainer alive. When it is over, this object does not: the trainer may hold it.
+        self._hooks = weakref.ref(hooks)
         self._last: Step | None = None
         self.output: Output | None = None
 
@@ -198,7 +199,10 @@ class DrivenSteps(Generic[Output]):
         return self
 
     def __next__(self) -> DrivenStep:
-        return DrivenStep(self.next_step(), self._hooks, self._end_by)
+        step = self.next_step()
+        hooks = self._hooks()
+        assert hooks is not None
+        return DrivenStep(step, hooks, self._end_by)
 
     def next_step(self) -> Step:
         """Returns the next step as the loop of `train()` has it; StopIteration at the end of the run."""

@@ -72,7 +72,7 @@ def _slice(value: object, first: int, last: int, size: int) -> Nested:
 
 
 class SmallerMicroBatches:
-    """Retries a window with smaller micro-batches until it fits; used only with `auto_find_batch_size`."""
+    """Retries what does not fit into memory with smaller micro-batches; used only with `auto_find_batch_size`."""
 
     def __init__(self, engine: LoopEngine, random_states: RandomStates) -> None:
         self._engine = engine
@@ -82,6 +82,23 @@ class SmallerMicroBatches:
         """Returns True if an error says that memory is full, and a micro-batch has several samples to cut."""
         largest = max(num_samples_of(batch) or 1 for batch in window)
         return self._engine.is_out_of_memory(error) and progress.num_parts < largest
+
+    def makes_room(self, progress: Progress, event: str, error: RuntimeError) -> bool:
+        """After an error of a callback: returns True if memory was freed for it, and it is to be called once more.
+
+        Nothing is undone, so this is for events at which no window is under way, or none of it is trained. After an
+        event within a window the whole window is tried again.
+        """
+        is_within = event == "on_substep_end"
+        if event == "on_pre_optimizer_step" and not self._engine.updates_in_clip:
+            is_within = True
+        if is_within or not self._engine.is_out_of_memory(error):
+            return False
+        if progress.window is None or self.can_cut(progress, error, progress.window.batches):
+            self.cut(progress)
+        else:
+            self._engine.empty_cache()
+        return True
 
     def cut(self, progress: Progress) -> None:
         """Cuts micro-batches into twice as many parts from now on, after their window was rewound."""

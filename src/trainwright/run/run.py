@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,8 @@ class Run:
             smaller_batches=SmallerMicroBatches(engine, rng) if args.auto_find_batch_size else None,
             **parts,
         )
+        if self.setup.smaller_batches is not None:
+            parts["events"].makes_room = partial(self.setup.smaller_batches.makes_room, self.progress)
 
     # -- another number of steps ---------------------------------------------------------------------------------------
 
@@ -383,6 +386,7 @@ class Run:
         finally:
             if self.loader is not None:
                 self.loader.close()
+            services.callback_handler.makes_room = None
             self.is_training = False
             self.progress.window = None
 

@@ -43,6 +43,16 @@ OUT_OF_MEMORY_CURE = (
     "The step does not fit into memory. A smaller per_device_train_batch_size with more gradient_accumulation_steps "
     "trains the same; auto_find_batch_size=True finds the size; gradient_checkpointing=True keeps fewer activations."
 )
+# With auto_find_batch_size, where trying again is no answer.
+UPDATE_CURE = (
+    "Memory ended within the optimizer's update. auto_find_batch_size=True does not try that again: some weights may "
+    "be updated already, and smaller micro-batches leave the optimizer as large as it is. The last checkpoint is "
+    "whole. An optimizer of smaller state, as optim='adafactor', or a sharded model (fsdp=True) leaves more room."
+)
+SMALLEST_CURE = (
+    "auto_find_batch_size=True cannot make it fit. gradient_checkpointing=True keeps fewer activations; an optimizer "
+    "of smaller state, as optim='adafactor', or a sharded model (fsdp=True) leaves more room."
+)
 
 MOST_LOOKED_AT = 20  # bad steps of a run; a run in which every step is bad must not take twice as long
 HANG_TIMEOUT_S = 20.0  # for the bundle of a hang
@@ -127,6 +137,12 @@ class IncidentRecorder(Extension):
             written = replace(incident, samples=tuple(seen.samples), note=note, path=path)
         return engine.gather_objects(written)[writer]
 
+    def _cure(self) -> str:
+        """What to change after an error for want of memory."""
+        if self._run.setup.smaller_batches is None:
+            return OUT_OF_MEMORY_CURE
+        return UPDATE_CURE if self._run.progress.is_updating else SMALLEST_CURE
+
     def failed(self, error: BaseException) -> None:
         """Writes the bundle of an error that was raised inside of a step; other errors have none.
 
@@ -136,7 +152,7 @@ class IncidentRecorder(Extension):
         is_found = not isinstance(error, Exception) or isinstance(error, BadStepError)  # signals; or by a guard
         is_full = self._engine.is_out_of_memory(error)
         if is_full and window is not None:
-            add_note(error, OUT_OF_MEMORY_CURE)
+            add_note(error, self._cure())
         if not self._is_on or is_found or window is None or self._run.progress.is_window_trained:
             return
         text = f"{type(error).__name__}: {without_tokens(str(error))}"
