@@ -39,7 +39,7 @@ PARTS: dict[str, type] = {"model": ModelPart, "data": DataPart}
 OPTIONAL: dict[str, type] = {
     "lora": LoraPart,
     "launch": LaunchPart,
-}  # parts that are left out where the file does not have them
+}  # optional parts, omitted if the file does not have them
 TOP = ("task", "model", "data", *OPTIONAL, "training")
 NESTED: dict[Path, type] = {("model", "learn_tokenizer"): LearnPart, ("data", "image"): ImagePart}
 Found = Iterator[tuple[Path, str]]
@@ -125,7 +125,7 @@ def checked(tree: Tree, base: FilePath) -> Recipe:
 
 
 def _values_of_known_names(value: JSONObject, base: FilePath) -> Found:
-    """Yields the problems of values whose names are known, to report them with those of unknown names."""
+    """Yields the problems of values with known names, to report them together with unknown names."""
     training = value.get("training")
     task = value.get("task")
     if isinstance(training, dict):
@@ -394,7 +394,7 @@ def model_place(text: str, base: FilePath) -> str:
 
 
 def files(text: str) -> list[FilePath]:
-    """Returns the files of an absolute path or pattern, in order; PlaceError where there is none."""
+    """Returns the files of an absolute path or pattern, in order; PlaceError if there are none."""
     path = FilePath(text)
     if not any(sign in text for sign in MAGIC):
         if not path.exists():
@@ -480,7 +480,7 @@ def problems_of_training(training: Mapping[str, object], *, generates: bool) -> 
 
 
 WIDTH = 118
-SCHEMA_NAME = "trainwright.schema.json"  # beside the file, where editors find it by the file's first line
+SCHEMA_NAME = "trainwright.schema.json"  # next to the file; its first line refers editors to it
 
 
 def template(task: str, *, with_everything: bool = False) -> str:
