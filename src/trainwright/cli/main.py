@@ -176,7 +176,7 @@ def check(
     config: Config,
     overrides: Overrides = None,
     memory: Annotated[bool, typer.Option("--memory", help="Also plan the memory of a step.")] = False,
-    prove: Annotated[bool, typer.Option("--prove", help="Also compute in two ways what must be equal.")] = False,
+    prove: Annotated[bool, typer.Option("--prove", help="Also check results that must be equal.")] = False,
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: memory limit, as 24GB.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -278,7 +278,7 @@ def push(
     run: Annotated[Path, typer.Argument(help="Output directory of a run.")],
     token: Annotated[str | None, typer.Option(help="Token for the Hub (default: that of the login).")] = None,
 ) -> None:
-    """Upload to the Hub the files that a training with push_to_hub could not."""
+    """Upload files that a training with push_to_hub could not."""
     from trainwright.hub.access import account_problem
     from trainwright.hub.outbox import Outbox
     from trainwright.hub.uploader import Uploader

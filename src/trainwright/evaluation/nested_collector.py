@@ -85,8 +85,8 @@ class NestedCollector:
         if len(store) != len(arrays) and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "A batch of results has %d parts where earlier ones had %d. Those that not every batch has are left "
-                "out; set eval_do_concat_batches=False to get all, as a list.",
+                "A batch of results has %d parts where earlier ones had %d. Parts missing in a batch are dropped; set "
+                "eval_do_concat_batches=False to get all, as a list.",
                 len(arrays),
                 len(store),
             )

@@ -178,7 +178,7 @@ def record_of(values: Mapping[str, object], named: set[str]) -> dict[str, Any]: 
     kept = recordable(values, dropped)
     for name in (name for name in dropped if name not in named):
         logger.warning(
-            "The metric %s is %s, which the record of a run cannot hold: it is left out of log_history and "
+            "The metric %s is %s, which the record of a run cannot hold: it is not in log_history and "
             "trainer_state.json. Return numbers (or text, or lists of them) from compute_metrics, and log them.",
             printable(name),
             dropped[name],

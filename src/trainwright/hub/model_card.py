@@ -108,7 +108,7 @@ def write_card(folder: str | Path, facts: CardContent) -> bool:
     """Writes the card and its picture. Returns False, and changes nothing, if a person wrote or edited the card."""
     path = Path(folder) / CARD_NAME
     if path.exists() and not is_untouched(path.read_text(encoding="utf-8")):
-        logger.warning("%s was written or edited by somebody; it stays as it is. Delete it for a new one.", path)
+        logger.warning("%s was written or edited by hand and is kept. Delete it to get a new one.", path)
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     has_picture = draw(facts.losses, path.with_name(CURVE_NAME))

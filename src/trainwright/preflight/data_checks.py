@@ -258,7 +258,7 @@ def finite_loss(facts: CheckFacts) -> Iterator[Finding]:
         )
 
 
-@check(when="step", needs=("step",), about="the first loss is near what chance gives, or better")
+@check(when="step", needs=("step",), about="the first loss is near that of guessing, or better")
 def loss_near_chance(facts: CheckFacts) -> Iterator[Finding]:
     loss = facts.step.loss if facts.step is not None else None
     if loss is None or not math.isfinite(loss) or not facts.loss_is_the_models:

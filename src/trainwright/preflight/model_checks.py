@@ -110,7 +110,7 @@ def first_step(facts: CheckFacts) -> Iterator[Finding]:
         yield error(facts.failure, "Training would end here; the error names what is missing in data or model.")
 
 
-@check(when="full", needs=("rehearse",), about="what an evaluation yields, by a dry one over a single batch")
+@check(when="full", needs=("rehearse",), about="the results of a dry evaluation over a single batch")
 def metrics(facts: CheckFacts) -> Iterator[Finding]:
     assert facts.rehearse is not None
     try:
@@ -212,7 +212,7 @@ def hub_token(facts: CheckFacts) -> Iterator[Finding]:
         yield error("No token is set, and push_to_hub=True needs one.", cure)
 
 
-@check(when="start", about="number formats: of the weights, of the arithmetic, and what the hardware has")
+@check(when="start", about="number formats of weights, arithmetic and hardware")
 def precision(facts: CheckFacts) -> Iterator[Finding]:
     mixed = facts.args.mixed_precision
     sizes = Counter[torch.dtype]()

@@ -268,8 +268,8 @@ def accumulation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
     if any(isinstance(module, BATCH_NORMS) for module in trainer.model.modules()):
         return False, evidence, "Batch normalisation sees micro-batches; use GroupNorm, or freeze its statistics."
     cure = (
-        "The loss of a sample depends on what it is batched with: look at padding without an attention_mask, and at "
-        "losses that are neither a sum over num_items_in_batch nor a mean over label items."
+        "The loss of a sample depends on the other samples in its batch: look at padding without an attention_mask, "
+        "and at losses that are neither a sum over num_items_in_batch nor a mean over label items."
     )
     return False, evidence, cure
 

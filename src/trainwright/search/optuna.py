@@ -167,7 +167,7 @@ def best_of(study: optuna.Study, attempts: TrialRunner) -> BestRun | list[BestRu
     """Returns the best trial of the study, including those of earlier runs; SearchError if no trial was completed."""
     if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
         attempts.require_one()
-        raise SearchError("No trial of the study came to its end, so there is no best one.")
+        raise SearchError("No trial of the study was completed, so there is no best trial.")
     if len(study.directions) > 1:
         return [BestRun(str(one.number), one.values, one.params) for one in study.best_trials]
     best = study.best_trial

@@ -221,7 +221,7 @@ class TrialRunner:
         if not self.record.finished():
             reasons = self.record.errors()
             raise SearchError(
-                f"None of {counted(len(self.record.trials), 'trial')} came to its end, so there is no best one. "
+                f"None of {counted(len(self.record.trials), 'trial')} was completed, so there is no best trial. "
                 + ("\n  ".join(["They failed with:", *reasons]) if reasons else "All were pruned or cut off.")
             )
 

@@ -165,7 +165,7 @@ def _problems(tree: Tree) -> Found:
     for part, kind in (PARTS | OPTIONAL).items():
         yield from _problems_of_part(value.get(part), kind, (part,))
     if "data" not in value:
-        yield (), "data is missing: it says what to train on."
+        yield (), "data is missing: it names the training data."
     training = value.get("training")
     if training is not None and not isinstance(training, dict):
         yield ("training",), "training: names with values belong here, such as `learning_rate: 5e-5`."
@@ -308,7 +308,7 @@ def _contradictions(recipe: Recipe) -> Found:
     if data.train is None and data.dataset is None and not data.sources:
         yield ("data",), "data.train is missing: a file, or several (or data.dataset, or data.sources)."
     if data.sources and (data.train is not None or data.dataset is not None):
-        yield ("data", "sources"), "data.sources and data.train or data.dataset both say what to train on. Keep one."
+        yield ("data", "sources"), "data.sources and data.train or data.dataset both name the training data. Keep one."
     if data.sources and recipe.task == "image-classification":
         yield ("data", "sources"), f"data.sources has no effect in {recipe.task}. Name the files in data.train."
     if model.path is None and "model_type" not in model.config:

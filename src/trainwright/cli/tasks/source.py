@@ -289,9 +289,7 @@ def format_of(path: Path, given: str | None) -> str:
         return "images"
     found = next((SUFFIXES[suffix] for suffix in reversed(path.suffixes) if suffix in SUFFIXES), None)
     if found is None:
-        raise DataError(
-            f"{path}: nothing is known by this suffix. Say what it is with data.format: {', '.join(READERS)}."
-        )
+        raise DataError(f"{path}: unknown suffix. Set the format with data.format: {', '.join(READERS)}.")
     return found
 
 
