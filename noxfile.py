@@ -19,9 +19,14 @@ ROOT = Path(__file__).parent
 TORCH = re.search(r"^torch==.*$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)[0]
 EXTRAS = "datasets,torchdata,peft,optuna,tensorboard,report"
 TEST_TOOLS = (
-    "evaluate>=0.4.3", "hypothesis>=6.100", "pytest>=8.3", "pytest-timeout>=2.3", "scikit-learn>=1.5", "sybil>=9.0",
+    "evaluate>=0.4.3",
+    "hypothesis>=6.100",
+    "pytest>=8.3",
+    "pytest-timeout>=2.3",
+    "scikit-learn>=1.5",
+    "sybil>=9.0",
     "torchmetrics>=1.6",
-)  # fmt: skip
+)
 
 
 @nox.session

@@ -16,8 +16,10 @@ import matplotlib.pyplot as plt
 ROOT = Path(__file__).parents[1]
 ROWS = {"mlp": "small MLP", "own": "own Dataset and collator", "mlp x 8": "accumulation of 8"}
 SUBJECTS = {"trainwright": "Trainwright", "lightning": "Lightning 2.6", "transformers": "transformers 5.23"}
-MODES = {"light": ("#1f2328", "#d1d9e0", ("#0969da", "#9a6700", "#818b98")),
-         "dark": ("#f0f6fc", "#3d444d", ("#4493f8", "#d29922", "#9198a1"))}  # fmt: skip
+MODES = {
+    "light": ("#1f2328", "#d1d9e0", ("#0969da", "#9a6700", "#818b98")),
+    "dark": ("#f0f6fc", "#3d444d", ("#4493f8", "#d29922", "#9198a1")),
+}
 
 
 def ratios() -> dict[str, dict[str, float]]:

@@ -40,7 +40,9 @@ class Work:
     """What every subject does: the same model on the same batches, a save in the middle of every second turn."""
 
     def __init__(self, turns: Turns, *, is_small: bool, saves: bool = True) -> None:
-        self.turns, self.is_small, self.saves = turns, is_small, saves
+        self.turns = turns
+        self.is_small = is_small
+        self.saves = saves
         self.sequence = 16 if is_small else 64
 
     def model(self) -> Any:
@@ -154,10 +156,14 @@ def time_of_state(num_entries: int, folder: Path) -> dict[str, float]:
         state.save_to_json(str(path))
         return round((time.perf_counter() - start) * 1e3, 1)
 
-    history = [{"loss": 1 / (i + 1), "grad_norm": 0.5, "learning_rate": 1e-4, "epoch": i / 1e5, "step": i}
-               for i in range(num_entries)]  # fmt: skip
-    ours, theirs = TrainerState(log_history=list(history)), transformers.TrainerState(log_history=list(history))
-    first, later = timed(ours), []
+    history = [
+        {"loss": 1 / (i + 1), "grad_norm": 0.5, "learning_rate": 1e-4, "epoch": i / 1e5, "step": i}
+        for i in range(num_entries)
+    ]
+    ours = TrainerState(log_history=list(history))
+    theirs = transformers.TrainerState(log_history=list(history))
+    first = timed(ours)
+    later = []
     for _ in range(9):
         ours.log_history += [{"loss": 0.1, "step": 1}] * 10
         later.append(timed(ours))
@@ -173,7 +179,8 @@ def time_of_digest(work: Work, folder: Path) -> dict[str, float]:
     values = {
         f"{kind}.{name}": value.clone() for kind in ("weights", "first", "second") for name, value in weights.items()
     }
-    written, checked = [], []
+    written = []
+    checked = []
     for _ in range(3):
         start = time.perf_counter()
         torch.save(values, place / "state.pt")
@@ -254,18 +261,30 @@ def main() -> int:
     for name in NAMES if not args.no_memory else ():
         peaks = [peak_of(name, saves=saves, is_small=args.small) for saves in (True, False)]
         found["subjects"][name]["peak_over_training_bytes"] = peaks[0] - peaks[1]
-    print_json({"benchmark": "checkpoint", "model": "tiny" if args.small else "gpt2-124m", "saves": args.saves,
-                "threads": args.threads, **found,
-                **versions("torch", "transformers", "safetensors", "trainwright")})  # fmt: skip
+    print_json(
+        {
+            "benchmark": "checkpoint",
+            "model": "tiny" if args.small else "gpt2-124m",
+            "saves": args.saves,
+            "threads": args.threads,
+            **found,
+            **versions("torch", "transformers", "safetensors", "trainwright"),
+        }
+    )
     keys = list(found["subjects"]["hand"])
     print_table(
         [["subject", *keys], *([name, *(str(row[key]) for key in keys)] for name, row in found["subjects"].items())]
     )
-    state, digest = found["state"], found["digest"]
-    print(f"\nstate of {NUM_ENTRIES:,} logs saved again after ten more: {state['later_ms']} ms "
-          f"(transformers {state['transformers_ms']} ms)")  # fmt: skip
-    print(f"checksums: {digest['digest_s']} s beside {digest['write_s']} s to write the same bytes "
-          f"(share {digest['share']})")  # fmt: skip
+    state = found["state"]
+    digest = found["digest"]
+    print(
+        f"\nstate of {NUM_ENTRIES:,} logs saved again after ten more: {state['later_ms']} ms "
+        f"(transformers {state['transformers_ms']} ms)"
+    )
+    print(
+        f"checksums: {digest['digest_s']} s beside {digest['write_s']} s to write the same bytes "
+        f"(share {digest['share']})"
+    )
     return 0
 
 

@@ -29,10 +29,19 @@ sys.path[:0] = [str(Path(__file__).parent)]
 
 from harness import print_json, print_table, silence, versions  # noqa: E402
 
-SUBJECTS = ("hand, not compiled", "hand", "trainwright", "trainwright, regional", "trainwright, padded to 64",
-            "transformers")  # fmt: skip
+SUBJECTS = (
+    "hand, not compiled",
+    "hand",
+    "trainwright",
+    "trainwright, regional",
+    "trainwright, padded to 64",
+    "transformers",
+)
 OF_12_LAYERS = ("trainwright, padded to 64, 12 layers", "trainwright, padded to 64, 12 layers, regional")
-BATCH, VOCAB, WARM_UP, NUM_STEPS = 8, 512, 30, 150
+BATCH = 8
+VOCAB = 512
+WARM_UP = 30
+NUM_STEPS = 150
 
 
 def make_model(layers: int = 2) -> Any:
@@ -94,18 +103,31 @@ def run_alone(name: str, backend: str) -> dict[str, float]:
         pad = partial(collate, multiple=64 if "padded" in name else 1)
         with tempfile.TemporaryDirectory() as folder, silence():
             args = library.TrainingArguments(
-                output_dir=folder, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no",
-                per_device_train_batch_size=BATCH, max_steps=warm_up + num_steps, learning_rate=1e-4,
-                logging_strategy="no", log_level="error", torch_compile_backend=backend,
+                output_dir=folder,
+                use_cpu=True,
+                report_to="none",
+                disable_tqdm=True,
+                save_strategy="no",
+                per_device_train_batch_size=BATCH,
+                max_steps=warm_up + num_steps,
+                learning_rate=1e-4,
+                logging_strategy="no",
+                log_level="error",
+                torch_compile_backend=backend,
                 torch_compile="regional" if "regional" in name else True,
-            )  # fmt: skip
-            trainer = library.Trainer(model=make_model(layers), args=args, train_dataset=make_items(),
-                                      data_collator=pad, callbacks=[Steps()])  # fmt: skip
+            )
+            trainer = library.Trainer(
+                model=make_model(layers), args=args, train_dataset=make_items(), data_collator=pad, callbacks=[Steps()]
+            )
             trainer.train()
     timed = [after - before for before, after in zip(marks[warm_up:-1], marks[warm_up + 1 :], strict=True)]
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    return {"ms_per_step": round(statistics.median(timed) * 1e3, 2), "whole_s": round(marks[-1] - marks[0], 1),
-            "compile_s": round(marks[1] - marks[0] - statistics.median(timed), 2), "compilations": graphs}  # fmt: skip
+    return {
+        "ms_per_step": round(statistics.median(timed) * 1e3, 2),
+        "whole_s": round(marks[-1] - marks[0], 1),
+        "compile_s": round(marks[1] - marks[0] - statistics.median(timed), 2),
+        "compilations": graphs,
+    }
 
 
 def main() -> int:
@@ -128,9 +150,15 @@ def main() -> int:
         found[name] = json.loads(done.stdout.splitlines()[-1])
         found[name]["ratio"] = round(found[name]["ms_per_step"] / found["hand, not compiled"]["ms_per_step"], 2)
     whole, regional = (found[name]["compile_s"] for name in OF_12_LAYERS)
-    print_json({"benchmark": "compiled", "regional_to_whole_compile": round(regional / whole, 2),
-                "backend": backend, "subjects": found,
-                **versions("torch", "transformers", "trainwright")})  # fmt: skip
+    print_json(
+        {
+            "benchmark": "compiled",
+            "regional_to_whole_compile": round(regional / whole, 2),
+            "backend": backend,
+            "subjects": found,
+            **versions("torch", "transformers", "trainwright"),
+        }
+    )
     columns = ["ms_per_step", "ratio", "compilations", "compile_s", "whole_s"]
     print_table([["subject", *columns]] + [[name, *(str(one[c]) for c in columns)] for name, one in found.items()])
     return 0

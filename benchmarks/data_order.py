@@ -105,14 +105,16 @@ def first_batch_s(kind: str) -> dict[str, float]:
     if kind == "map":
         dataset: Any = Slow()
         before = loader(dataset)
-        cursor, randomness = before.cursor(0, done, batches_per_epoch=done * 2), before.state()
+        cursor = before.cursor(0, done, batches_per_epoch=done * 2)
+        randomness = before.state()
     else:
         dataset, _ = slow_stream()
         before = loader(dataset, is_stream=True)
         batches = before.epoch(0)
         for _ in range(done):
             next(batches)
-        cursor, randomness = before.cursor(0, done, batches_per_epoch=done * 2), before.state()
+        cursor = before.cursor(0, done, batches_per_epoch=done * 2)
+        randomness = before.state()
     fresh, reads = (Slow(), None) if kind == "map" else slow_stream()
     after = loader(fresh, is_stream=kind != "map")
     start = time.perf_counter()
@@ -135,7 +137,8 @@ def order_memory(num_rows: int) -> dict[str, float]:
     next(indices)
     first = time.perf_counter() - start
     peak = before
-    start, num = time.perf_counter(), 100_000
+    start = time.perf_counter()
+    num = 100_000
     for number in range(num):
         next(indices)
         if number % 1000 == 0:

@@ -40,7 +40,9 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src
 from harness import Subject, Turns, Watch, print_json, print_table, silence, take_turns, versions  # noqa: E402
 from step_overhead import BATCH, LEARNING_RATE, OwnData, gpt2, own_collator, sequences  # noqa: E402
 
-FEATURES, WIDTH, CLASSES = 64, 256, 8
+FEATURES = 64
+WIDTH = 256
+CLASSES = 8
 LOGGING_STEPS = 10
 LIMIT = 1.05
 WARM_UP = 30
@@ -86,7 +88,9 @@ def by_hand(watch: Watch, *, kind: str, num_steps: int, counts: bool = False, **
     optimizer = torch.optim.AdamW(wrapped.parameters(), lr=LEARNING_RATE, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1.0 - step / num_steps))
     loader = DataLoader(data, batch_size=BATCH, sampler=DistributedSampler(data), collate_fn=own_collator)
-    device, running, batches = torch.device("cpu"), torch.zeros(()), iter(loader)
+    device = torch.device("cpu")
+    running = torch.zeros(())
+    batches = iter(loader)
     for step in range(1, num_steps + 1):
         batch = {name: value.to(device) for name, value in next(batches).items()}
         if counts:
@@ -164,7 +168,8 @@ class Marks:
     """Times of the steps of one subject, of this process with all its threads."""
 
     def __init__(self, lap: Watch, turns: Turns) -> None:
-        self._lap, self._turns = lap, turns
+        self._lap = lap
+        self._turns = turns
         self._started = 0.0
         self.cpu_s: list[float] = []
 
@@ -246,17 +251,36 @@ def in_a_process(kind: str, num_turns: int, only: list[str] | None) -> None:
         wall_ratios = {name: summary(laps[name].wall_s, laps[base].wall_s) for name in chosen}
         cpu_ratios = {name: summary(cpu[name], cpu[base]) for name in chosen}
         found = {name: round(1e6 * statistics.median(laps[name].wall_s) / turns.steps, 1) for name in chosen}
-        print_json({"benchmark": "ddp_step", "kind": kind, "processes": dist.get_world_size(), "step_us": found,
-                    "ratios": wall_ratios, "cpu_ratios": cpu_ratios, "limit": LIMIT,
-                    "collectives_between_steps": asked, **versions("torch", "transformers")})  # fmt: skip
-        print_table([
-            ["subject", "wall", "quarters", "cpu", "quarters", "us a step", "collectives from Python"],
-            *(
-                [f"{kind}, {name}", str(wall_ratios[name]["median"]), spread(wall_ratios[name]),
-                 str(cpu_ratios[name]["median"]), spread(cpu_ratios[name]), str(us), str(len(asked[name]))]
-                for name, us in found.items()
-            ),
-        ])  # fmt: skip
+        print_json(
+            {
+                "benchmark": "ddp_step",
+                "kind": kind,
+                "processes": dist.get_world_size(),
+                "step_us": found,
+                "ratios": wall_ratios,
+                "cpu_ratios": cpu_ratios,
+                "limit": LIMIT,
+                "collectives_between_steps": asked,
+                **versions("torch", "transformers"),
+            }
+        )
+        print_table(
+            [
+                ["subject", "wall", "quarters", "cpu", "quarters", "us a step", "collectives from Python"],
+                *(
+                    [
+                        f"{kind}, {name}",
+                        str(wall_ratios[name]["median"]),
+                        spread(wall_ratios[name]),
+                        str(cpu_ratios[name]["median"]),
+                        spread(cpu_ratios[name]),
+                        str(us),
+                        str(len(asked[name])),
+                    ]
+                    for name, us in found.items()
+                ),
+            ]
+        )
     dist.destroy_process_group()
 
 
@@ -276,9 +300,21 @@ def main() -> None:
         in_a_process(chosen.kind, 20 if chosen.quick else chosen.turns, only)
         return
     for kind in [chosen.kind] if chosen.kind else list(MODELS):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__,
-                   "--kind", kind, "--turns", str(chosen.turns), *(["--quick"] if chosen.quick else []),
-                   *(["--subjects", *chosen.subjects] if chosen.subjects else [])]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            __file__,
+            "--kind",
+            kind,
+            "--turns",
+            str(chosen.turns),
+            *(["--quick"] if chosen.quick else []),
+            *(["--subjects", *chosen.subjects] if chosen.subjects else []),
+        ]
         subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
 
 

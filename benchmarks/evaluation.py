@@ -145,7 +145,8 @@ def _runner(name: str, model: Any, data: list[Any], *, rows: int, loss_only: boo
 
     class Mean:
         def reset(self) -> None:
-            self.total, self.num = 0.0, 0
+            self.total = 0.0
+            self.num = 0
 
         def update(self, predictions: Any, references: Any) -> None:
             self.total += float(predictions[:, 0].sum())
@@ -156,10 +157,16 @@ def _runner(name: str, model: Any, data: list[Any], *, rows: int, loss_only: boo
 
     package: Any = importlib.import_module("transformers" if name == "transformers" else "trainwright")
     args = package.TrainingArguments(
-        output_dir=tempfile.mkdtemp(), per_device_eval_batch_size=rows, report_to="none", disable_tqdm=True,
-        use_cpu=True, log_level="error",
-    )  # fmt: skip
-    metrics: Any = None if loss_only else Mean() if name == "streamed" else score
+        output_dir=tempfile.mkdtemp(),
+        per_device_eval_batch_size=rows,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        log_level="error",
+    )
+    metrics: Any = None
+    if not loss_only:
+        metrics = Mean() if name == "streamed" else score
     trainer: Any = package.Trainer(model=model, args=args, eval_dataset=data, compute_metrics=metrics)
     return trainer.evaluate
 
@@ -171,7 +178,10 @@ def _floor(model: Any, data: Any, *, rows: int, score: Any, loss_only: bool) -> 
 
     def run() -> Any:
         model.eval()
-        losses, first, predictions, labels = [], 0, None, np.empty(len(data), dtype=np.int64)
+        losses = []
+        first = 0
+        predictions = None
+        labels = np.empty(len(data), dtype=np.int64)
         with torch.no_grad():
             for batch in DataLoader(data, batch_size=rows, collate_fn=default_collate):
                 outputs = model(**batch)
@@ -181,7 +191,8 @@ def _floor(model: Any, data: Any, *, rows: int, score: Any, loss_only: bool) -> 
                 if predictions is None:
                     predictions = np.empty((len(data), *outputs["logits"].shape[1:]), dtype=np.float32)
                 last = first + len(batch["labels"])
-                predictions[first:last], labels[first:last] = outputs["logits"].numpy(), batch["labels"].numpy()
+                predictions[first:last] = outputs["logits"].numpy()
+                labels[first:last] = batch["labels"].numpy()
                 first = last
         loss = float(torch.stack(losses).mean())
         if loss_only:

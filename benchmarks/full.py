@@ -130,7 +130,8 @@ def render(folder: Path) -> str:
     ]
     before = sections(HERE / "RESULTS.md")
     for name, (heading, options, text) in BENCHMARKS.items():
-        table, note = folder / f"{name}.txt", HERE / "notes" / f"{name}.md"
+        table = folder / f"{name}.txt"
+        note = HERE / "notes" / f"{name}.md"
         if table.is_file():
             day = datetime.date.fromtimestamp(table.stat().st_mtime)
             command = f"python benchmarks/{name}.py {options}".strip()

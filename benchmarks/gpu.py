@@ -43,7 +43,8 @@ from trainwright.distributed.device import peak_flops  # noqa: E402
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 LIBRARIES = ("trainwright", "transformers")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::_local_scalar_dense")
-VOCABULARY, WARM_UP = 1024, 6
+VOCABULARY = 1024
+WARM_UP = 6
 FULL = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 AfterStep = Callable[[int], None]
@@ -64,9 +65,14 @@ class Work:
     def model(self, attention: str = "sdpa") -> Any:
         torch.manual_seed(0)
         return LlamaForCausalLM(
-            LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=self.length, pad_token_id=0,
-                        attn_implementation=attention, **self.sizes)
-        )  # fmt: skip
+            LlamaConfig(
+                vocab_size=VOCABULARY,
+                max_position_embeddings=self.length,
+                pad_token_id=0,
+                attn_implementation=attention,
+                **self.sizes,
+            )
+        )
 
     def items(self, *, is_ragged: bool = False) -> list[dict[str, Any]]:
         """Sequences of one length, or of lengths of which most are short."""
@@ -85,8 +91,13 @@ def by_hand(work: Work, after_step: AfterStep) -> None:
     model = work.model().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / work.num_steps))
-    loader = DataLoader(work.items(), batch_size=work.batch, shuffle=True, collate_fn=default_data_collator,  # type: ignore[arg-type]
-                        pin_memory=DEVICE.type == "cuda")  # fmt: skip
+    loader = DataLoader(
+        work.items(),
+        batch_size=work.batch,
+        shuffle=True,
+        collate_fn=default_data_collator,  # type: ignore[arg-type]
+        pin_memory=DEVICE.type == "cuda",
+    )
     for step, batch in enumerate(loader, start=1):
         on_device = {name: value.to(DEVICE, non_blocking=True) for name, value in batch.items()}
         with torch.autocast(DEVICE.type, torch.bfloat16):
@@ -101,9 +112,18 @@ def by_hand(work: Work, after_step: AfterStep) -> None:
             return
 
 
-def by_trainer(work: Work, after_step: AfterStep, *, library: str, before_step: AfterStep | None = None,
-               saves_at: int = 0, model: Any = None, items: Any = None, collate: Any = default_data_collator,
-               **settings: Any) -> None:  # fmt: skip
+def by_trainer(
+    work: Work,
+    after_step: AfterStep,
+    *,
+    library: str,
+    before_step: AfterStep | None = None,
+    saves_at: int = 0,
+    model: Any = None,
+    items: Any = None,
+    collate: Any = default_data_collator,
+    **settings: Any,
+) -> None:
     package = importlib.import_module(library)
 
     class Tells(package.TrainerCallback):  # type: ignore[misc]
@@ -118,13 +138,24 @@ def by_trainer(work: Work, after_step: AfterStep, *, library: str, before_step: 
     chosen = {"per_device_train_batch_size": work.batch, "max_steps": work.num_steps} | settings
     with tempfile.TemporaryDirectory() as folder, silence():
         args = package.TrainingArguments(
-            output_dir=folder, bf16=True, learning_rate=1e-4, logging_strategy="no", save_strategy="no",
-            report_to="none", disable_tqdm=True, log_level="error", use_cpu=DEVICE.type == "cpu", **chosen,
-        )  # fmt: skip
+            output_dir=folder,
+            bf16=True,
+            learning_rate=1e-4,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            log_level="error",
+            use_cpu=DEVICE.type == "cpu",
+            **chosen,
+        )
         package.Trainer(
-            model=model or work.model(), args=args, train_dataset=items or work.items(), data_collator=collate,
+            model=model or work.model(),
+            args=args,
+            train_dataset=items or work.items(),
+            data_collator=collate,
             callbacks=[Tells()],
-        ).train()  # fmt: skip
+        ).train()
 
 
 def seconds_a_step(work: Work, run: Callable[..., None]) -> float:
@@ -183,9 +214,12 @@ def stalls(work: Work) -> dict[str, float]:
         ended: dict[int, float] = {}
         middle = work.num_steps // 2
         by_trainer(
-            work, lambda step, ended=ended: ended.update({step: finished()}), library=library, saves_at=middle,
+            work,
+            lambda step, ended=ended: ended.update({step: finished()}),
+            library=library,
+            saves_at=middle,
             before_step=lambda step, begun=begun: begun.update({step: time.perf_counter()}),
-        )  # fmt: skip
+        )
         quiet = statistics.median(ended[i + 1] - ended[i] for i in range(WARM_UP, middle - 1))
         found[library] = round((begun[middle] - ended[middle]) / quiet, 2)
     return found
@@ -203,13 +237,23 @@ def packing(work: Work) -> dict[str, float]:
         return DataCollatorForTokenClassification(PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]"))
 
     def tokens_a_second(attention: str, **settings: Any) -> float:
-        items, started = work.items(is_ragged=True), [0.0, 0.0]
+        items = work.items(is_ragged=True)
+        started = [0.0, 0.0]
 
         def after_step(step: int) -> None:
             started[0 if step == 1 else 1] = finished()
 
-        by_trainer(work, after_step, library="trainwright", model=work.model(attention), items=items,
-                   collate=collator(), max_steps=-1, num_train_epochs=1, **settings)  # fmt: skip
+        by_trainer(
+            work,
+            after_step,
+            library="trainwright",
+            model=work.model(attention),
+            items=items,
+            collate=collator(),
+            max_steps=-1,
+            num_train_epochs=1,
+            **settings,
+        )
         return sum(len(item["input_ids"]) for item in items) / (started[1] - started[0])
 
     kinds = ["sdpa"]
@@ -225,21 +269,75 @@ def packing(work: Work) -> dict[str, float]:
 
 # name -> class of its configuration, sizes, whether it trains adapters only, whether activations are checkpointed
 SHAPES: dict[str, tuple[str, dict[str, Any], bool, bool]] = {
-    "Qwen3-0.6B": ("Qwen3Config", {
-        "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True}, False, False),
-    "Llama-3.2-1B": ("LlamaConfig", {
-        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "tie_word_embeddings": True}, False, False),
-    "4B class (Qwen3-4B)": ("Qwen3Config", {
-        "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936, "tie_word_embeddings": True}, False, True),
-    "Llama-3.1-8B LoRA": ("LlamaConfig", {
-        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256}, True, True),
-}  # fmt: skip
-TINY_SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-              "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 512}  # fmt: skip
+    "Qwen3-0.6B": (
+        "Qwen3Config",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "tie_word_embeddings": True,
+        },
+        False,
+        False,
+    ),
+    "Llama-3.2-1B": (
+        "LlamaConfig",
+        {
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "vocab_size": 128256,
+            "tie_word_embeddings": True,
+        },
+        False,
+        False,
+    ),
+    "4B class (Qwen3-4B)": (
+        "Qwen3Config",
+        {
+            "hidden_size": 2560,
+            "intermediate_size": 9728,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 151936,
+            "tie_word_embeddings": True,
+        },
+        False,
+        True,
+    ),
+    "Llama-3.1-8B LoRA": (
+        "LlamaConfig",
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "vocab_size": 128256,
+        },
+        True,
+        True,
+    ),
+}
+TINY_SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": 512,
+}
 
 
 class ShapeWork(Work):
@@ -247,7 +345,8 @@ class ShapeWork(Work):
 
     def __init__(self, name: str, *, is_tiny: bool) -> None:
         kind, sizes, self.is_lora, self.checkpoints = SHAPES[name]
-        self.kind, self.sizes = kind, sizes | (TINY_SIZES if is_tiny else {})
+        self.kind = kind
+        self.sizes = sizes | (TINY_SIZES if is_tiny else {})
         self.batch, self.length, self.num_steps = (1, 64, 10) if is_tiny else (1, 4096, 30)
         # Tiny models only try the script, for which a compiler of C++ need not be there.
         self.backend = "eager" if is_tiny else "inductor"
@@ -299,8 +398,13 @@ def shape_by_hand(work: ShapeWork, after_step: AfterStep, *, compiles: bool) -> 
                 layer.compile(backend=work.backend)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
-    loader = DataLoader(work.items(), batch_size=work.batch, shuffle=True, collate_fn=default_data_collator,  # type: ignore[arg-type]
-                        pin_memory=DEVICE.type == "cuda")  # fmt: skip
+    loader = DataLoader(
+        work.items(),
+        batch_size=work.batch,
+        shuffle=True,
+        collate_fn=default_data_collator,  # type: ignore[arg-type]
+        pin_memory=DEVICE.type == "cuda",
+    )
     model.train()
     for step, batch in enumerate(loader, start=1):
         model(**{name: value.to(DEVICE, non_blocking=True) for name, value in batch.items()}).loss.backward()
@@ -315,9 +419,10 @@ def shape_by_hand(work: ShapeWork, after_step: AfterStep, *, compiles: bool) -> 
 def shape_subjects(work: ShapeWork) -> dict[str, Callable[..., None]]:
     """Each trains `work` and tells of its steps; the same rows for all."""
     common: dict[str, Any] = {
-        "gradient_checkpointing": work.checkpoints, "accelerator_config": {"non_blocking": True},
+        "gradient_checkpointing": work.checkpoints,
+        "accelerator_config": {"non_blocking": True},
         "optim": "adamw_torch_fused",
-    }  # fmt: skip
+    }
     compiled = {"torch_compile_backend": work.backend}
     ours = partial(by_trainer, library="trainwright", **common)
     original = partial(by_trainer, library="transformers", **common)
@@ -365,15 +470,22 @@ def shapes(names: list[str], *, is_tiny: bool) -> list[dict[str, Any]]:
                 found.append({"shape": name, "subject": subject, "out_of_memory": True})
                 continue
             by_hand_s = by_hand_s or seconds
-            peak, tokens = peak_flops(DEVICE), work.batch * work.length
+            peak = peak_flops(DEVICE)
+            tokens = work.batch * work.length
             flops = (4 if work.is_lora else 6) * num_parameters * tokens / seconds
             memory = torch.cuda.max_memory_allocated() / 2**30 if DEVICE.type == "cuda" else None
             waits = check_no_waits(work, run) if subject.startswith("trainwright") else None
-            found.append({
-                "shape": name, "subject": subject, "tokens_per_second": round(tokens / seconds),
-                "ratio": round(seconds / by_hand_s, 3), "mfu": round(flops / peak, 3) if peak else None,
-                "peak_gib": None if memory is None else round(memory, 2), "never_waits": waits,
-            })  # fmt: skip
+            found.append(
+                {
+                    "shape": name,
+                    "subject": subject,
+                    "tokens_per_second": round(tokens / seconds),
+                    "ratio": round(seconds / by_hand_s, 3),
+                    "mfu": round(flops / peak, 3) if peak else None,
+                    "peak_gib": None if memory is None else round(memory, 2),
+                    "never_waits": waits,
+                }
+            )
     return found
 
 

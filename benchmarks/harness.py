@@ -70,7 +70,8 @@ class Lap:
         if self.turns.starts(step):
             self._started = time.perf_counter(), time.thread_time()
         elif self.turns.ends(step):
-            wall, cpu = time.perf_counter(), time.thread_time()
+            wall = time.perf_counter()
+            cpu = time.thread_time()
             if step > self.turns.warm_up:
                 self.wall_s.append(wall - self._started[0])
                 self.cpu_s.append(cpu - self._started[1])

@@ -49,7 +49,8 @@ class Counts:
     """Counts from the end of one step to the end of another, and ends this process there."""
 
     def __init__(self, first: int, last: int) -> None:
-        self._first, self._last = first, last
+        self._first = first
+        self._last = last
 
     def step_done(self, step: int) -> None:
         if step == self._first:
@@ -83,9 +84,12 @@ def counted(command: list[str]) -> dict[str, dict[str, float]]:
         errors = Path(folder, "errors")
         with errors.open("w") as stderr:
             running = subprocess.Popen(
-                [*valgrind, sys.executable, "-W", "ignore", *command], text=True, stdout=subprocess.PIPE, stderr=stderr,
+                [*valgrind, sys.executable, "-W", "ignore", *command],
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
                 env={**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
-            )  # fmt: skip
+            )
         with running:
             assert running.stdout is not None
             for line in running.stdout:

@@ -55,9 +55,16 @@ def run_alone(name: str, *, is_small: bool) -> dict[str, int]:
     else:
         with tempfile.TemporaryDirectory() as folder, silence():
             args = library.TrainingArguments(
-                output_dir=folder, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no",
-                per_device_train_batch_size=2, max_steps=NUM_STEPS, learning_rate=1e-4, logging_steps=2,
-            )  # fmt: skip
+                output_dir=folder,
+                use_cpu=True,
+                report_to="none",
+                disable_tqdm=True,
+                save_strategy="no",
+                per_device_train_batch_size=2,
+                max_steps=NUM_STEPS,
+                learning_rate=1e-4,
+                logging_steps=2,
+            )
             library.Trainer(model=model, args=args, train_dataset=items).train()
     return {"after_imports": after_imports, "peak": peak_bytes()}
 
@@ -93,11 +100,22 @@ def main() -> int:
         }
         for name, ones in found.items()
     }
-    print_json({"benchmark": "memory", "model": "tiny" if args.small else "gpt2-124m", "limit": LIMIT,
-                "subjects": subjects, **versions("torch", "transformers", "trainwright")})  # fmt: skip
-    print_table([["subject", "ratio", "peak MB", "after imports MB", "limit"]] + [
-        [name, *(str(value) for value in one.values()), f"{LIMIT:.2f}" if name == "trainwright" else ""]
-        for name, one in subjects.items()])  # fmt: skip
+    print_json(
+        {
+            "benchmark": "memory",
+            "model": "tiny" if args.small else "gpt2-124m",
+            "limit": LIMIT,
+            "subjects": subjects,
+            **versions("torch", "transformers", "trainwright"),
+        }
+    )
+    print_table(
+        [["subject", "ratio", "peak MB", "after imports MB", "limit"]]
+        + [
+            [name, *(str(value) for value in one.values()), f"{LIMIT:.2f}" if name == "trainwright" else ""]
+            for name, one in subjects.items()
+        ]
+    )
     return 0
 
 

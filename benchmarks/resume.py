@@ -47,7 +47,8 @@ class Reads:
 
 class MapDataset:
     def __init__(self, reads: Reads, num_items: int) -> None:
-        self.reads, self.num_items = reads, num_items
+        self.reads = reads
+        self.num_items = num_items
 
     def __len__(self) -> int:
         return self.num_items
@@ -75,7 +76,8 @@ def train(
     name: str, data: Any, folder: str, *, max_steps: int, stop_at: int | None, saves: tuple[int, ...] = (), resume: Any
 ) -> float:
     """Seconds from the start of `train()` to the end of its first step."""
-    library, ended = importlib.import_module(name), []
+    library = importlib.import_module(name)
+    ended = []
 
     class Steps(library.TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -84,9 +86,16 @@ def train(
             control.should_training_stop = state.global_step == stop_at
 
     args = library.TrainingArguments(
-        output_dir=folder, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", max_steps=max_steps,
-        per_device_train_batch_size=BATCH, logging_strategy="no", log_level="error",
-    )  # fmt: skip
+        output_dir=folder,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+        max_steps=max_steps,
+        per_device_train_batch_size=BATCH,
+        logging_strategy="no",
+        log_level="error",
+    )
     torch.manual_seed(0)
     trainer = library.Trainer(model=Mlp(), args=args, train_dataset=data, callbacks=[Steps()])
     with silence():
@@ -99,18 +108,41 @@ def measure(name: str, kind: str, num_items: int, folder: str) -> dict[str, dict
     per_epoch = num_items // BATCH
     places = {f"{percent} %": per_epoch * percent // 100 for percent in (10, 50, 90)}
     steps = tuple(places.values())
-    train(name, make_data(kind, Reads(), num_items), folder, max_steps=per_epoch, stop_at=steps[-1], saves=steps,
-          resume=None)  # fmt: skip
+    train(
+        name,
+        make_data(kind, Reads(), num_items),
+        folder,
+        max_steps=per_epoch,
+        stop_at=steps[-1],
+        saves=steps,
+        resume=None,
+    )
     found = {}
     for place, step in places.items():
-        fresh, reads = Reads(), Reads()
+        fresh = Reads()
+        reads = Reads()
         fresh.is_slow = reads.is_slow = True
-        from_start = train(name, make_data(kind, fresh, num_items), f"{folder}/fresh-{step}", max_steps=per_epoch,
-                           stop_at=1, resume=None)  # fmt: skip
-        seconds = train(name, make_data(kind, reads, num_items), folder, max_steps=per_epoch, stop_at=step + 1,
-                        resume=f"{folder}/checkpoint-{step}")  # fmt: skip
-        found[place] = {"beside_start_s": round(seconds - from_start, 3), "whole_s": round(seconds, 3),
-                        "items": reads.num}  # fmt: skip
+        from_start = train(
+            name,
+            make_data(kind, fresh, num_items),
+            f"{folder}/fresh-{step}",
+            max_steps=per_epoch,
+            stop_at=1,
+            resume=None,
+        )
+        seconds = train(
+            name,
+            make_data(kind, reads, num_items),
+            folder,
+            max_steps=per_epoch,
+            stop_at=step + 1,
+            resume=f"{folder}/checkpoint-{step}",
+        )
+        found[place] = {
+            "beside_start_s": round(seconds - from_start, 3),
+            "whole_s": round(seconds, 3),
+            "items": reads.num,
+        }
     return found
 
 
@@ -124,8 +156,15 @@ def main() -> int:
         for name in LIBRARIES:
             with tempfile.TemporaryDirectory() as folder:
                 results.setdefault(kind, {})[name] = measure(name, kind, num_items, folder)
-    print_json({"benchmark": "resume", "items": num_items, "limit_s": LIMIT_S, "results": results,
-                **versions("torch", "transformers", "datasets", "trainwright")})  # fmt: skip
+    print_json(
+        {
+            "benchmark": "resume",
+            "items": num_items,
+            "limit_s": LIMIT_S,
+            "results": results,
+            **versions("torch", "transformers", "datasets", "trainwright"),
+        }
+    )
     rows = [["data", "subject", "place", "s beside a start", "s in all", "items read", "limit"]]
     for kind, subjects in results.items():
         for name, places in subjects.items():

@@ -34,7 +34,8 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "src
 
 from harness import print_json, print_table, versions  # noqa: E402
 
-NUM_SAVES, EVERY = 20, 2
+NUM_SAVES = 20
+EVERY = 2
 BATCH = 4
 
 
@@ -82,7 +83,8 @@ def local(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[torch.Tens
 def by_hand(model: nn.Module, clock: Clock, folder: Path) -> None:
     sharded: Any = fully_shard(model)
     optimizer = torch.optim.AdamW(sharded.parameters(), lr=1e-4, fused=True)
-    group, saving = dist.new_group(backend="gloo"), None
+    group = dist.new_group(backend="gloo")
+    saving = None
     for step, x in enumerate(batches(model), start=1):
         clock.step_begins()
         sharded(x)["loss"].backward()
@@ -96,8 +98,9 @@ def by_hand(model: nn.Module, clock: Clock, folder: Path) -> None:
             clock.snapshot(local(sharded, optimizer))
             clock.save_begins()
             weights, state = get_state_dict(sharded, optimizer)
-            saving = dcp.async_save({"model": weights, "optimizer": state}, checkpoint_id=folder / f"{step}",
-                                    process_group=group)  # fmt: skip
+            saving = dcp.async_save(
+                {"model": weights, "optimizer": state}, checkpoint_id=folder / f"{step}", process_group=group
+            )
     assert saving is not None
     saving.result()
 
@@ -122,11 +125,21 @@ def by_trainer(model: nn.Module, clock: Clock, folder: Path) -> None:
                 clock.save_begins()
 
     args = trainwright.TrainingArguments(
-        str(folder), use_cpu=True, per_device_train_batch_size=BATCH, max_steps=NUM_SAVES * EVERY + 1,
-        learning_rate=1e-4, logging_strategy="no", save_strategy="steps", save_steps=EVERY, save_total_limit=1,
-        report_to="none", disable_tqdm=True, log_level="error", fsdp=True,
+        str(folder),
+        use_cpu=True,
+        per_device_train_batch_size=BATCH,
+        max_steps=NUM_SAVES * EVERY + 1,
+        learning_rate=1e-4,
+        logging_strategy="no",
+        save_strategy="steps",
+        save_steps=EVERY,
+        save_total_limit=1,
+        report_to="none",
+        disable_tqdm=True,
+        log_level="error",
+        fsdp=True,
         fsdp_config={"auto_wrap_policy": "NO_WRAP", "state_dict_type": "SHARDED_STATE_DICT"},
-    )  # fmt: skip
+    )
     data = [{"x": x} for batch in batches(model) for x in batch] * dist.get_world_size()
     trainer = trainwright.Trainer(model=model, args=args, train_dataset=data, callbacks=[Times()])
     trainer.train()
@@ -157,8 +170,16 @@ def in_a_process(folder: Path, *, is_small: bool) -> None:
             "largest_ratio": round(max(ratios), 2),
         }
     if dist.get_rank() == 0:
-        print_json({"benchmark": "sharded_saves", "saves": NUM_SAVES, "processes": dist.get_world_size(),
-                    "parameters": depth * width * (width + 1), **found, **versions()})  # fmt: skip
+        print_json(
+            {
+                "benchmark": "sharded_saves",
+                "saves": NUM_SAVES,
+                "processes": dist.get_world_size(),
+                "parameters": depth * width * (width + 1),
+                **found,
+                **versions(),
+            }
+        )
         columns = list(found["trainwright"])
         print_table([["subject", *columns], *([name, *map(str, one.values())] for name, one in found.items())])
     dist.destroy_process_group()
@@ -171,8 +192,18 @@ def main() -> None:
     if "RANK" in os.environ:
         in_a_process(Path(os.environ["SAVES_IN"]), is_small=chosen.small)
         return
-    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               __file__, *sys.argv[1:]]  # fmt: skip
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        __file__,
+        *sys.argv[1:],
+    ]
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1", "SAVES_IN": folder})
 

@@ -77,9 +77,17 @@ class Listens(TrainerCallback):
 def run(folder: str, marks: Marks, *, rows: int, max_steps: int, others: int = 0, **settings: Any) -> float:
     """Trains; returns when `train()` began."""
     args = TrainingArguments(
-        output_dir=folder, use_cpu=True, report_to="none", disable_tqdm=True, max_steps=max_steps, save_strategy="no",
-        per_device_train_batch_size=BATCH, logging_strategy="no", log_level="error", **settings,
-    )  # fmt: skip
+        output_dir=folder,
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        max_steps=max_steps,
+        save_strategy="no",
+        per_device_train_batch_size=BATCH,
+        logging_strategy="no",
+        log_level="error",
+        **settings,
+    )
     callbacks: list[Any] = [*(Listens() for _ in range(others)), marks]
     trainer = Trainer(model=Mlp(), args=args, train_dataset=Rows(rows), callbacks=callbacks)
     with silence():
@@ -89,7 +97,8 @@ def run(folder: str, marks: Marks, *, rows: int, max_steps: int, others: int = 0
 
 
 def of_rows(num: int) -> dict[str, float]:
-    process, seconds = psutil.Process(), []
+    process = psutil.Process()
+    seconds = []
     before = process.memory_info().rss
     for _ in range(3):
         with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +150,8 @@ CURVES: dict[str, tuple[Callable[[int], dict[str, float]], Sequence[int]]] = {
 def exponent(curve: dict[int, dict[str, float]]) -> float:
     """Of size, by which the first figure grows between the last two points."""
     (a, one), (b, other) = list(curve.items())[-2:]
-    first, last = next(iter(one.values())), next(iter(other.values()))
+    first = next(iter(one.values()))
+    last = next(iter(other.values()))
     return round(math.log(max(last, 1e-9) / max(first, 1e-9)) / math.log(b / max(a, 1)), 2)
 
 
@@ -152,8 +162,10 @@ def main() -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:  # what only the first training of a process does
         run(folder, Marks(), rows=100, max_steps=5)
-    found = {name: {size: measure(size) for size in (sizes[:-1] if is_quick else sizes)}
-             for name, (measure, sizes) in CURVES.items()}  # fmt: skip
+    found = {
+        name: {size: measure(size) for size in (sizes[:-1] if is_quick else sizes)}
+        for name, (measure, sizes) in CURVES.items()
+    }
     slopes = {name: exponent(curve) for name, curve in found.items()}
     print_json({"benchmark": "sizes", "curves": found, "exponents": slopes, **versions("torch", "trainwright")})
     rows = [["of", "size", "figures", "exponent at the end"]]

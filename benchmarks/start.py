@@ -108,7 +108,8 @@ def by_hand(mark: Mark, *, is_alone: bool = False) -> None:
     else:
         from transformers import default_data_collator as collate
 
-    model, items = Mlp(), vectors(256)
+    model = Mlp()
+    items = vectors(256)
     mark("constructor")
     mark("train")
     model.train()
@@ -136,10 +137,18 @@ def by_trainer(name: str, mark: Mark, *, is_alone: bool = False) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         args = library.TrainingArguments(
-            output_dir=folder, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", max_steps=1,
-            per_device_train_batch_size=BATCH, learning_rate=LEARNING_RATE, log_level="error",
-        )  # fmt: skip
-        model, items = Mlp(), vectors(256)
+            output_dir=folder,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            save_strategy="no",
+            max_steps=1,
+            per_device_train_batch_size=BATCH,
+            learning_rate=LEARNING_RATE,
+            log_level="error",
+        )
+        model = Mlp()
+        items = vectors(256)
         own = {"data_collator": own_collator} if is_alone else {}
         mark("constructor")
         trainer = library.Trainer(model=model, args=args, train_dataset=items, callbacks=[TellsTheFirst()], **own)
@@ -189,7 +198,8 @@ def count_first_steps(names: list[str]) -> None:
     def job(subject: Callable[[Mark], None], begins: str) -> None:
         for _ in range(WARM_UP):
             subject(Times())
-        counts, steps = Counts(0, 1), {begins: 0, "end": 1}
+        counts = Counts(0, 1)
+        steps = {begins: 0, "end": 1}
         subject(lambda moment: counts.step_done(steps[moment]) if moment in steps else None)
 
     run_jobs(
@@ -237,24 +247,47 @@ def main() -> int:
         return 0
     of_counts = counted([__file__, "--counted", *subjects()]) if asked.count else {}
     turns = 3 if asked.quick else 9
-    of_imports, of_steps, of_processes = imports(turns), first_steps(3 * turns), processes(turns)
-    print_json({"benchmark": "start", "turns": turns, "limits": LIMITS, "import": of_imports, "first_step": of_steps,
-                "process": of_processes, "instructions": of_counts,
-                **versions("torch", "transformers", "trainwright")})  # fmt: skip
-    print_table([["import", "ratio", "cpu", "least cpu", "ms", "memory", "MB", "limits"]] + [
-        [name, *(str(value) for value in one.values()), "1.08, 1.03" if name == "trainwright" else ""]
-        for name, one in of_imports.items()])  # fmt: skip
+    of_imports = imports(turns)
+    of_steps = first_steps(3 * turns)
+    of_processes = processes(turns)
+    print_json(
+        {
+            "benchmark": "start",
+            "turns": turns,
+            "limits": LIMITS,
+            "import": of_imports,
+            "first_step": of_steps,
+            "process": of_processes,
+            "instructions": of_counts,
+            **versions("torch", "transformers", "trainwright"),
+        }
+    )
+    print_table(
+        [["import", "ratio", "cpu", "least cpu", "ms", "memory", "MB", "limits"]]
+        + [
+            [name, *(str(value) for value in one.values()), "1.08, 1.03" if name == "trainwright" else ""]
+            for name, one in of_imports.items()
+        ]
+    )
     print()
-    print_table([["first step", "ratio", "least", "with constructor", "ms", "constructor ms", "limit"]] + [
-        [name, *(str(value) for value in one.values()), "2.0" if name == "trainwright" else ""]
-        for name, one in of_steps.items()])  # fmt: skip
+    print_table(
+        [["first step", "ratio", "least", "with constructor", "ms", "constructor ms", "limit"]]
+        + [
+            [name, *(str(value) for value in one.values()), "2.0" if name == "trainwright" else ""]
+            for name, one in of_steps.items()
+        ]
+    )
     print()
     for row, millions in of_counts.items():
-        print_table([[row, "instructions", "millions"]] + [
-            [name, f"{one / millions['hand']:.2f}", f"{one:.2f}"] for name, one in millions.items()])  # fmt: skip
+        print_table(
+            [[row, "instructions", "millions"]]
+            + [[name, f"{one / millions['hand']:.2f}", f"{one:.2f}"] for name, one in millions.items()]
+        )
         print()
-    print_table([["process", "cpu", "least cpu", "cpu ms"]] + [
-        [name, *(str(value) for value in one.values())] for name, one in of_processes.items()])  # fmt: skip
+    print_table(
+        [["process", "cpu", "least cpu", "cpu ms"]]
+        + [[name, *(str(value) for value in one.values())] for name, one in of_processes.items()]
+    )
     return 0
 
 

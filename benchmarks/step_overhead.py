@@ -265,9 +265,13 @@ class Work:
     def loader(self, items: Any, *, shuffle: bool) -> DataLoader[Any]:
         sampler = torch.utils.data.DistributedSampler(items) if self.row.processes > 1 else None
         return DataLoader(
-            items, batch_size=BATCH, shuffle=shuffle and sampler is None, sampler=sampler, collate_fn=self.collator(),
+            items,
+            batch_size=BATCH,
+            shuffle=shuffle and sampler is None,
+            sampler=sampler,
+            collate_fn=self.collator(),
             num_workers=self.row.num_workers,
-        )  # fmt: skip
+        )
 
 
 def by_hand(work: Work, watch: Watch) -> None:
@@ -328,7 +332,8 @@ def progress_bar(work: Work) -> Any:
 
 def tell_batches(model: nn.Module, watch: Watch) -> None:
     """Tells the watch of each forward pass, as callbacks of an evaluation are not alike."""
-    forward, numbers = model.forward, itertools.count(1)
+    forward = model.forward
+    numbers = itertools.count(1)
 
     @functools.wraps(forward)  # trainers read its signature
     def told(**batch: Any) -> Any:
@@ -356,8 +361,10 @@ def by_floor(work: Work, watch: Watch) -> None:
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
     (group,) = optimizer.param_groups
-    collate, order = work.collator(), torch.randperm(len(items)).tolist()
-    running, place = torch.zeros(()), 0
+    collate = work.collator()
+    order = torch.randperm(len(items)).tolist()
+    running = torch.zeros(())
+    place = 0
     for step in range(1, work.num_steps + 1):
         for _ in range(row.accumulation):
             batch = collate([items[i] for i in order[place : place + BATCH]])
@@ -456,11 +463,19 @@ def by_lightning(work: Work, watch: Watch) -> None:
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lightning.Trainer(
-            accelerator="cpu", devices=1, max_steps=work.num_steps, accumulate_grad_batches=row.accumulation,
-            gradient_clip_val=1.0, logger=False,
-            enable_checkpointing=False, enable_progress_bar=row.bar, enable_model_summary=False,
-            log_every_n_steps=row.logging_steps, default_root_dir=folder, num_sanity_val_steps=0,
-        ).fit(Module(), work.loader(items, shuffle=True))  # fmt: skip
+            accelerator="cpu",
+            devices=1,
+            max_steps=work.num_steps,
+            accumulate_grad_batches=row.accumulation,
+            gradient_clip_val=1.0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=row.bar,
+            enable_model_summary=False,
+            log_every_n_steps=row.logging_steps,
+            default_root_dir=folder,
+            num_sanity_val_steps=0,
+        ).fit(Module(), work.loader(items, shuffle=True))
 
 
 def by_accelerate(work: Work, watch: Watch) -> None:
@@ -476,7 +491,9 @@ def by_accelerate(work: Work, watch: Watch) -> None:
         model, optimizer, work.loader(items, shuffle=True), schedule
     )
     model.train()
-    running, step, bar = torch.zeros(()), 0, progress_bar(work)
+    running = torch.zeros(())
+    step = 0
+    bar = progress_bar(work)
     for batch in loader:
         with accelerator.accumulate(model):
             loss = model(**batch)["loss"]
@@ -608,22 +625,35 @@ def main() -> int:
     ]
     exceeded = False
     for name in args.rows:
-        row, of_row = ROWS[name], counts.get(name, {})
+        row = ROWS[name]
+        of_row = counts.get(name, {})
         times = {} if args.no_time or name in NOT_TIMED else timed(row, 10 if args.quick else args.turns)
         ratios = {subject: number / of_row["hand"] for subject, number in of_row.items() if "hand" in of_row}
-        print_json({"benchmark": "step_overhead", "row": name, "limit": row.limit, "millions_of_instructions": of_row,
-                    "ratios": ratios, "times": times,
-                    **versions("torch", "transformers", "accelerate", "trainwright")})  # fmt: skip
+        print_json(
+            {
+                "benchmark": "step_overhead",
+                "row": name,
+                "limit": row.limit,
+                "millions_of_instructions": of_row,
+                "ratios": ratios,
+                "times": times,
+                **versions("torch", "transformers", "accelerate", "trainwright"),
+            }
+        )
         exceeded |= row.limit is not None and ratios.get("trainwright", 0.0) > row.limit
         for subject in dict.fromkeys([*of_row, *times]):
             ours = subject == "trainwright" and row.limit is not None
             cells = [f"{ratios[subject]:.3f}" if subject in ratios else ""]
             cells += [f"{of_row[subject]:.3f}" if subject in of_row else "", f"{row.limit:.2f}" if ours else ""]
             time = times.get(subject)
-            cells += [""] * 6 if time is None else [
-                *(f"{time[key]:.2f}" for key in ("ratio", "min", "max", "ratio_cpu")),
-                *(f"{time[key]:.0f}" for key in ("us_per_step", "python_calls_per_step")),
-            ]  # fmt: skip
+            cells += (
+                [""] * 6
+                if time is None
+                else [
+                    *(f"{time[key]:.2f}" for key in ("ratio", "min", "max", "ratio_cpu")),
+                    *(f"{time[key]:.0f}" for key in ("us_per_step", "python_calls_per_step")),
+                ]
+            )
             table.append([name, subject, *cells])
     print()
     print_table(table)

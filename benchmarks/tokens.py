@@ -42,7 +42,9 @@ from trainwright import TrainerCallback
 VOCABULARY = 4096
 MAX_LENGTH = 512
 NUM_HELD_OUT = 300
-PAD, UNKNOWN, MASK = 0, 1, 2
+PAD = 0
+UNKNOWN = 1
+MASK = 2
 BATCH = {"per_device_train_batch_size": 8}
 GROUPED = BATCH | {"train_sampling_strategy": "group_by_length"}
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -113,19 +115,30 @@ def for_the_encoder(ids: list[list[int]]) -> Items:
 def decoder() -> Any:
     return LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=VOCABULARY, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
-            num_key_value_heads=4, max_position_embeddings=MAX_LENGTH, pad_token_id=PAD,
+            vocab_size=VOCABULARY,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=MAX_LENGTH,
+            pad_token_id=PAD,
         )
-    )  # fmt: skip
+    )
 
 
 def encoder() -> Any:
     return BertForMaskedLM(
         BertConfig(
-            vocab_size=VOCABULARY, hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
-            max_position_embeddings=MAX_LENGTH, pad_token_id=PAD,
+            vocab_size=VOCABULARY,
+            hidden_size=128,
+            intermediate_size=512,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            max_position_embeddings=MAX_LENGTH,
+            pad_token_id=PAD,
         )
-    )  # fmt: skip
+    )
 
 
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[list[list[int]]], Items]]] = {
@@ -176,7 +189,8 @@ class Steps(TrainerCallback):
 
 def trainer(way: str, model: Any, items: Items, folder: str, **more: Any) -> Any:
     package, chosen = (WAYS | ACCUMULATED)[way]
-    library, settings = importlib.import_module(package), chosen | more
+    library = importlib.import_module(package)
+    settings = chosen | more
 
     class Counting(library.Trainer):  # type: ignore[misc]
         watch: TokenWatch | None = None
@@ -187,9 +201,17 @@ def trainer(way: str, model: Any, items: Items, folder: str, **more: Any) -> Any
             return super().training_step(model, inputs, num_items_in_batch)
 
     args = library.TrainingArguments(
-        output_dir=folder, use_cpu=True, disable_tqdm=True, save_strategy="no", logging_strategy="no",
-        learning_rate=1e-3, lr_scheduler_type="constant", log_level="error", report_to="none", **settings,
-    )  # fmt: skip
+        output_dir=folder,
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
+        logging_strategy="no",
+        learning_rate=1e-3,
+        lr_scheduler_type="constant",
+        log_level="error",
+        report_to="none",
+        **settings,
+    )
     collator = DataCollatorForTokenClassification(tokenizer())
     return Counting(model=model, args=args, train_dataset=items, data_collator=collator)
 
@@ -259,7 +281,8 @@ def main() -> None:
         for name in [args.model] if args.model else MODELS:
             make, prepare = MODELS[name]
             items = prepare(ids)
-            held_out, items = items[:NUM_HELD_OUT], items[NUM_HELD_OUT:]
+            held_out = items[:NUM_HELD_OUT]
+            items = items[NUM_HELD_OUT:]
             results[name] = speeds(make, items, turns, folder)
             for way in () if args.quick else [*OURS, *ACCUMULATED]:
                 loss, steps = loss_per_token(make, items[:NUM_FOR_LOSS], held_out, way, folder)

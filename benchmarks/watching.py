@@ -85,10 +85,17 @@ def by_trainer(work: Work, kind: str, watch: Watch) -> None:
     model, items = work.model_and_items()
     with tempfile.TemporaryDirectory() as output_dir:
         args = TrainingArguments(
-            output_dir=output_dir, use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no",
-            per_device_train_batch_size=BATCH, max_steps=work.num_steps, learning_rate=LEARNING_RATE,
-            logging_steps=work.row.logging_steps, log_level="critical",
-        )  # fmt: skip
+            output_dir=output_dir,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            save_strategy="no",
+            per_device_train_batch_size=BATCH,
+            max_steps=work.num_steps,
+            learning_rate=LEARNING_RATE,
+            logging_steps=work.row.logging_steps,
+            log_level="critical",
+        )
         tracker = [trackers[kind]()] if kind in trackers else []
         trainer = Trainer(model=model, args=args, train_dataset=items, callbacks=[*tracker, TellsSteps()])
         if kind == "without":
@@ -115,8 +122,16 @@ def main() -> int:
         turns = Turns(warm_up=WARM_UP, num=10 if args.quick else args.turns, steps=case.steps[1])
         row = Row(case.name, model=case.name, logging_steps=args.logging_steps)
         results = measure(partial(subjects, row), base="without", turns=turns)
-        print_json({"benchmark": "watching", "model": case.name, "turns": turns.num, "limits": LIMITS,
-                    "subjects": results, **versions("torch", "trainwright")})  # fmt: skip
+        print_json(
+            {
+                "benchmark": "watching",
+                "model": case.name,
+                "turns": turns.num,
+                "limits": LIMITS,
+                "subjects": results,
+                **versions("torch", "trainwright"),
+            }
+        )
         for name, result in results.items():
             cells = [f"{result[key]:.3f}" for key in ("ratio", "min", "max")]
             cells += [f"{result['us_per_step']:.0f}", f"{result['python_calls_per_step']:.0f}"]

@@ -34,7 +34,8 @@ DEMO_SETTINGS = {
     "save_total_limit": 1,
     "include_num_input_tokens_seen": "non_padding",
 }
-PAD, END = "<pad>", "<end>"
+PAD = "<pad>"
+END = "<end>"
 
 
 @dataclass

@@ -103,7 +103,8 @@ def encode(question: Question, tokenizer: PreTrainedTokenizerBase, max_length: i
 
 def answers(prediction: EvalPrediction) -> dict[str, float]:
     """Start and end are predicted apart; a pair whose end comes first points at nothing."""
-    (starts, ends), (true_starts, true_ends) = prediction.predictions[:2], prediction.label_ids
+    (starts, ends) = prediction.predictions[:2]
+    (true_starts, true_ends) = prediction.label_ids
     starts, ends = (np.where(scores == -100, -np.inf, scores).argmax(axis=-1) for scores in (starts, ends))
     overlap = np.minimum(ends, true_ends) - np.maximum(starts, true_starts) + 1
     sizes = np.maximum(ends - starts + 1, 0) + true_ends - true_starts + 1

@@ -86,7 +86,8 @@ def judged_words() -> list[tuple[str, float]]:
 @torch.no_grad()
 def embed(words: list[str], batch_size: int = 256) -> torch.Tensor:
     """The mean of MiniLM's last layer over the tokens of each word."""
-    tokenizer, model = AutoTokenizer.from_pretrained(minilm()), AutoModel.from_pretrained(minilm()).eval()
+    tokenizer = AutoTokenizer.from_pretrained(minilm())
+    model = AutoModel.from_pretrained(minilm()).eval()
     parts = []
     for start in range(0, len(words), batch_size):
         batch = tokenizer(words[start : start + batch_size], padding=True, return_tensors="pt")

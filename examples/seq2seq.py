@@ -38,7 +38,9 @@ DEMO_SETTINGS = {
     "predict_with_generate": True,
     "generation_max_length": 24,
 }
-PAD, BOS, EOS = "<pad>", "<s>", "</s>"
+PAD = "<pad>"
+BOS = "<s>"
+EOS = "</s>"
 Pair = tuple[str, list[str]]
 
 

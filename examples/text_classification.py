@@ -112,7 +112,8 @@ def load_rows(args: DataArguments) -> tuple[list[Row], list[Row]]:
         rows = rows[:5000]  # as many as a CPU trains on in about two minutes
     if args.validation_file is None:
         num_held_out = len(rows) // 5
-        eval_rows, rows = rows[:num_held_out], rows[num_held_out:]
+        eval_rows = rows[:num_held_out]
+        rows = rows[num_held_out:]
     else:
         eval_rows = read_table(args.validation_file)
         random.Random(args.split_seed).shuffle(eval_rows)
@@ -162,7 +163,8 @@ def encode(
 
 def accuracy_and_f1(prediction: EvalPrediction) -> dict[str, float]:
     """Accuracy, and the mean of the labels' F1 scores."""
-    predicted, labels = prediction.predictions.argmax(axis=-1), prediction.label_ids
+    predicted = prediction.predictions.argmax(axis=-1)
+    labels = prediction.label_ids
     scores = []
     for label in np.unique(labels):
         hits = np.sum((predicted == label) & (labels == label))

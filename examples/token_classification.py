@@ -79,21 +79,24 @@ def encode(
         word_of = encoded.word_ids(i)
         starts = [word is not None and (at == 0 or word_of[at - 1] != word) for at, word in enumerate(word_of)]
         labels = [tags.index(row_tags[w]) if is_start else -100 for w, is_start in zip(word_of, starts, strict=True)]
-        features.append({"input_ids": encoded["input_ids"][i], "attention_mask": encoded["attention_mask"][i],
-                         "labels": labels})  # fmt: skip
+        features.append(
+            {"input_ids": encoded["input_ids"][i], "attention_mask": encoded["attention_mask"][i], "labels": labels}
+        )
     return features
 
 
 def spans(tags: Sequence[str]) -> set[Span]:
     """The names in a row of tags: first word, word after the last, type."""
     found: set[Span] = set()
-    start, kind = 0, ""
+    start = 0
+    kind = ""
     for at, tag in enumerate([*tags, "O"]):
         if kind and tag != f"I-{kind}":
             found.add((start, at, kind))
             kind = ""
         if tag.startswith("B-") or (tag.startswith("I-") and not kind):
-            start, kind = at, tag[2:]
+            start = at
+            kind = tag[2:]
     return found
 
 
@@ -103,8 +106,11 @@ def span_scores(prediction: EvalPrediction, tags: list[str]) -> dict[str, float]
     for predicted, labels in zip(prediction.predictions, prediction.label_ids, strict=True):
         counts = labels != -100
         found, true = (spans([tags[i] for i in np.asarray(ids)[counts]]) for ids in (predicted, labels))
-        hits, num_found, num_true = hits + len(found & true), num_found + len(found), num_true + len(true)
-    precision, recall = hits / max(num_found, 1), hits / max(num_true, 1)
+        hits = hits + len(found & true)
+        num_found = num_found + len(found)
+        num_true = num_true + len(true)
+    precision = hits / max(num_found, 1)
+    recall = hits / max(num_true, 1)
     return {"precision": precision, "recall": recall, "f1": 2 * hits / max(num_found + num_true, 1)}
 
 

@@ -19,9 +19,17 @@ from trainwright import Trainer, TrainingArguments
 from trainwright._types import LEDGER_NAME
 from trainwright.data.ledger import read_table
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 300, 60, 20, 36, 44
+WIDTH = 720
+HEIGHT = 300
+LEFT = 60
+RIGHT = 20
+TOP = 36
+BOTTOM = 44
 COLORS = {"labels as they were": "#4c78a8", "labels that were changed": "#e4863a"}
-LOW, HIGH, BINS = -2.0, 1.0, 40  # of the logarithm of the mean loss
+# Range of the logarithm of the mean loss.
+LOW = -2.0
+HIGH = 1.0
+BINS = 40
 
 
 class Classifier(torch.nn.Module):
@@ -36,9 +44,12 @@ class Classifier(torch.nn.Module):
 
 def digits(seed: int) -> tuple[list[dict[str, Any]], set[int]]:
     """The digits of scikit-learn, and which of them have another label than they should."""
-    draw, data = random.Random(seed), load_digits()
-    rows = [{"x": torch.tensor(x / 16, dtype=torch.float32), "labels": int(y)}
-            for x, y in zip(data.data, data.target, strict=True)]  # fmt: skip
+    draw = random.Random(seed)
+    data = load_digits()
+    rows = [
+        {"x": torch.tensor(x / 16, dtype=torch.float32), "labels": int(y)}
+        for x, y in zip(data.data, data.target, strict=True)
+    ]
     changed = set(draw.sample(range(len(rows)), len(rows) // 20))
     for number in sorted(changed):
         rows[number]["labels"] = (rows[number]["labels"] + draw.randrange(1, 10)) % 10
@@ -49,9 +60,16 @@ def mean_losses(rows: list[dict[str, Any]], folder: str, seed: int) -> Any:
     """Mean loss of each row in a run of ten epochs, by its ledger."""
     torch.manual_seed(seed)
     args = TrainingArguments(
-        output_dir=folder, ledger=True, num_train_epochs=10, per_device_train_batch_size=32, learning_rate=3e-3,
-        report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True,
-    )  # fmt: skip
+        output_dir=folder,
+        ledger=True,
+        num_train_epochs=10,
+        per_device_train_batch_size=32,
+        learning_rate=3e-3,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
     Trainer(model=Classifier(), args=args, train_dataset=rows).train()
     return read_table(Path(folder) / LEDGER_NAME)[0]["mean_loss"].to_numpy()
 
@@ -62,7 +80,8 @@ def main() -> None:
         losses = mean_losses(rows, folder, 0)
     is_changed = np.isin(np.arange(len(rows)), list(changed))
     limit = float(np.log10(np.sort(losses)[-len(changed)]))
-    floor, parts = HEIGHT - BOTTOM, []
+    floor = HEIGHT - BOTTOM
+    parts = []
 
     def across(value: float) -> float:
         return LEFT + (WIDTH - LEFT - RIGHT) * (value - LOW) / (HIGH - LOW)
@@ -81,8 +100,10 @@ def main() -> None:
         for i, share in enumerate(group):
             left, right = (across(LOW + (HIGH - LOW) * edge / BINS) for edge in (i, i + 1))
             height = (floor - TOP) * share / most
-            parts.append(f'<rect x="{left:.1f}" y="{floor - height:.1f}" width="{right - left - 1:.1f}" '
-                         f'height="{height:.1f}" fill="{color}" fill-opacity="0.75"/>')  # fmt: skip
+            parts.append(
+                f'<rect x="{left:.1f}" y="{floor - height:.1f}" width="{right - left - 1:.1f}" '
+                f'height="{height:.1f}" fill="{color}" fill-opacity="0.75"/>'
+            )
         parts.append(svg.text(LEFT + 10, TOP + 16 + 18 * place, name, color=color))
     x = across(limit)
     parts.append(svg.line((x, x), (TOP, floor), color=svg.GREY, dashes="4 3"))

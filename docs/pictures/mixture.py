@@ -13,9 +13,15 @@ import torch
 
 from trainwright import Trainer, TrainingArguments
 
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 300, 60, 36, 44
+WIDTH = 720
+HEIGHT = 300
+LEFT = 60
+TOP = 36
+BOTTOM = 44
 COLORS = {"web": "#4c78a8", "code": "#e4863a", "chat": "#4fa37a"}
-STEPS, BATCH, WINDOW = 400, 16, 10
+STEPS = 400
+BATCH = 16
+WINDOW = 10
 SCHEDULE = [
     (0, {"web": 0.8, "code": 0.15, "chat": 0.05}),
     (200, {"web": 0.5, "code": 0.4, "chat": 0.1}),
@@ -49,9 +55,16 @@ def counts_of_a_run() -> list[list[int]]:
     }
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(
-            output_dir=folder, max_steps=STEPS, per_device_train_batch_size=BATCH, mixture_schedule=SCHEDULE,
-            mixture_schedule_type="linear", report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True,
-        )  # fmt: skip
+            output_dir=folder,
+            max_steps=STEPS,
+            per_device_train_batch_size=BATCH,
+            mixture_schedule=SCHEDULE,
+            mixture_schedule_type="linear",
+            report_to="none",
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+        )
         trainer = Counting(model=Regression(), args=args, train_dataset=sources)
         trainer.train()
     return trainer.counts

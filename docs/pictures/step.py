@@ -8,10 +8,19 @@ from __future__ import annotations
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ROWS = {"step of a small MLP": "small MLP", "the same with a Dataset": "own Dataset and collator",
-        "the same with accumulation": "accumulation of 8"}  # fmt: skip
+ROWS = {
+    "step of a small MLP": "small MLP",
+    "the same with a Dataset": "own Dataset and collator",
+    "the same with accumulation": "accumulation of 8",
+}
 COLUMNS = {"Trainwright": "#3b82f6", "Lightning 2.6": "#b45309", "transformers 5.23": "#6e7681"}
-WIDTH, HEIGHT, BOTTOM, LEFT, BAR, GAP, UNIT = 800, 400, 350, 20, 66, 8, 56
+WIDTH = 800
+HEIGHT = 400
+BOTTOM = 350
+LEFT = 20
+BAR = 66
+GAP = 8
+UNIT = 56
 MODES = {"light": "#1f2328", "dark": "#e6edf3"}
 
 

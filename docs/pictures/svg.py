@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-GREY, FAINT = "#777", "#8884"
+GREY = "#777"
+FAINT = "#8884"
 
 
 def text(x: float, y: float, said: str, *, anchor: str = "start", color: str = GREY) -> str:

@@ -133,7 +133,7 @@ def test_a_directory_for_each_label_is_a_table_of_images(tmp_path: Path) -> None
         ("a.json", '{"a": 1}\n{"a": 2}\n', "data.format: jsonl"),
         ("a.json", "3", "holds no list of objects"),
         ("a.conll", "a\tb\nc\td\te\n", "a.conll:2: it has 3 columns"),
-        ("a.xyz", "?", "Say what it is with data.format"),
+        ("a.xyz", "?", "Set the format with data.format"),
     ],
 )
 def test_a_file_that_is_something_else_is_named(name: str, text: str, said: str, tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 HOSTILE = {
     "alias bomb": (GOOD + BOMB, 20, "aliases (*name) make more than"),
-    "alias of itself": (GOOD + "x: &x\n  - *x\n", 11, "stands inside of what it names"),
+    "alias of itself": (GOOD + "x: &x\n  - *x\n", 11, "is inside the value that it names"),
     "nested lists": (GOOD + "x: " + "[" * 5000 + "]" * 5000, 11, "nested deeper than 32 levels"),
     "nested a little": (GOOD + "x: " + "[" * 40 + "]" * 40, 11, "nested deeper than 32 levels"),
     "nested mappings": (GOOD + "x: " + "{a: " * 3000 + "1" + "}" * 3000, 11, "nested deeper than 32 levels"),
@@ -287,7 +287,7 @@ def test_a_file_that_is_made_to_hurt_is_refused_with_its_line(name: str) -> None
     [
         ("!!python/name:os.system", "the tag !!python/name:os.system is not read"),
         ("[1, 2", "this is not YAML"),
-        ("&a [*a]", "stands inside of what it names"),
+        ("&a [*a]", "is inside the value that it names"),
         ("[" * 3000, "nested deeper than 32 levels"),
         ("9" * 6000, "a number of 6000 digits"),
     ],

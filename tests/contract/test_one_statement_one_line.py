@@ -56,21 +56,24 @@ def findings(text: str) -> Iterator[str]:
             yield f"{token.start[0]}: layout kept from ruff"
 
 
-def parts(root: Path) -> dict[str, list[Path]]:
-    """Returns the files of each folder and the single files directly below `root`, by name."""
-    found: dict[str, list[Path]] = {}
-    for path in sorted(root.rglob("*.py")):
-        found.setdefault(path.relative_to(root).parts[0], []).append(path)
-    return found
+def places() -> list[Path]:
+    """Returns the folders and single files of the package and the tests, and the other folders with Python files."""
+    found = [path for root in (SOURCE, TESTS) for path in root.iterdir() if path.suffix == ".py" or path.is_dir()]
+    found = [path for path in found if path not in {SOURCE / name for name in OPEN} and path.name != "__pycache__"]
+    return sorted([*found, *(TESTS.parent / name for name in ("benchmarks", "docs", "examples", "tools"))])
 
 
-@pytest.mark.parametrize(
-    ("root", "part"),
-    [(SOURCE, part) for part in sorted(parts(SOURCE).keys() - OPEN)] + [(TESTS, part) for part in sorted(parts(TESTS))],
-    ids=lambda value: value.name if isinstance(value, Path) else value,
-)
-def test_a_statement_has_a_line_of_its_own(root: Path, part: str) -> None:
-    assert [f"{path}:{one}" for path in parts(root)[part] for one in findings(path.read_text())] == []
+def name_of(place: Path) -> str:
+    return place.name if place.parent == TESTS.parent else f"{place.parent.name}-{place.name}"
+
+
+def files_of(place: Path) -> list[Path]:
+    return sorted(place.rglob("*.py")) if place.is_dir() else [place]
+
+
+@pytest.mark.parametrize("place", places(), ids=name_of)
+def test_a_statement_has_a_line_of_its_own(place: Path) -> None:
+    assert [f"{path}:{one}" for path in files_of(place) for one in findings(path.read_text())] == []
 
 
 @pytest.mark.parametrize("part", sorted(OPEN))

@@ -140,4 +140,4 @@ def test_parts_that_not_every_batch_has_are_left_out(caplog: pytest.LogCaptureFi
     found = collector.result()
     assert found.keys() == {"x", "parts"}
     assert [part.tolist() for part in found["parts"]] == [[1, 1, 0, 0, 5, 5], [0, 0, 5, 5, 1, 1]]
-    assert caplog.text.count("Those that not every batch has are left out") == 1
+    assert caplog.text.count("Parts missing in a batch are dropped") == 1

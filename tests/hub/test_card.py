@@ -109,7 +109,7 @@ def test_an_untouched_card_is_renewed_and_an_edited_one_is_left_alone(
     assert not write_card(tmp_path, CardContent(model_name="three"))
     assert "For cats only." in path.read_text()
     assert "# two" in path.read_text()
-    assert "stays as it is" in caplog.text
+    assert "was written or edited by hand" in caplog.text
 
 
 def test_a_card_of_somebody_else_is_left_alone(tmp_path: Path) -> None:

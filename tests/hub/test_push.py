@@ -430,7 +430,7 @@ def test_an_upload_that_cannot_be_read_is_left_alone(
     (folder / "upload.json").write_text(json.dumps({"nonsense": 1}))
     train(pushing(tmp_path / "run"))
     assert folder.is_dir()
-    assert "not an upload that can be read" in caplog.text
+    assert "cannot be read as an upload" in caplog.text
 
 
 @pytest.mark.parametrize(

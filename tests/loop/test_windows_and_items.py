@@ -260,7 +260,7 @@ def test_an_item_that_is_missing_or_altered_in_a_checkpoint(tmp_path: Path, capl
     saved(tmp_path, teacher=teacher)
     assert "no state of the checkpoint items more" in said(again(tmp_path, teacher=other, more=Buffer()), 2)
     assert torch.equal(other.weight, teacher.weight)
-    assert "items that this trainer lacks; they are left out: teacher" in said(again(tmp_path), 2)
+    assert "items that this trainer does not have; they are ignored: teacher" in said(again(tmp_path), 2)
     with pytest.raises(CheckpointError, match=r"item 'teacher' .* does not fit"):
         said(again(tmp_path, teacher=torch.nn.Linear(3, 2)), 2)
 

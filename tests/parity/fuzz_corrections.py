@@ -152,8 +152,8 @@ ENDS = (
     Ends(STOPPING, "EarlyStoppingCallback watches metric_for_best_model", "no attribute 'startswith'", CALLBACK),
     Ends(STOPPING, "EarlyStoppingCallback needs evaluations", "requires IntervalStrategy of steps or epoch", CALLBACK),
     Ends(METRIC, "names none of the evaluation sets", NOT_FOUND, BEST),
-    Ends(METRIC, "is computed by nobody", NOT_FOUND, BEST),
-    Ends(METRIC, "is computed by nobody", None, BEST),  # no evaluation was due
+    Ends(METRIC, "is not computed: there is no compute_metrics", NOT_FOUND, BEST),
+    Ends(METRIC, "is not computed: there is no compute_metrics", None, BEST),  # no evaluation was due
     Ends(INPUTS, None, "'input_ids'", ("include_for_metrics",)),
     Ends(NO_STATE, "has no optimizer.pt", None, ("save_only_model",)),
 )

@@ -165,15 +165,6 @@ class CallbackHandler(TrainerCallback):
         self.watchers.append(watcher)
         self.rebuild()
 
-    def unwatch(self, watcher: Callback) -> None:
-        """Removes an internal listener; one that is not there is ignored.
-
-        Args:
-            watcher: as given to `watch`.
-        """
-        self.watchers = [other for other in self.watchers if other is not watcher]
-        self.rebuild()
-
     def looks_at_saves(self) -> bool:
         """Returns True if a callback may read a checkpoint in `on_save`: unless it says `looks_at_files = False`."""
         return any(overrides(c, "on_save") and getattr(c, "looks_at_files", True) for c in self.callbacks)

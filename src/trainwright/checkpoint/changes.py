@@ -107,7 +107,7 @@ class ChangeWatch:
         listed = list_anew(folder, manifest or before.manifest, changed, not_finite=self._not_finite)
         if manifest is None or listed.files != manifest.files:
             write_manifest(folder, listed, changed)
-            logger.info("Files of %s were changed by a callback or an override; its manifest lists them anew.", folder)
+            logger.info("Files of %s were changed by a callback or an override; its manifest was updated.", folder)
 
 
 def marks_of(folder: Path) -> dict[str, Mark]:

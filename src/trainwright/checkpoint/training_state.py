@@ -135,7 +135,7 @@ def load_items(items: Items, states: Mapping[str, StateDict], folder: Path) -> N
         )
     if unknown:
         logger.warning(
-            "%s has states of checkpoint items that this trainer lacks; they are left out: %s.",
+            "%s has states of checkpoint items that this trainer does not have; they are ignored: %s.",
             folder,
             ", ".join(unknown),
         )
@@ -154,7 +154,7 @@ def load_items(items: Items, states: Mapping[str, StateDict], folder: Path) -> N
 def _check_is_there(folder: Path, name: str) -> None:
     if not (folder / name).is_file():
         raise CheckpointError(
-            f"{folder} has no {name}, so training cannot go on from it (was it written with save_only_model?). "
+            f"{folder} has no {name}, so training cannot continue from it (was it written with save_only_model?). "
             "To start a new run from its weights, load the model from that directory and call train() without "
             "resume_from_checkpoint."
         )

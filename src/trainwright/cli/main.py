@@ -99,12 +99,12 @@ def _tasks(incomplete: str) -> list[tuple[str, str]]:
 
 
 def init(
-    task: Annotated[str, typer.Argument(help="What to train; the name of no task lists them.", autocompletion=_tasks)],
+    task: Annotated[str, typer.Argument(help="Task to train; an unknown name lists all tasks.", autocompletion=_tasks)],
     config: Annotated[Path, typer.Argument(help="File to write.", dir_okay=False)] = Path("config.yaml"),
     everything: Annotated[bool, typer.Option("--all", help="List every setting, with its default.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
-    """Write a commented configuration file that trains as it stands."""
+    """Write a commented configuration file that is ready to train."""
     from trainwright.cli.recipe.json_schema import json_schema
     from trainwright.cli.recipe.recipe_reader import SCHEMA_NAME, template
     from trainwright.cli.recipe.schema import TASKS
@@ -176,11 +176,11 @@ def check(
     config: Config,
     overrides: Overrides = None,
     memory: Annotated[bool, typer.Option("--memory", help="Also plan the memory of a step.")] = False,
-    prove: Annotated[bool, typer.Option("--prove", help="Also compute in two ways what must be equal.")] = False,
-    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: what there is, as 24GB.")] = None,
+    prove: Annotated[bool, typer.Option("--prove", help="Also check results that must be equal.")] = False,
+    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: memory limit, as 24GB.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what would go wrong, without training."""
+    """Look for problems without training."""
     from trainwright.cli.recipe.recipe_reader import checked, read_tree
     from trainwright.cli.tasks.recipe_run import make_trainer
 
@@ -276,9 +276,9 @@ def runs(
 
 def push(
     run: Annotated[Path, typer.Argument(help="Output directory of a run.")],
-    token: Annotated[str | None, typer.Option(help="Of the Hub; by default that of the login.")] = None,
+    token: Annotated[str | None, typer.Option(help="Token for the Hub (default: that of the login).")] = None,
 ) -> None:
-    """Upload to the Hub what a training with push_to_hub could not."""
+    """Upload files that a training with push_to_hub could not."""
     from trainwright.hub.access import account_problem
     from trainwright.hub.outbox import Outbox
     from trainwright.hub.uploader import Uploader
@@ -455,7 +455,7 @@ def env(as_json: AsJson = False) -> None:
 
 
 class OneScreen(typer.core.TyperGroup):
-    """Commands whose help fits a screen: --show-completion works and is not listed."""
+    """Group of commands with help that fits on a screen: --show-completion works but is not listed."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # classes of click, which some versions of typer bring along
         """Returns the options of the program itself."""

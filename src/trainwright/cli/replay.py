@@ -42,8 +42,8 @@ from trainwright.trainer import Trainer
 class Replayed:
     """Result of a replay."""
 
-    lines: list[str]  # of text for the terminal
-    is_same: bool  # the losses (or the error) are those of the incident, to the bit
+    lines: list[str]  # text for the terminal
+    is_same: bool  # losses or error equal those of the incident, bit for bit
 
 
 def replay(folder: Path, *, model: str | None, precision: str | None, one_by_one: bool) -> Replayed:
@@ -96,7 +96,7 @@ def _replay(
 
 
 def checked(folder: Path) -> JSONObject:
-    """Verifies a bundle and returns what `incident.json` says; a BundleError names what is missing or altered."""
+    """Verifies a bundle and returns the content of `incident.json`; BundleError names a missing or altered file."""
     if not folder.is_dir():
         raise BundleError(f"There is no directory {folder}.")
     missing = next((n for n in (MANIFEST_NAME, bundle.INCIDENT) if not (folder / n).is_file()), None)
@@ -207,7 +207,7 @@ def _num_items(about: JSONObject, device: torch.device) -> torch.Tensor | int | 
     return torch.tensor(float(number), device=device) if about.get("num_items_is_tensor") else int(number)
 
 
-# -- what is shown ----------------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------------------------
 
 
 def _what_happened(folder: Path, about: JSONObject) -> list[str]:

@@ -204,7 +204,7 @@ def entries_of(value: Any) -> Any:
 def share_of_steps(ratio: float) -> float:
     """A ratio of all steps, as warmup_steps takes it: there, 1 would be one step."""
     if not 0 <= ratio <= 1:
-        raise ValueError("it is a share of all steps and lies between 0 and 1; write a number of steps as warmup_steps")
+        raise ValueError("it is a share of all steps between 0 and 1; write a number of steps as warmup_steps")
     return min(ratio, math.nextafter(1.0, 0.0))
 
 

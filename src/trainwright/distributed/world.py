@@ -30,7 +30,7 @@ LOCAL_SIZE = (
     "MV2_COMM_WORLD_LOCAL_SIZE",
     "LOCAL_SIZE",  # of DeepSpeed
 )
-CURE = "Start all processes with one launcher, such as torchrun, and unset what another one left in the environment."
+CURE = "Start all processes with one launcher, such as torchrun, and unset variables that another launcher has set."
 PARALLEL_SIZES = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size")
 # All variables that `World.detect` reads.
 READ = (

@@ -233,7 +233,7 @@ class SafeReader(FileSystemReader):
         metadata: Metadata = _Unpickler(io.BytesIO(content)).load()
         for info in metadata.storage_data.values():
             if Path(info.relative_path).name != info.relative_path:
-                raise CheckpointError(f"it names {info.relative_path!r}, which is outside of it")
+                raise CheckpointError(f"it names {info.relative_path!r}, which lies outside of it")
         metadata.storage_meta = None
         return metadata
 

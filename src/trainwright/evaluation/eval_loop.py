@@ -1,7 +1,7 @@
 """The evaluation loop: batches through `prediction_step`, one after the other, and the metrics of their results.
 
-With several processes, a batch that only stands in (`TailBatch` without samples) keeps a process in step with the
-others; what it makes of it does not count.
+With several processes, a process that has run out of samples gets a placeholder batch (`TailBatch` without samples), so
+that it stays in step with the others. The results of a placeholder do not count.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class EvalContext:
     device: torch.device | None = None
     main_input: str = "input_ids"  # entry of a batch that metrics get as `inputs`
     compute_metrics: Callable[..., dict[str, Any]] | None = None  # or an object fed by batches; None: loss only
-    preprocess_logits: Callable[[Nested, Nested], Nested] | None = None  # of (logits, labels) before they are kept
+    preprocess_logits: Callable[[Nested, Nested], Nested] | None = None  # (logits, labels) -> logits to keep
     loss_only: bool = False
     needs_labels: bool = False  # whether metrics without labels are worth a warning (evaluation) or not (prediction)
     keeps_results: bool = True
     ignore_keys: list[str] | None = None
-    batch_size: int = 1  # samples of a batch, of those that do not show how many they have
-    loss_rows: int | None = None  # a batch's loss counts for so many rows; None: for those that it has
+    batch_size: int = 1  # samples of a batch that does not show its own number
+    loss_rows: int | None = None  # rows that a batch's loss counts for; None: the rows of the batch
 
 
 def evaluation_loop(
@@ -98,7 +98,7 @@ def _collect(
     for inputs, is_last in batches:
         counts = not isinstance(inputs, TailBatch) or inputs.num_samples > 0
         rows = num_samples_of(inputs)
-        if rows is None:  # an object: a whole batch, or what is left of the data
+        if rows is None:  # an object without rows: a whole batch, or the rest of the data
             rows = session.batch_size if known is None else min(session.batch_size, max(known - num_seen, 0))
         num_seen += rows if counts else 0
         run.recorded.batch = inputs
@@ -112,7 +112,7 @@ def _collect(
         if "inputs" in session.plan.include:  # the whole batch for metrics that take batches, else the main input
             shown = hooks._prepare_input(inputs if session.plan.streams_metrics else inputs[session.main_input])
         results.add(inputs, step, rows=rows or 1, shown=shown, counts=counts, is_last=is_last)
-        del step  # or this batch's output would lie beside the next one's
+        del step  # frees this batch's output before the next one is computed
         session.events.fire("on_prediction_step", run)
         run.interrupts.passes()
     if lacking is not None:
@@ -210,7 +210,7 @@ class PredictionAccumulator:
             self._stream = StreamingMetric(metrics, session.device)
         self._by_batch = self._stream is None and plan.streams_metrics and metrics is not None
         storage = ArrayStorage(share=plan.memory_share, folder=plan.spill_folder)
-        self._collectors = [  # of logits, labels, inputs and losses
+        self._collectors = [  # for logits, labels, inputs and losses
             NestedCollector(num_samples, concat=plan.concat_batches, move_every=plan.move_every, storage=storage)
             for _ in range(4)
         ]
@@ -220,7 +220,7 @@ class PredictionAccumulator:
         session = self.session
         loss, logits, labels = step
         items = self._recorded.items
-        repeated = None  # three operations, so only where somebody asks
+        repeated = None  # three operations, so only if it is used
         if loss is not None and (session.plan.averages_batches or "loss" in session.plan.include):
             repeated = loss.detach().mean().repeat(session.loss_rows or rows)
         if repeated is not None and session.plan.averages_batches and items is None:

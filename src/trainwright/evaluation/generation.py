@@ -27,7 +27,7 @@ class Task:
     """Inputs of a generation and the answers to compare with."""
 
     inputs: Batch  # arguments of `generate`
-    labels: torch.Tensor | None  # the answers, one row for each sample; None where the batch has none
+    labels: torch.Tensor | None  # the answers, one row per sample; None if the batch has none
     for_loss: Batch | None  # the batch that the loss is taken on; None without labels
     prompt_width: int = 0  # tokens at the start of each generated row that repeat the prompt
     is_joined: bool = False  # whether `for_loss` joins prompts and answers that the batch has separately
@@ -81,7 +81,7 @@ def pad_right(rows: torch.Tensor, width: int, *, fill: int) -> torch.Tensor:
 
 
 def new_tokens(generated: Nested, task: Task, *, batch_size: int) -> torch.Tensor:
-    """Cuts the prompts off the rows that `generate` returned: those of a sample are beside each other, equally many."""
+    """Removes the prompts from the rows of `generate`. Each sample has equally many rows, one after the other."""
     rows: torch.Tensor = generated["sequences"] if isinstance(generated, Mapping) else generated
     per_sample, rest = divmod(rows.shape[0], batch_size)
     if rest:
@@ -91,7 +91,7 @@ def new_tokens(generated: Nested, task: Task, *, batch_size: int) -> torch.Tenso
         )
     prompt = task.inputs.get("input_ids")
     width = task.prompt_width
-    # Models that embed the prompt themselves give back what is new and nothing else.
+    # Models that embed the prompt themselves return only the new tokens.
     if width == 0 or rows.shape[1] < width or prompt is None:
         return rows
     return rows[:, width:] if torch.equal(rows[:, :width], prompt.repeat_interleave(per_sample, 0)) else rows
@@ -118,7 +118,7 @@ def _check_prompts(mask: torch.Tensor, *, together: bool) -> None:
     row = int(empty.int().argmax())
     why = "its labels begin at the first token" if together else "its attention_mask is zero everywhere"
     raise DataError(
-        f"predict_with_generate needs a prompt to go on from, and row {row} of an evaluation batch has none: {why}. "
+        f"predict_with_generate needs a prompt to continue, and row {row} of an evaluation batch has none: {why}. "
         "Set the labels of the prompt to -100, or give the prompt alone as input_ids and the answer as labels."
     )
 

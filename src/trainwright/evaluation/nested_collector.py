@@ -85,8 +85,8 @@ class NestedCollector:
         if len(store) != len(arrays) and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "A batch of results has %d parts where earlier ones had %d. Those that not every batch has are left "
-                "out; set eval_do_concat_batches=False to get all, as a list.",
+                "A batch of results has %d parts where earlier ones had %d. Parts missing in a batch are dropped; set "
+                "eval_do_concat_batches=False to get all, as a list.",
                 len(arrays),
                 len(store),
             )
@@ -112,7 +112,7 @@ def gather_results(value: object, gather_objects: Callable[[Nested], list[Nested
 
 
 def joined(values: list[Nested]) -> Nested:
-    """Joins values of the same structure, one of each process."""
+    """Joins the values of all processes, which have the same structure."""
     first = values[0]
     if isinstance(first, list):
         return [entry for one in values for entry in one]
@@ -126,7 +126,7 @@ def joined(values: list[Nested]) -> Nested:
 # -- one array that is filled row by row -------------------------------------------------------------------------------
 
 
-Array = npt.NDArray[Any]  # of any type that a model returns
+Array = npt.NDArray[Any]  # any dtype that a model returns
 
 
 class ArrayStorage:
@@ -136,7 +136,7 @@ class ArrayStorage:
     """
 
     def __init__(self, *, share: float, folder: str | None = None) -> None:
-        # of the memory that is free now, in [0, 1]; arrays beyond it are in files
+        # share of the free memory, in [0, 1]; arrays beyond it go to files
         self._left_bytes = share * available_bytes()
         # folder of these files; if it does not exist, the system's folder for temporary files
         self._folder = folder if folder is not None and Path(folder).is_dir() else None

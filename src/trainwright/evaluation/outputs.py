@@ -78,7 +78,7 @@ class TrainOutput(NamedTuple):
         return _html_of(self)
 
 
-def _html_of(output: Any) -> str:  # one of the named tuples above
+def _html_of(output: Any) -> str:  # output: a named tuple from above
     """Returns a result as HTML: numbers as they are, arrays by shape and type, the metrics below."""
     values = {name: _in_short(value) for name, value in output._asdict().items() if name != "metrics"}
     return html_section(type(output).__name__, html_pairs({**values, **metrics_format(output.metrics or {})}))
@@ -130,7 +130,7 @@ def split_outputs(outputs: Nested, ignore_keys: Sequence[str] | None, *, model: 
         logits: Nested = tuple(value for key, value in outputs.items() if key not in skipped and value is not None)
     else:
         logits = outputs[1:] if has_loss else outputs
-        if isinstance(logits, (tuple, list)):  # without labels a model may return None where the loss would be
+        if isinstance(logits, (tuple, list)):  # without labels a model may return None in place of the loss
             logits = tuple(value for value in logits if value is not None)
     logits = nested_detach(logits)
     return logits[0] if isinstance(logits, (tuple, list)) and len(logits) == 1 else logits
@@ -178,7 +178,7 @@ def record_of(values: Mapping[str, object], named: set[str]) -> dict[str, Any]: 
     kept = recordable(values, dropped)
     for name in (name for name in dropped if name not in named):
         logger.warning(
-            "The metric %s is %s, which the record of a run cannot hold: it is left out of log_history and "
+            "The metric %s is %s, which the record of a run cannot hold: it is not in log_history and "
             "trainer_state.json. Return numbers (or text, or lists of them) from compute_metrics, and log them.",
             printable(name),
             dropped[name],

@@ -1,6 +1,6 @@
-"""Reach of the Hub: one request that asks for it, before a client is called that tries again for half a minute.
+"""Checks with one request that the Hub can be reached, because its client would retry for half a minute.
 
-Functions return what is wrong and what to do about it, or None. The client words other answers of the Hub.
+The functions return the problem and its cure, or None. Other errors of the Hub are described by the client.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def dataset_problem(name: str) -> str | None:
 
 
 def account_problem(token: str | None) -> str | None:
-    """Returns why nothing can be uploaded: no token, one that the Hub refuses, or no connection."""
+    """Returns why nothing can be uploaded: no token, a token that the Hub refuses, or no connection."""
     refused: list[str] = []
     cure = "Log in with `hf auth login`, set HF_TOKEN, or give --token."
 
@@ -93,6 +93,6 @@ def _failure(ask: Callable[[], object]) -> str | None:
         return "HF_HUB_OFFLINE is set, so the Hub is not asked"
     except (HfHubHTTPError, ValueError):
         return None
-    except Exception:  # of the HTTP client, which differs between versions of the Hub's
+    except Exception:  # the type depends on the HTTP client, which differs between versions of huggingface_hub
         return f"the Hub ({constants.ENDPOINT}) cannot be reached from this machine"
     return None

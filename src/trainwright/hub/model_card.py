@@ -46,11 +46,11 @@ SETTINGS = (
 
 Losses: TypeAlias = Mapping[str, Sequence[tuple[int, float]]]
 Names: TypeAlias = str | Sequence[str] | None
-Logs: TypeAlias = Mapping[str, Any]  # numbers, and what else the user logs
+Logs: TypeAlias = Mapping[str, Any]  # numbers and other values that the user logs
 
 
 def losses_of(log_history: Sequence[Logs]) -> dict[str, list[tuple[int, float]]]:
-    """Returns (step, value) of each logged loss, those of evaluations under the names of their sets."""
+    """Returns (step, value) of each logged loss; losses of evaluations are listed by the name of their set."""
     found: dict[str, list[tuple[int, float]]] = {}
     for entry in log_history:
         for name, value in entry.items():
@@ -105,10 +105,10 @@ class CardContent:
 
 
 def write_card(folder: str | Path, facts: CardContent) -> bool:
-    """Writes the card and its picture; False if there is one that somebody wrote or edited, which stays as it is."""
+    """Writes the card and its picture. Returns False, and changes nothing, if a person wrote or edited the card."""
     path = Path(folder) / CARD_NAME
     if path.exists() and not is_untouched(path.read_text(encoding="utf-8")):
-        logger.warning("%s was written or edited by somebody; it stays as it is. Delete it for a new one.", path)
+        logger.warning("%s was written or edited by hand and is kept. Delete it to get a new one.", path)
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     has_picture = draw(facts.losses, path.with_name(CURVE_NAME))
@@ -249,7 +249,7 @@ def collect(
     found = {
         "model_name": Path(str(args.output_dir)).resolve().name,
         "base_model": base_of(model),
-        "dataset": getattr(getattr(dataset, "info", None), "dataset_name", None),  # of the package datasets
+        "dataset": getattr(getattr(dataset, "info", None), "dataset_name", None),  # a dataset of the package datasets
         "tags": listed(given.get("tags")) + listed(getattr(model, "model_tags", None)),
     }
     chosen = {**found, **{name: value for name, value in given.items() if value is not None and name != "tags"}}

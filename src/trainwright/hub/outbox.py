@@ -1,8 +1,8 @@
-"""Files for the Hub: which of a directory are uploaded, and the outbox where they wait, one directory for each upload.
+"""Files for the Hub: which files are uploaded, and the outbox where they wait, one directory for each upload.
 
-The outbox outlives a killed run. Its files are links to those of a checkpoint (copies where links cannot be, and of
-files that may change), so neither later saves nor the deletion of old checkpoints alter what will be uploaded. Nothing
-here knows the network.
+The outbox survives a killed run. Its files are hard links to the files of a checkpoint (copies if links are impossible
+or a file may change), so neither later saves nor the deletion of old checkpoints alter an upload. This module does not
+use the network.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FILES_NAME = "files"
 PARTIAL = ".partial"
 TICKET_BYTES = 1 << 20
 
-# Of an output directory: checkpoints go where the strategy says, the journal (which names paths and commits of this
-# machine) and what is half-written stay here.
+# Not uploaded from an output directory: checkpoints, which the strategy handles; the journal, which names paths and
+# commits of this machine; incomplete files.
 NOT_FROM_ROOT = (
     "_*",
     f"{PREFIX_CHECKPOINT_DIR}-*",
@@ -44,7 +44,7 @@ NOT_FROM_ROOT = (
     ".git/*",
     ".cache/*",
 )
-# Of a checkpoint: what only a resume needs is no part of the model.
+# Not uploaded from a checkpoint: files that only a resume needs.
 NOT_OF_THE_MODEL = (
     _types.OPTIMIZER_NAME,
     _types.SCHEDULER_NAME,
@@ -100,7 +100,7 @@ class Ticket:
     repo: str | None  # repository; None while its owner's name is not known, since the service was away
     path: str = ""  # directory in the repository; empty: its root
     revision: str | None = None  # branch; None: the main one
-    message: str = ""  # of the commit
+    message: str = ""  # commit message
     step: int = 0  # optimizer step that the files are of
 
 
@@ -141,14 +141,14 @@ class Outbox:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 (os.link if path in linked else shutil.copyfile)(source, target)
-            except OSError:  # another file system, or one without links
+            except OSError:  # another file system, or a file system without links
                 shutil.copyfile(source, target)
         write_text(partial / TICKET_NAME, json.dumps(asdict(ticket)))
         partial.rename(final)
         return Upload(final, ticket)
 
     def waiting(self) -> list[Upload]:
-        """Returns the complete pending uploads, without those that a killed process left incomplete."""
+        """Returns the pending uploads, except incomplete ones left by a killed process."""
         found = []
         with self._lock:
             folders = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
@@ -156,7 +156,7 @@ class Outbox:
                 try:
                     found.append(Upload(folder, Ticket(**read_json(folder / TICKET_NAME, max_bytes=TICKET_BYTES))))
                 except (OSError, ValueError, TypeError) as error:
-                    logger.warning("%s is not an upload that can be read, and is left where it is: %s", folder, error)
+                    logger.warning("%s cannot be read as an upload and is not touched: %s", folder, error)
         return found
 
     def remove(self, uploads: Iterable[Upload]) -> None:

@@ -1,8 +1,8 @@
-"""Uploader: what a run uploads, when, and what becomes of an upload that fails. It never ends or holds up a training.
+"""Uploader: what a run uploads, when, and what happens to a failed upload. It never stops or delays training.
 
-Every upload waits in the outbox until the Hub has it. One is in flight at a time. What is saved meanwhile, and what
-failed, is made up for when the training ends, the newest of each place alone; what still fails then waits for the next
-training in the same directory, or for `trainwright push`.
+Every upload waits in the outbox until the Hub has it, and one upload runs at a time. When training ends, the uploader
+sends the saves made in the meantime and the failed uploads, only the newest for each destination. Uploads that still
+fail wait for the next training in the same directory, or for `trainwright push`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class PushInProgress:
 
 
 class UploadQueue:
-    """Runs work on a thread, which lasts as long as there is work."""
+    """Runs work on a thread that ends when there is no more work."""
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[tuple[Job, Callable[[], object]]] = queue.SimpleQueue()
@@ -115,9 +115,9 @@ WhenThere = Callable[[Callable[[bool], None]], None]  # calls back when a checkp
 
 
 class Uploader:
-    """Uploads one output directory to one repository (`name`, with or without its owner), as the first process of all.
+    """Uploads one output directory to one repository (`name`, with or without owner), in the main process only.
 
-    `tell` gets what happens, for the journal: the step, where to, and what came of it.
+    `tell` is called for the journal with the step, the destination and the result of each upload.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class Uploader:
         revision: str | None = None,
         tell: Callable[..., None] = lambda **values: None,
     ) -> None:
-        self.repo: str | None = None  # full name of the repository, once the Hub has told it
+        self.repo: str | None = None  # full name of the repository, once the Hub has answered
         self.progress = PushInProgress()  # the uploads under way
-        self.in_progress: PushInProgress | None = None  # those of the last checkpoint; None before the first
+        self.in_progress: PushInProgress | None = None  # uploads of the last checkpoint; None before the first
         self._root = Path(root)
         self._name = name
         self._api = HfApi(library_name=LIBRARY, token=token)
@@ -142,8 +142,8 @@ class Uploader:
         self._lane = UploadQueue()
         self._tell = tell
         self._in_lane: set[Path] = set()
-        self._failed: set[Path] = set()  # uploads whose failure was logged
-        self._left: list[Upload] = []  # those of which was said that the Hub does not have them
+        self._failed: set[Path] = set()  # uploads with a logged failure
+        self._left: list[Upload] = []  # uploads already reported as missing on the Hub
 
     @classmethod
     def for_arguments(
@@ -231,7 +231,7 @@ class Uploader:
         when_there(ready)
 
     def _stage(self, checkpoint: Path, path: str | None, *, message: str, step: int) -> list[Upload]:
-        """Puts the files into the outbox, and those of the model beside the checkpoints too."""
+        """Puts the files into the outbox, and copies those of the model into the output directory."""
         try:
             model = outbox.files_below(checkpoint, without=outbox.NOT_OF_THE_MODEL)
             ticket = Ticket(repo=self.repo, revision=self._revision, message=message, step=step)

@@ -87,7 +87,7 @@ class FileJournal:
                 if not self._waits or kind in BEGIN_A_FILE or os.path.lexists(self.path):
                     while self._waiting:
                         self._append(self._waiting.pop(0))
-        except Exception as error:  # also from the text of an object that somebody logged
+        except Exception as error:  # may come from `str` of a logged object
             self._waiting.clear()
             is_first = not self._has_failed
             self._has_failed = True  # set before the warning, which is an entry itself
@@ -95,7 +95,7 @@ class FileJournal:
                 logger.warning("%s cannot be written, so this run is not recorded there: %s", self.path, error)
 
     def _append(self, line: bytes) -> None:
-        """Appends to the file, which stays open for as long as nobody else writes to it or moves it."""
+        """Appends to the file. It stays open until another process writes to it or moves it."""
         if self._file is None or not self._file.is_as_left(self.path):
             self._close_file()
             self._file = OpenFile(self.path)
@@ -146,9 +146,9 @@ class OpenFile:
                 self.append(b"\n")
 
     def append(self, line: bytes) -> None:
-        """Appends to the file; an OSError where it does not fit."""
+        """Appends to the file; OSError if the line does not fit."""
         self._size += len(line)
-        if os.write(self._number, line) != len(line):  # so the next line finds another size, and opens the file anew
+        if os.write(self._number, line) != len(line):  # makes the next line see another size and reopen the file
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def is_as_left(self, path: Path) -> bool:
@@ -165,7 +165,7 @@ class Record:
     """Record of one run from its journal."""
 
     run_id: str  # id of the run
-    entries: list[Entry] = field(default_factory=list)  # those that count, in order
+    entries: list[Entry] = field(default_factory=list)  # valid entries, in order
     # name -> step -> value: one value for each name and step
     values: dict[str, dict[int, object]] = field(default_factory=dict)
 
@@ -213,7 +213,7 @@ def read(path: str | Path, run_id: str | None = None) -> Record:
     journal = path / JOURNAL_NAME if path.is_dir() else path
     if not journal.is_file():
         raise FileNotFoundError(
-            f"There is no {journal}, so {path} is not a run. `trainwright runs DIR` lists those there are."
+            f"There is no {journal}, so {path} is not a run. `trainwright runs DIR` lists the runs below a directory."
         )
     entries = list(lines(journal))
     if run_id is None:
@@ -254,8 +254,8 @@ class JournalListener:
     """Gets every event before the callbacks, so that the journal has the logs without their changes."""
 
     def __init__(self, clock: Clock) -> None:
-        self.journal: Journal = NullJournal()  # of the run under way, where its output is saved
-        self.clock = clock  # of the run under way
+        self.journal: Journal = NullJournal()  # journal of the current run, if its output is saved
+        self.clock = clock  # clock of the current run
         self._warnings = WarningRecorder(self)
         self.step_now: Callable[[], int] = int
 
@@ -308,7 +308,7 @@ class JournalListener:
         self.end()
 
     def on_incident(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
-        incident: Any = kwargs["incident"]  # a guard.Incident, or what a user's code fires
+        incident: Any = kwargs["incident"]  # a guard.Incident, or an object fired by user code
         self.journal.write("incident", step=incident.step, text=incident.text)
 
 
@@ -395,7 +395,7 @@ def installed(package: str) -> str | None:
         return None
 
 
-@functools.cache  # the code of a process is what it was when the process began
+@functools.cache  # the code of a process does not change while it runs
 def commit(folder: str) -> str | None:
     """Returns the commit of the directory of the start, with a mark if files differ from it; None if unknown."""
 
@@ -421,7 +421,7 @@ def changed_arguments(args: Arguments) -> JSONObject:
 
 
 def without_secrets(values: JSONObject) -> JSONObject:
-    """Replaces values whose names mean a secret by a mark."""
+    """Replaces values with a name that means a secret by a mark."""
     kept: JSONObject = {}
     for name, value in values.items():
         if isinstance(value, str) and SECRET.search(name.lower()):

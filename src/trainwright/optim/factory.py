@@ -257,7 +257,7 @@ def warn_of_unknown_names(optimizer: str, given: Mapping[str, str], known: Optio
 
 
 def read(optimizer: str, given: Mapping[str, str], options: Options) -> Kwargs:
-    """Returns the values of those `options` that were given or have a default."""
+    """Returns the values of all `options` that were given or have a default."""
     values = {}
     for name, option in options.items():
         value = given.get(name, option.default)

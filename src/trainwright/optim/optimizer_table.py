@@ -84,18 +84,18 @@ class OptimizerSpec:
     path: str  # "module:attribute" of the class
     package: str | None = None  # requirement for pip, with the oldest supported version; None where torch has the class
     # give it `betas` and `eps` of `adam_beta1`, ...: "always", "betas" alone, or "if set" to something else than the
-    # default, for classes whose own defaults differ
+    # default, for classes with other defaults of their own
     adam: Literal["no", "always", "betas", "if set"] = "no"
     decay: bool = False  # give it `weight_decay` as an argument too, besides the groups
     warmup: bool = False  # give it `warmup_steps`
-    fixed: Mapping[str, object] = field(default_factory=dict)  # further arguments that this name stands for
-    options: Options = field(default_factory=dict)  # what `optim_args` may hold
+    fixed: Mapping[str, object] = field(default_factory=dict)  # further arguments implied by this name
+    options: Options = field(default_factory=dict)  # options allowed in `optim_args`
     # `optim_args` of the group of target modules, for GaLore and APOLLO; empty for the others
     projects: Options = field(default_factory=dict)
     projects_adam: bool = False  # `betas` and `eps` go to that group as well
     layerwise: bool = False  # an optimizer for each parameter, stepping during the backward pass
     whole_model: bool = False  # takes the model instead of parameters
-    limits: tuple[Limit, ...] = ()  # what it cannot do
+    limits: tuple[Limit, ...] = ()  # combinations that it does not support
 
 
 Limit = Callable[[str, "Arguments"], "str | None"]

@@ -28,7 +28,7 @@ from trainwright.support.model_facts import embedding_ids
 
 State = dict[str, Any]  # as torch's `state_dict`
 _HOOKS: MutableMapping[torch.Tensor, RemovableHandle] = WeakIdKeyDictionary()  # hook that steps a parameter's optimizer
-# What models call their output layer, where get_output_embeddings() does not tell.
+# Names of the output layer, for models in which get_output_embeddings() does not return it.
 HEADS = ("lm_head", "head", "classifier", "score", "qa_outputs", "output_projection", "proj_out", "embed_out", "fc_out")
 MATRICES = "uses_muon"  # a group with this key set is Muon's
 
@@ -107,7 +107,7 @@ def step_in_backward(optimizer: LayerWiseDummyOptimizer) -> None:
         parameter.grad = None
 
     for parameter in parts:
-        if parameter in _HOOKS:  # of an optimizer that this one replaces
+        if parameter in _HOOKS:  # hook of an optimizer that this one replaces
             _HOOKS.pop(parameter).remove()
         _HOOKS[parameter] = parameter.register_post_accumulate_grad_hook(update)  # type: ignore[no-untyped-call]
 

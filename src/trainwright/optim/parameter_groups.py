@@ -24,7 +24,7 @@ Targets = str | Sequence[str]
 # Searched in the lower-case path of a parameter: biases, and norm layers by the names that models give them.
 NO_DECAY_PATTERNS = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
 NO_DECAY_LAYERS: tuple[type[nn.Module], ...] = (nn.LayerNorm,)
-_NUMBERED = re.compile(r"^(.*?)\.?(?<![^.])(\d+)\.")  # what is before the first number, and that number
+_NUMBERED = re.compile(r"^(.*?)\.?(?<![^.])(\d+)\.")  # prefix before the first number, and the number
 
 
 def get_parameter_names(
@@ -52,7 +52,7 @@ def get_parameter_names(
 
 
 def decay_groups(model: nn.Module, decay_names: Iterable[str], weight_decay: float) -> list[Group]:
-    """Two groups of the trainable parameters: those that decay and those that do not, in the model's order."""
+    """Returns the trainable parameters with and without weight decay as two groups, in the model's order."""
     decays = set(decay_names)
     trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     return [
@@ -173,7 +173,7 @@ def nearest(wanted: str | Sequence[str], names: Sequence[str], *, count: int = 4
 
 
 def projected_groups(model: nn.Module, chosen: set[str], settings: Group) -> list[Group]:
-    """Returns two groups: the parameters that are not projected, and those that are, with their settings."""
+    """Returns two groups: parameters without projection, and projected parameters with their settings."""
     named = list(model.named_parameters())
     return [
         {"params": [p for name, p in named if name not in chosen]},
@@ -223,7 +223,7 @@ def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
             f"layerwise_lr_decay={decay} counts the layers by the numbers in their names, and {type(model).__name__} "
             f"has none ({', '.join(names[:3])}, ...). Use lr_groups, for example {{'{names[0]}': '0.5x'}}."
         )
-    heights = {stack: index + 1 for stack, index in sorted(layers.values())}  # the last one of a stack counts
+    heights = {stack: index + 1 for stack, index in sorted(layers.values())}  # the last index of a stack counts
     weights = embedding_ids(model)
     embeddings = {name for name, p in model.named_parameters() if id(p) in weights or "embed" in name.lower()}
 

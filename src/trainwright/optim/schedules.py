@@ -1,26 +1,27 @@
 """Learning-rate schedules, and rates and other settings of the optimizer after a resume.
 
-The most frequent schedules give what transformers' give, bit for bit. They are written again because transformers' file
-of schedules loads PEFT, bitsandbytes and what these load: seconds and 60 MB before step 1 of a run that uses none.
+The most frequent schedules equal those of transformers bit for bit. They are implemented here because the module in
+transformers imports PEFT and bitsandbytes with their dependencies: seconds and 60 MB before step 1 of a run that uses
+none of them.
 
-After a resume, what changed takes effect, and no rate jumps by itself.
+After a resume, changed settings take effect, and no rate jumps by itself.
 
-**Another length.** A run of T0 steps stands at step s0 and is to take T1 steps. Its schedule is f0(s), a factor of the
-base rate; the schedule of a fresh run of T1 steps is f1(s). Following f1 from s0 on would jump. So the run follows
+**Another length.** A run of T0 steps is at step s0, and its new length is T1 steps. Its schedule is f0(s), a factor of
+the base rate; the schedule of a fresh run of T1 steps is f1(s). Following f1 from s0 on would jump. So the run follows
 
-    g(s) = f1(s) + (a - f1(s0)) * (T1 - s) / (T1 - s0)       where the run stands above f1: the excess fades away,
-                                                             and never above a, or f1 where that is higher
-    g(s) = e + (f1(s) - e) * (a - e) / (f1(s0) - e)          where it stands below: f1's course in the room below a
+    g(s) = f1(s) + (a - f1(s0)) * (T1 - s) / (T1 - s0)       if a is above f1(s0): the excess fades to 0, and the rate
+                                                             never exceeds a, or f1 if that is higher
+    g(s) = e + (f1(s) - e) * (a - e) / (f1(s0) - e)          if a is below f1(s0): f1, scaled so that it begins at a
 
-with a = f0(s0), where it stands, and e = f1(T1), where f1 ends (0 in the second line if a is below it). Both begin at a
-and end at e. A run that is over (s0 >= T0) stands at the rate of its last step, a = f0(T0 - 1): what a schedule says
-beyond its end was never meant to be trained with.
+with the current factor a = f0(s0) and the final factor e = f1(T1) (0 in the second line if a is below it). Both begin
+at a and end at e. For a finished run (s0 >= T0), a is the factor of its last step, f0(T0 - 1): values of a schedule
+beyond its end are not meant for training.
 
     linear, base 1e-3, T0 = 20, s0 = 20, T1 = 40: a = f0(19) = 1/20, f1(20) = 1/2, e = 0, so g(s) = f1(s) / 10:
     step 20 had 5e-5, step 21 has 5e-5, step 31 has 2.5e-5, step 41 would have 0. (f1 itself: step 21 at 5e-4.)
 
-What a schedule says at s0 may not depend on the length (constant, inverse_sqrt, in warm-up by steps): then g is f1.
-The lengths that a run has had, and since when, are kept in the schedule's state, so a later resume follows g too.
+If the value of a schedule at s0 does not depend on the length (constant, inverse_sqrt, warm-up by steps), g is f1. The
+schedule's state records the lengths of the run and the steps since which they apply, so a later resume follows g too.
 
 **Another base rate** applies from here, at the position and with the shape of the schedule.
 """
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Name -> what makes it: a function of transformers.optimization, or a class whose parameters are its settings.
+# Name -> factory: a function of transformers.optimization, or a class that takes the settings as parameters.
 BUILDERS: dict[str, str] = {
     "linear": "get_linear_schedule_with_warmup",
     "cosine": "get_cosine_schedule_with_warmup",
@@ -250,7 +251,7 @@ def changed_rate(optimizer: Optimizer, asked: RequestedSettings) -> tuple[float,
 def apply_changes(
     optimizer: Optimizer, scheduler: LRScheduler, asked: RequestedSettings, changed: Mapping[str, tuple[Any, Any]]
 ) -> None:
-    """Applies the settings whose arguments changed, (before, now), after loading; the others stay as loaded."""
+    """Applies changed settings, (before, now), after loading; the others keep their loaded values."""
     scheduler = _plain(scheduler)
     names = {name for argument in changed for name in SETTINGS.get(argument, ())}
     follows = follows_metrics(scheduler)

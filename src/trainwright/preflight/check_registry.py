@@ -28,9 +28,9 @@ Moment: TypeAlias = Literal["start", "batch", "step", "full"]
 class Finding:
     """Result of one check."""
 
-    severity: Severity  # "note" (good to know), "warning" (probably not what was meant), "error" (the run cannot work)
-    evidence: str  # what was seen, with its numbers
-    cure: str = ""  # what to change; empty for a note that needs nothing
+    severity: Severity  # "note" (good to know), "warning" (probably unintended), "error" (the run cannot work)
+    evidence: str  # the observation, with its numbers
+    cure: str = ""  # the change to make; empty for a note that needs none
     check: str = ""  # name of the check
 
     def __str__(self) -> str:
@@ -96,9 +96,9 @@ class CheckReport:
 class FirstStep:
     """Results of the first optimizer step."""
 
-    loss: float | None  # of its window, as it is logged; None where it was not read
+    loss: float | None  # loss of its window, as logged; None if it was not read
     without_gradient: tuple[str, ...] = ()  # trainable parameters that the backward pass did not reach
-    seconds: float | None = None  # how long it took; None where that says nothing about the steps to come
+    seconds: float | None = None  # duration; None if it says nothing about later steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +112,14 @@ class CheckFacts:
     optimizer: Optimizer | None = None
     plan: StepPlan | None = None
     batches: Sequence[Batch] | None = None  # micro-batches of the first step, as the collator made them
-    columns: tuple[str, ...] | None = None  # entries of a sample, before those that the model does not take are dropped
-    # entries that the model takes, or its collator asks for; None where nothing is dropped
+    columns: tuple[str, ...] | None = None  # entries of a sample before unused ones are dropped
+    # entries used by the model or its collator; None if nothing is dropped
     taken: frozenset[str] | None = None
     label_names: tuple[str, ...] = ()  # inputs that are labels
     can_return_loss: bool = False
-    loss_is_the_models: bool = True  # nothing of the user's stands between the model's loss and the step's
+    loss_is_the_models: bool = True  # no user code changes the model's loss
     step: FirstStep | None = None
-    failure: str | None = None  # what went wrong when a batch or a step was tried
+    failure: str | None = None  # the error when a batch or a step was tried
     folder: Path | None = None  # where checkpoints go
     checkpoint_bytes: int | None = None  # estimated size of one
     free_bytes: int | None = None  # on the disk of `folder`
@@ -127,7 +127,7 @@ class CheckFacts:
     rehearse: Callable[[], Iterable[str]] | None = None
     supports_bf16: bool | None = None
     max_elements: int | None = None  # parameters that are looked at one by one; more take too long before every run
-    is_brief: bool = False  # only what is wrong is wanted
+    is_brief: bool = False  # report problems only
 
 
 # How a person calls the facts that may be missing.
@@ -152,7 +152,7 @@ class Check:
     name: str
     when: Moment  # the first moment at which it is cheap; every later moment of a check-up has its facts too
     needs: tuple[str, ...]  # facts without which it cannot look
-    about: str  # what it looks at, in a few words
+    about: str  # the subject of the check, in a few words
     look: Look
 
 
@@ -184,7 +184,7 @@ def look_at(facts: CheckFacts, *moments: Moment) -> CheckReport:
             continue
         try:
             found = [replace(finding, check=one.name) for finding in one.look(facts)]
-        except Exception as error:  # a check must never be what ends a run
+        except Exception as error:  # a failing check must not end a run
             not_done.append((one.name, f"{type(error).__name__}: {error}"))
             continue
         findings += found

@@ -33,11 +33,11 @@ logger = logging.getLogger(__name__)
 
 MAX_ELEMENTS = 300_000_000  # parameters that are looked at before every run: a fraction of a second
 
-BATCHES = 4  # of a window that are looked at
+BATCHES = 4  # batches of a window that are examined
 
 
 class FirstLook(Extension):
-    """Runs the cheap checks at three moments of the first step of a run, and tells what each found."""
+    """Runs the cheap checks at three moments of the first step of a run, and reports their findings."""
 
     name = "first_look"
     order = -50  # before a guard refuses the update
@@ -209,7 +209,7 @@ def _batches(copied: AnyTrainer) -> list[Batch]:
 
 
 def _tried(copied: AnyTrainer, facts: CheckFacts) -> CheckFacts:
-    """With what a forward and a backward pass over the batches show; no update is made."""
+    """Adds the facts from a forward and a backward pass over the batches, without an update."""
     if not copied._engine.trains_bare or (steps_in_backward(copied.args) and copied.optimizer is not None):
         return facts
     try:

@@ -37,7 +37,7 @@ def columns(facts: CheckFacts) -> Iterator[Finding]:
         if meant is not None:
             yield warning(
                 f"The column {name!r} is dropped: {model}.forward does not take it.",
-                f"Rename it to {meant!r} if that is what it is.",
+                f"Rename it to {meant!r} if that is its meaning.",
             )
             return
     yield note(f"Dropped, as {model}.forward does not take them: {some(dropped, 8)}.")
@@ -132,7 +132,7 @@ def truncation(facts: CheckFacts) -> Iterator[Finding]:
         have = "has" if cut == 1 else "have"
         yield warning(
             f"{cut} of {counted(len(lengths), 'row')} of the first step {have} all of {limit} tokens: probably cut.",
-            "Split long texts into several samples, or make sure that what counts comes first.",
+            "Split long texts into several samples, or make sure that the relevant part comes first.",
         )
 
 
@@ -243,7 +243,7 @@ def _outside(tensors: Sequence[object], limit: int | None) -> int | None:
     return None
 
 
-FAR = 2.0  # times what chance gives, and one more: a model that knows nothing is near 1
+FAR = 2.0  # times the loss of guessing, plus one: an untrained model is near 1
 FAR_FROM_THE_MEAN = 100.0  # times the variance of the labels
 
 
@@ -258,7 +258,7 @@ def finite_loss(facts: CheckFacts) -> Iterator[Finding]:
         )
 
 
-@check(when="step", needs=("step",), about="the first loss is near what chance gives, or better")
+@check(when="step", needs=("step",), about="the first loss is near that of guessing, or better")
 def loss_near_chance(facts: CheckFacts) -> Iterator[Finding]:
     loss = facts.step.loss if facts.step is not None else None
     if loss is None or not math.isfinite(loss) or not facts.loss_is_the_models:

@@ -35,7 +35,7 @@ def finite_parameters(facts: CheckFacts) -> Iterator[Finding]:
     if bad:
         yield error(
             f"{counted(len(bad), 'parameter')} with NaN or infinity: {some(bad)}.",
-            "Load the weights again; those that the checkpoint lacked may never have been initialised.",
+            "Load the weights again; weights missing in the checkpoint may never have been initialised.",
         )
 
 
@@ -100,17 +100,17 @@ def gradients(facts: CheckFacts) -> Iterator[Finding]:
     )
 
 
-IN_MEMORY = Path("/dev/shm")  # where the system has it, a file there is in memory
-COPIES = 3  # the file, what is read of it, and the model that takes it
+IN_MEMORY = Path("/dev/shm")  # files there are in memory, if the system has this folder
+COPIES = 3  # the file, its contents when read, and the model that loads them
 
 
 @check(when="full", about="a batch can be made, and a step taken on it")
 def first_step(facts: CheckFacts) -> Iterator[Finding]:
     if facts.failure is not None:
-        yield error(facts.failure, "Training would end here; the error says what the data or model lack.")
+        yield error(facts.failure, "Training would end here; the error names what is missing in data or model.")
 
 
-@check(when="full", needs=("rehearse",), about="what an evaluation yields, by a dry one over a single batch")
+@check(when="full", needs=("rehearse",), about="the results of a dry evaluation over a single batch")
 def metrics(facts: CheckFacts) -> Iterator[Finding]:
     assert facts.rehearse is not None
     try:
@@ -134,7 +134,7 @@ def round_trip(facts: CheckFacts) -> Iterator[Finding]:
         if names:
             yield error(
                 f"A model that is saved and loaded has {counted(len(names), 'weight')} {what}: {some(names)}.",
-                "Look at what state_dict() and load_state_dict() of the model leave out or change; register tensors "
+                "Check what state_dict() and load_state_dict() of the model drop or change; register tensors "
                 "with register_parameter or register_buffer.",
             )
 
@@ -152,7 +152,7 @@ def _lost_and_altered(model: nn.Module) -> tuple[list[str], list[str]]:
     after = dict(twin.named_parameters())
     differing = [name for name in before if not torch.equal(before[name], after[name])]
     trainable = {name for name, parameter in before.items() if parameter.requires_grad}
-    if weights.is_adapter(model):  # the file holds the adapter alone; the base comes from where it came from
+    if weights.is_adapter(model):  # the file holds only the adapter; the base model is loaded from its own source
         differing = [name for name in differing if name in trainable]
     lost = [name for name in differing if name in missing or bool(torch.isnan(after[name]).any())]
     return lost, [name for name in differing if name not in lost]
@@ -212,7 +212,7 @@ def hub_token(facts: CheckFacts) -> Iterator[Finding]:
         yield error("No token is set, and push_to_hub=True needs one.", cure)
 
 
-@check(when="start", about="number formats: of the weights, of the arithmetic, and what the hardware has")
+@check(when="start", about="number formats of weights, arithmetic and hardware")
 def precision(facts: CheckFacts) -> Iterator[Finding]:
     mixed = facts.args.mixed_precision
     sizes = Counter[torch.dtype]()

@@ -46,10 +46,10 @@ class Proof:
     """Proof of one law."""
 
     name: str
-    law: str  # what must hold, as a sentence
-    holds: bool | None  # None where it could not be tried
+    law: str  # the law, as a sentence
+    holds: bool | None  # None if it could not be tried
     evidence: str  # the gap that was seen, or why it could not be tried
-    cure: str = ""  # the setting that makes it hold; empty where it does
+    cure: str = ""  # the setting that makes it hold; empty if it holds
 
     def to_dict(self) -> JSONObject:
         return asdict(self)
@@ -92,8 +92,8 @@ class ProofReport:
         return "\n".join(self.lines())
 
 
-COPIES = 8  # of the weights: two models, gradients and states of one, and what a checkpoint takes
-WINDOW = 8  # samples of the step whose gradients are compared
+COPIES = 8  # copies of the weights: two models, gradients and states of one, and a checkpoint
+WINDOW = 8  # samples of the step used to compare gradients
 NUM_EVALUATED = 48
 # Gaps that come from adding in another order.
 EXACT = 1e-4  # in fp32
@@ -268,8 +268,8 @@ def accumulation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
     if any(isinstance(module, BATCH_NORMS) for module in trainer.model.modules()):
         return False, evidence, "Batch normalisation sees micro-batches; use GroupNorm, or freeze its statistics."
     cure = (
-        "The loss of a sample depends on what it is batched with: look at padding without an attention_mask, and at "
-        "losses that are neither a sum over num_items_in_batch nor a mean over label items."
+        "The loss of a sample depends on the other samples in its batch: look at padding without an attention_mask, "
+        "and at losses that are neither a sum over num_items_in_batch nor a mean over label items."
     )
     return False, evidence, cure
 
@@ -366,7 +366,7 @@ class GradientCapture(TrainerCallback):
 
 
 def gap(one: Tensors, other: Tensors) -> float:
-    """Returns the largest difference, as a share of the largest value; infinite where the names differ."""
+    """Returns the largest difference as a share of the largest value; infinity if the names differ."""
     if one.keys() != other.keys() or not one:
         return float("inf")
     largest = max(float(value.abs().max()) for value in one.values() if value.numel())
@@ -411,9 +411,10 @@ GRADIENTS = "gradients.safetensors"
 
 
 def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = TIMEOUT_S) -> dict[str, torch.Tensor]:
-    """The gradients of the first step of a trainer that so many processes make by a recipe; or ProcessFailedError.
+    """Returns the gradients of the first step of a trainer made by a recipe in several processes.
 
-    In the recipe, "trainer" and "arguments" are classes, "settings" and "parts" what they are called with.
+    In the recipe, "trainer" and "arguments" are classes, "settings" and "parts" their arguments. Raises
+    ProcessFailedError if a process fails.
     """
     text = pickle.dumps(recipe)
     with tempfile.TemporaryDirectory() as folder:
@@ -471,7 +472,7 @@ def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.
 def main() -> None:
     """Trains one step by the recipe on standard input, as one of several processes; rank 0 writes the gradients."""
     folder = Path(sys.argv[1])
-    # From the process that started this one, through a pipe that nobody else can write to.
+    # From the parent process, through a pipe that no other process can write to.
     recipe: JSONObject = pickle.load(sys.stdin.buffer)
     keeper = GradientCapture()
     args = recipe["arguments"](**{**recipe["settings"], "output_dir": str(folder / "run")})

@@ -43,10 +43,10 @@ from trainwright.support.patches import attention_of, repeated_blocks, with_atte
 from trainwright.support.tensor_tree import tensors_of
 
 ATTENTION = "attn_implementation"  # the lever that is no field of the arguments
-SHARE = 0.02  # of the time of the run that measuring may take
-MIN_STEPS = 400  # of a run: 2 % of fewer do not pay for one lever
-NUM_TIMED = 3  # steps whose median counts
-NUM_BATCHES = 4  # of a window that a step is measured with
+SHARE = 0.02  # share of the run's time that measuring may take
+MIN_STEPS = 400  # steps of a run below which 2 % do not pay for a single lever
+NUM_TIMED = 3  # timed steps; their median counts
+NUM_BATCHES = 4  # batches of a window used to measure a step
 WORTH_KEEPING = 0.97  # share of the time before that a lever must stay below
 COMPILE_S = 30.0  # seconds that must be left before a lever is tried that compiles
 WORKER_S = 2.0  # the same, for workers to start
@@ -162,7 +162,7 @@ def choose(trainer: AnyTrainer) -> Choice:
             return Choice(note=f"nothing was measured: {reason}")
         with left_as_it_was(trainer.model), _kept_weights(trainer.model) as restore:
             return _Measurement(trainer, restore).choose()
-    except Exception as error:  # of the user's model, data or hooks; the run itself will raise what is wrong
+    except Exception as error:  # from the user's model, data or hooks; the run itself will raise it again
         return Choice(note=f"nothing was kept: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
     finally:
         trainer._engine.empty_cache()
@@ -205,7 +205,7 @@ def _kept_weights(model: nn.Module) -> Iterator[Any]:
 
 
 def _read(loader: DataLoaderLike, number: int) -> tuple[list[Batch], float]:
-    """The first batches, and the seconds in which so many are read by this process."""
+    """Returns the first batches and the seconds in which this process reads them."""
     marks: list[float] = []
     batches: list[Batch] = []
     with unchanged_random_states():
@@ -232,7 +232,7 @@ class _Measurement:
         self._num_steps = plan.max_steps
         micro_batches = resolve.micro_batches(copied.args)
         self._batches, self._read_s = _read(loader, min(micro_batches, NUM_BATCHES))
-        self._share = micro_batches / len(self._batches)  # of a whole step in one that is measured
+        self._share = micro_batches / len(self._batches)  # share of a whole step that one measured step covers
         self._plain = self._tried({}, updates=False)
         self._seconds = self._timed({})
         self._budget_s = SHARE * self._num_steps * self._share * (self._seconds + self._read_s)
@@ -242,13 +242,13 @@ class _Measurement:
     def _copy(self, settings: JSONObject) -> AnyTrainer:
         trainer = self._trainer
         fields = {name: value for name, value in settings.items() if name != ATTENTION}
-        fields |= {"speed": None, "average_tokens_across_devices": False}  # what is divided by is not shared
+        fields |= {"speed": None, "average_tokens_across_devices": False}  # the divisor is not shared between processes
         parts = {"_train_batch_size": trainer._train_batch_size}
         return copy_of(trainer, fields, lr_scheduler=None, _created_lr_scheduler=False, **parts)
 
     @contextmanager
     def _trying(self, settings: JSONObject) -> Iterator[AnyTrainer]:
-        """A copy of the trainer whose model is as in a run with the settings."""
+        """Returns a copy of the trainer with its model set up as in a run with the settings."""
         copied = self._copy(settings)
         engine = self._trainer._engine
         with ExitStack() as stack:
@@ -268,7 +268,7 @@ class _Measurement:
         return torch.stack([loss.float() for loss in losses_of_window(copied, self._batches)]).sum()
 
     def _optimizer(self, copied: AnyTrainer) -> Any:
-        """A new optimizer; None where the trainer has one, whose state must not change."""
+        """Returns a new optimizer; None if the trainer has one, because its state must not change."""
         return None if copied.optimizer is not None else copied._make_optimizer(copied.model, self._num_steps)
 
     def _found(self, copied: AnyTrainer, *, updates: bool) -> Tensors:
@@ -404,7 +404,7 @@ class _Measurement:
             return self._difference(self._tried(settings, updates=False), self._tried({}, updates=False))
 
     def _difference(self, ours: Tensors, plain: Tensors) -> float:
-        """The larger one of loss and gradients, each as a share of the largest value."""
+        """Returns the larger difference of loss and gradients, each as a share of the largest value."""
         losses = [{"loss": found["loss"]} for found in (plain, ours)]
         others = [{name: one for name, one in found.items() if name != "loss"} for found in (plain, ours)]
         found = [gap(*losses), gap(*others)]

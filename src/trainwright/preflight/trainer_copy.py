@@ -47,7 +47,7 @@ def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **pa
 
 
 def losses_of_window(copied: AnyTrainer, batches: Sequence[Batch]) -> list[torch.Tensor]:
-    """The losses of micro-batches of one step of a copy, whose model has their gradients."""
+    """Returns the losses of the micro-batches of one step of a copy, and leaves their gradients in its model."""
     window, num_items = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
     copied.current_gradient_accumulation_steps = len(window)
     return [copied.training_step(copied.model, dict(batch), num_items) for batch in window]

@@ -12,7 +12,7 @@ from trainwright.journal.record import Record, flat, read
 from trainwright.report.page import NUM_POINTS, Curve, Mark, document, figure, grid, readable, table
 from trainwright.report.run_page import NOT_DRAWN, facts, last_start
 
-TOLERANCE = 1e-6  # relative: what rounding may differ by
+TOLERANCE = 1e-6  # relative difference that rounding may cause
 
 
 def read_runs(runs: Sequence[str | Path]) -> dict[str, Record]:
@@ -36,7 +36,7 @@ def comparison(records: dict[str, Record], *, tolerance: float = TOLERANCE) -> s
     num_points = NUM_POINTS // max(len(shared) * len(records), 1)
     charts = []
     for name in shared:
-        # Curves that lie over each other are all seen: later ones are thinner, and each has a dash pattern of its own.
+        # Overlapping curves all stay visible: later ones are thinner, and each has its own dash pattern.
         curves = [
             Curve(label, *record.series(name), dash=i % 4, width=max(5 - 1.5 * i, 2))
             for i, (label, record) in enumerate(records.items())
@@ -126,7 +126,7 @@ def first_difference(records: dict[str, Record], tolerance: float = TOLERANCE) -
 
 
 def differing_arguments(records: dict[str, Record]) -> dict[str, list[object]]:
-    """Name -> the value in each run, of the arguments that are not the same in all; where a run writes is left out."""
+    """Returns name -> value in each run for the arguments that differ, except the output directory."""
     given = [flat(last_start(record).get("arguments", {})) for record in records.values()]
     names = dict.fromkeys(name for arguments in given for name in arguments if name != "output_dir")
     values = {name: [arguments.get(name) for arguments in given] for name in names}

@@ -16,8 +16,8 @@ from pathlib import Path
 from trainwright.support.html_table import html_section, html_table
 
 ASSETS = Path(__file__).parent / "assets"
-NUM_POINTS = 50_000  # of all curves of a page, which stays below 1.5 MB
-FEWEST_POINTS = 100  # of one curve
+NUM_POINTS = 50_000  # points of all curves of a page, which keeps it below 1.5 MB
+FEWEST_POINTS = 100  # points that each curve keeps
 NARROW = '<section class="card">'
 WIDE = '<section class="card wide">'
 WORDS = {
@@ -40,7 +40,7 @@ class Curve:
     width: float = 2
     line: str = ""  # "steps", or "" for a line (in a chart of points: none)
     color: int | None = None  # by default that of its place in the chart
-    text: Sequence[str] | None = None  # of each point, in the place of the name
+    text: Sequence[str] | None = None  # text of each point, in place of the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Mark:
 
 
 def document(title: str, sections: Iterable[str], *, note: str = "", refresh_s: int | None = None) -> str:
-    """Returns a page; with `refresh_s` it loads itself again after so many seconds."""
+    """Returns a page that reloads itself every `refresh_s` seconds, if that is given."""
     style, library, licence, script = (
         (ASSETS / name).read_text(encoding="utf-8").strip()
         for name in ("page.css", "uPlot.iife.min.js", "uPlot.LICENSE", "page.js")
@@ -73,7 +73,7 @@ def document(title: str, sections: Iterable[str], *, note: str = "", refresh_s: 
 
 
 def tiles(facts: Iterable[tuple[str, str, str]]) -> str:
-    """Returns the headline of a page: label, value and note of each fact; one without a value is left out."""
+    """Returns the headline of a page: label, value and note of each fact that has a value."""
     shown = ""
     for label, value, note in facts:
         broken = re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", html.escape(value))  # a long class name, between its words
@@ -96,7 +96,7 @@ def grid(cards: Iterable[str], kind: str = "grid") -> str:
 
 
 def card(title: str, body: str, *, is_wide: bool = True, tools: str = "") -> str:
-    """Returns a section with a heading; `tools` stand beside the heading."""
+    """Returns a section with a heading and `tools` next to it."""
     head = f'<div class="head"><h2>{html.escape(title)}</h2>{tools}</div>'
     return f"{WIDE if is_wide else NARROW}{head}{body}</section>"
 

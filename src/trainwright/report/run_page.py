@@ -42,7 +42,7 @@ NOT_DRAWN = (
     "train_samples_per_second",
     "train_tokens_per_second",
 )
-BY_SOURCE = ("loss", "tokens", "samples")  # of a mixture, in the log as loss/<source>
+BY_SOURCE = ("loss", "tokens", "samples")  # values of a mixture's sources, logged as loss/<source> and so on
 LAST = ("Evaluation speed, samples/s", "Memory, bytes")  # charts at the end of the page
 # Kinds of entries that are written as they happen, and what the time before one went into.
 TIMED = {"start": "", "resume": "", "log": "training", "evaluation": "evaluation", "save": "saving"}
@@ -172,7 +172,7 @@ def throughput(record: Record) -> tuple[Curve, str]:
 
 
 def tokens_per_step(record: Record) -> float:
-    """Returns the mean number of tokens of a step; 0 where they are not counted."""
+    """Returns the mean number of tokens per step; 0 if they are not counted."""
     steps, tokens = record.series("num_input_tokens_seen")
     return (tokens[-1] - tokens[0]) / (steps[-1] - steps[0]) if len(steps) > 1 else 0.0
 
@@ -184,7 +184,7 @@ def incidents(record: Record) -> list[Entry]:
 
 
 def warnings(record: Record) -> list[Entry]:
-    """Returns the warnings that are not those of a bad step, which have the same text."""
+    """Returns the warnings without those for bad steps, which repeat the text of an incident."""
     told = {entry["text"] for entry in record.of("incident")}
     return [entry for entry in record.of("warning") if entry.get("text") not in told]
 
@@ -269,7 +269,7 @@ def time_by_phase(record: Record) -> dict[str, float]:
                 total[phase] += seconds
             seen = defaultdict(float)
             before = entry.get("time")
-        elif kind == "time":  # what is written later is not of the training
+        elif kind == "time":  # later entries do not belong to the training
             seen = defaultdict(float, entry["time_by_phase"])
             before = None
         elif kind in TIMED and before is not None:
@@ -283,13 +283,13 @@ def time_by_phase(record: Record) -> dict[str, float]:
 
 
 def time_bar(record: Record) -> str:
-    """Returns where the time went, as one stacked bar."""
+    """Returns the breakdown of time as one stacked bar."""
     seconds = defaultdict[str, float](float)
     for phase, value in time_by_phase(record).items():
         seconds[PHASES.get(phase.partition(".")[0], "Other")] += value
     names = dict.fromkeys([*PHASES.values(), "Other"])
     parts = [(name, seconds[name], duration_text(seconds[name])) for name in names if seconds[name] > 0]
-    note = "Training: of processes that were killed or still run, whose steps are not broken down."
+    note = "Training: time of processes that were killed or are still running; their steps are not broken down."
     return shares("Where the time went", parts, note=note if seconds["Training"] else "")
 
 
@@ -361,7 +361,7 @@ def tables(record: Record) -> list[str]:
 
 
 def described(data: Entry, name: str = "") -> list[tuple[str, str]]:
-    """Returns datasets by name: class, samples, and what else the journal has of each."""
+    """Returns datasets by name: class, number of samples, and further facts from the journal."""
     inner = {f"{name} {key}".strip(): value for key, value in data.items() if isinstance(value, dict)}
     rows = [row for below, value in inner.items() for row in described(value, below)]
     known = {key: value for key, value in data.items() if not isinstance(value, dict) and value is not None}

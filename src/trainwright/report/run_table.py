@@ -21,9 +21,9 @@ class RunSummary:
 
     name: str
     state: str
-    steps: str  # done, and of how many, where that is known
+    steps: str  # steps done, and the total if known
     best: str  # name and value of the metric that decides which checkpoint is best
-    seconds: float  # that it trained, pauses between a stop and a resume left out
+    seconds: float  # training time, without pauses between a stop and a resume
     written_at: float  # seconds since 1970
 
 
@@ -109,7 +109,7 @@ def best_of(record: Record) -> Best | None:
 
 
 def _lengths(entries: list[Entry]) -> Iterator[float]:
-    """Seconds from each start to what was written last before the next one."""
+    """Returns the seconds from each start to the last entry before the next start."""
     began = last = None
     for entry in entries:
         when = entry.get("time")

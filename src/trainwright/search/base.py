@@ -31,7 +31,7 @@ from trainwright.support.html_table import html_pairs, html_section
 logger = logging.getLogger(__name__)
 
 SPEEDS = ("_runtime", "_per_second")
-# Measured or counted beside the metrics; a sum of metrics must not have them in it.
+# Not metrics, though logged with them; the sum of the metrics must not include them.
 NO_METRICS = ("epoch", "num_input_tokens_seen")
 
 Trial: TypeAlias = Any  # the backend's own object: Optuna's trial, a dict of Ray or W&B
@@ -102,14 +102,14 @@ class TrialSpec:
     id: str
     params: Params  # its values of arguments
     checkpoint: str | None = None  # checkpoint of an earlier attempt; None to start from the beginning
-    name: str | None = None  # name of the run, where the backend gives it one
+    name: str | None = None  # name of the run, if the backend gives it one
 
 
 @dataclass(slots=True, kw_only=True)
 class TrialResult:
     """Result of a trial."""
 
-    objective: Objective = None  # of the last evaluation
+    objective: Objective = None  # result of the last evaluation
     curve: list[tuple[int, Objective]] = field(default_factory=list)  # (step, objective) of every evaluation
     was_pruned: bool = False  # whether it was ended early, because it was worse than others
     was_heard: bool = False  # whether an evaluation during training was reported to the backend
@@ -144,7 +144,7 @@ class SearchState:
     space: Callable[[Trial], Params] | None = None
     hp_name: Callable[[Trial], str] | None = None
     compute_objective: Callable[[dict[str, float]], Objective]
-    objective: Objective = None  # of the last evaluation of the running trial
+    objective: Objective = None  # result of the last evaluation of the running trial
     is_under_way: ClassVar[bool] = True
     offer: TrialSpec = field(default_factory=lambda: TrialSpec(id="", params={}))
     outcome: TrialResult = field(default_factory=TrialResult)
@@ -157,7 +157,7 @@ class SearchBackend(Protocol):
     tracker: str | None  # tracker by which it gets evaluations; None if it gets them by `report`
 
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
-        """Checks space and options before the first trial; SearchSpaceError: one of them cannot work."""
+        """Checks space and options before the first trial; SearchSpaceError if they cannot work."""
 
     def report(self, trial: Trial, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
         """Reports the last entry of `outcome.curve`; True ends the trial. `save` writes a checkpoint if one is due."""
@@ -253,7 +253,7 @@ def check_trainer_objects(*, model_init: object, train_dataset: object, eval_dat
 
 
 def check_names(args: Arguments, params: object) -> None:
-    """Refuses names that are no arguments; warns once of those that trials cannot differ in."""
+    """Refuses names that are not arguments; warns once of arguments that must be equal in all trials."""
     if not isinstance(params, Mapping):
         raise SearchSpaceError(
             f"hp_space returned {type(params).__name__}; it must return a dict from names of arguments to values."
@@ -324,7 +324,7 @@ GONE = {"sigopt": "SigOpt's service was shut down in 2024 and transformers took 
 
 
 def select_backend(name: object) -> tuple[HPSearchBackend, SearchBackend]:
-    """Returns the backend of a name, or the first installed one for None; unknown or missing ones are errors."""
+    """Returns the named backend, or for None the first installed; an unknown or missing backend is an error."""
     chosen = _installed() if name is None else str(getattr(name, "value", name))
     if chosen not in BACKENDS:
         reason = f": {GONE[chosen]}" if chosen in GONE else " is not a backend of a search"
@@ -339,7 +339,7 @@ def _installed() -> str:
     found = [name for name, (needed, *_) in BACKENDS.items() if find_spec(needed) is not None]
     if not found:
         ways = ", ".join(f"pip install {package}" for *_, package in BACKENDS.values())
-        raise MissingPackageError(f"A hyperparameter search needs one of these packages, and none is there: {ways}.")
+        raise MissingPackageError(f"A hyperparameter search needs one of these packages; none is installed: {ways}.")
     if len(found) > 1:
-        logger.info("backend=%r is taken of those installed: %s.", found[0], ", ".join(found))
+        logger.info("Using backend=%r (installed: %s).", found[0], ", ".join(found))
     return found[0]

@@ -57,7 +57,7 @@ class OptunaBackend:
 
     def report(self, trial: Trial, outcome: TrialResult, save: Callable[[str], None] | None) -> bool:
         study = getattr(trial, "study", None)
-        if study is None or len(study.directions) > 1:  # a library's own trial, or one without pruning
+        if study is None or len(study.directions) > 1:  # a trial made by a library, or a study without pruning
             return False
         step, objective = outcome.curve[-1]
         trial.report(objective, step)
@@ -107,7 +107,7 @@ class _Objective:
         trial.set_user_attr(OWNER, [socket.gethostname(), os.getpid()])
         try:
             return self._attempt(trial)
-        except SearchSpaceError as error:  # the user's mistake: `catch` must not go on to make it again
+        except SearchSpaceError as error:  # the user's mistake: `catch` must not repeat it in each trial
             self.mistake = error
             trial.study.stop()
             raise
@@ -154,20 +154,20 @@ def take_up(study: optuna.Study) -> int:
         elif trial.number not in taken and trial.params:
             earlier = trial.user_attrs.get(GOES_ON, {}).get("folders", [])
             folders = [trial.user_attrs[FOLDER], *earlier] if FOLDER in trial.user_attrs else earlier
-            # A waiting trial with the notes of its sampler, which `enqueue_trial` would leave out.
+            # Adds a waiting trial with the attributes of its sampler, which `enqueue_trial` would drop.
             noted = {**trial.system_attrs, "fixed_params": trial.params}
             notes = {GOES_ON: {"number": trial.number, "folders": folders}}
             study.add_trial(create_trial(state=TrialState.WAITING, system_attrs=noted, user_attrs=notes))
     if study.trials:
-        study.sampler.reseed_rng()  # a seeded one would draw again what it drew before
+        study.sampler.reseed_rng()  # a seeded sampler would repeat its earlier draws
     return num_done
 
 
 def best_of(study: optuna.Study, attempts: TrialRunner) -> BestRun | list[BestRun]:
-    """Returns the best trial of the study, including those of earlier runs; SearchError: none was completed."""
+    """Returns the best trial of the study, including those of earlier runs; SearchError if no trial was completed."""
     if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
         attempts.require_one()
-        raise SearchError("No trial of the study came to its end, so there is no best one.")
+        raise SearchError("No trial of the study was completed, so there is no best trial.")
     if len(study.directions) > 1:
         return [BestRun(str(one.number), one.values, one.params) for one in study.best_trials]
     best = study.best_trial

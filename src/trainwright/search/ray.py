@@ -25,9 +25,9 @@ from trainwright.search.base import BestRun, Params, SearchPlan, TrainerHandle, 
 from trainwright.search.search_record import MODEL_FOLDER, SearchRecord, TrialRecord
 
 OBJECTIVE = "objective"
-TRIAL_NAME = "trial.json"  # in a trial's directory: what came of it, as its own process saw it
+TRIAL_NAME = "trial.json"  # in a trial's directory: its outcome, written by its own process
 OURS = ("run_or_experiment", "config", "num_samples", "metric", "mode")
-DRAWS = 5  # of each domain, to see what it gives
+DRAWS = 5  # sample draws of each domain, to see its type of value
 
 
 class RayBackend:
@@ -108,7 +108,7 @@ def train_one(config: JSONObject, make: Callable[[], TrainerHandle]) -> None:
     entry = search_record.finished(offer.id, json_value(config), outcome)
     (Path(outcome.folder) / TRIAL_NAME).parent.mkdir(parents=True, exist_ok=True)
     (Path(outcome.folder) / TRIAL_NAME).write_text(json.dumps(json_value(asdict(entry))), encoding="utf-8")
-    if not outcome.was_heard and given is None:  # one that was moved at its end has told its result already
+    if not outcome.was_heard and given is None:  # a trial that was moved at its end has reported already
         ray.tune.report({**outcome.metrics, OBJECTIVE: outcome.objective})
 
 

@@ -43,7 +43,7 @@ class TrialRecord:
     id: str
     state: str
     params: JSONObject = field(default_factory=dict)
-    values: list[float] = field(default_factory=list)  # the objectives; empty where it has none
+    values: list[float] = field(default_factory=list)  # the objectives; empty without one
     curve: list[list[object]] = field(default_factory=list)  # (step, objectives) of each evaluation
     metrics: JSONObject = field(default_factory=dict)
     error: str | None = None  # reason of its failure
@@ -180,7 +180,7 @@ class TrialRunner:
 
         params = dict(offer.params)
         try:
-            self._host.check(params)  # before the others hear of it: what fails here fails without them
+            self._host.check(params)  # before the other processes get it, so that a failure here does not involve them
             self._host.agree(lambda: offer)
             self._is_under_way = True
             outcome = self._host.run(offer, trial)
@@ -195,7 +195,7 @@ class TrialRunner:
             logger.warning("Trial %s failed: %s", offer.id, reason)
             raise
         self._is_under_way = False
-        note(finished(offer.id, params | base.drawn(trial), outcome))  # with what model_init drew
+        note(finished(offer.id, params | base.drawn(trial), outcome))  # including values drawn by model_init
         return outcome
 
     @contextmanager
@@ -221,7 +221,7 @@ class TrialRunner:
         if not self.record.finished():
             reasons = self.record.errors()
             raise SearchError(
-                f"None of {counted(len(self.record.trials), 'trial')} came to its end, so there is no best one. "
+                f"None of {counted(len(self.record.trials), 'trial')} was completed, so there is no best trial. "
                 + ("\n  ".join(["They failed with:", *reasons]) if reasons else "All were pruned or cut off.")
             )
 

@@ -24,7 +24,7 @@ class WandbBackend:
     def check(self, host: TrainerHandle, plan: SearchPlan) -> None:
         base.check_options(plan.options, ("sweep_id", "project", "entity", "name", "metric"), backend=self.name)
         if plan.is_multi or plan.settings.resume_search:
-            what = "several objectives" if plan.is_multi else "resume_search (pass sweep_id to go on with a sweep)"
+            what = "several objectives" if plan.is_multi else "resume_search (pass sweep_id to continue a sweep)"
             raise SearchSpaceError(f"backend='wandb' has no {what}.")
         if host.num_processes > 1:
             raise SearchSpaceError("backend='wandb' trains in one process; backend='optuna' in several.")

@@ -76,20 +76,20 @@ def settings_of(args: Arguments, model: object) -> Values:
 
 
 def config_of(model: object) -> Values:
-    """Returns the model's configuration as a dict; empty where it has none."""
-    config: Any = getattr(model, "config", None)  # of the user's model
+    """Returns the model's configuration as a dict; empty if it has none."""
+    config: Any = getattr(model, "config", None)
     if config is None:
         return {}
     return dict(config) if isinstance(config, dict) else config.to_dict()
 
 
 def numbers(values: Mapping[str, object]) -> dict[str, float]:
-    """Returns those of logged values that are numbers."""
+    """Returns the logged values that are numbers."""
     return {name: value for name, value in values.items() if isinstance(value, (int, float))}
 
 
 def is_set(variable: str) -> bool:
-    """Returns True if an environment variable has one of the values 1, on, yes, true."""
+    """Returns whether an environment variable is set to 1, on, yes or true."""
     return os.environ.get(variable, "").upper() in ("1", "ON", "YES", "TRUE")
 
 
@@ -117,7 +117,7 @@ class TrackerThread:
         try:
             self._calls.put_nowait((call, missed))
         except queue.Full:
-            self._warn(f"{self.name} does not keep up; what it misses is sent at the end of the run.")
+            self._warn(f"{self.name} does not keep up; the missing values are sent at the end of the run.")
             if missed is not None:
                 missed()
 

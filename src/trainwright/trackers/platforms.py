@@ -173,7 +173,7 @@ class MLflowCallback(TrackerCallback):
         settings = flat(settings) if is_set("MLFLOW_FLATTEN_PARAMS") else settings
         short = {name: value for name, value in settings.items() if len(str(value)) <= LONGEST_VALUE}
         if len(short) < len(settings):
-            logger.warning("Too long for MLflow, and left out: %s.", ", ".join(sorted(set(settings) - set(short))))
+            logger.warning("Too long for MLflow, not sent: %s.", ", ".join(sorted(set(settings) - set(short))))
         params = [self._ml_flow.entities.Param(name, str(value)) for name, value in short.items()]
         limit = os.environ.get("MLFLOW_MAX_LOG_PARAMS", "")
         params = params[: int(limit)] if limit.isdigit() else params
@@ -195,7 +195,7 @@ class MLflowCallback(TrackerCallback):
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if self._auto_end_run:
             self._client.set_terminated(self._run_id)
-        self._handle = self._run_id  # what is logged after the training belongs to it too
+        self._handle = self._run_id  # values logged after the training belong to it too
         self._initialized = False
 
 
@@ -237,7 +237,7 @@ class KubeflowCallback(TrackerCallback):
         super().__init__()
         if not runs_in_kubeflow():
             raise MissingPackageError(
-                "report_to='kubeflow' works inside of a TrainJob, whose controller sets KUBEFLOW_TRAINER_SERVER_URL."
+                "report_to='kubeflow' works inside a TrainJob; its controller sets KUBEFLOW_TRAINER_SERVER_URL."
             )
         self._metrics: dict[str, object] = {}
         self._start = time.monotonic()

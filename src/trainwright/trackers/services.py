@@ -1,4 +1,4 @@
-"""Trackers whose service needs a few calls: ClearML, Comet, DVCLive, Neptune, SwanLab, TensorBoard, Trackio."""
+"""Trackers for services that need only a few calls: ClearML, Comet, DVCLive, Neptune, SwanLab, TensorBoard, Trackio."""
 
 from __future__ import annotations
 
@@ -361,7 +361,7 @@ class TensorBoardCallback(TrackerCallback):
             elif isinstance(value, str):
                 self.tb_writer.add_text(name, value, state.global_step)
             else:
-                base.logger.warning("TensorBoard shows no %s; %s is left out.", type(value).__name__, name)
+                base.logger.warning("TensorBoard cannot show a %s; %s is not sent.", type(value).__name__, name)
         self.tb_writer.flush()
 
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:

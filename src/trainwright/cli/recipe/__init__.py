@@ -1,1 +1,1 @@
-"""A training described in a file: what it may say, and where in it an error stands. Nothing is trained here."""
+"""A training described in a file: the allowed entries, and the place of each error. Nothing is trained here."""

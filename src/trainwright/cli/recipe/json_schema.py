@@ -87,7 +87,7 @@ def _takes_none(hint: Any) -> bool:
 
 
 def _of_type(hint: Any, *, also: str | None = None) -> JSONObject:
-    """The JSON types of a hint; {} where one of them has no JSON type of its own."""
+    """Returns the JSON types of a hint; {} if one of them has no JSON type."""
     members = get_args(hint) if get_origin(hint) not in (list, dict, tuple) and get_args(hint) else (hint,)
     names = [KINDS.get(get_origin(member) or member) for member in members]
     if None in names:

@@ -39,7 +39,7 @@ PARTS: dict[str, type] = {"model": ModelPart, "data": DataPart}
 OPTIONAL: dict[str, type] = {
     "lora": LoraPart,
     "launch": LaunchPart,
-}  # parts that are left out where the file does not have them
+}  # optional parts, omitted if the file does not have them
 TOP = ("task", "model", "data", *OPTIONAL, "training")
 NESTED: dict[Path, type] = {("model", "learn_tokenizer"): LearnPart, ("data", "image"): ImagePart}
 Found = Iterator[tuple[Path, str]]
@@ -125,7 +125,7 @@ def checked(tree: Tree, base: FilePath) -> Recipe:
 
 
 def _values_of_known_names(value: JSONObject, base: FilePath) -> Found:
-    """Yields the problems of values whose names are known, to report them with those of unknown names."""
+    """Yields the problems of values with known names, to report them together with unknown names."""
     training = value.get("training")
     task = value.get("task")
     if isinstance(training, dict):
@@ -165,7 +165,7 @@ def _problems(tree: Tree) -> Found:
     for part, kind in (PARTS | OPTIONAL).items():
         yield from _problems_of_part(value.get(part), kind, (part,))
     if "data" not in value:
-        yield (), "data is missing: it says what to train on."
+        yield (), "data is missing: it names the training data."
     training = value.get("training")
     if training is not None and not isinstance(training, dict):
         yield ("training",), "training: names with values belong here, such as `learning_rate: 5e-5`."
@@ -308,7 +308,7 @@ def _contradictions(recipe: Recipe) -> Found:
     if data.train is None and data.dataset is None and not data.sources:
         yield ("data",), "data.train is missing: a file, or several (or data.dataset, or data.sources)."
     if data.sources and (data.train is not None or data.dataset is not None):
-        yield ("data", "sources"), "data.sources and data.train or data.dataset both say what to train on. Keep one."
+        yield ("data", "sources"), "data.sources and data.train or data.dataset both name the training data. Keep one."
     if data.sources and recipe.task == "image-classification":
         yield ("data", "sources"), f"data.sources has no effect in {recipe.task}. Name the files in data.train."
     if model.path is None and "model_type" not in model.config:
@@ -394,7 +394,7 @@ def model_place(text: str, base: FilePath) -> str:
 
 
 def files(text: str) -> list[FilePath]:
-    """Returns the files of an absolute path or pattern, in order; PlaceError where there is none."""
+    """Returns the files of an absolute path or pattern, in order; PlaceError if there are none."""
     path = FilePath(text)
     if not any(sign in text for sign in MAGIC):
         if not path.exists():
@@ -480,7 +480,7 @@ def problems_of_training(training: Mapping[str, object], *, generates: bool) -> 
 
 
 WIDTH = 118
-SCHEMA_NAME = "trainwright.schema.json"  # beside the file, where editors find it by the file's first line
+SCHEMA_NAME = "trainwright.schema.json"  # next to the file; its first line refers editors to it
 
 
 def template(task: str, *, with_everything: bool = False) -> str:

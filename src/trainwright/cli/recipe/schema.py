@@ -36,7 +36,7 @@ class LearnPart:
 
     kind: str = entry("bpe", "bpe: pairs of bytes; words: one token for each.", choices=("bpe", "words"))
     vocab_size: int = entry(2048, "Tokens at most.", low=16)
-    pattern: str | None = entry(None, "words: regular expression of a token (null: what spaces divide).")
+    pattern: str | None = entry(None, "words: regular expression of a token (null: split at spaces).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class ModelPart:
     learn_tokenizer: LearnPart | None = entry(None, "Learn a tokenizer from the training text.")
     dtype: str | None = entry(None, "Type of the weights (null: float32).", choices=DTYPES)
     revision: str | None = entry(None, "Branch, tag or commit on the Hub.")
-    quantization: str | None = entry(None, "Load the weights in so many bits; needs lora.", choices=("4bit", "8bit"))
+    quantization: str | None = entry(None, "Bits per weight when loaded; needs lora.", choices=("4bit", "8bit"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class LoraPart:
 class LaunchPart:
     """Processes of a run, started by torchrun where no launcher did."""
 
-    processes: int = entry(1, "How many, on this machine: one for each device.", low=1)
+    processes: int = entry(1, "Number of processes on this machine: one per device.", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,27 +93,27 @@ class DataPart:
     )
     eval: str | list[str] | None = entry(None, "As train, for evaluation (null: eval_share is held out).")
     dataset: str | None = entry(None, "Name or directory of a dataset of the package datasets.")
-    subset: str | None = entry(None, "Its configuration, where it has several.")
-    format: str | None = entry(None, "Of the files (null: by their suffix).", choices=FORMATS)
+    subset: str | None = entry(None, "Configuration of the dataset, if it has several.")
+    format: str | None = entry(None, "Format of the files (null: by their suffix).", choices=FORMATS)
     header: bool = entry(True, "csv, tsv: the first line names the columns; false: they are 0, 1, 2, ...")
-    delimiter: str | None = entry(None, "csv, tsv: what divides columns (null: found in the first line).")
-    encoding: str | None = entry(None, "Of text files, as latin-1 (null: UTF-8, or what the bytes suggest).")
-    sample_by: str = entry("line", "text: what one sample is.", choices=("line", "paragraph", "document"))
-    pattern: str | None = entry(None, "text: regular expression whose named groups are columns.")
-    columns: JSONObject = entry({}, "What the task needs -> the column that has it.")
-    where: JSONObject = entry({}, "Use only rows whose columns have these values.")
-    labels: list[Any] | dict[Any, Any] | None = entry(None, "Labels in order, or value -> label (null: those found).")
+    delimiter: str | None = entry(None, "csv, tsv: delimiter of columns (null: detected in the first line).")
+    encoding: str | None = entry(None, "Encoding of text files, as latin-1 (null: UTF-8, or detected).")
+    sample_by: str = entry("line", "text: unit of a sample.", choices=("line", "paragraph", "document"))
+    pattern: str | None = entry(None, "text: regular expression; its named groups are columns.")
+    columns: JSONObject = entry({}, "Role in the task -> name of the column.")
+    where: JSONObject = entry({}, "Use only rows with these values in their columns.")
+    labels: list[Any] | dict[Any, Any] | None = entry(None, "Labels in order, or value -> label (null: found ones).")
     eval_share: float = entry(0.1, "Share of the training rows that is held out.", low=0)
-    max_train_rows: int | None = entry(None, "Train on so many rows at most.", low=1)
-    max_eval_rows: int | None = entry(None, "Evaluate on so many rows at most.", low=1)
+    max_train_rows: int | None = entry(None, "Maximum number of training rows.", low=1)
+    max_eval_rows: int | None = entry(None, "Maximum number of evaluation rows.", low=1)
     split_seed: int = entry(0, "Seed of the shuffle before rows are held out or cut.", low=0)
-    max_length: int | None = entry(None, "Tokens per text; what is longer is cut off (null: the model's).", low=2)
+    max_length: int | None = entry(None, "Tokens per text; longer texts are cut off (null: the model's limit).", low=2)
     max_target_length: int | None = entry(None, "seq2seq: the same for targets (null: as max_length).", low=2)
     mask_share: float = entry(0.15, "masked-lm: share of the tokens that are hidden.", low=0)
     chat_template: str | None = entry(
         None, "chat: chatml, llama3, gemma, mistral, plain, or a .jinja file (null: the tokenizer's)."
     )
-    loss_on: str = entry("answers", "chat: what carries loss.", choices=("answers", "all"))
+    loss_on: str = entry("answers", "chat: messages that carry loss.", choices=("answers", "all"))
     system: str | None = entry(None, "chat: first message of conversations that have no system message.")
     image: ImagePart = field(default_factory=ImagePart, metadata={"help": "How pixels become numbers."})
 
@@ -148,7 +148,7 @@ TASKS: dict[str, TaskSpec] = {
         only=("labels", "max_length"),
     ),
     "causal-lm": TaskSpec(
-        title="go on with a text",
+        title="continue a text",
         model_class="AutoModelForCausalLM",
         adapter="CAUSAL_LM",
         needs=("text",),

@@ -15,7 +15,7 @@ import yaml
 from trainwright._types import JSONObject
 from trainwright.errors import RecipeError, excerpt
 
-Path = tuple[str, ...]  # of keys, from the top; an item of a list by its number
+Path = tuple[str, ...]  # keys from the top; an item of a list by its number
 
 FLOAT = re.compile(
     r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN)$"
@@ -24,7 +24,7 @@ TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "n
 DEEPEST = 32
 TOO_DEEP = f"values are nested deeper than {DEEPEST} levels"
 LONGEST_NUMBER = 40
-MOST_PARTS = 20_000  # of a file with its aliases expanded
+MOST_PARTS = 20_000  # parts of a file with its aliases expanded
 
 
 class _Loader(yaml.SafeLoader):
@@ -59,7 +59,7 @@ class Tree:
     name: str  # name of the file in errors
     value: JSONObject = field(default_factory=dict)  # plain dicts, lists and scalars
     places: dict[Path, int | str] = field(default_factory=dict)  # path of keys -> its line, or the option that set it
-    lines: list[str] = field(default_factory=list)  # of the file
+    lines: list[str] = field(default_factory=list)  # lines of the file
 
     def place(self, path: Path) -> int | str:
         """Returns the place of a path, or of its nearest parent."""
@@ -95,8 +95,8 @@ class Tree:
 def parse(text: str, name: str) -> Tree:
     """Parses the mapping in a text.
 
-    Raises RecipeError if it is no YAML, no mapping, has a key twice, or what no configuration needs: tags, aliases that
-    stand inside of what they name or that multiply, deep nesting, endless numbers.
+    Raises RecipeError if the text is not YAML, not a mapping or repeats a key, and for features that no configuration
+    needs: tags, aliases inside the value they name or that multiply, deep nesting, endless numbers.
     """
     tree = Tree(name, lines=text.splitlines())
     value = _value(tree, text)
@@ -138,12 +138,12 @@ def _value(tree: Tree, text: str) -> Any:  # of YAML's types
 def _walk(
     node: yaml.Node, path: Path, places: dict[Path, int | str], above: tuple[yaml.Node, ...] = ()
 ) -> Iterator[tuple[Path, str]]:
-    """Fills `places`; yields keys that occur twice, and what no configuration needs: loops, tags, endless numbers."""
+    """Fills `places`; yields repeated keys, loops, tags and endless numbers, which no configuration needs."""
     if len(places) >= MOST_PARTS:
         return
     places.setdefault(path, node.start_mark.line + 1)
     if any(node is one for one in above):
-        yield path, "an alias (*name) stands inside of what it names."
+        yield path, "an alias (*name) is inside the value that it names."
         return
     if len(above) > DEEPEST:
         yield path[:DEEPEST], f"{TOO_DEEP}."

@@ -56,7 +56,7 @@ def with_adapter(model: nn.Module, material: TaskSource) -> nn.Module:
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of transformers, about what peft reads
+            warnings.simplefilter("ignore")  # warnings of transformers about files read by peft
             adapted: nn.Module = get_peft_model(model, config)
     except ValueError as error:
         material.wrong(f"no adapter can be made: {first_line(error)}", "lora", "target_modules")

@@ -15,7 +15,7 @@ from trainwright.cli.tasks.conversations import ConversationError, Message
 from trainwright.cli.tasks.source import Row, TaskSource, first_line
 
 GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
-DEFAULT = "chatml"  # of a tokenizer that is learned
+DEFAULT = "chatml"  # template of a tokenizer that is trained here
 
 
 def use_template(material: TaskSource, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -84,7 +84,7 @@ class AnswerMask:
                 found = self._tokenizer.apply_chat_template(
                     messages, return_assistant_tokens_mask=True, return_dict=True, tokenizer_kwargs={"verbose": False}
                 )
-            except Exception as error:  # a template raises what it likes: TemplateError, TypeError, ...
+            except Exception as error:  # a template may raise any error: TemplateError, TypeError, ...
                 raise ConversationError(f"the chat template refuses it: {first_line(error)}") from None
             ids = found["input_ids"]  # type: ignore[index,call-overload]
             mask = found["assistant_masks"]  # type: ignore[index,call-overload]

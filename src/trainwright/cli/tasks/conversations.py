@@ -27,7 +27,7 @@ ROLES = {
     "function": "tool",
     "observation": "tool",
 }
-# Columns that are found by themselves, by what they have.
+# Columns that are detected by their content.
 NAMES = {
     "messages": ("messages", "conversations", "conversation", "dialogue", "dialog"),
     "instruction": ("instruction", "prompt", "question", "query", "input"),
@@ -45,8 +45,8 @@ class ConversationError(ValueError):
 class Shape:
     """The columns of conversations: `messages`, or `instruction`, maybe `input`, and `output`; maybe `system`."""
 
-    columns: Mapping[str, str]  # what it has -> name of the column
-    system: str | None = None  # of rows that have none
+    columns: Mapping[str, str]  # role of the column -> its name
+    system: str | None = None  # system message of rows without one
 
     def messages(self, row: Mapping[str, object]) -> list[Message]:
         """Returns the messages of a row; ConversationError: it is no conversation."""

@@ -19,10 +19,10 @@ ADAPTER_CONFIG_NAME = "adapter_config.json"
 
 
 def chosen(folder: Path) -> tuple[Path, str]:
-    """Returns the directory whose model is exported, and why it is that one, for the console.
+    """Returns the directory of the model to export, and the reason for the choice, for the console.
 
-    A directory with a model is taken as it is. A run that did not end has none: of its checkpoints the best counts
-    where the run tells one, else the newest intact one.
+    A directory with a model is used as it is. An unfinished run has none: its best checkpoint is used if it recorded
+    one, otherwise the newest intact checkpoint.
     """
     has_adapter = any((folder / name).is_file() for name in ADAPTER_FILES)
     if not folder.is_dir() or weight_files(folder) or has_adapter or sharded_state.has_weights(folder):
@@ -58,7 +58,7 @@ def merge(checkpoint: Path, folder: Path) -> list[Path]:
     described = next((one for one in (checkpoint, checkpoint.absolute().parent) if (one / CONFIG_NAME).is_file()), None)
     base_name = read_json(checkpoint / ADAPTER_CONFIG_NAME, max_bytes=1 << 20)["base_model_name_or_path"]
     with quiet_transformers(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of transformers, about what peft reads
+        warnings.simplefilter("ignore")  # warnings of transformers about files read by peft
         try:
             config: Any = transformers.AutoConfig.from_pretrained(described or base_name)
             config.__dict__.pop("quantization_config", None)

@@ -111,7 +111,7 @@ def _alike(rows_of: Mapping[str, Sequence[int]], renamed: Mapping[str, str]) -> 
 def of_conversations(
     shape: Shape, part: str, rows: Iterable[Mapping[str, object]], numbers: Sequence[int]
 ) -> tuple[list[int], Iterator[Finding]]:
-    """Returns the numbers of the rows that are conversations, and what is wrong with the others."""
+    """Returns the numbers of the rows that are conversations, and the problems of the others."""
     used = set(numbers)
     wrong = defaultdict[str, list[int]](list)
     for number, row in enumerate(rows, start=1):

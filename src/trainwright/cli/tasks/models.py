@@ -39,7 +39,7 @@ def quiet_transformers() -> Iterator[None]:
 def load_config(
     material: TaskSource, tokenizer: PreTrainedTokenizerBase | None = None, **settings: object
 ) -> ModelConfig:
-    """Returns the model's configuration, with the tokenizer's vocabulary, and what the data decide; or RecipeError."""
+    """Returns the model's configuration, adapted to tokenizer and data; RecipeError if that is impossible."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     model = material.recipe.model
@@ -118,7 +118,7 @@ BEGIN = "<s>"
 END = "</s>"
 UNKNOWN = "<unk>"
 MASK = "<mask>"
-FOLDER = "tokenizer"  # under output_dir: where a learned one is kept, for other processes and for a resume
+FOLDER = "tokenizer"  # folder below output_dir with a trained tokenizer, for other processes and a resume
 LIMIT = 1024  # tokens, where neither model nor tokenizer nor recipe says how long a text may be
 NO_LIMIT = 1 << 30  # a tokenizer without a limit says a number beyond any text
 

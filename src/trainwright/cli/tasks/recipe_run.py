@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 RECIPE_NAME = "recipe.yaml"
 HEAD = "# What this run was started with; `trainwright resume` reads it. Paths are absolute, tokens are left out.\n"
-LOGS = 20  # of a short run
+LOGS = 20  # logs of a short run
 NOT_SHOWN = ("_runtime", "_per_second", "epoch")
 
-Say = Callable[[str, str], None]  # a word for what it is about, and the line
+Say = Callable[[str, str], None]  # (topic, line)
 
 
 def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
@@ -101,7 +101,7 @@ def _refuse_what_cannot_be_downloaded(recipe: Recipe, tree: Tree) -> None:
 
 
 def log_often_enough(args: TrainingArguments, recipe: Recipe, num_samples: int) -> None:
-    """Has a short run log about twenty times, where the recipe does not say how often."""
+    """Makes a short run log about twenty times, unless the recipe sets the interval."""
     if {"logging_steps", "logging_strategy"} & recipe.training.keys():
         return
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -172,7 +172,7 @@ def upload(trainer: Trainer) -> None:
     folder = trainer.args.output_dir
     try:
         trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
-    except Exception as error:  # of the Hub, or of its HTTP client, which differs between versions
+    except Exception as error:  # from the Hub or its HTTP client, which differs between versions
         why = in_a_line(error)
         then = f"Send it with `trainwright push {folder}`"
         raise TrainwrightError(f"The model is in {folder} and was not uploaded: {why}. {then}.") from error

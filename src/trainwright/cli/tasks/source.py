@@ -36,9 +36,9 @@ class TaskSource:
     recipe: Recipe
     tree: Tree  # places of the entries in the file
     train: Rows
-    eval: Rows  # empty where nothing is held out
-    shape: Shape | None = None  # of the task chat: the columns of its conversations
-    notes: list[str] = field(default_factory=list)  # what was found in the rows, for the console
+    eval: Rows  # empty if nothing is held out
+    shape: Shape | None = None  # for the task chat: the columns of its conversations
+    notes: list[str] = field(default_factory=list)  # findings in the rows, for the console
     source_of: dict[int, str] = field(default_factory=dict)  # by the id of a row, where rows come from several sources
 
     @property
@@ -210,13 +210,13 @@ def _check_columns(material: TaskSource, rows: Rows) -> None:
 
 
 def is_range(name: str) -> bool:
-    """Returns True if a name stands for several columns: `0-63`."""
+    """Returns whether a name means several columns, as `0-63`."""
     first, sign, last = name.partition("-")
     return bool(sign) and first.isdigit() and last.isdigit()
 
 
 def _chosen(rows: Rows, where: JSONObject) -> list[int]:
-    """Returns the numbers of the rows, from 1, whose columns have the values."""
+    """Returns the numbers, from 1, of the rows in which the columns have the values."""
     wanted = {name: _values([value]) for name, value in where.items()}
     shown = rows.select_columns(list(wanted)) if hasattr(rows, "column_names") else rows
     return [
@@ -289,9 +289,7 @@ def format_of(path: Path, given: str | None) -> str:
         return "images"
     found = next((SUFFIXES[suffix] for suffix in reversed(path.suffixes) if suffix in SUFFIXES), None)
     if found is None:
-        raise DataError(
-            f"{path}: nothing is known by this suffix. Say what it is with data.format: {', '.join(READERS)}."
-        )
+        raise DataError(f"{path}: unknown suffix. Set the format with data.format: {', '.join(READERS)}.")
     return found
 
 
@@ -311,7 +309,7 @@ def _csv(path: Path, data: DataPart) -> Iterator[Row]:
 
 
 def _delimiter(first_line: str) -> str:
-    """Returns what divides the columns of the first line; a comma where that cannot be told."""
+    """Returns the delimiter of the first line; a comma if it cannot be determined."""
     try:
         return csv.Sniffer().sniff(first_line, delimiters=",;\t|").delimiter
     except csv.Error:
@@ -484,7 +482,7 @@ def _in_order(names: list[str]) -> Labels:
 
 
 def _declared(material: TaskSource, role: str) -> Labels | None:
-    """Returns the label names in a dataset of the package datasets, whose cells are numbers."""
+    """Returns the label names of a dataset of the package datasets, in which labels are numbers."""
     feature = getattr(material.train, "features", {}).get(material.recipe.column(role))
     names = getattr(getattr(feature, "feature", feature), "names", None)
     return None if names is None else Labels(list(names), {str(number): number for number in range(len(names))})

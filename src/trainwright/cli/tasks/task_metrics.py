@@ -91,7 +91,7 @@ def spans(tags: Sequence[str]) -> set[Span]:
 
 
 def exact_match(tokenizer: PreTrainedTokenizerBase) -> Callable[[EvalPrediction], Scores]:
-    """Returns the scorer of texts: the share of those without a mistake."""
+    """Returns the scorer of texts: the share of texts without a mistake."""
 
     def scores(prediction: EvalPrediction) -> Scores:
         written, true = (

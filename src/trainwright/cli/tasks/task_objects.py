@@ -28,7 +28,7 @@ class TaskObjects:
 
     model: nn.Module
     train: Dataset
-    eval: Dataset | None  # None where nothing is held out
+    eval: Dataset | None  # None if nothing is held out
     processing_class: Processor | None
     data_collator: Callable[..., object] | None = None
     compute_metrics: Callable[..., dict[str, float]] | None = None

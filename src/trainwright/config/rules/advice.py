@@ -120,7 +120,7 @@ def one_order_of_samples(args: Arguments) -> str | None:
 @rule(Stage.ADVICE, "debug")
 def tpu_metrics(args: Arguments) -> str | None:
     if "tpu_metrics_debug" in args.debug:
-        return "debug='tpu_metrics_debug' has no effect: it prints the metrics of a TPU, and no run is on one."
+        return "debug='tpu_metrics_debug' has no effect: it prints the metrics of a TPU, and TPUs are not supported."
     return None
 
 
@@ -211,7 +211,7 @@ def guarded_updates(args: Arguments) -> str | None:
     else:
         from trainwright.config import deepspeed_config
 
-        where = "with ZeRO stage 0 of DeepSpeed: it does not tell the norm of the gradients"
+        where = "with ZeRO stage 0 of DeepSpeed: it does not report the norm of the gradients"
         if deepspeed_config.get(deepspeed_config.read(args.deepspeed), "zero_optimization.stage"):
             decided = {"on_nonfinite": ("rollback",), "on_spike": ("skip", "rollback", "stop")}  # before the update
             asked = [f"{name}={value!r}" for name, value in policies.items() if value in decided[name]]

@@ -189,7 +189,7 @@ def one_accumulation(args: Arguments) -> str | None:
     return None
 
 
-_said = "save_only_model=True leaves out what load_best_model_at_end=True loads under deepspeed. Set either to False."
+_said = "save_only_model=True omits files that load_best_model_at_end=True loads under deepspeed. Set either to False."
 _called = "sharded_best_needs_full_checkpoints"
 _needs = ("save_only_model", "load_best_model_at_end", "deepspeed")
 all_set(Stage.CONSTRUCTION, _called, _said, *_needs)
@@ -335,7 +335,7 @@ def shares_of_sources(args: Arguments) -> str | None:
     mixture = value_of(args, "mixture")
     schedule = value_of(args, "mixture_schedule")
     if mixture is not None:
-        both = "mixture and mixture_schedule both say what is trained on. Keep one of them."
+        both = "mixture and mixture_schedule both set the training data. Keep one of them."
         return _problem_of_shares(mixture, "mixture", takes_passes=True) or (None if schedule is None else both)
     if schedule is None:
         return None

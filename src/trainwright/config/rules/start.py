@@ -131,7 +131,7 @@ def best_metric_is_computed(args: Arguments, facts: RunFacts) -> str | None:
     if is_computed or not _decides_by_metric(args):
         return None
     return (
-        f"metric_for_best_model={metric!r} is computed by nobody: there is no compute_metrics. "
+        f"metric_for_best_model={metric!r} is not computed: there is no compute_metrics. "
         "Pass one, or set metric_for_best_model='loss'."
     )
 

@@ -19,10 +19,10 @@ class PeakMemory:
     """The fullest moment of a training step."""
 
     total_bytes: int  # all tensors that are alive then
-    by_kind: Mapping[str, int]  # the same by what they are for, in the words of `KINDS`
-    # activations alive then, by the module whose forward made them
+    by_kind: Mapping[str, int]  # the same bytes by purpose, a word of `KINDS`
+    # activations alive at that moment, by the module that made them in its forward pass
     by_module: Mapping[str, int] = field(default_factory=dict)
-    moment: str = ""  # what the step was at: "forward", "backward", "clip" or "update"
+    moment: str = ""  # part of the step: "forward", "backward", "clip" or "update"
     is_measured: bool = False  # found with real tensors; else the step was gone through without computing anything
 
 
@@ -31,7 +31,7 @@ class SettingsChange:
     """Settings that take less memory."""
 
     settings: Mapping[str, object]  # arguments to pass, by name
-    price: str  # what they cost instead
+    price: str  # the cost of these settings
     peak_bytes: int | None  # the peak with them; None if it could not be found out
     reason: str = ""  # why it could not
 
@@ -45,7 +45,7 @@ class MemoryPlan:
 
     peak: PeakMemory
     changes: tuple[SettingsChange, ...] = ()
-    budget_bytes: int | None = None  # what there is; None where that is not known
+    budget_bytes: int | None = None  # available memory; None if unknown
     device: str = "cpu"  # the kind of device that the step runs on
 
     @property

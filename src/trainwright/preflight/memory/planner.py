@@ -36,7 +36,7 @@ from trainwright.support.host import available_bytes
 from trainwright.support.tensor_tree import find_batch_size, tensors_of
 
 LOOKED_AT = 4  # batches, of which the largest counts
-COPIES = 5  # of the weights, that a measured step takes
+COPIES = 5  # copies of the weights that a measured step needs
 
 
 def plan_memory(trainer: AnyTrainer, budget: int | float | str | None) -> MemoryPlan:
@@ -133,7 +133,7 @@ def _measured(trainer: AnyTrainer, num_rows: int) -> dict[str, PeakMemory]:
 
 
 def _grown(one: PeakMemory, two: PeakMemory, steps: float) -> PeakMemory:
-    """A peak that goes on growing from the first to the second, so many times as far."""
+    """Extrapolates the growth from the first to the second peak by a factor."""
 
     def grown(first: int, second: int) -> int:
         return round(first + (second - first) * steps)
@@ -213,7 +213,7 @@ def _make_states(run: Run, model: Any, *, keeps_gradients: bool) -> None:
 
 
 class _MarkedHooks:
-    """The hooks of the copy; they tell the tracker where a step is."""
+    """The hooks of the copy. They report the current part of a step to the tracker."""
 
     def __init__(self, copied: AnyTrainer, tracker: AllocationTracker) -> None:
         vars(self).update(_copied=copied, _tracker=tracker)  # not through __setattr__, which is the copy's
@@ -259,7 +259,7 @@ def _begun(copied: AnyTrainer) -> Run:
 
 
 def fake_model(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """A copy of the model whose parameters and buffers take no memory."""
+    """Returns a copy of the model with parameters and buffers that use no memory."""
     memo: dict[int, Any] = {}
     for tensor in chain(model.parameters(), model.buffers()):
         memo[id(tensor)] = mode.from_tensor(tensor)
