@@ -24,7 +24,7 @@ OURS = (
     "extensions.incidents.bundle",
     "extensions.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
     "data.quarantine",
-    "data.positions.LoaderPosition.leave_out",
+    "data.positions.LoaderPosition.exclude",
     "extensions.quarantine",
     "run.checks.check_extension",
     "data.packing",
