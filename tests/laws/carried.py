@@ -123,7 +123,7 @@ def mixture_of_streams() -> Any:
 
 
 def curriculum() -> Any:
-    return Curriculum(items(), lambda ledger: ledger.row % 3 + 1.0, every=2, delay=1)
+    return Curriculum(items(), lambda ledger: ledger.row % 3 + 1.0, every=6, delay=6)
 
 
 def token_of_index(sample: int) -> int:
