@@ -25,6 +25,8 @@ OURS = (
     "extensions.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
     "data.quarantine",
     "data.positions.LoaderPosition.exclude",
+    "data.streaming.reader.StreamItems.exclude",
+    "data.identity",  # names of rows that are kept from run to run
     "extensions.quarantine",
     "run.checks.check_extension",
     "data.packing",

@@ -45,8 +45,17 @@ def test_a_name_is_read_as_it_was_written(name: SampleId) -> None:
     assert SampleId.from_dict(name.to_dict()) == name
 
 
-@pytest.mark.parametrize("values", [{}, {"source": "a"}, {"source": 1, "row": 2}, {"source": "a", "row": -1},
-                                    {"source": "a", "row": 1.5}, {"source": "a", "row": 1, "key": [2]}])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"source": "a"},
+        {"source": 1, "row": 2},
+        {"source": "a", "row": -1},
+        {"source": "a", "row": 1.5},
+        {"source": "a", "row": 1, "key": [2]},
+    ],
+)
 def test_what_no_run_writes_is_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="does not name a row"):
         SampleId.from_dict(values)
@@ -71,11 +80,40 @@ SAME: list[list[Any]] = [
     [{"a": 1, "b": None}, {"b": None, "a": 1}],
 ]
 OTHERS: list[Any] = [
-    None, "", b"", 0, 0.0, False, "0", [0], [[0]], [0, 0], [[0, 0]], [[0], [0]], ["a", "b"], ["ab"], ["a", "b", ""],
-    {"a": 1}, {"b": 1}, {"a": "1"}, {"a": [1]}, {}, 2**70, -(2**70), [2**70], "\ud800", [1, 2.0], [[1], [1, 2]],
-    datetime.date(2026, 11, 23), datetime.datetime(2026, 11, 23), np.array([1 + 2j]).real, b"0",
-    Image.new("L", (2, 3)), Image.new("L", (3, 2)), Image.new("RGB", (1, 2)),
-]  # fmt: skip
+    None,
+    "",
+    b"",
+    0,
+    0.0,
+    False,
+    "0",
+    [0],
+    [[0]],
+    [0, 0],
+    [[0, 0]],
+    [[0], [0]],
+    ["a", "b"],
+    ["ab"],
+    ["a", "b", ""],
+    {"a": 1},
+    {"b": 1},
+    {"a": "1"},
+    {"a": [1]},
+    {},
+    2**70,
+    -(2**70),
+    [2**70],
+    "\ud800",
+    [1, 2.0],
+    [[1], [1, 2]],
+    datetime.date(2026, 11, 23),
+    datetime.datetime(2026, 11, 23),
+    np.array([1 + 2j]).real,
+    b"0",
+    Image.new("L", (2, 3)),
+    Image.new("L", (3, 2)),
+    Image.new("RGB", (1, 2)),
+]
 
 
 @pytest.mark.parametrize("forms", SAME, ids=lambda forms: str(forms[0]))

@@ -138,13 +138,14 @@ class Loader:
             batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=after_first is not None)
         if self._copies is not None:
             batches = map(self._copies.send, batches)
-        fetch: Any = self._fetch_as_it_was if self._seeds_here else self._fetch
+        fetch: Any = self._fetch_as_it_was if self._seeds_here else next
         self._watched.begin()
         fetches_inside = self._keeps_states and position.may_fetch_ahead
         first_kept = 1 if fetches_inside else 0  # batches to come before the first fetch whose states are kept
         try:
             if fetches_inside:
                 self._before_ahead = self._states_now()
+            self._now = None
             with started_in_epoch(self.dataloader, epoch):  # accelerate's dataloaders open their epoch here
                 ahead = fetch(batches, _END)
             if after_first is not None:
@@ -156,7 +157,9 @@ class Loader:
                 self._left -= 1
                 if self._keeps_states and self._left <= first_kept:  # a checkpoint follows the last batch of a window
                     self._before_given = self._before_ahead if fetches_inside else None
-                    self._before_ahead = self._states_now()
+                    self._before_ahead = self._now or self._states_now()
+                if not self._seeds_here:  # what is drawn for the batch stays drawn
+                    self._now = None
                 ahead = fetch(batches, _END)
                 if is_last := ahead is _END:
                     self._watched.end_of_dataloader = True
@@ -199,11 +202,6 @@ class Loader:
         if self._now is None:
             self._now = self._random_state()
         return self._now
-
-    def _fetch(self, batches: Iterator[Batch], end: object) -> Any:
-        """The next batch, whose fetch may draw."""
-        self._now = None
-        return next(batches, end)
 
     def _fetch_as_it_was(self, batches: Iterator[Batch], end: object) -> Any:
         """The next batch; the random states, which it seeds, are afterwards what they were."""

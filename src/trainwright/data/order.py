@@ -173,6 +173,7 @@ class SamplerOrder(Order):
         self.sampler = sampler  # has a length and can be iterated once per epoch
         if isinstance(sampler, range) or type(sampler) is SequentialSampler:
             self.exclusion = Exclusion.SHORTER_EPOCHS
+            self.is_counted = False
         else:
             self.is_computable = False
         self._describe = describe  # returns the kind of the order; default: the name of the sampler's class
