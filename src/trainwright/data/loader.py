@@ -157,7 +157,9 @@ class Loader:
                 self._left -= 1
                 if self._keeps_states and self._left <= first_kept:  # a checkpoint follows the last batch of a window
                     self._before_given = self._before_ahead if fetches_inside else None
-                    self._before_ahead = self._now or self._states_now()
+                    if self._now is None:
+                        self._now = self._random_state()
+                    self._before_ahead = self._now
                 if not self._seeds_here:  # what is drawn for the batch stays drawn
                     self._now = None
                 ahead = fetch(batches, _END)
