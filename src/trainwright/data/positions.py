@@ -70,7 +70,7 @@ class LoaderPosition(ABC):
         """Returns an iterator over the batches of the epoch after some.
 
         Args:
-            skip_batches: how many batches are left out.
+            skip_batches: batches that are skipped.
             resumes: True for the epoch of a checkpoint, or for the rest of the epoch under way.
             reset: sets the random states of the beginning of the epoch.
             before_last_skipped: called before the last of `skip_batches` is read, where they are read again.

@@ -1,17 +1,17 @@
-"""Quarantine: samples that are left out of training, as a file of the output directory has them, one a line.
+"""Quarantine: samples that are excluded from training, as a file of the output directory has them, one a line.
 
 A sample is an index of the dataset, its place in a stream that has one order, or a value of a column: {"sample": 17},
 or {"column": "id", "sample": "doc-3"}. Of a mixture with streams it is the number that the ledger has.
 
 Of samples 0 to 5, with 2 and 3 in quarantine, an epoch in the order 4 2 0 3 5 1 becomes 4 0 5 1. A position in it is
 one of the whole order: after 4 0 it is 4, of 6. A resume finds it whatever is in quarantine then: what comes before it
-is done, and what comes after it is trained unless it is left out.
+is done, and what comes after it is trained unless it is excluded.
 
 A run in whose epoch samples come into quarantine fetches the rest of it again, as a resume there would.
 
 Where the order of an epoch cannot be computed (a sampler's), or batches are formed by length, batches lose the sample,
 and an epoch has as many of them. With shares of a mixture an epoch keeps its length: the next sample of the same source
-takes the place of one that is left out.
+takes the place of an excluded one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Sample: TypeAlias = int | tuple[str, int | str]  # a number, or a column and its
 
 
 def read_quarantine(folder: str | Path) -> set[Sample]:
-    """Reads which samples are left out in an output directory; none if there is no file.
+    """Reads which samples are excluded in an output directory; none if there is no file.
 
     A last line that was not finished is not read; a DataError if another one is invalid.
     """
