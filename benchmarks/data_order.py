@@ -26,10 +26,11 @@ from harness import Subject, Turns, Watch, measure, print_json, print_table, ver
 
 from trainwright.checkpoint import rng  # noqa: E402
 from trainwright.config.plans import LoaderPlan  # noqa: E402
+from trainwright.data.batches import EpochBatches  # noqa: E402
 from trainwright.data.columns import default_data_collator  # noqa: E402
 from trainwright.data.dataloader import build_dataloader  # noqa: E402
 from trainwright.data.loader import Loader  # noqa: E402
-from trainwright.data.samplers import EpochBatches, FeistelOrder  # noqa: E402
+from trainwright.data.order import FeistelOrder  # noqa: E402
 
 BATCH = 8
 NUM_ITEMS = 20_000

@@ -9,7 +9,7 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,9 @@ from urllib.parse import quote, quote_plus
 
 # A batch maps the names of a model's inputs to tensors (or nested containers of them); its values are the user's.
 Batch: TypeAlias = dict[str, Any]
+Piece: TypeAlias = tuple[int, int, int]  # id of a sample, and the tokens of it from a start to before a stop
+Row: TypeAlias = "int | list[Piece]"  # the id of a row's sample, or the pieces of samples that are packed into it
+SampleIds: TypeAlias = "Sequence[Row]"  # of a batch, in the order of its rows; empty where they are not known
 # A sample as the user's dataset gives it.
 Item: TypeAlias = Any
 StateDict: TypeAlias = dict[str, Any]  # tensors, numbers and nests of them, as `state_dict()` returns them

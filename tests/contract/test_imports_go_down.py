@@ -212,8 +212,8 @@ PLANTED = {
         "trainwright.data.loader:3 imports trainwright.trainer",
     ),
     "optim/factory.py": (
-        "from ..data import samplers",
-        "trainwright.optim.factory:1 imports trainwright.data.samplers",
+        "from ..data import order",
+        "trainwright.optim.factory:1 imports trainwright.data.order",
     ),
     "config/rules.py": ("import trainwright.run", "trainwright.config.rules:1 imports trainwright.run"),
     "hub/model_card.py": (
@@ -230,7 +230,7 @@ PLANTED = {
 
 def plant(root: Path, files: dict[str, str]) -> list[Import]:
     """A package with these files, and empty ones that they can name."""
-    empty = ("engine/base.py", "config/plans.py", "trainer.py", "data/samplers.py", "loop/fit.py", "report/run_page.py")
+    empty = ("engine/base.py", "config/plans.py", "trainer.py", "data/order.py", "loop/fit.py", "report/run_page.py")
     for name, text in (dict.fromkeys(empty, "") | files | {"__init__.py": ""}).items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

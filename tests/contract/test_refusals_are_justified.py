@@ -24,7 +24,9 @@ OURS = (
     "extensions.incidents.bundle",
     "extensions.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
     "data.quarantine",
-    "data.positions.LoaderPosition.leave_out",
+    "data.positions.LoaderPosition.exclude",
+    "data.streaming.reader.StreamItems.exclude",
+    "data.identity",  # names of rows that are kept from run to run
     "extensions.quarantine",
     "run.checks.check_extension",
     "data.packing",

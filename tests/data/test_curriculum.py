@@ -197,12 +197,12 @@ def test_what_is_no_weights_is_an_error_that_names_the_cure(given: Any, said: st
     data = MixtureDataset({"code": range(4), "chat": range(2)})
     visits = np.array([1, 1, 0, 1, 1, 1])
     with pytest.raises(DataError, match=f"^f .*{said}"):
-        read_weights(given, data, "f", visits=visits, left_out={1})
+        read_weights(given, data, "f", visits=visits, excluded={1})
 
 
 def test_weights_are_relative_and_those_in_quarantine_0() -> None:
     data = MixtureDataset({"code": range(4), "none": []})
-    more = {"visits": np.ones(4), "left_out": {2}}
+    more = {"visits": np.ones(4), "excluded": {2}}
     assert read_weights(torch.tensor([1, 2, 8, 4]), data, "f", **more).tolist() == [0.25, 0.5, 0.0, 1.0]  # type: ignore[union-attr, arg-type]
     assert read_weights({"code": 3.0, "none": 5.0}, data, "f", **more) == (1.0, 0.0)  # type: ignore[arg-type]
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.data.samplers import EpochBatches, FeistelOrder
+from trainwright.data.batches import EpochBatches
+from trainwright.data.order import FeistelOrder
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**64), st.integers(0, 4))

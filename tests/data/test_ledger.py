@@ -22,7 +22,7 @@ from trainwright._types import LEDGER_NAME
 from trainwright.cli.ledger import answer
 from trainwright.data.ledger import Ledger, read_table
 from trainwright.errors import DataError
-from trainwright.extensions.ledger.sample_losses import kept_losses, rows_of_batch, segments
+from trainwright.extensions.ledger.sample_losses import kept_losses, segments
 
 from .._support.two_processes import run, tell
 from ..contract import doubles
@@ -277,11 +277,9 @@ def test_losses_of_tokens_are_looked_up_where_the_backward_pass_keeps_them() -> 
 
 
 def test_segments_of_packed_rows() -> None:
-    rows = rows_of_batch([[[(4, 0, 3), (1, 0, 1)], [(2, 8, 12)]]])
+    rows = [[(4, 0, 3), (1, 0, 1)], [(2, 8, 12)]]
     assert list(segments(rows, 5, shifts=True)) == [(4, 2, 1), (1, 1, 1), (-1, 2, 0), (2, 3, 0), (-1, 2, 0)]  # type: ignore[arg-type]
     assert list(segments(rows, 4, shifts=False)) == [(4, 3, 1), (1, 1, 1), (2, 4, 0)]  # type: ignore[arg-type]
-    assert rows_of_batch([3, 5]) == [3, 5]
-    assert rows_of_batch([[3, 5]]) == [3, 5]
 
 
 def test_a_loss_that_is_not_known_gives_each_sample_the_mean_and_says_so(

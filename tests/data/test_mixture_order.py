@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from trainwright.config.plans import LoaderPlan, MixturePlan, SamplingPlan
+from trainwright.data.batches import EpochBatches
 from trainwright.data.dataloader import build_dataloader
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.mixture_order import MixtureOrder, ShareCurve, mixture_order
 from trainwright.data.sampler_factory import training_order
-from trainwright.data.samplers import EpochBatches, RankShare
+from trainwright.data.shards import RankShare
 from trainwright.errors import ArgumentError, DataError
 
 from .._support.small import Diary, StopAt, data, make_trainer, module, trained_trainer
@@ -341,7 +342,7 @@ def test_a_row_in_quarantine_gives_its_place_to_another_of_its_source() -> None:
     batches = EpochBatches(order_of((0, SHARES)), 10)
     before = flat(batches)
     left_out = {*range(100, 1_000), 1_000, 10_999, 11_000, 20_000}
-    batches.leave_out(left_out, len(THREE))
+    batches.exclude(left_out, len(THREE))
     batches.seek(0)
     after = flat(batches)
     assert not left_out & set(after)

@@ -15,7 +15,8 @@ from torch.utils.data import RandomSampler, Sampler
 from transformers.trainer_pt_utils import LengthGroupedSampler as OriginalSampler
 
 from trainwright import LengthGroupedSampler, get_length_grouped_indices
-from trainwright.data.samplers import EpochBatches, SamplerOrder, ShuffledOrder
+from trainwright.data.batches import EpochBatches
+from trainwright.data.order import SamplerOrder, ShuffledOrder
 from trainwright.errors import DataError
 
 from .._support.small import OURS, REFERENCE, Diary, data, make_trainer

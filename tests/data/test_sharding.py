@@ -18,8 +18,10 @@ from transformers import default_data_collator
 
 from trainwright._types import TailBatch
 from trainwright.config.plans import LoaderPlan
+from trainwright.data.batches import EpochBatches, MarksSeed
 from trainwright.data.dataloader import build_dataloader, build_whole
-from trainwright.data.samplers import EpochBatches, RankShare, ShuffledOrder
+from trainwright.data.order import ShuffledOrder
+from trainwright.data.shards import RankShare
 from trainwright.errors import DataError
 
 SIZES = st.integers(1, 70)
@@ -132,6 +134,6 @@ def test_workers_of_different_processes_draw_differently() -> None:
     origins = []
     for rank in range(2):
         share = RankShare(batch_size=2, rank=rank, num_processes=2)
-        batches = EpochBatches(ShuffledOrder(12, 3), 2, worker_seed=5, share=share)
+        batches = EpochBatches(ShuffledOrder(12, 3), 2, share=share, mark=MarksSeed(5, share))
         origins += [batch.origin for batch in batches]  # type: ignore[attr-defined]
     assert len(set(origins)) == 6

@@ -5,13 +5,17 @@ from typing import Any
 
 import datasets
 import pytest
+from torch.utils.data import DataLoader
 
 import trainwright
 from trainwright.config.plans import SamplingPlan
-from trainwright.data.positions import ForeignPosition, IndexedPosition
+from trainwright.data.batches import EpochBatches
+from trainwright.data.loader import Loader
+from trainwright.data.order import Order, SamplerOrder
+from trainwright.data.positions import ForeignPosition
 from trainwright.data.quarantine import QUARANTINE_NAME, add_to_quarantine, read_quarantine, substitutes, without
 from trainwright.data.sampler_factory import training_order
-from trainwright.data.samplers import EpochBatches, Order, RankShare, SamplerOrder
+from trainwright.data.shards import RankShare
 from trainwright.errors import DataError
 
 from .._support.two_processes import run
@@ -258,7 +262,7 @@ def test_a_batch_of_which_nothing_is_left_is_another_one(formed: dict[str, Any])
     order: Any = training_order([{"input_ids": [1] * length} for length in (8, 3, 3, 2, 8, 2)], plan)
     batches = EpochBatches(order, 1)
     before = list(batches)
-    batches.leave_out({0, 1}, 6)
+    batches.exclude({0, 1}, 6)
     batches.set_epoch(0)
     after = list(batches)
     assert len(after) == len(before) == len(batches)
@@ -292,23 +296,29 @@ def test_a_line_that_was_not_finished_is_not_read(tmp_path: Path) -> None:
 
 def test_a_dataloader_of_the_user_has_no_indices() -> None:
     with pytest.raises(DataError, match="Leave them out of the dataloader itself"):
-        ForeignPosition([]).leave_out({1}, 5)
+        ForeignPosition([]).exclude({1}, 5)
 
 
 def test_samples_are_named_as_they_were_trained() -> None:
-    position = IndexedPosition([], EpochBatches(SamplerOrder(range(8)), 2))
-    position.leave_out({1}, 8)
-    assert position.samples_of(0, 0, num_batches=2) == [[0, 2], [3, 4]]
-    position.leave_out_later({1, 4}, 8)
-    assert position.samples_of(0, 0, num_batches=2) == [[0, 2], [3, 4]]
-    assert position.refresh(0, 2, window=1) == 1  # of three batches, since two are left
-    assert position.samples_of(0, 0, num_batches=1) == [[3, 4]]  # of the last step
-    assert position.samples_of(0, 1, num_batches=2) == [[5, 6], [7]]
-    assert position.refresh(1, 0, window=1) == 0
-    position.leave_out_later({1, 4, 5}, 8)
-    position.refresh(1, 0, window=1)
-    assert position.samples_of(0, 2, num_batches=1) == []
-    assert position.samples_of(1, 0, num_batches=2) == [[0, 2], [3, 6]]
+    """Ids travel with the batches, so those of a window stay what they were whatever is excluded after it."""
+    batches = EpochBatches(SamplerOrder(range(8)), 2)
+    loader = Loader(DataLoader(range(8), batch_sampler=batches), random_state=dict, set_random_state=bool)
+    loader.position.exclude({1}, 8)
+
+    def window(iterator: Any, size: int) -> Any:
+        loader.begin_window()
+        return loader.ids_of([next(iterator) for _ in range(size)])
+
+    epoch = loader.epoch(0)
+    assert window(epoch, 2) == [[0, 2], [3, 4]]
+    loader.exclude({1, 6}, 8)
+    assert loader.refresh(0, 2) == 2  # of three batches, since one is left
+    rest = loader.again(0, skip_batches=2)
+    assert window(rest, 1) == [[5, 7]]
+    assert next(rest, None) is None
+    loader.exclude({1, 4, 5}, 8)
+    assert loader.refresh(1, 0) == 0
+    assert window(loader.epoch(1), 2) == [[0, 2], [3, 6]]
 
 
 def test_a_group_of_which_nothing_is_left_is_shared_out_as_a_tail() -> None:
@@ -317,7 +327,7 @@ def test_a_group_of_which_nothing_is_left_is_shared_out_as_a_tail() -> None:
     seen = []
     for rank in range(2):
         batches = EpochBatches(order, 1, share=RankShare(batch_size=1, rank=rank, num_processes=2))
-        batches.leave_out({1, 2, 3, 4, 5}, 7)
+        batches.exclude({1, 2, 3, 4, 5}, 7)
         seen.append(list(batches))
         parts.append({number: (part.num_samples, part.weight) for number, part in batches.parts.items()})
     assert seen == [[[[0]], [[0]]], [[[0]], [[0]]]]  # those of the second process, and both last ones, stand in

@@ -12,7 +12,8 @@ import torch
 from transformers import DataCollatorForTokenClassification, LlamaConfig, LlamaForCausalLM
 
 from trainwright import Trainer
-from trainwright.data.samplers import EpochBatches, RankShare
+from trainwright.data.batches import EpochBatches
+from trainwright.data.shards import RankShare
 from trainwright.data.streaming import lookahead_buffer
 from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.errors import DataError

@@ -107,9 +107,11 @@ def stack_of(pid: int, stacks: Pipe) -> str:
         return ""
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGUSR2)
-    found, wait_s = b"", STACK_S
+    found = b""
+    wait_s = STACK_S
     while len(found) < MOST_BYTES and stacks[0].poll(wait_s):
-        found, wait_s = found + os.read(stacks[0].fileno(), MOST_BYTES), QUIET_S
+        found += os.read(stacks[0].fileno(), MOST_BYTES)
+        wait_s = QUIET_S
     return found.decode(errors="replace").rstrip()
 
 
@@ -130,7 +132,8 @@ def note_of(error: BaseException) -> str:
     first = next((place for place, frame in enumerate(frames) if _is_fetch(frame)), None)
     if first is None:
         return ""
-    values, below = frames[first].f_locals, frames[first + 1 :]
+    values = frames[first].f_locals
+    below = frames[first + 1 :]
     if isinstance(values["self"].dataset, IterableDataset):
         rows = values.get("data")
         origin = getattr(rows, "origin", None)
@@ -193,7 +196,8 @@ def _has_text_label(row: object) -> bool:
 def _index_of(frames: Iterable[FrameType], indices: Sequence[object]) -> object:
     """The index that was being read: of the loop over the batch, or the argument of the dataset's `__getitem__`."""
     for frame in frames:
-        code, values = frame.f_code, frame.f_locals
+        code = frame.f_code
+        values = frame.f_locals
         names: list[str] = [name for name in ("idx", "index") if name in values]
         if code.co_name == "__getitem__" and code.co_argcount > 1:
             names.append(code.co_varnames[1])

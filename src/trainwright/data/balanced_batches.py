@@ -120,7 +120,8 @@ class BatchRebalanceSampler(BatchOrder):
         """The groups of a window, costliest first: neighbours share a slot."""
         ordered = sorted(window, key=self.lengths.__getitem__, reverse=True)
         sizes = balanced_sizes([self.lengths[i] for i in ordered], min(self.num_groups, len(ordered)))
-        groups, start = [], 0
+        groups = []
+        start = 0
         for size in sizes:
             groups.append(ordered[start : start + size])
             start += size
@@ -161,7 +162,8 @@ def cost(num_samples: int, longest: int) -> float:
 def balanced_sizes(lengths: Sequence[int], num_groups: int) -> list[int]:
     """Sizes of consecutive groups of samples, longest first, whose greatest cost is the least possible."""
     unit = [cost(1, length) for length in lengths]
-    low, high = unit[0], cost(len(lengths), lengths[0])
+    low = unit[0]
+    high = cost(len(lengths), lengths[0])
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
         if len(_fill(unit, middle)) <= num_groups:
@@ -173,7 +175,8 @@ def balanced_sizes(lengths: Sequence[int], num_groups: int) -> list[int]:
 
 def _fill(unit: Sequence[float], bound: float) -> list[int]:
     """Sizes of groups that are filled one after the other as far as the bound allows."""
-    sizes, start = [], 0
+    sizes = []
+    start = 0
     while start < len(unit):
         size = max(int(bound / unit[start]), 1) if unit[start] else len(unit)
         sizes.append(min(size, len(unit) - start))
@@ -183,9 +186,11 @@ def _fill(unit: Sequence[float], bound: float) -> list[int]:
 
 def _level(unit: Sequence[float], num_groups: int, *, bound: float) -> list[int]:
     """Sizes of exactly so many groups within the bound, the others near the mean cost of what is left."""
-    sizes, start = [], 0
+    sizes = []
+    start = 0
     for group in range(num_groups):
-        left, groups_after = len(unit) - start, num_groups - group - 1
+        left = len(unit) - start
+        groups_after = num_groups - group - 1
         if groups_after == 0:
             sizes.append(left)
             break

@@ -172,9 +172,14 @@ LABELS = frozenset({"label", "label_ids", "labels"})
 
 
 def _say(
-    unused: Sequence[str], model_name: str, description: str | None, logger: logging.Logger | None, *,
-    for_own: bool, found: Collection[str],
-) -> None:  # fmt: skip
+    unused: Sequence[str],
+    model_name: str,
+    description: str | None,
+    logger: logging.Logger | None,
+    *,
+    for_own: bool,
+    found: Collection[str],
+) -> None:
     """Logs the columns that a model does not take, out of those found; a warning where only labels are left."""
     if not unused or logger is None:
         return
@@ -183,8 +188,11 @@ def _say(
         logger.warning(
             "The model gets only %s of the %s data, and no input: %s.forward does not take %s. Tokenize texts first "
             "(input_ids), or rename the columns to what forward takes.",
-            ", ".join(left), (description or "given").lower(), model_name, ", ".join(unused),
-        )  # fmt: skip
+            ", ".join(left),
+            (description or "given").lower(),
+            model_name,
+            ", ".join(unused),
+        )
         return
     effect = "They are dropped. Keep them for your own collator with remove_unused_columns=False."
     if for_own:
@@ -294,7 +302,8 @@ def draws_random_numbers(collator: Any) -> bool:
     """Returns True if a collator may draw random numbers; only those known not to are trusted."""
     while hasattr(collator, "data_collator"):  # wrappers that drop columns, unpack groups, fill rows
         collator = collator.data_collator
-    name, module = getattr(collator, "__qualname__", type(collator).__qualname__), module_of(collator)
+    name = getattr(collator, "__qualname__", type(collator).__qualname__)
+    module = module_of(collator)
     known = {"default_data_collator", "DataCollatorWithPadding", "DefaultDataCollator", "default_collate"}
     return not (name in known and module.startswith(("transformers.", "torch.")))
 

@@ -27,8 +27,8 @@ from trainwright._types import DatasetLike, JSONObject, counted, has_length, is_
 from trainwright.data.cursor import OrderKind
 from trainwright.data.ledger import Array, Ledger
 from trainwright.data.mixture import MixtureDataset
-from trainwright.data.mixture_order import Floats, Integers, Knot, MixtureOrder, ShareCurve
-from trainwright.data.samplers import GOLDEN_RATIO, FeistelOrder, Order, random_bits
+from trainwright.data.mixture_order import Breakpoint, Floats, Integers, MixtureOrder, ShareCurve
+from trainwright.data.order import GOLDEN_RATIO, Exclusion, FeistelOrder, Order, random_bits
 from trainwright.data.seeding import seed_of
 from trainwright.errors import ArgumentError, DataError, did_you_mean
 
@@ -72,18 +72,24 @@ class LedgerColumns:
     @classmethod
     def of(cls, ledger: Ledger, dataset: MixtureDataset, *, step: int) -> LedgerColumns:
         """Copies the columns of a ledger, which gets room for all samples."""
-        num, rows = len(dataset), [len(source) for source in dataset.sources.values()]
+        num = len(dataset)
+        rows = [len(source) for source in dataset.sources.values()]
         ledger.reach(num)
         names = ("visits", "tokens", "mean_loss", "last_loss", "last_step")
         return cls(
-            step, tuple(dataset.names), np.arange(num), np.repeat(np.array(dataset.names), rows),
-            np.concatenate([np.arange(size) for size in rows]), *(getattr(ledger, name)[:num].copy() for name in names),
-        )  # fmt: skip
+            step,
+            tuple(dataset.names),
+            np.arange(num),
+            np.repeat(np.array(dataset.names), rows),
+            np.concatenate([np.arange(size) for size in rows]),
+            *(getattr(ledger, name)[:num].copy() for name in names),
+        )
 
     @classmethod
     def made_up(cls, dataset: MixtureDataset, *, step: int) -> LedgerColumns:
         """Columns as after one visit of each sample, with losses that differ."""
-        ledger, ones = Ledger(), np.ones(len(dataset), np.int64)
+        ledger = Ledger()
+        ones = np.ones(len(dataset), np.int64)
         losses = np.linspace(0.5, 2.0, len(dataset))
         ledger.add(np.arange(len(dataset)), step=ones, visits=ones, tokens=ones, loss_sum=losses)
         return cls.of(ledger, dataset, step=step)
@@ -173,13 +179,15 @@ class Curriculum:
 
 
 def read_weights(
-    given: object, dataset: MixtureDataset, name: str, *, visits: Array | None, left_out: Collection[int] = ()
+    given: object, dataset: MixtureDataset, name: str, *, visits: Array | None, excluded: Collection[int] = ()
 ) -> Weights:
     """Weights that the function `name` returned, 0 for samples in quarantine; a DataError for what is none.
 
     `visits` are those of the samples; None where only kind and number of the weights count.
     """
-    num, names, by_source = len(dataset), dataset.names, isinstance(given, Mapping)
+    num = len(dataset)
+    names = dataset.names
+    by_source = isinstance(given, Mapping)
     listed = ", ".join(map(repr, names))
     if isinstance(given, Mapping):
         for unknown in (one for one in given if one not in names):
@@ -211,9 +219,9 @@ def read_weights(
     if by_source:
         values[[not len(source) for source in dataset.sources.values()]] = 0.0
     else:
-        values[list(left_out)] = 0.0
+        values[list(excluded)] = 0.0
     if not values.any():
-        rest = "all that are not in quarantine" if left_out else "all of the data"
+        rest = "all that are not in quarantine" if excluded else "all of the data"
         raise DataError(f"{name} returned 0 for {rest}. Give a weight to something.")
     return tuple((values / values.sum()).tolist()) if by_source else (values / values.max()).astype(np.float32)
 
@@ -244,16 +252,24 @@ class CurriculumOrder(Order, Sampler[int]):
     """
 
     seed: int
+    exclusion = Exclusion.SAME_SHARES
 
     def __init__(self, dataset: MixtureDataset, *, seed: int, shuffles: bool) -> None:
         super().__init__()
-        self.seed, self.num_samples, self.samples_per_epoch = seed, len(dataset), len(dataset)
+        self.seed = seed
+        self.num_samples = len(dataset)
+        self.samples_per_epoch = len(dataset)
         rows = np.array([len(source) for source in dataset.sources.values()])
         self._of_sources = MixtureOrder(
-            dataset, _constant(tuple((rows / max(rows.sum(), 1)).tolist())), len(dataset), seed=seed, settings="",
+            dataset,
+            _constant(tuple((rows / max(rows.sum(), 1)).tolist())),
+            len(dataset),
+            seed=seed,
+            settings="",
             shuffles=shuffles,
-        )  # fmt: skip
-        self._shuffles, self.source_starts = shuffles, dataset.offsets
+        )
+        self._shuffles = shuffles
+        self.source_starts = dataset.offsets
         self.segments = [Segment(0, 0)]
         self.end: int | None = None
 
@@ -267,7 +283,8 @@ class CurriculumOrder(Order, Sampler[int]):
         return self.indices_from(epoch, 0)
 
     def indices_from(self, epoch: int, first: int) -> Iterator[int]:
-        position, stop = epoch * self.num_samples + first, (epoch + 1) * self.num_samples
+        position = epoch * self.num_samples + first
+        stop = (epoch + 1) * self.num_samples
         while position < stop:
             known = min(position + BLOCK, stop, stop if self.end is None else self.end)
             if known <= position:
@@ -280,12 +297,14 @@ class CurriculumOrder(Order, Sampler[int]):
 
     def at(self, first: int, stop: int) -> Integers:
         """The global indices at positions of the run, from `first` to before `stop`."""
-        starts, parts = [segment.start for segment in self.segments], []
+        starts = [segment.start for segment in self.segments]
+        parts = []
         while first < stop:
             number = bisect_right(starts, first) - 1
             segment = self.segments[number]
             end = min(stop, starts[number + 1]) if number + 1 < len(starts) else stop
-            start, end_there = first - segment.start, end - segment.start
+            start = first - segment.start
+            end_there = end - segment.start
             if segment.weights is None:
                 self._of_sources.seed = self.seed
                 parts.append(self._of_sources.at(segment.given + start, segment.given + end_there))
@@ -296,7 +315,8 @@ class CurriculumOrder(Order, Sampler[int]):
 
     def _by_weight(self, segment: Segment, positions: NDArray[np.uint64]) -> Integers:
         rounds, places = np.divmod(positions, np.uint64(self.num_samples))
-        seed, sums = seed_of((self.seed, segment.start)), segment.sums
+        seed = seed_of((self.seed, segment.start))
+        sums = segment.sums
         if self._shuffles:
             places = FeistelOrder(self.num_samples, seed).of_passes(places, rounds)
         shifts = (random_bits((rounds + np.uint64(seed)) * GOLDEN_RATIO) >> np.uint64(11)) * 2.0**-53
@@ -325,14 +345,19 @@ class CurriculumOrder(Order, Sampler[int]):
         return {
             "curve": self._of_sources.curve.to_json(),
             "segments": [
-                {"start": one.start, "given": one.given,
-                 "weights": None if one.weights is None else torch.from_numpy(one.weights)} for one in self.segments
+                {
+                    "start": one.start,
+                    "given": one.given,
+                    "weights": None if one.weights is None else torch.from_numpy(one.weights),
+                }
+                for one in self.segments
             ],
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: JSONObject, *, position: int) -> None:
         """Takes segments and shares over, for positions from one on; ValueError and others for what no run writes."""
-        curve, segments = ShareCurve.from_json(state["curve"]), []
+        curve = ShareCurve.from_json(state["curve"])
+        segments = []
         for one in state["segments"]:
             weights = None if one["weights"] is None else one["weights"].numpy()
             if weights is not None and weights.shape != (self.num_samples,):
@@ -340,8 +365,9 @@ class CurriculumOrder(Order, Sampler[int]):
             segments.append(Segment(int(one["start"]), int(one["given"]), weights))
         if position < segments[0].start:  # `ignore_data_skip` goes back to the beginning of an epoch
             segments.insert(0, Segment(position, max(segments[0].given - segments[0].start + position, 0)))
-        self._of_sources.curve, self.segments = curve, segments
+        self._of_sources.curve = curve
+        self.segments = segments
 
 
 def _constant(shares: Shares) -> ShareCurve:
-    return ShareCurve((Knot(0, shares, shares),))
+    return ShareCurve((Breakpoint(0, shares, shares),))

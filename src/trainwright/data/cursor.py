@@ -71,8 +71,18 @@ class Cursor:
         return cls(**{name: value for name, value in values.items() if name in known and value is not None})
 
 
-COUNTS = ("epoch", "samples", "seed", "num_samples", "batches", "chunk", "batch_size", "micro_batches",
-          "num_parts", "left_out")  # fmt: skip
+COUNTS = (
+    "epoch",
+    "samples",
+    "seed",
+    "num_samples",
+    "batches",
+    "chunk",
+    "batch_size",
+    "micro_batches",
+    "num_parts",
+    "left_out",
+)
 NOT_ZERO = ("chunk", "batch_size", "micro_batches", "num_parts")
 
 

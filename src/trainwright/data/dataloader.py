@@ -21,11 +21,13 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainwright._types import Batch, DatasetLike, Item, tail_batch
 from trainwright.config.plans import LoaderPlan
 from trainwright.data.bad_sample import Pipe, name_samples_of_worker
+from trainwright.data.batches import EpochBatches, Mark, MarksSeed, marks_epoch
 from trainwright.data.length_sampler import BatchOrder, SingleBatchCollator
+from trainwright.data.order import Exclusion, Order
 from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.sampler_factory import order_by
-from trainwright.data.samplers import EpochBatches, Order, RankShare
 from trainwright.data.seeding import SeededCollator, SeededItems, seed_worker
+from trainwright.data.shards import ChunkPart, RankShare
 from trainwright.state.interrupts import leave_signals_to_parent
 
 if TYPE_CHECKING:
@@ -74,7 +76,8 @@ def _stream_dataloader(
     from trainwright.data.streaming.reader import StreamDataLoader, StreamItems
     from trainwright.data.streaming.stream_state import WHOLE, check_is_whole, split_for
 
-    share, split = _share(plan), WHOLE
+    share = _share(plan)
+    split = WHOLE
     if plan.is_training and exchange is not None:
         split = split_for(dataset, rank=plan.rank, num_processes=plan.num_processes)
     else:
@@ -98,18 +101,26 @@ def _stream_dataloader(
 
 def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, collate: Collate) -> PreparedDataLoader:
     seeds_workers = plan.is_training and plan.workers > 0 and plan.behaviour.sends_seed_and_epoch_to_workers
-    worker_seed = plan.seed if seeds_workers else None
-    share, drop_last = _share(plan), plan.drop_last
+    share = _share(plan)
+    drop_last = plan.drop_last
     if isinstance(sampler, BatchOrder):  # its unit is a batch already, and it drops what is to be dropped itself
         order: Order = sampler.of_all_processes()
-        drop_last, dataset, share = False, sampler.wrap(dataset), replace(share, batch_size=1)
+        drop_last = False
+        dataset = sampler.wrap(dataset)
+        share = replace(share, batch_size=1)
         collate = SingleBatchCollator(collate)
     else:
         order = order_by(sampler, dataset, plan)
-    batches = EpochBatches(order, share.batch_size, drop_last=drop_last, worker_seed=worker_seed, share=share)
+    mark: Mark | None = None
     if plan.seed_samples:
-        batches.tells_epoch, dataset, collate = True, SeededItems(dataset, plan.seed), SeededCollator(collate)
-    is_shared = plan.num_processes > 1 or (plan.is_training and not order.is_permutation)  # a batch may stand in
+        mark = marks_epoch
+        dataset = SeededItems(dataset, plan.seed)
+        collate = SeededCollator(collate)
+    elif seeds_workers:
+        mark = MarksSeed(plan.seed, share)
+    batches = EpochBatches(order, share.batch_size, drop_last=drop_last, share=share, mark=mark)
+    may_lose_samples = plan.is_training and order.exclusion is Exclusion.SMALLER_BATCHES
+    is_shared = plan.num_processes > 1 or may_lose_samples  # a batch may stand in
     kind = RankDataLoader if is_shared else PreparedDataLoader
     dataloader = kind(dataset, batch_sampler=batches, collate_fn=collate, **_options(plan))
     dataloader.tells_dataset = plan.is_training
@@ -145,19 +156,14 @@ class RankDataLoader(PreparedDataLoader):
     def host_batches(self) -> Iterator[Batch]:
         batches = self.batch_sampler
         assert isinstance(batches, EpochBatches)
-        num_batches, part = batches.num_batches(batches.first_sample), batches.last_part(batches.first_sample)
-        loses, fetched = batches.loses_samples, super().host_batches()
-        if loses:
-            return _with_parts(fetched, batches)
-        if part is None:
-            return fetched
-        tail = partial(tail_batch, num_samples=part.num_samples, weight=part.weight)
-        return (batch if number < num_batches else tail(batch) for number, batch in enumerate(fetched, start=1))
+        parts = batches.uneven_parts()
+        fetched = super().host_batches()
+        return fetched if parts is None else _with_parts(fetched, parts)
 
 
-def _with_parts(fetched: Iterator[Batch], batches: EpochBatches) -> Iterator[Batch]:
+def _with_parts(fetched: Iterator[Batch], parts: dict[int, ChunkPart]) -> Iterator[Batch]:
     for number, batch in enumerate(fetched, start=1):
-        part = batches.parts.pop(number, None)
+        part = parts.pop(number, None)
         yield batch if part is None else tail_batch(batch, num_samples=part.num_samples, weight=part.weight)
 
 

@@ -18,7 +18,7 @@ from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import OrderKind
 from trainwright.data.epochs import set_epoch_of
 from trainwright.data.mixture import MixtureDataset
-from trainwright.data.samplers import Order
+from trainwright.data.order import Order
 from trainwright.errors import DataError
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def get_length_grouped_indices(
         mega_batch_mult = max(min(num // (batch_size * 4), 50), 1)
     size = mega_batch_mult * batch_size
     shuffled = torch.randperm(num, generator=generator)
-    negative, drawn = -np.asarray(lengths), shuffled.numpy()
+    negative = -np.asarray(lengths)
+    drawn = shuffled.numpy()
     portions = [drawn[i : i + size] for i in range(0, num, size)]
     portions = [portion[np.argsort(negative[portion], kind="stable")] for portion in portions]
     longest = min(range(len(portions)), key=lambda i: negative[portions[i][0]])
@@ -121,6 +122,7 @@ class BatchOrder(Order, Sampler[Any]):  # Any: groups are lists of indices, or r
     num_samples: int  # in all groups together
     unit: str  # the settings that decide what a group is; a position counted in other groups means nothing
     epoch: int = 0
+    gives_groups = True
 
     @abstractmethod
     def num_tokens(self, epoch: int) -> int:
@@ -185,7 +187,7 @@ def num_samples(dataset: DatasetLike, batches: object) -> int:
     order = getattr(batches, "order", None)
     if isinstance(order, Order) and order.samples_per_epoch is not None:
         return order.samples_per_epoch
-    return len(dataset) - int(getattr(batches, "num_left_out", 0))
+    return len(dataset) - int(getattr(batches, "num_missing", 0))
 
 
 def num_tokens(dataloader: DataLoaderLike) -> int | None:
@@ -260,7 +262,8 @@ def _classes(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _cuts(widths: Lengths, max_tokens: int) -> NDArray[np.int64]:
     """Returns the first positions of batches in samples sorted by width, widest first."""
-    starts, position = [], 0
+    starts = []
+    position = 0
     while position < len(widths):
         starts.append(position)
         position += max(max_tokens // int(widths[position]), 1)

@@ -25,12 +25,13 @@ What differs between a dataset with indices, a stream and a dataloader that the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from trainwright._types import Batch
+from trainwright._types import Batch, SampleIds
 from trainwright.config.plans import OPEN_END
 from trainwright.data.bad_sample import name_sample
 from trainwright.data.columns import draws_random_numbers, is_columnar
@@ -41,6 +42,7 @@ from trainwright.data.positions import position_of
 from trainwright.data.prepared_dataloader import DevicePrefetcher, PreparedDataLoader, started_in_epoch, watched
 from trainwright.data.quarantine import Sample
 from trainwright.data.seeding import SeededItems
+from trainwright.data.shards import RankShare
 
 _END: Any = object()
 RandomStates = Any  # of python, numpy and torch, as `checkpoint.rng` copies them
@@ -58,6 +60,7 @@ class Loader:
         copies: DevicePrefetcher | None = None,
         window: int | None = None,
         rewinds: bool = True,
+        dispatched: RankShare | None = None,
     ) -> None:
         self.dataloader = dataloader  # anything that can be iterated once per epoch
         self._random_state = random_state  # returns the process's random states (python, numpy, torch)
@@ -66,12 +69,13 @@ class Loader:
         # Micro-batches of a window, between whose fetches nothing draws; the last window of an epoch may have fewer.
         # None: not known, so that a checkpoint may follow each fetch, and random numbers may be drawn before it.
         self._window = window
-        self._left = 1 if window is None else window  # batches to come until a checkpoint may be written
+        self._left = window or 1  # batches to come until a checkpoint may be written
         self._rewinds = rewinds  # a signal goes back to the begin of a window
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._seeds_here = seeds_this_process(dataloader)
-        self.position = position_of(dataloader)  # how far training is in it
-        self.is_stale = False  # samples are to be left out of the rest of the epoch under way
+        # How far training is in it; `dispatched` is this process's part of what the main process reads for all.
+        self.position = position_of(dataloader, dispatched=dispatched)
+        self.is_stale = False  # samples are to be excluded from the rest of the epoch under way
         self._resumed = LoaderState()
         self._epoch_start: RandomStates | None = None
         self._before_ahead: RandomStates | None = None
@@ -79,15 +83,27 @@ class Loader:
         self._window_start: tuple[RandomStates, RandomStates | None, RandomStates | None] | None = None
         self._now: RandomStates | None = None  # the states of now; None: something may have drawn since the last copy
         self._watched = watched(dataloader)
-        # of each batch given since `begin_window`, its samples as the order has them; None: nobody asks for them
-        self.window_samples: list[list[Any]] | None = None
-        self._samples_given: Callable[[], list[Any]] = list
+        # The batches given since `begin_window`, and the ids of their samples.
+        self._given: list[Batch] = []
+        self._given_ids: list[SampleIds] = []
+        self._keeps_pace = True  # no window of this epoch had other batches than were given for it
 
-    def note_samples(self, *, are_known: bool) -> None:
-        """Keeps the samples of a window's batches in `window_samples` from now on; empty if they are not known."""
-        self.window_samples = []
-        if are_known:
-            self._samples_given = self.position.note_samples()
+    def ids_of(self, batches: Sequence[Batch]) -> list[SampleIds]:
+        """Returns the ids of the samples of a window's batches, in the order of their rows.
+
+        It is asked once for each window, with the batches that were made of those given for it. An override of
+        `get_batch_samples` may have put others in their places, read ahead, or dropped some: ids are those of the same
+        batch, or of the one that was given at its place. Those of a batch are empty where it has none, and the whole
+        list where they are not known.
+        """
+        given = self._given
+        is_as_many = len(batches) == len(given)
+        if is_as_many and (self._keeps_pace or all(map(operator.is_, batches, given))):
+            return self._given_ids
+        self._keeps_pace = False
+        pairs = list(zip(given, self._given_ids, strict=True))
+        found = [ids for batch in batches for one, ids in pairs if one is batch]
+        return found if len(found) == len(batches) else []
 
     @property
     def has_ended(self) -> bool:
@@ -116,18 +132,20 @@ class Loader:
         """
         position = self.position
         position.seek(epoch, skip_batches)
+        self._keeps_pace = True
         self._now = None
         with started_in_epoch(self.dataloader, epoch):
             batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=after_first is not None)
         if self._copies is not None:
             batches = map(self._copies.send, batches)
-        fetch: Any = self._fetch_as_it_was if self._seeds_here else self._fetch
+        fetch: Any = self._fetch_as_it_was if self._seeds_here else next
         self._watched.begin()
         fetches_inside = self._keeps_states and position.may_fetch_ahead
         first_kept = 1 if fetches_inside else 0  # batches to come before the first fetch whose states are kept
         try:
             if fetches_inside:
                 self._before_ahead = self._states_now()
+            self._now = None
             with started_in_epoch(self.dataloader, epoch):  # accelerate's dataloaders open their epoch here
                 ahead = fetch(batches, _END)
             if after_first is not None:
@@ -139,16 +157,20 @@ class Loader:
                 self._left -= 1
                 if self._keeps_states and self._left <= first_kept:  # a checkpoint follows the last batch of a window
                     self._before_given = self._before_ahead if fetches_inside else None
-                    self._before_ahead = self._states_now()
+                    if self._now is None:
+                        self._now = self._random_state()
+                    self._before_ahead = self._now
+                if not self._seeds_here:  # what is drawn for the batch stays drawn
+                    self._now = None
                 ahead = fetch(batches, _END)
                 if is_last := ahead is _END:
                     self._watched.end_of_dataloader = True
-                position.advance(is_last=is_last)
-                if self.window_samples is not None:
-                    self.window_samples.append(self._samples_given())
+                self._given_ids.append(position.advance(is_last=is_last))
                 if self._left <= 0:  # training follows
                     self._now = None
-                yield batch if self._copies is None else self._copies.receive(batch)
+                given = batch if self._copies is None else self._copies.receive(batch)
+                self._given.append(given)
+                yield given
         except Exception as error:
             name_sample(error, where=f"epoch {epoch} (counted from 0) of the training data")
             raise
@@ -160,19 +182,20 @@ class Loader:
         if isinstance(self._watched, PreparedDataLoader):
             self._watched.end_workers()
 
-    def leave_out(self, samples: set[Sample], num_samples: int) -> None:
-        """Leaves samples out from the next step on; see `LoaderPosition.leave_out` for the errors."""
-        self.position.leave_out_later(samples, num_samples)
+    def exclude(self, samples: set[Sample], num_samples: int) -> None:
+        """Excludes samples from the next step on; see `LoaderPosition.exclude` for the errors."""
+        self.position.exclude_later(samples, num_samples)
         self.is_stale = self.position.is_stale
 
-    def refresh(self, epoch: int, batches: int, *, window: int) -> int:
-        """Returns how many batches of an epoch count as done where `leave_out` takes effect; see `LoaderPosition`."""
+    def refresh(self, epoch: int, batches: int) -> int:
+        """Returns how many batches of an epoch count as done where `exclude` takes effect; see `LoaderPosition`."""
         self.is_stale = False
-        return self.position.refresh(epoch, batches, window=window)
+        return self.position.refresh(epoch, batches)
 
     def again(self, epoch: int, *, skip_batches: int) -> Iterator[Batch]:
         """Batches of the epoch under way after some, as a resume would fetch them: none that was fetched ahead."""
-        self._resumed, now = self.state(), self._random_state()
+        self._resumed = self.state()
+        now = self._random_state()
         self.position.keep_rest()
         return self.epoch(epoch, skip_batches=skip_batches, after_first=lambda: self._set_random_state(now))
 
@@ -181,11 +204,6 @@ class Loader:
         if self._now is None:
             self._now = self._random_state()
         return self._now
-
-    def _fetch(self, batches: Iterator[Batch], end: object) -> Any:
-        """The next batch, whose fetch may draw."""
-        self._now = None
-        return next(batches, end)
 
     def _fetch_as_it_was(self, batches: Iterator[Batch], end: object) -> Any:
         """The next batch; the random states, which it seeds, are afterwards what they were."""
@@ -223,14 +241,15 @@ class Loader:
         if self._copies is not None:
             self._copies.begin_window()
         self._left = 1 if self._window is None else self._window
-        if self.window_samples is not None:
-            self.window_samples = []
+        self._given = []
+        self._given_ids = []
         self._now = random_states
         if self._keeps_states and (self._rewinds or random_states is not None):
             self._window_start = (self._states_now(), self._before_ahead, self._before_given)
         if self._window is None:
             self._now = None
-        self.position.begin_window()
+        if self.position.has_mark:
+            self.position.begin_window()
 
     def rewind(self) -> None:
         """Back to the beginning of the window, whose data will not be trained on any more."""

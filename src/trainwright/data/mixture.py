@@ -60,7 +60,8 @@ class MixtureDataset(Dataset[Item]):
                     f"The source {name!r} of train_dataset is a {type(source).__name__} without a length, and sources "
                     "need one."
                 )
-        self.sources, self.curriculum = dict(sources), curriculum
+        self.sources = dict(sources)
+        self.curriculum = curriculum
         self.names = list(sources)
         self.offsets = [0, *accumulate(map(len, sources.values()))]
         self._length = self.offsets.pop()

@@ -18,6 +18,7 @@ from trainwright.config.plans import SamplingPlan
 from trainwright.data.cursor import Cursor, OrderKind
 from trainwright.data.length_sampler import BatchedDataset, BatchOrder, Lengths, lengths_digest
 from trainwright.data.mixture_order import MixtureOrder, ShareCurve
+from trainwright.data.order import Exclusion
 from trainwright.data.seeding import seed_of
 from trainwright.data.streaming.lookahead_buffer import formed_by_length
 from trainwright.errors import DataError
@@ -36,10 +37,16 @@ class MixtureBatches(BatchOrder):
         example: the batches that all rows would make, each once.
     """
 
+    exclusion = Exclusion.SAME_SHARES
+
     def __init__(self, mixture: MixtureOrder, lengths: Lengths, plan: SamplingPlan, example: BatchOrder) -> None:
         super().__init__()
-        self.mixture, self._lengths, self._plan, self._example = mixture, lengths, plan, example
-        self.seed, self.num_samples = mixture.seed, mixture.num_samples
+        self.mixture = mixture
+        self._lengths = lengths
+        self._plan = plan
+        self._example = example
+        self.seed = mixture.seed
+        self.num_samples = mixture.num_samples
         self.samples_per_epoch = mixture.num_samples
         self._portion = max(PORTION, MIN_BATCHES * -(-len(lengths) // len(example)))
         self.unit = f"{example.unit} of portions of {self._portion}"
@@ -50,7 +57,9 @@ class MixtureBatches(BatchOrder):
         return self._count(0)
 
     def indices(self, epoch: int) -> Iterator[Any]:
-        left, first, of_samples = len(self), epoch * len(self), 0
+        left = len(self)
+        first = epoch * len(self)
+        of_samples = 0
         while first >= self._count(of_samples):
             first -= self._count(of_samples)
             of_samples += 1
@@ -71,7 +80,8 @@ class MixtureBatches(BatchOrder):
 
     def _portions(self, epoch: int) -> Iterator[tuple[list[int], BatchOrder]]:
         """The samples of each portion of an epoch, and their batches."""
-        self.mixture.seed, size = self.seed, self.num_samples
+        self.mixture.seed = self.seed
+        size = self.num_samples
         for first in range(epoch * size, (epoch + 1) * size, self._portion):
             chosen = self.mixture.at(first, min(first + self._portion, (epoch + 1) * size))
             seed = seed_of((self.seed, first))

@@ -30,7 +30,7 @@ from trainwright.config.plans import MixturePlan
 from trainwright.data.cursor import Cursor, OrderKind
 from trainwright.data.length_sampler import Lengths
 from trainwright.data.mixture import MixtureDataset, SourceUse
-from trainwright.data.samplers import FeistelOrder, Order
+from trainwright.data.order import Exclusion, FeistelOrder, Order
 from trainwright.data.seeding import seed_of
 from trainwright.errors import DataError
 
@@ -44,42 +44,42 @@ LINES = 32  # straight pieces in which shares of samples follow shares of tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Knot:
-    """Shares from a position on, up to the next knot."""
+class Breakpoint:
+    """Shares from a position on, up to the next point."""
 
     position: int
     first: tuple[float, ...]  # of samples, a share for each source; they sum to 1
-    last: tuple[float, ...]  # just before the next knot, to which they change linearly
+    last: tuple[float, ...]  # just before the next point, to which they change linearly
 
 
 @dataclass(frozen=True)
 class ShareCurve:
-    """Shares of the sources by position, from 0 on; the last knot's first shares hold without end."""
+    """Shares of the sources by position, from 0 on; the last point's first shares hold without end."""
 
-    knots: tuple[Knot, ...]
+    breakpoints: tuple[Breakpoint, ...]
 
     @cached_property
     def _starts(self) -> Floats:
-        return np.array([knot.position for knot in self.knots], dtype=np.float64)
+        return np.array([point.position for point in self.breakpoints], dtype=np.float64)
 
     @cached_property
     def _slopes(self) -> Floats:
         widths = np.diff(self._starts)[:, None]
-        changes = np.array([np.subtract(knot.last, knot.first) for knot in self.knots])
+        changes = np.array([np.subtract(point.last, point.first) for point in self.breakpoints])
         changes[-1] = 0.0
         changes[:-1] /= widths
         return changes
 
     @cached_property
     def _first(self) -> Floats:
-        return np.array([knot.first for knot in self.knots])
+        return np.array([point.first for point in self.breakpoints])
 
     @cached_property
     def _sums(self) -> Floats:
-        """Integrals of the shares up to each knot."""
+        """Integrals of the shares up to each point."""
         widths = np.diff(self._starts)[:, None]
-        parts = np.array([np.add(knot.first, knot.last) / 2 for knot in self.knots])[:-1] * widths
-        return np.concatenate([np.zeros((1, len(self.knots[0].first))), np.cumsum(parts, axis=0)])
+        parts = np.array([np.add(point.first, point.last) / 2 for point in self.breakpoints])[:-1] * widths
+        return np.concatenate([np.zeros((1, len(self.breakpoints[0].first))), np.cumsum(parts, axis=0)])
 
     def shares_at(self, position: float, *, is_before: bool = False) -> Floats:
         """Returns the share of each source at a position, or just before it."""
@@ -96,9 +96,12 @@ class ShareCurve:
 
     def times(self, source: int, numbers: Integers) -> Floats:
         """Returns the times at which samples of a source are due; infinity for those that never are."""
-        sums, aim = self._sums[:, source], numbers + 0.5
+        sums = self._sums[:, source]
+        aim = numbers + 0.5
         piece = np.searchsorted(sums, aim, side="right") - 1
-        rest, share, slope = aim - sums[piece], self._first[piece, source], self._slopes[piece, source]
+        rest = aim - sums[piece]
+        share = self._first[piece, source]
+        slope = self._slopes[piece, source]
         # The root of share * t + slope * t² / 2 = rest, in the form that does not cancel.
         below = share + np.sqrt(np.maximum(share * share + 2 * slope * rest, 0.0))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -115,7 +118,7 @@ class ShareCurve:
 
     def sources(self, first: int, stop: int) -> tuple[Integers, Integers]:
         """The source of each position from `first` to before `stop`, and which of its samples it is."""
-        margin = len(self.knots[0].first) + 1  # samples come at most half as many from their times
+        margin = len(self.breakpoints[0].first) + 1  # samples come at most half as many from their times
         low, high = (self.counts_before(max(time, 0.0)) for time in (first - margin, stop + margin))
         numbers = [np.arange(a, b) for a, b in zip(low, high, strict=True)]
         times = np.concatenate([self.times(source, of_source) for source, of_source in enumerate(numbers)])
@@ -125,24 +128,24 @@ class ShareCurve:
 
     def then(self, other: ShareCurve, position: int) -> ShareCurve:
         """This curve up to a position, and another one after it; what comes before the position stays the same."""
-        position += len(self.knots[0].first) + 1  # samples before it may be due a little later
-        before = [knot for knot in self.knots if knot.position < position]
-        before[-1] = Knot(
+        position += len(self.breakpoints[0].first) + 1  # samples before it may be due a little later
+        before = [point for point in self.breakpoints if point.position < position]
+        before[-1] = Breakpoint(
             before[-1].position, before[-1].first, tuple(self.shares_at(position, is_before=True).tolist())
         )
-        after = [knot for knot in other.knots if knot.position > position]
+        after = [point for point in other.breakpoints if point.position > position]
         end = tuple(other.shares_at(after[0].position, is_before=True).tolist()) if after else ()
         here = tuple(other.shares_at(position).tolist())
-        return ShareCurve((*before, Knot(position, here, end or here), *after))
+        return ShareCurve((*before, Breakpoint(position, here, end or here), *after))
 
     def to_json(self) -> str:
         """Text for a checkpoint."""
-        return json.dumps([[knot.position, knot.first, knot.last] for knot in self.knots])
+        return json.dumps([[point.position, point.first, point.last] for point in self.breakpoints])
 
     @classmethod
     def from_json(cls, text: str) -> ShareCurve:
         """The curve in a checkpoint."""
-        return cls(tuple(Knot(position, tuple(first), tuple(last)) for position, first, last in json.loads(text)))
+        return cls(tuple(Breakpoint(position, tuple(first), tuple(last)) for position, first, last in json.loads(text)))
 
 
 class MixtureOrder(Order, Sampler[int]):
@@ -153,15 +156,19 @@ class MixtureOrder(Order, Sampler[int]):
     """
 
     seed: int
+    exclusion = Exclusion.SAME_SHARES
 
     def __init__(
         self, dataset: MixtureDataset, curve: ShareCurve, num_samples: int, *, seed: int, settings: str, shuffles: bool
     ) -> None:
         super().__init__()
-        self.names, self.source_starts = dataset.names, dataset.offsets
+        self.names = dataset.names
+        self.source_starts = dataset.offsets
         self.offsets = np.array(dataset.offsets, dtype=np.int64)
         self.rows = [len(source) for source in dataset.sources.values()]
-        self.curve, self.num_samples, self.seed = curve, num_samples, seed
+        self.curve = curve
+        self.num_samples = num_samples
+        self.seed = seed
         self.samples_per_epoch = num_samples
         self.settings = settings  # from which the curve was made, as text
         self.shuffles = shuffles  # the rows of a source
@@ -181,7 +188,8 @@ class MixtureOrder(Order, Sampler[int]):
         return self.indices_from(epoch, 0)
 
     def indices_from(self, epoch: int, first: int) -> Iterator[int]:
-        start, stop = epoch * self.num_samples + first, (epoch + 1) * self.num_samples
+        start = epoch * self.num_samples + first
+        stop = (epoch + 1) * self.num_samples
         for position in range(start, stop, BLOCK):
             yield from self.at(position, min(position + BLOCK, stop)).tolist()
 
@@ -205,15 +213,20 @@ class MixtureOrder(Order, Sampler[int]):
         sources = json.dumps(dict(zip(self.names, self.rows, strict=True)))
         shuffles = "shuffled" if self.shuffles else "in order"
         return {
-            "kind": "mixture", "sources": sources, "rows": shuffles,
-            "settings": self.settings, "shares": self.curve.to_json(),
-        }  # fmt: skip
+            "kind": "mixture",
+            "sources": sources,
+            "rows": shuffles,
+            "settings": self.settings,
+            "shares": self.curve.to_json(),
+        }
 
     def continue_from(self, cursor: Cursor) -> str:
-        before, here = cursor.order or {}, self.describe()
+        before = cursor.order or {}
+        here = self.describe()
         if any(before.get(name) != here[name] for name in ("kind", "sources", "rows")):
             return ""
-        position, then = cursor.epoch * self.num_samples + cursor.samples, ShareCurve.from_json(str(before["shares"]))
+        position = cursor.epoch * self.num_samples + cursor.samples
+        then = ShareCurve.from_json(str(before["shares"]))
         if before["settings"] == self.settings:
             self.curve = then
             return ""
@@ -223,7 +236,9 @@ class MixtureOrder(Order, Sampler[int]):
     def uses(self, num_epochs: float) -> list[SourceUse]:
         """Returns the use of each source by a run of so many epochs."""
         end = num_epochs * self.num_samples
-        shares, last, counts = self.curve.shares_at(0.0), self.curve.shares_at(end), self.curve.counts_before(end)
+        shares = self.curve.shares_at(0.0)
+        last = self.curve.shares_at(end)
+        counts = self.curve.counts_before(end)
         return [
             SourceUse(name, rows, float(shares[i]), float(last[i]), counts[i] / rows if rows else 0.0)
             for i, (name, rows) in enumerate(zip(self.names, self.rows, strict=True))
@@ -281,12 +296,13 @@ def _curve(
     ]
     for i in range(1, len(positions)):
         positions[i] = max(positions[i], positions[i - 1] + 1)
-    return ShareCurve(_knots(positions, stages, weights, is_linear=plan.is_linear))
+    return ShareCurve(_breakpoints(positions, stages, weights, is_linear=plan.is_linear))
 
 
 def order_again(kind: OrderKind, dataset: MixtureDataset, *, num_samples: int, seed: int) -> MixtureOrder:
     """The order that a checkpoint describes, of this dataset."""
-    curve, shuffles = ShareCurve.from_json(str(kind["shares"])), kind["rows"] == "shuffled"
+    curve = ShareCurve.from_json(str(kind["shares"]))
+    shuffles = kind["rows"] == "shuffled"
     return MixtureOrder(dataset, curve, num_samples, seed=seed, settings=str(kind["settings"]), shuffles=shuffles)
 
 
@@ -305,11 +321,11 @@ def _shares(
     return [one / sum(num) for one in num], sum(num)
 
 
-def _knots(
+def _breakpoints(
     positions: Sequence[int], shares: Sequence[Sequence[float]], weights: Sequence[float], *, is_linear: bool
-) -> tuple[Knot, ...]:
+) -> tuple[Breakpoint, ...]:
     if not is_linear:
-        return tuple(Knot(at, tuple(one), tuple(one)) for at, one in zip(positions, shares, strict=True))
+        return tuple(Breakpoint(at, tuple(one), tuple(one)) for at, one in zip(positions, shares, strict=True))
     places: list[tuple[int, list[float]]] = []
     for i in range(len(positions) - 1):
         ends = [np.multiply(shares[i + one], weights) for one in (0, 1)]
@@ -322,4 +338,4 @@ def _knots(
             places.append((at, (mixed / mixed.sum()).tolist()))
     places.append((positions[-1], list(shares[-1])))
     after = [*places[1:], places[-1]]
-    return tuple(Knot(at, tuple(one), tuple(then)) for (at, one), (_, then) in zip(places, after, strict=True))
+    return tuple(Breakpoint(at, tuple(one), tuple(then)) for (at, one), (_, then) in zip(places, after, strict=True))

@@ -154,7 +154,9 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> NDArray[np.int
         length = lengths[position]
         fit = bisect_left(rooms, length)
         if fit == len(rooms):
-            free, row, num_rows = capacity, num_rows, num_rows + 1
+            free = capacity
+            row = num_rows
+            num_rows += 1
         else:
             free = rooms[fit]
             row = room[free].pop()
@@ -164,7 +166,8 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> NDArray[np.int
         end = position + free // length
         while position < min(end, len(lengths)) and lengths[position] == length:
             row_of[position] = row
-            position, free = position + 1, free - length
+            position += 1
+            free -= length
         if free:
             if free not in room:
                 insort(rooms, free)
@@ -213,7 +216,8 @@ class PackedCollator:
             return _flat(tokens, lengths, self.layout)
         multiple = self.multiple_of or 1
         width = -(-max(map(sum, row_lengths)) // multiple) * multiple
-        fill, batch = {self.length_of: self.pad_token_id, "labels": IGNORE_INDEX}, {}
+        fill = {self.length_of: self.pad_token_id, "labels": IGNORE_INDEX}
+        batch = {}
         for name, values in tokens.items():
             joined = [torch.cat(list(values[start:stop])) for start, stop in itertools.pairwise(bounds)]
             batch[name] = torch.stack([pad(row, (0, width - len(row)), value=fill.get(name, 0)) for row in joined])
@@ -277,7 +281,8 @@ def _flat(tokens: Mapping[str, Sequence[torch.Tensor]], lengths: Sequence[int], 
     batch: Batch = {name: torch.cat(list(parts))[None] for name, parts in tokens.items()}
     if layout.first_position is not None:
         batch["position_ids"] = _positions(lengths, sum(lengths), layout.first_position)[None]
-    bounds, longest = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32), max(lengths)
+    bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    longest = max(lengths)
     batch |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds.clone()}
     return batch | {"max_length_q": longest, "max_length_k": longest}
 

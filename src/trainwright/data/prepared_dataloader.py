@@ -80,7 +80,8 @@ class PreparedDataLoader(DataLoader[Any]):
 
     def end_workers(self) -> None:
         """Ends workers that persist, and the iteration that reads from them; the next iteration starts others."""
-        workers, self._persistent = self._persistent, None
+        workers = self._persistent
+        self._persistent = None
         if workers is not None:
             workers.end()
 

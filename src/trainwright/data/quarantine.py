@@ -1,17 +1,17 @@
-"""Quarantine: samples that are left out of training, as a file of the output directory has them, one a line.
+"""Quarantine: samples that are excluded from training, as a file of the output directory has them, one a line.
 
 A sample is an index of the dataset, its place in a stream that has one order, or a value of a column: {"sample": 17},
 or {"column": "id", "sample": "doc-3"}. Of a mixture with streams it is the number that the ledger has.
 
 Of samples 0 to 5, with 2 and 3 in quarantine, an epoch in the order 4 2 0 3 5 1 becomes 4 0 5 1. A position in it is
 one of the whole order: after 4 0 it is 4, of 6. A resume finds it whatever is in quarantine then: what comes before it
-is done, and what comes after it is trained unless it is left out.
+is done, and what comes after it is trained unless it is excluded.
 
 A run in whose epoch samples come into quarantine fetches the rest of it again, as a resume there would.
 
 Where the order of an epoch cannot be computed (a sampler's), or batches are formed by length, batches lose the sample,
 and an epoch has as many of them. With shares of a mixture an epoch keeps its length: the next sample of the same source
-takes the place of one that is left out.
+takes the place of an excluded one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Sample: TypeAlias = int | tuple[str, int | str]  # a number, or a column and its
 
 
 def read_quarantine(folder: str | Path) -> set[Sample]:
-    """Reads which samples are left out in an output directory; none if there is no file.
+    """Reads which samples are excluded in an output directory; none if there is no file.
 
     A last line that was not finished is not read; a DataError if another one is invalid.
     """
@@ -47,7 +47,8 @@ def read_quarantine(folder: str | Path) -> set[Sample]:
     for number, line in enumerate(lines, start=1):
         try:
             entry = json.loads(line)
-            sample, column = entry["sample"], entry.get("column")
+            sample = entry["sample"]
+            column = entry.get("column")
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             sample = column = None
         if isinstance(column, str) and type(sample) in (int, str):
@@ -71,37 +72,49 @@ def add_to_quarantine(folder: str | Path, samples: Iterable[Sample]) -> None:
 
 
 class KeptItems(Iterator[Item]):
-    """The items of a stream that are not left out.
+    """The items of a stream that are not excluded.
 
     Args:
         items: from a position on.
         position: items before the first of these.
-        left_out: returns the samples that are left out now.
+        excluded: returns the samples that are excluded now.
         number: returns by which number the item read last is known; None: by its position.
+        names_items: the numbers name items, whoever reads the stream and in whatever epoch.
 
     Attributes:
-        position: items before the next one, those that are left out included.
+        position: items before the next one, those that are excluded included.
     """
 
     def __init__(
-        self, items: Iterator[Item], position: int, left_out: Callable[[], Set[Sample]],
+        self,
+        items: Iterator[Item],
+        position: int,
+        excluded: Callable[[], Set[Sample]],
+        *,
         number: Callable[[], int] | None = None,
-    ) -> None:  # fmt: skip
-        self._items, self.position, self._left_out, self._number = items, position, left_out, number
+        names_items: bool = True,
+    ) -> None:
+        self.position = position
+        self._items = items
+        self._excluded = excluded
+        self._number = number
+        self._names_items = names_items
         self._given: list[int] = []
 
     def __next__(self) -> Item:
         while True:
             item = next(self._items)
+            number = self.position if self._number is None else self._number()
             self.position += 1
-            if not self._is_left_out(item):
-                if self._number is not None:
-                    self._given.append(self._number())
+            if not self._is_excluded(item, number):
+                if self._names_items:
+                    self._given.append(number)
                 return item
 
     def numbers_given(self) -> list[int]:
-        """Returns the numbers of the items given since the last call; none where items have no number."""
-        numbers, self._given = self._given, []
+        """Returns the numbers of the items given since the last call; none where they name no items."""
+        numbers = self._given
+        self._given = []
         return numbers
 
     def pass_over(self, number: int, *, stop: int) -> bool:
@@ -112,20 +125,21 @@ class KeptItems(Iterator[Item]):
                 item = next(self._items)
             except StopIteration:
                 break
+            place = self.position if self._number is None else self._number()
             self.position += 1
-            number -= not self._is_left_out(item)
+            number -= not self._is_excluded(item, place)
         return self.position > position
 
-    def _is_left_out(self, item: Item) -> bool:
-        left_out = self._left_out()
-        if not left_out:
+    def _is_excluded(self, item: Item, number: int) -> bool:
+        excluded = self._excluded()
+        if not excluded:
             return False
-        if (self.position - 1 if self._number is None else self._number()) in left_out:
+        if number in excluded:
             return True
-        columns = {one[0] for one in left_out if isinstance(one, tuple)}
+        columns = {one[0] for one in excluded if isinstance(one, tuple)}
         try:
             values = [(column, item[column]) for column in columns]
-            return any((name, one.item() if hasattr(one, "item") else one) in left_out for name, one in values)
+            return any((name, one.item() if hasattr(one, "item") else one) in excluded for name, one in values)
         except (KeyError, TypeError, IndexError):
             raise DataError(
                 f"{QUARANTINE_NAME} names samples by {' and '.join(sorted(columns))}, which a row of the stream does "
@@ -133,27 +147,28 @@ class KeptItems(Iterator[Item]):
             ) from None
 
 
-def substitutes(left_out: Collection[int], num_samples: int, starts: Sequence[int] = (0,)) -> dict[int, int]:
-    """Returns which sample takes the place of each one that is left out; a DataError if none would be left.
+def substitutes(excluded: Collection[int], num_samples: int, starts: Sequence[int] = (0,)) -> dict[int, int]:
+    """Returns which sample takes the place of each excluded one; a DataError if none would be left.
 
     It is the next one of the same source, from the first again after the last; of another source only where nothing is
     left of that one. `starts` are the first samples of the sources. Indices beyond the end of the dataset have no
     effect.
     """
-    left_out = {sample for sample in left_out if sample < num_samples}
-    if left_out and len(left_out) >= num_samples:
+    excluded = {sample for sample in excluded if sample < num_samples}
+    if excluded and len(excluded) >= num_samples:
         raise DataError(f"All {num_samples} samples are in quarantine. Delete {QUARANTINE_NAME}, or lines of it.")
     found: dict[int, int] = {}
-    for sample in left_out:
+    for sample in excluded:
         source = bisect_right(starts, sample)
-        first, stop = starts[source - 1], starts[source] if source < len(starts) else num_samples
+        first = starts[source - 1]
+        stop = starts[source] if source < len(starts) else num_samples
         others = chain(range(sample + 1, stop), range(first, sample), range(stop, num_samples), range(first))
-        found[sample] = next(other for other in others if other not in left_out)
+        found[sample] = next(other for other in others if other not in excluded)
     return found
 
 
-def without(group: list[Any], left_out: Collection[int]) -> list[Any]:
-    """Returns a batch formed by length (indices, or rows of pieces of samples) without what is left out of it."""
+def without(group: list[Any], excluded: Collection[int]) -> list[Any]:
+    """Returns a batch formed by length (indices, or rows of pieces of samples) without its excluded samples."""
     if group and isinstance(group[0], list):
-        return [row for one in group if (row := without(one, left_out))]
-    return [one for one in group if (one[0] if isinstance(one, tuple) else one) not in left_out]
+        return [row for one in group if (row := without(one, excluded))]
+    return [one for one in group if (one[0] if isinstance(one, tuple) else one) not in excluded]

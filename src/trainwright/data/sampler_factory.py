@@ -15,7 +15,7 @@ from trainwright.config.plans import LoaderPlan, MixturePlan, SamplingPlan
 from trainwright.data.cursor import Cursor, OrderKind, is_same_order, raise_another_order
 from trainwright.data.length_sampler import LengthGroupedSampler, Lengths, lengths_digest, sample_lengths
 from trainwright.data.mixture import MixtureDataset
-from trainwright.data.samplers import FeistelOrder, Order, SamplerOrder, ShuffledOrder
+from trainwright.data.order import FeistelOrder, Order, SamplerOrder, ShuffledOrder
 from trainwright.errors import DataError
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
     if plan.strategy == "sequential":
         return SequentialSampler(dataset)
     if plan.strategy == "group_by_length":
-        batch_size, lengths = plan.batch_size * plan.micro_batches, _lengths(dataset, plan)
+        batch_size = plan.batch_size * plan.micro_batches
+        lengths = _lengths(dataset, plan)
         return _length_grouped(batch_size, lengths, entry=plan.length_of, column=plan.length_column)
     if plan.strategy == "batch_rebalance":
         from trainwright.data.balanced_batches import BatchRebalanceSampler
@@ -143,7 +144,8 @@ def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
 def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dataset: DatasetLike) -> Order:
     """The order in which the epoch of a checkpoint was begun; DataError where this data cannot make it again."""
     assert cursor.order is not None
-    before, seed = cursor.order, cursor.seed
+    before = cursor.order
+    seed = cursor.seed
     order: Order | None = None
     if before["kind"] == "sequence":
         order = SamplerOrder(range(num_samples), lambda: {"kind": "sequence"})
@@ -164,8 +166,16 @@ def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dat
     return order
 
 
-_SINGLE = ("sequence", "random_sampler", "length_grouping", "permutation", "feistel_permutation", "sampler", "mixture",
-           "curriculum")  # fmt: skip
+_SINGLE = (
+    "sequence",
+    "random_sampler",
+    "length_grouping",
+    "permutation",
+    "feistel_permutation",
+    "sampler",
+    "mixture",
+    "curriculum",
+)
 
 
 def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:
@@ -180,7 +190,8 @@ def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:
 
 def _length_grouped_again(kind: OrderKind, dataset: DatasetLike) -> Order | None:
     """With the lengths that the dataset has where they came from; None where it has none."""
-    entry, column = str(kind["entry"]), None if kind["column"] is None else str(kind["column"])
+    entry = str(kind["entry"])
+    column = None if kind["column"] is None else str(kind["column"])
     try:
         lengths = sample_lengths(dataset, entry, column=column)
     except (DataError, TypeError, KeyError):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from trainwright._types import Batch, has_length
+from trainwright._types import Batch, SampleIds, has_length
 from trainwright.errors import DataError
 from trainwright.loop.extension import Run
 from trainwright.loop.step import Step, Update, Window, after_step
@@ -173,10 +173,12 @@ def windows(run: Run, hooks: TrainHooks, epoch: int, skipped: int) -> Iterator[W
             return
         num_read = len(samples)
         remaining -= num_read
+        ids: Sequence[SampleIds] = loader.ids_of(samples)
         if run.setup.prepares_windows:
+            ids = ()
             samples, num_items = prepared_window(run, hooks, samples)
         is_tail = num_read < size and not run.setup.behaviour.trains_incomplete_window
-        yield Window(samples, num_items, num_read, is_tail=is_tail)
+        yield Window(samples, num_items, num_read, ids, is_tail=is_tail)
         if num_read < size or (run.plan.has_open_end and loader.has_ended):
             return
 

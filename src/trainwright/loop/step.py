@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 
-from trainwright._types import Batch
+from trainwright._types import Batch, SampleIds
 from trainwright.errors import ModelError
 from trainwright.loop.extension import Decision, Run, StepFacts
 from trainwright.loop.retry import parts_of
@@ -25,6 +25,8 @@ class Window:
     batches: list[Batch]  # as the collator made them
     num_items: torch.Tensor | int | None  # label items of the whole window; None if nothing counts them
     num_read: int = 0  # batches of the data that it took; `prepare_window` may have made more or fewer of them
+    # Ids of the samples of each micro-batch; empty where they are not known, or the batches are not those read.
+    sample_ids: Sequence[SampleIds] = ()
     # Divisor of losses times their items, once it is known: items of all processes, by the number of processes.
     divisor: torch.Tensor | None = None
     is_tail: bool = False  # the data did not fill it: its gradients are added to those of the next pass, without update

@@ -25,6 +25,7 @@ from trainwright.config.plans import StepPlan
 from trainwright.data.cursor import Cursor, WindowSize, plan_resume
 from trainwright.data.loader import Loader
 from trainwright.data.prepared_dataloader import make_prefetcher
+from trainwright.data.shards import RankShare
 from trainwright.engine.base import Engine
 from trainwright.errors import NestedCallError
 from trainwright.loop.driven import DrivenSteps
@@ -192,6 +193,7 @@ class Run:
 
         A signal `rewinds` the loader where its run saves the last step then.
         """
+        share = RankShare(batch_size=batch_size, rank=engine.replica, num_processes=engine.num_replicas)
         self.loader = Loader(
             dataloader,
             random_state=rng.capture,
@@ -199,9 +201,10 @@ class Run:
             copies=make_prefetcher(dataloader, engine.device),
             window=plan.micro_batches if fills_windows else None,
             rewinds=rewinds,
+            dispatched=share if engine.dispatches else None,
         )
         self.batch_size = batch_size
-        self.plan = replace(plan, num_left_out=self.loader.position.num_left_out)
+        self.plan = replace(plan, num_left_out=self.loader.position.num_missing)
         return self.loader
 
     def opened(self, path: str) -> Checkpoint:
@@ -317,7 +320,7 @@ class Run:
         """Returns True if the samples of an epoch have changed since the steps were counted."""
         if self.loader is None or not self.has_plan:
             return False
-        return self.loader.is_stale or self.plan.num_left_out != self.loader.position.num_left_out
+        return self.loader.is_stale or self.plan.num_left_out != self.loader.position.num_missing
 
     def apply_recount(self, epoch: int, batches: int | None) -> None:
         """Replaces the plan after `recount_steps`; `batches` of the epoch are trained, None where it begins."""
@@ -328,8 +331,8 @@ class Run:
         step = state.global_step
         if batches is None:
             batches = self.start.batches if epoch == self.start.epoch else 0
-        batches = self.loader.refresh(epoch, batches, window=before.micro_batches)
-        plan = replace(self._fresh_plan(), num_left_out=self.loader.position.num_left_out)
+        batches = self.loader.refresh(epoch, batches)
+        plan = replace(self._fresh_plan(), num_left_out=self.loader.position.num_missing)
         size = WindowSize(chunk=plan.total_batch_size, micro_batches=plan.micro_batches)
         plan, _ = plan_resume(
             plan,

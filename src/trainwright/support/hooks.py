@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from trainwright._types import Batch, DataLoaderLike, Model, StateDict, Trial
+from trainwright._types import Batch, DataLoaderLike, Model, SampleIds, StateDict, Trial
 
 
 class Stateful(Protocol):
@@ -130,6 +130,7 @@ class BatchSource(Protocol):
     def again(self, epoch: int, *, skip_batches: int) -> Iterator[Batch]: ...
     def epoch(self, epoch: int, *, skip_batches: int = 0, after_first: Any = None) -> Iterator[Batch]: ...
     def begin_window(self, random_states: Any = None) -> None: ...
+    def ids_of(self, batches: Sequence[Batch]) -> Sequence[SampleIds]: ...
     def rewind(self) -> None: ...
 
 

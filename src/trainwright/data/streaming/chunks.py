@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from tqdm.auto import tqdm
 
-from trainwright._types import Item
+from trainwright._types import Item, SampleIds
 from trainwright.data.quarantine import KeptItems
-from trainwright.data.samplers import ChunkPart, RankShare
+from trainwright.data.shards import ChunkPart, RankShare
 from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, State, next_lookahead
 from trainwright.data.streaming.stream_state import StreamPlace
 from trainwright.errors import DataError
@@ -43,8 +43,8 @@ class Chunk:
     """Part of a stream that becomes a batch on each process."""
 
     length: int  # things that are shared out: items, or batches where they are formed by length
-    rows: Callable[[ChunkPart | None], list[Item]]  # what the collator gets of a part of them; of all for None
-    samples: Callable[[ChunkPart | None], list[Any]]  # their numbers, or pieces of them; empty if they have none
+    rows: Callable[[ChunkPart | None], Sequence[Item]]  # what the collator gets of a part of them; of all for None
+    samples: Callable[[ChunkPart | None], SampleIds]  # their ids, or pieces of them; empty if they have none
     place: StreamPlace  # behind it
     size: int  # what it adds to the position
     number: int  # by which what is drawn in collating it is seeded
@@ -54,12 +54,14 @@ class Chunk:
 def chunks_of_items(
     opened: OpenStream, share: RankShare, *, drop_last: bool, must_reach_start: bool = True
 ) -> Iterator[Chunk]:
-    """Chunks of so many items that are not left out. Reads past what is trained at once, and chunks when asked for.
+    """Chunks of so many items that are not excluded. Reads past what is trained at once, and chunks when asked for.
 
-    A last chunk that is smaller is left out with `drop_last`, unless it is the only one. Raises DataError where the
+    A last chunk that is smaller is dropped with `drop_last`, unless it is the only one. Raises DataError where the
     stream has become shorter than what is trained; without `must_reach_start` there are no chunks then.
     """
-    size, items, stop = share.chunk_size, opened.items, opened.place.samples
+    size = share.chunk_size
+    items = opened.items
+    stop = opened.place.samples
     with opened.bar(stop) as bar:
         while (position := items.position) < stop:
             if position > 0:
@@ -95,7 +97,7 @@ def _chunks_of_items(opened: OpenStream, size: int, *, drop_last: bool) -> Itera
             return
 
 
-def _slicer(items: list[T]) -> Callable[[ChunkPart | None], list[T]]:
+def _slicer(items: Sequence[T]) -> Callable[[ChunkPart | None], Sequence[T]]:
     return lambda part: items if part is None else items[part.start : part.stop]
 
 
@@ -130,7 +132,8 @@ def _chunks_of_batches(
     buffer: LookaheadBuffer, place: StreamPlace, width: int, former: BatchFormer, seed_of: Callable[[int], int]
 ) -> Iterator[Chunk]:
     """As many batches at a time as there are processes."""
-    position, multiple = place.samples, place.multiple or width
+    position = place.samples
+    multiple = place.multiple or width
     done = place.taken if place.multiple else place.samples  # where nothing but their number is known
     while ahead := next_lookahead(buffer, former, multiple=multiple, seed=seed_of(buffer.start)):
         formed, size = ahead

@@ -17,13 +17,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainwright._types import Item
+from trainwright._types import Item, SampleIds
 from trainwright.config.plans import SamplingPlan
 from trainwright.data.cursor import OrderKind
 from trainwright.data.length_sampler import BatchOrder, Lengths, TokenBudget
 from trainwright.data.packing import CURE, PackedOrder
 from trainwright.data.quarantine import KeptItems
-from trainwright.data.samplers import ChunkPart
+from trainwright.data.shards import ChunkPart
 from trainwright.errors import DataError
 
 State = object  # of the user's dataset, as its `state_dict` returns it
@@ -77,7 +77,8 @@ class BatchFormer:
 
     def length(self, item: Item, number: int) -> int:
         """Tokens of an item of the stream, counted, since no column can be asked; DataError for none or too many."""
-        name, plan = self.plan.length_of, self.plan
+        name = self.plan.length_of
+        plan = self.plan
         if not isinstance(item, Mapping) or name not in item:
             has = ", ".join(sorted(item)) if isinstance(item, Mapping) else f"a {type(item).__name__}"
             raise DataError(
@@ -85,9 +86,13 @@ class BatchFormer:
                 "items that entry (tokenize the stream by map), or pass a processing_class whose first input they have."
             )
         length = len(item[name])
-        setting, limit, cure = "packing_length", plan.row_length, CURE
+        setting = "packing_length"
+        limit = plan.row_length
+        cure = CURE
         if plan.max_tokens is not None:
-            setting, limit, cure = "max_tokens_per_batch", plan.max_tokens, "Raise the budget, or cut the samples."
+            setting = "max_tokens_per_batch"
+            limit = plan.max_tokens
+            cure = "Raise the budget, or cut the samples."
         if length < 1 or (length > (limit or length) and not plan.splits_long):
             what = f"more than {setting}={limit}. {cure}" if length else "none. Leave such samples out."
             raise DataError(f"Item {number} of the stream has {length} tokens, {what}")
@@ -147,7 +152,8 @@ class LookaheadBatches:
     """The batches of one look-ahead, in order. Samples are looked up when a batch is asked for."""
 
     def __init__(self, items: list[Item], numbers: list[int], order: BatchOrder) -> None:
-        self._dataset, self._numbers = order.wrap(items), numbers
+        self._dataset = order.wrap(items)
+        self._numbers = numbers
         self._order = order
         self.groups = list(order.indices(0))
 
@@ -159,17 +165,17 @@ class LookaheadBatches:
 
         return batch
 
-    def samples_from(self, first: int) -> Callable[[ChunkPart | None], list[object]]:
-        """Returns numbers for what `batches_from` gives: of samples, or of their pieces by row; empty if unknown."""
+    def samples_from(self, first: int) -> Callable[[ChunkPart | None], SampleIds]:
+        """Returns the ids of what `batches_from` gives: of samples, or of their pieces by row; empty if unknown."""
         numbers = self._numbers
 
-        def samples(part: ChunkPart | None) -> list[object]:
-            group = self.groups[first + (0 if part is None else part.start)] if numbers else []
-            if group and isinstance(group[0], list):
-                group = [[(numbers[place], start, stop) for place, start, stop in row] for row in group]
-            else:
-                group = [numbers[place] for place in group]
-            return [group] if group else []
+        def samples(part: ChunkPart | None) -> SampleIds:
+            if not numbers:
+                return []
+            group = self.groups[first + (0 if part is None else part.start)]
+            if isinstance(group[0], list):
+                return [[(numbers[place], start, stop) for place, start, stop in row] for row in group]
+            return [numbers[place] for place in group]
 
         return samples
 
@@ -186,7 +192,8 @@ def next_lookahead(
     Their number is a multiple of `multiple`, unless the stream ends; their order is drawn from `seed`.
     """
     lengths: list[int] = []
-    num, has_all = former.size, False
+    num = former.size
+    has_all = False
     count = 0
     while not has_all and count <= max(multiple, former.min_batches):
         has_all = not buffer.fill(num)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from trainwright._types import DatasetLike, Item, has_length
-from trainwright.data.samplers import FeistelOrder
+from trainwright.data.order import FeistelOrder
 from trainwright.data.seeding import seed_of
 from trainwright.data.streaming.stream_state import keeps_state
 from trainwright.data.worker_internals import without_worker
@@ -43,14 +43,18 @@ class MixtureStream(IterableDataset[Item]):
     """
 
     def __init__(self, sources: Mapping[str, DatasetLike]) -> None:
-        self.sources, self.names = dict(sources), list(sources)
+        self.sources = dict(sources)
+        self.names = list(sources)
         self._shares: Shares | None = None  # None: sources take turns until all have ended
         self._settings = ""
         self._read: Callable[[str], Shares] | None = None
-        self._seed, self._shuffles, self._epoch = 0, True, 0
+        self._seed = 0
+        self._shuffles = True
+        self._epoch = 0
         self._places = [_Place() for _ in self.names]
         self._states: list[Any] = [None] * len(self.names)  # of the sources, as a checkpoint has them
-        self._position, self._sample = 0, -1
+        self._position = 0
+        self._sample = -1
         self._loaded: dict[str, Any] | None = None
 
     def sample(self) -> int:
@@ -78,8 +82,11 @@ class MixtureStream(IterableDataset[Item]):
             seed: of the order of rows.
             shuffles: whether rows are shuffled.
         """
-        self._shares, self._settings, self._read = shares, settings, read
-        self._seed, self._shuffles = seed, shuffles
+        self._shares = shares
+        self._settings = settings
+        self._read = read
+        self._seed = seed
+        self._shuffles = shuffles
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is this epoch."""
@@ -89,7 +96,8 @@ class MixtureStream(IterableDataset[Item]):
         """Says how far each source is read."""
         places = {}
         for number, (name, source) in enumerate(self.sources.items()):
-            place, state = self._places[number], self._states[number]
+            place = self._places[number]
+            state = self._states[number]
             if place.is_open:
                 state = source.state_dict() if keeps_state(source) else None
             places[name] = {"passes": place.passes, "items": place.items, "has_ended": place.has_ended, "state": state}
@@ -105,7 +113,8 @@ class MixtureStream(IterableDataset[Item]):
         self._loaded = state
 
     def __iter__(self) -> Iterator[Item]:
-        state, self._loaded = self._loaded, None
+        state = self._loaded
+        self._loaded = None
         self._position = 0 if state is None else state["position"]
         saved = [{} if state is None else dict(state["places"][name]) for name in self.names]
         self._states = [one.pop("state", None) for one in saved]
@@ -138,7 +147,9 @@ class MixtureStream(IterableDataset[Item]):
     def _items_of(self, number: int) -> Iterator[Item]:
         """The items of a source from its place on; with shares, pass after pass without end."""
         state = self._states[number]
-        place, source, name = self._places[number], self.sources[self.names[number]], self.names[number]
+        place = self._places[number]
+        source = self.sources[self.names[number]]
+        name = self.names[number]
         while not place.has_ended:
             place.is_open = True
             if has_length(source) and not isinstance(source, IterableDataset):
@@ -159,7 +170,8 @@ class MixtureStream(IterableDataset[Item]):
             if self._shares is None:
                 place.has_ended = True
             else:
-                place.passes, place.items = place.passes + 1, 0
+                place.passes += 1
+                place.items = 0
 
     def _rows_of(self, source: DatasetLike, name: str, place: _Place) -> Iterator[tuple[int, Item]]:
         order = FeistelOrder(len(source), seed_of((self._seed, *name.encode())))
@@ -174,6 +186,8 @@ class _Place:
     """Progress of reading one source."""
 
     def __init__(self, passes: int = 0, items: int = 0, has_ended: bool = False) -> None:
-        self.passes, self.items, self.has_ended = passes, items, has_ended
+        self.passes = passes
+        self.items = items
+        self.has_ended = has_ended
         self.is_open = False  # read since the last resume
         self.row = 0  # of the item read last

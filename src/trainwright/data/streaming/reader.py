@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from trainwright._types import Batch, DatasetLike, Item, tail_batch
+from trainwright._types import Batch, DatasetLike, Item, has_length, tail_batch
+from trainwright.data.cursor import OrderKind
 from trainwright.data.prepared_dataloader import PreparedDataLoader
-from trainwright.data.quarantine import NO_PLACES, KeptItems, Sample
-from trainwright.data.samplers import ChunkPart, RankShare
+from trainwright.data.quarantine import NO_PLACES, QUARANTINE_NAME, KeptItems, Sample
 from trainwright.data.seeding import seed_from, seed_of
+from trainwright.data.shards import ChunkPart, RankShare
 from trainwright.data.streaming.chunks import Chunk, OpenStream, chunks_of_batches, chunks_of_items
 from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.data.streaming.stream_state import (
@@ -40,6 +41,7 @@ from trainwright.data.streaming.stream_state import (
     StreamPlace,
     is_hf_stream,
     is_mixture_stream,
+    is_shuffled_stream,
     keeps_state,
 )
 from trainwright.data.worker_internals import set_worker_info
@@ -72,7 +74,7 @@ class StreamItems(IterableDataset[BatchItems]):
         # A look-ahead is read again by a resume, and what is drawn in it must be the same then.
         self.seeds_always = self.seeds_always or self.former is not None
         self.start = (-1, EpochProgress())  # an epoch, and what of it is trained
-        self.left_out: frozenset[Sample] = frozenset()  # samples in quarantine
+        self.excluded: frozenset[Sample] = frozenset()  # samples in quarantine
         # Shared memory: workers that persist see the epoch of the main process.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
@@ -83,8 +85,7 @@ class StreamItems(IterableDataset[BatchItems]):
         return getattr(self.source, name)
 
     def __len__(self) -> int:
-        num_samples = len(self.source)
-        return num_samples - sum(isinstance(one, int) and one < num_samples for one in self.left_out)
+        return len(self.source) - self._num_excluded()
 
     @property
     def chunk_size(self) -> int:
@@ -95,6 +96,63 @@ class StreamItems(IterableDataset[BatchItems]):
     def is_counted(self) -> bool:
         """True if the number of batches follows from the number of items."""
         return self.former is None and self.split.is_whole
+
+    @property
+    def num_samples(self) -> int | None:
+        """Items of an epoch, those that are excluded included; None where they do not tell the batches."""
+        return len(self.source) if self.is_counted and has_length(self.source) else None
+
+    @property
+    def num_missing(self) -> int:
+        """Excluded items by which an epoch is shorter, where the number of batches follows from that of items."""
+        return 0 if self.num_samples is None else self._num_excluded()
+
+    def _num_excluded(self, first: int = 0) -> int:
+        """Places from one on that are excluded."""
+        places = range(first, len(self.source))
+        return sum(one in places for one in self.excluded)
+
+    def num_batches_after(self, position: int) -> int:
+        """Batches of the items from a position on that are not excluded."""
+        left = len(self.source) - position - self._num_excluded(position)
+        return self.share.num_batches(left, drop_last=self.drop_last)
+
+    @property
+    def tells_batches(self) -> bool:
+        """True if the number of samples before a position tells that of batches.
+
+        Parts of a stream end one after the other, and batches span more samples where some are excluded.
+        """
+        return self.split.is_whole and not self.excluded
+
+    @property
+    def has_places(self) -> bool:
+        """True if a position names the same item in each epoch, for each process that reads the stream."""
+        return self.split.is_whole and not is_shuffled_stream(self.source)
+
+    @property
+    def unit(self) -> str | None:
+        """What counts as a sample in a position; None for an item of the whole stream."""
+        unit = None if self.former is None else self.former.unit
+        if self.split.is_whole:
+            return unit
+        return f"{unit or 'single samples'}, of {self.split.num_parts} parts read by a process each"
+
+    def describe(self) -> OrderKind:
+        """Everything that the batches depend on besides the stream, the seed and the number of processes."""
+        formed = {} if self.former is None else self.former.describe()
+        return {"kind": "stream", **formed}
+
+    def exclude(self, samples: Collection[Sample]) -> None:
+        """Excludes samples, and those of an earlier call no more; a DataError where they cannot be named like this."""
+        if self.former is not None:
+            raise DataError(
+                "Batches of a stream that are formed by length leave out no samples. Leave them out of the stream "
+                f"itself, and delete {QUARANTINE_NAME} in output_dir."
+            )
+        if not self.has_places and any(isinstance(sample, int) for sample in samples):
+            raise DataError(NO_PLACES)
+        self.excluded = frozenset(samples)
 
     @property
     def epoch(self) -> int:
@@ -148,7 +206,8 @@ class StreamDataLoader(PreparedDataLoader):
         fetched: Any = super().host_batches()  # with their origins
         if self.exchange is None:
             return self._batches(fetched)
-        split, size = self.items.split, self.items.share.batch_size
+        split = self.items.split
+        size = self.items.share.batch_size
         begins = self.items.start[0] != self.items.epoch or self.items.start[1].samples == 0
         return self._batches(equal_batches(fetched, self.exchange, split, size=size, begins=begins))
 
@@ -173,7 +232,9 @@ class StreamReader:
     """One pass over a stream in one process or worker: opened after what is trained, shared with others, seeded."""
 
     def __init__(self, stream: StreamItems, epoch: int, start: EpochProgress, info: Any) -> None:
-        self.stream, self.epoch, self.start = stream, epoch, start
+        self.stream = stream
+        self.epoch = epoch
+        self.start = start
         self.worker: int = 0 if info is None else info.id
         self.num_workers: int = 1 if info is None else info.num_workers
         self.rank = stream.share.rank + stream.split.rank  # one of them is 0
@@ -184,7 +245,9 @@ class StreamReader:
 
     def portions(self) -> Iterator[BatchItems]:
         """Rows for the collator, a portion for each batch. Reads past what is trained at once."""
-        opened, share, former = self._open(), self.stream.share, self.stream.former
+        opened = self._open()
+        share = self.stream.share
+        former = self.stream.former
         if former is None:
             stream = self.stream
             chunks = chunks_of_items(
@@ -199,7 +262,8 @@ class StreamReader:
 
     def _open(self) -> OpenStream:
         """Begins to read, where the dataset's own state is or at the beginning."""
-        source, start = self.stream.source, self.start
+        source = self.stream.source
+        start = self.start
         if hasattr(source, "set_epoch"):
             source.set_epoch(self.epoch)
         elif isinstance(getattr(source, "generator", None), torch.Generator):
@@ -208,19 +272,26 @@ class StreamReader:
             if start.samples and start.num_workers != self.num_workers:
                 self._raise_shared_otherwise()
             # Worker 0 makes the first batch, so it takes the place of the worker whose turn it was.
-            self.worker, self.splits_itself = (self.worker + start.next_worker) % self.num_workers, True
+            self.worker = (self.worker + start.next_worker) % self.num_workers
+            self.splits_itself = True
         place = start.of_worker.get(self.worker if start.num_workers > 1 else 0, StreamPlace())
         position = 0
         if place.state is not None and self.has_state:
             source.load_state_dict(place.state)
             position = place.state_at
         items = self._start_iterator(position)
-        if self.splits_itself and any(isinstance(one, int) for one in self.stream.left_out):
+        if self.splits_itself and any(isinstance(one, int) for one in self.stream.excluded):
             raise DataError(NO_PLACES)
+        is_mixture = is_mixture_stream(source)
+        kept = KeptItems(
+            items,
+            position,
+            lambda: self.stream.excluded,
+            number=source.sample if is_mixture else None,
+            names_items=is_mixture or (self.stream.has_places and not self.splits_itself),
+        )
         return OpenStream(
-            items=KeptItems(
-                items, position, lambda: self.stream.left_out, source.sample if is_mixture_stream(source) else None
-            ),
+            items=kept,
             at=position,
             place=place,
             begin=lambda number: self._seed(number, self._whose, 0),

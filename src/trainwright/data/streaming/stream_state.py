@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
-from trainwright._types import Item, is_instance_of
-from trainwright.data.samplers import ChunkPart
+from trainwright._types import Item, SampleIds, is_instance_of
+from trainwright.data.shards import ChunkPart
 from trainwright.errors import DataError
 
 # Any: datasets and their states are the user's own types.
@@ -61,8 +61,7 @@ class BatchOrigin:
     place: StreamPlace | None  # behind the batch; None for one that only stands in
     part: ChunkPart | None  # of a chunk that is not full
     num_samples: int | None = None  # samples in the batches of all processes, where that is not the size
-    # of this process's batch, the numbers of its samples, or of rows of pieces of them; empty where they have none
-    samples: list[object] = field(default_factory=list)
+    samples: SampleIds = ()  # ids of this process's batch; empty where its samples have none
 
 
 class BatchItems(list[Item]):
@@ -124,7 +123,8 @@ def progress_at(samples: int, saved: Mapping[str, Any] | None, split: Split) -> 
     progress = None if saved is None else EpochProgress.from_dict(saved)
     is_known = progress is not None and progress.part == split.part
     if progress is None or progress.samples != samples:  # begun again, or of another process's file
-        progress, is_known = EpochProgress.passed_over(samples, split), split.is_whole
+        progress = EpochProgress.passed_over(samples, split)
+        is_known = split.is_whole
     if samples > 0 and not is_known:
         who = "this process" if split.is_whole else f"process {split.rank}"
         raise DataError(

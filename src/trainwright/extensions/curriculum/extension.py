@@ -17,12 +17,12 @@ import torch
 from trainwright._types import CURRICULUM_NAME, JSONObject, counted
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config.plans import StepPlan
+from trainwright.data.batches import EpochBatches
 from trainwright.data.curriculum import Curriculum, CurriculumOrder, LedgerColumns, Weights, read_weights
 from trainwright.data.ledger import DTYPES, Array
 from trainwright.data.loader import Loader
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.positions import IndexedPosition
-from trainwright.data.samplers import EpochBatches
 from trainwright.data.seeding import seed_from
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointError, DataError
@@ -212,7 +212,7 @@ class CurriculumRun(Extension):
                     f"{curriculum.name}, the weights_fn of the Curriculum, raised {type(error).__name__}: {error} "
                     f"(called {when})."
                 ) from error
-        return read_weights(given, self._dataset, curriculum.name, visits=visits, left_out=self._batches.left_out)
+        return read_weights(given, self._dataset, curriculum.name, visits=visits, excluded=self._batches.excluded)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 

@@ -304,15 +304,10 @@ class IncidentRecorder(Extension):
 
     def _samples(self, window: Window) -> list[list[Any]]:
         """Samples of each micro-batch, as the dataset numbers them."""
-        run = self._run
-        progress = self._run.progress
-        num = window.num_read or len(window.batches)
-        is_past = progress.window is not window or progress.is_window_trained
-        first = progress.batches_in_epoch - num * is_past
-        if run.loader is None:
+        loader = self._run.loader
+        if loader is None or not loader.position.names_rows or not all(window.sample_ids):
             return []
-        epoch, first = (progress.epoch, first) if first >= 0 else (progress.epoch - 1, run.plan.batches_per_epoch - num)
-        return run.loader.position.samples_of(epoch, first, num_batches=num)
+        return [list(ids) for ids in window.sample_ids]
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ import torch
 from torch.nn import functional
 from torch.utils.data import IterableDataset
 
-from trainwright._types import IGNORE_INDEX, LEDGER_NAME, Batch, DatasetLike, has_length
+from trainwright._types import IGNORE_INDEX, LEDGER_NAME, Batch, DatasetLike, Piece, SampleIds, has_length
 from trainwright.checkpoint.deferred_io import IMMEDIATE
 from trainwright.data.ledger import Array, Ledger, read_columns, write_table
 from trainwright.data.streaming.stream_state import is_shuffled_stream
@@ -53,11 +53,9 @@ MEAN_ONLY = (
     "LossOutput(loss, sample_losses=...), one number for each sample."
 )
 
-Piece = tuple[int, int, int]  # index of a sample, and the tokens of it from a start to before a stop
-Row = int | list[Piece]
 # A micro-batch on the host: its optimizer step, 0 where it does not count; the samples of its rows; values of a row,
 # 0 for one of each sample. A plain tuple, since one is made in each step.
-Noted = tuple[int, Sequence[Row], int]
+Noted = tuple[int, SampleIds, int]
 
 
 class Formula(NamedTuple):
@@ -183,9 +181,7 @@ class SampleLosses(Extension):
         # parts of a micro-batch; the next one, or the next row with several parts
         self._num_parts = 1
         self._place = 0
-        self._loader = run.loader
-        in_order = getattr(run.loader.dataloader, "in_order", True)
-        self._loader.note_samples(are_known=in_order and not engine.dispatches)
+        self._sample_ids: Sequence[SampleIds] = ()  # of each micro-batch of the window
 
     # -- in a step -----------------------------------------------------------------------------------------------------
 
@@ -208,7 +204,7 @@ class SampleLosses(Extension):
         step = progress.state.global_step + 1
         if self._is_plain and seen is not None and type(inputs) is dict:
             outputs, batch = seen
-            rows = self._loader.window_samples[place]
+            rows = self._sample_ids[place]
             logits = outputs["logits"]
             num = logits.numel()
             if len(rows) * self._num_classes == num:
@@ -270,21 +266,22 @@ class SampleLosses(Extension):
         self._window = progress.window
         self._num_parts = progress.num_parts
         self._place = 0
-        if len(self._loader.window_samples) != len(progress.window.batches) or self._run.setup.prepares_windows:
+        self._sample_ids = progress.window.sample_ids
+        if not self._sample_ids:
             self._say("the batches of a step are not those that the trainer read, so their samples are not known")
-            self._loader.window_samples[:] = [[]] * len(progress.window.batches)
+            self._sample_ids = [[]] * len(progress.window.batches)
         self._is_plain = self._is_plain and self._num_parts == 1
 
-    def _rows_of(self, inputs: Batch, progress: Any) -> Sequence[Row]:
+    def _rows_of(self, inputs: Batch, progress: Any) -> SampleIds:
         """The samples in each row of a micro-batch, or of a part of one; empty where they are not known."""
-        batches = self._loader.window_samples
+        batches = self._sample_ids
         place = self._place
         if self._num_parts > 1:
-            rows = [row for batch in batches for row in rows_of_batch(batch)]
+            rows: SampleIds = [row for ids in batches for row in ids]
             self._place += num_samples_of(inputs) or 1
             return rows[place : self._place]
         self._place += 1
-        rows = rows_of_batch(batches[place])
+        rows = batches[place]
         if not rows:
             self._say("samples of this stream, or of a dataloader of yours, are not in the ledger: it has no index")
         elif isinstance(inputs, Mapping) and "cu_seq_lens_q" in inputs:  # all rows are one
@@ -510,14 +507,7 @@ def kept_losses(loss: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Ten
         return functional.nll_loss(node._saved_self, labels, reduction="none", ignore_index=IGNORE_INDEX), labels
 
 
-def rows_of_batch(batch: Sequence[Any]) -> list[Row]:
-    """The samples of each row, from what a sampler gives for a batch: samples, or one group of samples or of rows."""
-    if batch and isinstance(batch[0], list):
-        return [row for group in batch for row in group]
-    return batch if type(batch) is list else list(batch)
-
-
-def singly(rows: Sequence[Row]) -> Sequence[Row]:
+def singly(rows: SampleIds) -> SampleIds:
     """The same samples, each in a row of its own."""
     return rows if not rows or isinstance(rows[0], int) else [[piece] for row in rows for piece in row]  # type: ignore[union-attr]
 

@@ -44,9 +44,9 @@ class Quarantine(Extension):
             return
         position = position_of(dataloader)
         num_samples = len(self._dataset) if has_length(self._dataset) else 0
-        position.leave_out(excluded, num_samples)
+        position.exclude(excluded, num_samples)
         effect = ""
-        if position.num_left_out:
+        if position.num_missing:
             effect = " Epochs are counted without them."
         elif not isinstance(self._dataset, IterableDataset):
             effect = (
@@ -64,7 +64,7 @@ class Quarantine(Extension):
     def exclude(self, loader: Loader, samples: Iterable[Sample]) -> None:
         """Excludes more samples from the next window on; the loader then asks for a new count of the steps."""
         excluded = read_quarantine(self._folder) | self._excluded | set(samples)
-        loader.leave_out(excluded, len(self._dataset) if has_length(self._dataset) else 0)
+        loader.exclude(excluded, len(self._dataset) if has_length(self._dataset) else 0)
         self._excluded = excluded
 
 

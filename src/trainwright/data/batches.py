@@ -1,0 +1,262 @@
+"""Batches of indices of one process, epoch by epoch, from any position: an order, filtered, in chunks, shared out.
+
+    order     the indices of an epoch from a position on          (`order.py`)
+    filter    without samples in quarantine                       (`filter.py`)
+    chunks    a batch of all processes at a time                  (`shards.py`)
+    shards    the part of this process                            (`shards.py`; the filter, where it thins batches out)
+    batches   the parts one after the other, marked for workers   (here)
+
+Each step is an iterator over the one before it; nothing is read ahead.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TypeAlias
+
+from torch.utils.data import Sampler
+
+from trainwright.data.filter import Filter, filter_of
+from trainwright.data.order import Order
+from trainwright.data.quarantine import substitutes
+from trainwright.data.seeding import EpochIndices, SeededIndices
+from trainwright.data.shards import ChunkPart, RankShare, in_chunks
+
+logger = logging.getLogger(__name__)
+
+# Any: an index is of the user's dataset, or a group of indices.
+Indices: TypeAlias = "list[Any]"
+# From a batch, its epoch, and its number among those of all processes to the batch as the dataset gets it.
+Mark: TypeAlias = "Callable[[Indices, int, int], Indices]"
+
+
+class EpochBatches(Sampler[Indices]):
+    """Batches of indices for one epoch at a time, those of one process; `seek` says which epoch and where in it.
+
+    Args:
+        order: gives the indices of an epoch, to all processes the same.
+        batch_size: indices of a batch.
+        drop_last: drop a last batch that is smaller, or that not every process could fill.
+        share: which part of the order is this process's; default all of it.
+        mark: what workers are told with a batch; None: nothing.
+
+    Attributes:
+        noted: gets each batch of the next iteration as it is given out; None: nobody takes them out.
+        ahead: gets the chunks of the next iteration, where their order cannot be computed again; None: as `noted`.
+        parts: this process's parts of chunks that are shared unevenly, by number from 1; filled by an iteration.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        batch_size: int,
+        *,
+        drop_last: bool = False,
+        share: RankShare | None = None,
+        mark: Mark | None = None,
+    ) -> None:
+        self.order = order
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.share = RankShare(batch_size=batch_size) if share is None else share
+        assert self.share.batch_size == batch_size
+        self.noted: deque[Indices] | None = None
+        self.ahead: deque[Indices] | None = None
+        self.parts: dict[int, ChunkPart] = {}
+        self.epoch = 0
+        self.first_sample = 0
+        self._mark = mark
+        self._substitutes: dict[int, int] = {}
+        self._filter = filter_of(order, self._substitutes)
+        self._finished_epoch = -1  # an epoch that keeps the order in which it was begun
+        self._finished_filter = self._filter
+        self._source: Iterator[Any] = iter(())  # what is left of the order of the epoch under way
+        self._prepared: Iterator[Any] | None = None  # the indices of the next iteration, where they are drawn already
+        self._has_warned = False
+
+    @property
+    def sampler(self) -> Any:
+        """Sampler that the order was made from; torch's DataLoader and others look for it here."""
+        return getattr(self.order, "sampler", self.order)
+
+    # -- which epoch, from where ---------------------------------------------------------------------------------------
+
+    def seek(self, epoch: int, first_sample: int = 0) -> None:
+        """The next iteration begins with this sample of the order (counted over all processes)."""
+        self.epoch = epoch
+        self.first_sample = first_sample
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch, from its first sample on."""
+        self.seek(epoch)
+
+    def finish(self, epoch: int, order: Order) -> None:
+        """One epoch keeps the order in which it was begun; all others have this one's."""
+        assert len(order) == len(self.order)
+        self._finished_epoch = epoch
+        self._finished_filter = filter_of(order, self._substitutes)
+
+    def order_of(self, epoch: int) -> Order:
+        """The order of an epoch."""
+        return self.filter_of(epoch).order
+
+    def filter_of(self, epoch: int) -> Filter:
+        """The order of an epoch without the excluded samples."""
+        return self._finished_filter if epoch == self._finished_epoch else self._filter
+
+    # -- excluded samples ----------------------------------------------------------------------------------------------
+
+    def exclude(self, samples: Collection[int], num_samples: int) -> None:
+        """Excludes samples from the batches of the next iteration, and those of an earlier call no more."""
+        self._substitutes = substitutes(samples, num_samples, self.order.source_starts)
+        self._filter = self._filter.excluding(self._substitutes)
+        self._finished_filter = self._finished_filter.excluding(self._substitutes)
+
+    @property
+    def excluded(self) -> frozenset[int]:
+        """The excluded samples."""
+        return frozenset(self._substitutes)
+
+    @property
+    def num_missing(self) -> int:
+        """Excluded samples by which the next epochs are shorter."""
+        return self._filter.num_missing
+
+    # -- counting ------------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.share.num_batches(len(self.order) - self.num_missing, drop_last=self.drop_last)
+
+    def num_left(self, first_sample: int, epoch: int) -> int:
+        """Samples of an epoch from a position on."""
+        kept = self.filter_of(epoch)
+        return max(len(self.order) - kept.num_missing - kept.num_kept(epoch, first_sample), 0)
+
+    def num_batches(self, first_sample: int = 0, epoch: int | None = None) -> int:
+        """Batches of an epoch from a position on; default the next one that is iterated."""
+        num = self.num_left(first_sample, self.epoch if epoch is None else epoch)
+        return self.share.num_batches(num, drop_last=self.drop_last)
+
+    def last_part(self, first_sample: int = 0) -> ChunkPart | None:
+        """Returns this process's part of a tail that is shared unevenly; None where all batches are full."""
+        return None if self.drop_last else self.share.tail(self.num_left(first_sample, self.epoch))
+
+    def uneven_parts(self) -> dict[int, ChunkPart] | None:
+        """Returns the parts of chunks that the next iteration shares unevenly, by number from 1; None: there are none.
+
+        Where batches lose samples they are not known before: each is there when its batch has been given out.
+        """
+        if self.filter_of(self.epoch).loses_samples:
+            return self.parts
+        tail = self.last_part(self.first_sample)
+        return None if tail is None else {self.num_batches(self.first_sample): tail}
+
+    # -- iterating -----------------------------------------------------------------------------------------------------
+
+    def draw(self) -> None:
+        """Draws the order of the epoch now, not with the first batch: random states may be set in between."""
+        if self._prepared is None:
+            drawn = self.order_of(self.epoch).draw(self.epoch)
+            self._prepared = None if drawn is None else itertools.islice(drawn, self.first_sample, None)
+
+    def keep_rest(self) -> None:
+        """Begins the next iteration with the indices of `ahead`, where the order cannot be computed again."""
+        if self.ahead is not None:
+            self._prepared = itertools.chain(list(itertools.chain.from_iterable(self.ahead)), self._source)
+
+    def computed(self, epoch: int, first: int) -> Iterator[Indices]:
+        """The batches of an epoch from a position on, whatever is iterated; none where their order is drawn."""
+        kept = self.filter_of(epoch)
+        if not kept.order.is_computable:
+            return iter(())
+        indices = kept.indices(kept.order.indices_from(epoch, first))
+        return kept.batches(self._in_chunks(indices), self.share, epoch=epoch, parts={})
+
+    def __iter__(self) -> Iterator[Indices]:
+        noted = self.noted
+        ahead = self.ahead
+        self.noted = None  # another iteration before the end of this one is somebody else's
+        epoch = self.epoch
+        first = self.first_sample
+        self.seek(epoch + 1)  # a plain `for` loop over epochs gets a new order each time
+        kept = self.filter_of(epoch)
+        prepared = self._prepared
+        self._prepared = None
+        self.parts.clear()
+        indices = kept.order.indices_from(epoch, first) if prepared is None else prepared
+        self._source = kept.indices(indices)
+        is_checked = kept.order.is_counted and kept.num_missing == 0
+        chunks = self._in_chunks(self._source, check_from=first if is_checked else None)
+        if ahead is not None:
+            chunks = _noted(chunks, ahead)
+        number = kept.num_kept(epoch, first) // self.share.chunk_size  # of batches before these
+        batches = kept.batches(chunks, self.share, epoch=epoch, parts=self.parts)
+        for batch in batches:
+            if noted is not None:
+                noted.append(batch)
+            yield batch if self._mark is None else self._mark(batch, epoch, number)
+            number += 1
+
+    def _in_chunks(self, indices: Iterator[Any], *, check_from: int | None = None) -> Iterator[Indices]:
+        """Cuts indices into chunks; `check_from` is the position of the first one, where their number is checked."""
+        size = self.share.chunk_size
+        chunks = in_chunks(indices, size)
+        if check_from is not None:
+            chunks = self._counted(chunks, check_from)
+        if self.drop_last:
+            chunks = itertools.takewhile(lambda chunk: len(chunk) == size, chunks)
+        return chunks
+
+    def _counted(self, chunks: Iterator[Indices], position: int) -> Iterator[Indices]:
+        """Yields chunks. Warns once of a sampler that gives another number of indices than it says."""
+        num = len(self.order)
+        begins_within = position < num
+        for chunk in chunks:
+            position += len(chunk)
+            if position > num:
+                self._warn(f"at least {position}", "ends before the sampler does")
+            yield chunk
+        if begins_within and position < num:
+            self._warn(str(position), "ends early, and the run may end before its last step")
+
+    def _warn(self, given: str, effect: str) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        logger.warning(
+            "The sampler says by len() that it has %d indices, and gave %s. Steps and epochs are counted by len(): "
+            "an epoch %s. Let its __len__ return how many it gives.",
+            len(self.order),
+            given,
+            effect,
+        )
+
+
+def _noted(chunks: Iterator[Indices], ahead: deque[Indices]) -> Iterator[Indices]:
+    for chunk in chunks:
+        ahead.append(chunk)
+        yield chunk
+
+
+def marks_epoch(batch: Indices, epoch: int, number: int) -> Indices:
+    """A `Mark` that tells the epoch, where samples are seeded one by one."""
+    return EpochIndices(batch, epoch)
+
+
+class MarksSeed:
+    """A `Mark` that seeds a worker with each batch, as a function of the seed, the epoch and the batch.
+
+    Args:
+        seed: base of the seeds.
+        share: the process whose batches these are.
+    """
+
+    def __init__(self, seed: int, share: RankShare) -> None:
+        self._seed = seed
+        self._share = share
+
+    def __call__(self, batch: Indices, epoch: int, number: int) -> Indices:
+        return SeededIndices(batch, (self._seed, epoch, number * self._share.num_processes + self._share.rank))
