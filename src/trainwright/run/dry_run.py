@@ -19,7 +19,7 @@ from trainwright.errors import DataError, MetricError, TrainwrightError
 from trainwright.evaluation import eval_loop
 from trainwright.evaluation.outputs import record_of
 from trainwright.run import checks
-from trainwright.run.train import using_run
+from trainwright.run.current import using_run
 from trainwright.support.hooks import is_overridden
 
 logger = logging.getLogger(__name__)

@@ -21,22 +21,12 @@ from trainwright.evaluation.outputs import TrainOutput
 from trainwright.loop.fit import epochs, saving_last_step
 from trainwright.loop.step import Step
 from trainwright.run import build, checkpointing, checks, console, resume
+from trainwright.run.current import using_run
 from trainwright.run.refusal import unchanged_before_training
 from trainwright.run.run import Run
 from trainwright.support.hooks import accept_older_signatures, is_overridden
 
 AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
-
-
-@contextmanager
-def using_run(trainer: AnyTrainer, run: Run) -> Iterator[None]:
-    """Context in which a trainer works on a run; afterwards it has the idle run that follows."""
-    before = trainer._run
-    trainer._run = run
-    try:
-        yield
-    finally:
-        trainer._run = run.ended(before)
 
 
 @contextmanager
