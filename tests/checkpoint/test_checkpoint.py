@@ -131,6 +131,41 @@ def test_each_of_two_processes_reads_manifest_and_state_once(tmp_path: Path) -> 
     assert all(told["step"] > 2 for told in done.told)
 
 
+@pytest.mark.process
+@pytest.mark.parametrize("has_manifest", [True, False])
+def test_processes_that_see_different_checkpoints_are_told(has_manifest: bool, tmp_path: Path) -> None:
+    script = f"""
+        import os
+        import shutil
+        from pathlib import Path
+        from tests._support.small import StopAt, make_trainer, sign_again
+        from tests._support.two_processes import tell
+        from trainwright.errors import TrainwrightError
+        trainer = make_trainer("run", callbacks=[StopAt(2)], save_async=False)
+        trainer.train()
+        if trainer.is_world_process_zero():
+            shutil.copytree("run", "other/run")
+            state = Path("other/run/checkpoint-2/trainer_state.json")
+            state.write_text(state.read_text() + " ")
+            sign_again(state.parent)
+            if not {has_manifest}:
+                for folder in ("run", "other/run"):
+                    for name in ("manifest.json", "training_args.json"):
+                        Path(folder, "checkpoint-2", name).unlink()
+        trainer.accelerator.wait_for_everyone()
+        if not trainer.is_world_process_zero():
+            os.chdir("other")
+        trainer = make_trainer("run", save_strategy="no")
+        try:
+            trainer.train(resume_from_checkpoint="run/checkpoint-2")
+        except TrainwrightError as error:  # of the process itself, or of the one that failed first
+            os.chdir(Path(os.environ["TOLD_FOLDER"]))
+            tell(error=str(error))
+    """
+    done = run_processes(script, folder=tmp_path)
+    assert ["process 1 sees another one" in told.get("error", "") for told in done.told] == [True, True], done.out
+
+
 # -- what it returns ---------------------------------------------------------------------------------------------------
 
 

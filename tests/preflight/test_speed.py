@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.journal.record import read
 from trainwright.preflight import speed
 from trainwright.report.run_page import tables
@@ -250,3 +251,12 @@ def test_compiled_blocks_are_proved_and_kept(clock: Clock, tmp_path: Path, monke
     dropped = speed.choose(made(tmp_path / "drop", clock, lambda: models.llama(dropout=0.3), loss_kernel="chunked"))
     assert dropped.settings == {}
     assert "its draws of dropout are others" in row_of(dropped, "regional compile").result
+
+
+def test_a_fresh_run_takes_no_choice_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "training_args.json").write_text('{"speed": {"tf32": true}}')
+    assert speed._noted("auto", None) is None
+    assert speed._noted("auto", Checkpoint(tmp_path)).settings == {"tf32": True}
