@@ -44,11 +44,12 @@ accelerator: $(VENV)/.dev
 	$(IN_MEMORY) $(PYTEST) tests/accelerator $(TEST_WORKERS) --durations=10 $(ARGS)
 
 # On a machine with a GPU: the tests that need one, then the measurements of benchmarks/gpu.py, which go into RESULTS.md.
-# Without a GPU both skip, with a sentence. torch comes from the environment, since constraints.txt has the CPU's build.
+# Without a GPU the tests are skipped, and nothing is measured. constraints.txt has torch's build for the CPU, so a Python
+# with the one for the GPU is named: make gpu GPU_PYTHON=python3
 GPU_PYTHON ?= $(BIN)/python
 gpu:
 	$(GPU_PYTHON) -m pytest -m gpu -rs $(ARGS)
-	$(GPU_PYTHON) benchmarks/gpu.py --record
+	$(GPU_PYTHON) benchmarks/full.py gpu
 
 # `make one T=tests/cli/test_help.py::test_name`
 one: $(VENV)/.dev

@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MARK = "RESULT "
 
 
-def on_the_standin(function: str, *arguments: Any, folder: Path, devices: int = 1, timeout_s: float = 250) -> Any:
+def on_the_standin(
+    function: str, *arguments: Any, folder: Path, devices: int = 1, timeout_s: float = 250, **more: str
+) -> Any:
     """Returns what `module.name`, a function of this folder, returns for a folder and arguments that JSON can hold."""
     env = {
         **os.environ,
@@ -27,6 +29,7 @@ def on_the_standin(function: str, *arguments: Any, folder: Path, devices: int = 
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_TORCH_DEVICE": "accel",
         "STANDIN_DEVICES": str(devices),
+        **more,
     }
     command = ["-m", "tests.accelerator.children", function, str(folder), json.dumps(arguments)]
     done = forked.run(command, env=env, cwd=ROOT, timeout=timeout_s)

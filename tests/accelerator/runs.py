@@ -248,3 +248,17 @@ def searched(folder: Path) -> dict[str, Any]:
         n_trials=2, direction="minimize", backend="optuna",
     )  # fmt: skip
     return {"objective": best.objective, "device": trainer.args.device.type}
+
+
+def tied(folder: Path) -> dict[str, Any]:
+    """Returns whether tied weights are one parameter after training on a device that makes new ones in a move."""
+    bare = models.seeded(models.llama).to("accel")
+    trainer = make_trainer(folder, **causal(), **ON_ACCEL, max_steps=2)
+    trainer.train()
+    model = trainer.model
+    return {
+        "without us": bare.lm_head.weight is bare.model.embed_tokens.weight,
+        "is_one": model.lm_head.weight is model.model.embed_tokens.weight,
+        "num_trained": sum(len(group["params"]) for group in trainer.optimizer.param_groups),
+        "num_parameters": len(list(model.parameters())),
+    }

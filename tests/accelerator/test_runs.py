@@ -81,3 +81,11 @@ def test_a_search_runs_on_the_device(tmp_path: Path) -> None:
     found = on_the_standin("runs.searched", folder=tmp_path)
     assert found["device"] == "accel"
     assert 0 < found["objective"] < 10
+
+
+def test_tied_weights_stay_one_parameter(tmp_path: Path) -> None:
+    """torch takes them apart when a module moves to a device that it does not know."""
+    found = on_the_standin("runs.tied", folder=tmp_path, STANDIN_SWAPS="0")
+    assert not found["without us"]
+    assert found["is_one"]
+    assert found["num_trained"] == found["num_parameters"]
