@@ -19,7 +19,7 @@ SEED ?= $(shell date +%s)
 SHARD ?= 1/1
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo quick test test-all one slow shuffled busy lint docs bench bench-full clean
+.PHONY: demo quick test test-all accelerator gpu one slow shuffled busy lint docs bench bench-full clean
 
 # Threads that wait without spinning: on a busy machine the spinning takes the time of those that work.
 demo: $(VENV)/.run
@@ -38,6 +38,18 @@ slow: $(VENV)/.engines
 	$(PYTEST) -m "slow and not gpu" --group=$(word 1,$(subst /, ,$(SHARD))) --splits=$(word 2,$(subst /, ,$(SHARD))) \
 		--durations-path=tests/slow_durations.json --durations=20 $(ARGS) \
 		|| { code=$$?; test $$code -eq 5 && test $(SHARD) != 1/1 || exit $$code; }
+
+# All tests on the stand-in accelerator, on machines without one; `make test` has a short form of them.
+accelerator: $(VENV)/.dev
+	$(IN_MEMORY) $(PYTEST) tests/accelerator $(TEST_WORKERS) --durations=10 $(ARGS)
+
+# On a machine with a GPU: the tests that need one, then the measurements of benchmarks/gpu.py, which go into RESULTS.md.
+# Without a GPU the tests are skipped, and nothing is measured. constraints.txt has torch's build for the CPU, so a Python
+# with the one for the GPU is named: make gpu GPU_PYTHON=python3
+GPU_PYTHON ?= $(BIN)/python
+gpu:
+	$(GPU_PYTHON) -m pytest -m gpu -rs $(ARGS)
+	$(GPU_PYTHON) benchmarks/full.py gpu
 
 # `make one T=tests/cli/test_help.py::test_name`
 one: $(VENV)/.dev

@@ -10,7 +10,8 @@
     stall    seconds from the end of a step that saves to the begin of the next one, in quiet steps
     packing  real tokens a second beside padded batches, for each attention that is installed
     shapes   models of known sizes with random weights in bf16, on packed rows of 4,096 tokens: tokens a second, MFU and
-             peak memory, by hand, with transformers and with Trainwright, each without and with its levers. MFU as
+             peak memory, by hand, with transformers and with Trainwright, each without and with its levers; norms
+             clipped at 1.0, a log every ten steps. MFU as
              above; of LoRA 4 x parameters, since frozen weights have no gradients. A step of Trainwright between two
              logs must not wait for the device: torch.cuda.set_sync_debug_mode("error") ends the benchmark if it does
 
@@ -45,6 +46,12 @@ LIBRARIES = ("trainwright", "transformers")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::_local_scalar_dense")
 VOCABULARY = 1024
 WARM_UP = 6
+LOGGED_EVERY = 10  # steps, of the shapes
+# What others have published, to read beside the shapes: other machines, lengths and settings.
+ANCHORS = (
+    ("Llama-3 8B with LoRA, one H100, no clipping", "NVIDIA AutoModel", 12_473),
+    ("Qwen3-0.6B, 16k tokens, one H100", "accelerate's pull request for sequence parallelism", 27_500),
+)
 FULL = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 AfterStep = Callable[[int], None]
@@ -135,13 +142,16 @@ def by_trainer(
             after_step(state.global_step)
             control.should_save = state.global_step == saves_at
 
-    chosen = {"per_device_train_batch_size": work.batch, "max_steps": work.num_steps} | settings
+    chosen = {
+        "per_device_train_batch_size": work.batch,
+        "max_steps": work.num_steps,
+        "logging_strategy": "no",
+    } | settings
     with tempfile.TemporaryDirectory() as folder, silence():
         args = package.TrainingArguments(
             output_dir=folder,
             bf16=True,
             learning_rate=1e-4,
-            logging_strategy="no",
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
@@ -407,10 +417,13 @@ def shape_by_hand(work: ShapeWork, after_step: AfterStep, *, compiles: bool) -> 
     )
     model.train()
     for step, batch in enumerate(loader, start=1):
-        model(**{name: value.to(DEVICE, non_blocking=True) for name, value in batch.items()}).loss.backward()
+        outputs = model(**{name: value.to(DEVICE, non_blocking=True) for name, value in batch.items()})
+        outputs.loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        if step % LOGGED_EVERY == 0:
+            outputs.loss.item()
         after_step(step)
         if step == work.num_steps:
             return
@@ -422,6 +435,8 @@ def shape_subjects(work: ShapeWork) -> dict[str, Callable[..., None]]:
         "gradient_checkpointing": work.checkpoints,
         "accelerator_config": {"non_blocking": True},
         "optim": "adamw_torch_fused",
+        "logging_strategy": "steps",
+        "logging_steps": LOGGED_EVERY,
     }
     compiled = {"torch_compile_backend": work.backend}
     ours = partial(by_trainer, library="trainwright", **common)
@@ -446,7 +461,7 @@ def check_no_waits(work: ShapeWork, run: Callable[..., None]) -> bool | None:
             torch.cuda.set_sync_debug_mode("error" if step == WARM_UP else "default")
 
     try:
-        run(work, after_step)
+        run(work, after_step, logging_strategy="no")
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return True
@@ -509,6 +524,7 @@ def main() -> int:
     print_json({"benchmark": "gpu", "device": name, **found, **versions("torch", "transformers", "trainwright")})
     columns = ["shape", "subject", "tokens_per_second", "ratio", "mfu", "peak_gib", "never_waits"]
     print_table([columns, *([str(one.get(c, "out of memory")) for c in columns] for one in found["shapes"])])
+    print_table([["published by others", "by", "tokens_per_second"], *([a, b, str(c)] for a, b, c in ANCHORS)])
     if chosen.shapes is not None:
         return 0
     rows = [["subject", "ratio", "us/step", "MFU", "waits a step", "stall in steps"]]

@@ -36,15 +36,25 @@ class Kind:
     runs_triton: bool = False
     block_bytes: int = 1  # the allocator rounds up to multiples of it
     scheduler_resource: str | None = None  # name by which Ray counts them
+    accelerate_scales: bool = False  # accelerate makes a gradient scaler for fp16 on it, and refuses fp16 elsewhere
 
 
 KINDS = {
     "cpu": Kind(is_accelerator=False, is_numbered=False, has_streams=False, skips_in_optimizer=False),
-    "cuda": Kind(serves_data_parallel=True, runs_triton=True, block_bytes=512, scheduler_resource="gpu"),
-    "mps": Kind(is_numbered=False, has_streams=False, skips_in_optimizer=False),
-    "xpu": Kind(scheduler_resource="gpu"),
-    "npu": Kind(scheduler_resource="NPU"),
-    "hpu": Kind(scheduler_resource="HPU"),
+    "cuda": Kind(
+        serves_data_parallel=True,
+        runs_triton=True,
+        block_bytes=512,
+        scheduler_resource="gpu",
+        accelerate_scales=True,
+    ),
+    "mps": Kind(is_numbered=False, has_streams=False, skips_in_optimizer=False, accelerate_scales=True),
+    "xpu": Kind(scheduler_resource="gpu", accelerate_scales=True),
+    "npu": Kind(scheduler_resource="NPU", accelerate_scales=True),
+    "hpu": Kind(scheduler_resource="HPU", accelerate_scales=True),
+    "mlu": Kind(accelerate_scales=True),
+    "musa": Kind(accelerate_scales=True),
+    "sdaa": Kind(accelerate_scales=True),
     "meta": Kind(is_accelerator=False, is_numbered=False, has_streams=False, skips_in_optimizer=False),
 }
 OTHER = Kind()

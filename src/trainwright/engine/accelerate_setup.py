@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainwright.config.plans import EnginePlan, ParallelPlan
-from trainwright.distributed.device import tf32_switches
+from trainwright.distributed.device import kind_of, tf32_switches
 from trainwright.distributed.process_group import init_method, start_alone
 from trainwright.errors import ArgumentError, MissingPackageError
 
@@ -33,9 +33,9 @@ SIZES_VARIABLE = "ACCELERATE_USE_PARALLELISM_CONFIG"
 def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: object) -> Accelerator:
     """Makes the Accelerator of this process, with the process group that exists, or starts one.
 
-    For fp16 it has a gradient scaler, on the CPU too. `cpu` makes accelerate use the CPU alone, by default as the plan
-    does; `plugins` is accelerate's plugin of a backend. An existing state of accelerate that does not fit is an error,
-    and so is fp8 without a package that has a recipe.
+    For fp16 it has a gradient scaler, also on a device for which accelerate has none. `cpu` makes accelerate use the
+    CPU alone, by default as the plan does; `plugins` is accelerate's plugin of a backend. An existing state of
+    accelerate that does not fit is an error, and so is fp8 without a package that has a recipe.
     """
     from accelerate import Accelerator, DataLoaderConfiguration
 
@@ -54,7 +54,8 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: ob
     if cpu is None:
         cpu = on_cpu if is_among_others else plan.use_cpu
     mixed = plan.precision.mixed
-    scales_here = mixed == "fp16" and on_cpu  # accelerate has no scaler there
+    kind = torch.device(plan.device).type
+    scales_here = mixed == "fp16" and not kind_of(kind).accelerate_scales
     num_steps = int(os.environ.get("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1"))  # set by `accelerate launch`
     handlers = [*_handlers(plan, in_group=is_among_others or bool(plugins))]
     with _without_variables(), _missing_recipe_explained(mixed):
@@ -69,7 +70,7 @@ def make_accelerator(plan: EnginePlan, *, cpu: bool | None = None, **plugins: ob
     if plan.parallel is not None:
         _set_sizes(accelerator, plan.parallel)
     if scales_here:
-        accelerator.scaler = torch.amp.GradScaler("cpu")
+        accelerator.scaler = torch.amp.GradScaler(kind)
     if plan.precision.tf32 is not None:
         for owner, name in tf32_switches():
             setattr(owner, name, plan.precision.tf32)
@@ -111,7 +112,7 @@ def _check_state(plan: EnginePlan, *, has_plugins: bool) -> None:
         return
     mixed = AcceleratorState().mixed_precision
     asked = plan.precision.mixed
-    if mixed != asked and not (asked == "fp16" and wanted == "cpu"):  # there we scale ourselves
+    if mixed != asked and not (asked == "fp16" and not kind_of(wanted).accelerate_scales):  # there we scale ourselves
         raise ArgumentError(
             f"{asks}: the state has mixed_precision={mixed!r}, and the arguments come to {asked!r}. Make the "
             "Accelerator with the same, or only a PartialState()."

@@ -19,7 +19,7 @@ from trainwright.config.plans import EnginePlan
 from trainwright.distributed.device import empty_cache, peak_flops
 from trainwright.engine.precision import autocast_forward
 from trainwright.state.interrupts import Interrupts
-from trainwright.support.model_facts import uncompiled
+from trainwright.support.model_facts import tie_again, tied_parameters, uncompiled
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -46,8 +46,11 @@ class Engine:
     # -- models ----------------------------------------------------------------------------------------------------
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Moves the user's model to the training device."""
-        return model.to(self.device)
+        """Moves the user's model to the training device. Tied weights stay one parameter on any device."""
+        ties = tied_parameters(model)
+        moved = model.to(self.device)
+        tie_again(model, ties)
+        return moved
 
     def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
         """Announces the optimizer steps of a run before `setup`, for backends with a schedule of their own."""
@@ -180,10 +183,16 @@ class Engine:
         if self._scaler is None:
             optimizer.step()
             return True
-        scale = self._scaler.get_scale()
+        # The scaler lowers its scale when it skips. Both scales stay on the device, so that the host waits for it once.
+        before = self._scale_on_device()
         self._scaler.step(optimizer)
         self._scaler.update()
-        return bool(self._scaler.get_scale() >= scale)  # the scaler lowers its scale when it skips
+        return not bool(self._scale_on_device() < before)
+
+    def _scale_on_device(self) -> torch.Tensor:
+        assert self._scaler is not None
+        scaled: torch.Tensor = self._scaler.scale(torch.ones((), device=self.device))
+        return scaled
 
     def scale_gradients(self, model: nn.Module, factor: torch.Tensor) -> None:
         """Multiplies the accumulated gradients, which `backward` has averaged over processes, by a scalar."""

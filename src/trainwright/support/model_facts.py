@@ -258,3 +258,24 @@ def summary(model: Model) -> JSONObject:
 def num_elements(parameter: nn.Parameter) -> int:
     """Elements of a whole parameter, also where this process holds none of them while it is not in use."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def tied_parameters(model: nn.Module) -> list[list[str]]:
+    """Returns the names of parameters that are one and the same, in groups; [] where none is shared."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def tie_again(model: nn.Module, ties: list[list[str]]) -> None:
+    """Makes parameters one again that `tied_parameters` named, where a move to another device has copied them.
+
+    torch makes new parameters for a module that moves to a device which it does not know, one for each name.
+    """
+    for first, *others in ties:
+        shared = model.get_parameter(first)
+        for name in others:
+            if model.get_parameter(name) is not shared:
+                owner, _, attribute = name.rpartition(".")
+                setattr(model.get_submodule(owner), attribute, shared)

@@ -1,0 +1,127 @@
+"""Waits of the host and launches of a step on the stand-in, of a trainer and of a loop written by hand."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import trainwright
+
+from .._support import standin
+from .._support.small import data, make_trainer
+from .quiet_limits import FIRST, LAST
+from .runs import FEATURES, causal
+
+COUNTS = standin.COUNTS
+PRECISIONS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"bf16": True}, "fp16": {"fp16": True}}
+Found = dict[str, Any]
+
+
+def _found() -> Found:
+    num_steps = LAST - FIRST
+    return {
+        "waits": dict(COUNTS.waits),
+        "behind": dict(COUNTS.behind),
+        "pageable": COUNTS.pageable,
+        "launches": COUNTS.num_launches / num_steps,
+        "by_name": {name: count / num_steps for name, count in COUNTS.launches.items()},
+    }
+
+
+class Counting(trainwright.TrainerCallback):
+    """Counts from the end of one step to the end of a later one."""
+
+    found: Found
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == FIRST:
+            COUNTS.clear()
+        elif state.global_step == LAST:
+            self.found = _found()
+
+
+def of_trainer(folder: Path, name: str, precision: str, **settings: Any) -> Found:
+    """Counts a run of a feature."""
+    parts, own = FEATURES[name]
+    counting = Counting()
+    always = {"use_cpu": False, "max_steps": LAST + 1, "logging_steps": LAST + 1, "num_train_epochs": 1}
+    trainer = make_trainer(folder, **parts(), callbacks=[counting], **(own | always | PRECISIONS[precision] | settings))
+    trainer.train()
+    assert not any(torch.isnan(value).any() for value in trainer.model.state_dict().values())
+    return counting.found
+
+
+def pinned(rows: list[dict[str, Any]], key: str) -> torch.Tensor:
+    return torch.tensor([row[key] for row in rows]).pin_memory()
+
+
+@functools.cache
+def of_hand(precision: str, *, accumulation: int = 1, clips: bool = True) -> Found:
+    """Counts a loop written by hand with the same model, data, groups of the optimizer and precision."""
+    parts = causal()
+    model = parts["model"].to("accel")
+    model.config.use_cache = False  # as both trainers set it
+    groups = make_trainer(Path("unused"), **causal(), use_cpu=True).get_decay_parameter_names(model)
+    named = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [value for name, value in named.items() if name in groups], "weight_decay": 0.0},
+            {"params": [value for name, value in named.items() if name not in groups], "weight_decay": 0.0},
+        ],
+        lr=1e-2,
+        fused=True,
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / 20)
+    scaler = torch.amp.GradScaler("accel") if precision == "fp16" else None
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(precision)
+    rows = (data.sequences(26) * 40)[: 4 * LAST * accumulation]
+    total = torch.zeros((), device="accel")
+    model.train()
+    for step in range(1, LAST + 1):
+        for micro_batch in range(accumulation):
+            start = 4 * ((step - 1) * accumulation + micro_batch)
+            batch = {
+                key: pinned(rows[start : start + 4], key).to("accel", non_blocking=True)
+                for key in ("input_ids", "labels")
+            }
+            with torch.autocast("accel", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+                loss = model(**batch).loss
+            loss = loss / accumulation if accumulation > 1 else loss
+            total += loss.detach()
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        if clips:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        schedule.step()
+        optimizer.zero_grad()
+        if step == FIRST:
+            COUNTS.clear()
+        elif step == LAST:
+            return _found()
+    raise AssertionError("unreachable")
+
+
+def compared(folder: Path, name: str, precision: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns the counts of both, and the launches that one of them has more of."""
+    accumulation = FEATURES[name][1].get("gradient_accumulation_steps", 1)
+    clips = (FEATURES[name][1] | settings).get("max_grad_norm", 1.0) > 0
+    ours = of_trainer(folder, name, precision, **settings)
+    hand = of_hand(precision, accumulation=accumulation, clips=clips)
+    mine = Counter(ours["by_name"])
+    its = Counter(hand["by_name"])
+    return {"ours": ours, "hand": hand, "more": dict(mine - its), "fewer": dict(its - mine)}
+
+
+def cells(folder: Path, precision: str, names: list[str]) -> dict[str, Any]:
+    """Returns `compared` of each of these features in one precision."""
+    return {name: compared(folder / name, name, precision, {}) for name in names}
