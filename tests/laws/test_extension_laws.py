@@ -1,4 +1,7 @@
-"""The laws of extensions: ours and a user's, alone and in pairs. What a window counts is in tests/loop/test_window_law.py."""
+"""The laws of extensions: ours and a user's, alone and in pairs.
+
+What they count of a window that is tried again, dropped or cut off is in `tests/loop/test_window_law.py`.
+"""
 
 from __future__ import annotations
 
@@ -206,7 +209,7 @@ PAIRS = [*((name,) for name in MEMBERS), *itertools.combinations(MEMBERS, 2)]
 def test_extensions_together_train_as_alone(
     names: tuple[str, ...], tmp_path: Path, alone: dict[tuple[str, ...], dict[str, torch.Tensor]]
 ) -> None:
-    """Where neither changes training, weights are bitwise those of a run without them; the order is the declared one."""
+    """Where neither changes training, weights are those of a run without them; the order is the declared one."""
     weights, seen = trained(tmp_path, *names)
     changing = tuple(name for name in names if MEMBERS[name].changes_training)
     if len(changing) < 2:
@@ -517,7 +520,7 @@ def test_add_extension_refuses_with_the_reason(tmp_path: Path) -> None:
         pass
 
     trainer = doubles.trainer(tmp_path)
-    with pytest.raises(ArgumentError, match="not an extension.*add_callback"):
+    with pytest.raises(ArgumentError, match=r"not an extension.*add_callback"):
         trainer.add_extension(TrainerCallback())
     with pytest.raises(ArgumentError, match="not an extension"):
         trainer.add_extension(Diary)
