@@ -53,7 +53,7 @@ class Broken(Exception):
 
 
 def _noting(event: str) -> Any:
-    results = {"decide": Decision.APPLY, "log": {}, "state_dict": {"number": 1}}
+    results = {"decide": Decision.APPLY, "facts": {}, "log": {}, "state_dict": {"number": 1}}
 
     def note(self: Diary, *args: Any) -> Any:
         self._note(event)
@@ -282,9 +282,10 @@ def test_events_of_a_step_come_in_their_order(tmp_path: Path) -> None:
     trainer.add_extension(diary)
     trainer.train()
     entries = [entry.partition(".")[2] for entry in diary.entries]
-    assert entries[:5] == ["open", "before_plan", "begin", "state_dict", "mark"]
-    assert entries[5:10] == ["window", "micro_batch", "micro_batch", "decide", "after_step"]
-    rest = [entry for entry in entries[10:] if entry != "settle"]
+    first = entries.index("mark")
+    assert entries[:first] == ["open", "model_ready", "before_plan", "begin", "state_dict", "facts"]
+    assert entries[first + 1 : first + 6] == ["window", "micro_batch", "micro_batch", "decide", "after_step"]
+    rest = [entry for entry in entries[first + 6 :] if entry != "settle"]
     assert rest == ["log", "before_save", "check_save", "save", "state_dict", "after_epoch", "finish", "close"]
     for event in ("log", "before_save", "finish"):
         assert entries[entries.index(event) - 1] == "settle", event
@@ -494,7 +495,7 @@ def test_a_refused_run_closes_once(tmp_path: Path) -> None:
     trainer.add_extension(diary)
     with pytest.raises(ValueError, match="empty"):
         trainer.train()
-    assert [entry for entry in diary.entries if entry != "diary.on_error"] == ["diary.open", "diary.close"]
+    assert [entry for entry in diary.entries if entry != "diary.on_error"] == ["diary.open", "diary.model_ready", "diary.close"]
 
 
 def test_an_extension_that_leaves_a_run_is_closed_and_hears_no_more(tmp_path: Path) -> None:
