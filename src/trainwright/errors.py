@@ -54,6 +54,10 @@ class CallbackError(TrainwrightError, TypeError):
     """A callback that returned what is no control of the run."""
 
 
+class ExtensionError(TrainwrightError, TypeError):
+    """An extension whose event returned a value of another kind than it must."""
+
+
 class CheckpointError(TrainwrightError, ValueError):
     """A checkpoint that cannot be read, or does not belong to this run."""
 

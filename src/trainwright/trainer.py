@@ -367,7 +367,7 @@ class Trainer:
             >>> trainer.add_extension(CountTokens())
         """
         checks.check_extension(extension, self._extensions, is_training=self._run.is_training)
-        self._extensions.append(extension)
+        self._extensions = [*self._extensions, extension]  # a shallow copy of the trainer keeps those that it has
 
     def remove_extension(self, extension: Extension) -> None:
         """Removes an extension from the runs to come.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import json
 import os
@@ -12,9 +13,13 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+
+from trainwright import Extension, MicroBatch, StepFacts, Trainer, TrainingArguments
 
 from .._support import forked
 from .._support.two_processes import free_port
@@ -52,6 +57,8 @@ EXAMPLES = [
     Example("question_answering", "f1", 0.2, 0.45, ("--per_device_train_batch_size=4",)),
     Example("multiple_choice", "accuracy", 0.4, 0.75, ("--max_train_samples=32",)),
     Example("custom_trainer", "mean_recall", 0.25, 0.6, ()),
+    Example("gradient_noise_scale", "accuracy", 0.3, 0.85, ()),
+    Example("freezing_schedule", "accuracy", 0.3, 0.8, ("--freeze=vit.embeddings=1",)),
 ]
 by_name = pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.name)
 
@@ -235,3 +242,121 @@ def test_a_rare_class_weighs_more_and_the_mean_weight_is_one() -> None:
     weights = example.class_weights(rows)
     assert weights[1] > weights[0]
     assert float(sum(weights[row["labels"]] for row in rows)) == pytest.approx(len(rows), rel=1e-5)
+
+
+def of_digits(example: ModuleType, folder: Path, model: Any, **settings: Any) -> Trainer:
+    rows = example.digits()[:64]
+    settings = {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "logging_steps": 2} | settings
+    args = TrainingArguments(output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **settings)
+    return Trainer(model=model, args=args, train_dataset=rows)
+
+
+def gradient(model: torch.nn.Module, rows: list[Any]) -> torch.Tensor:
+    """The gradient of the mean loss of samples, computed directly."""
+    model.zero_grad()
+    batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    model(**batch)["loss"].backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).double()
+
+
+def test_the_noise_scale_is_that_of_a_direct_computation(tmp_path: Path) -> None:
+    """Of one step: both estimates from their two batches, by the formulas of the paper."""
+    example = module("gradient_noise_scale")
+    seen: list[Any] = []
+
+    class Sees(Extension):
+        name = "sees"
+
+        def window(self, batches: Any) -> None:
+            seen.extend(batches)
+
+    torch.manual_seed(0)
+    model = example.Reader()
+    before = copy.deepcopy(model)
+    trainer = of_digits(example, tmp_path, model, max_steps=1, gradient_accumulation_steps=4, max_grad_norm=0.01)
+    scale = example.GradientNoiseScale(decay=0.9)
+    trainer.add_extension(scale)
+    trainer.add_extension(Sees())
+    trainer.train()
+    rows = [dict(zip(batch, row, strict=True)) for batch in seen for row in zip(*batch.values(), strict=True)]
+    assert len(rows) == 16
+    small = float(gradient(before, rows[:4]).square().sum())
+    big = float(gradient(before, rows).square().sum())
+    expected = [(16 * big - 4 * small) / (16 - 4), (small - big) / (1 / 4 - 1 / 16), 1.0]
+    assert (scale.averages / 0.1).tolist() == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_noise_scale_estimates_without_bias() -> None:
+    """The mean over many pairs of batches is the variance of single gradients over the squared mean gradient."""
+    example = module("gradient_noise_scale")
+    generator = torch.Generator().manual_seed(0)
+    parameter = torch.nn.Parameter(torch.zeros(5))
+    mean = torch.tensor([1.0, 0.0, -1.0, 0.5, 0.0])  # |G|^2 = 2.25; variance 4 in each direction: tr = 20
+    scale = example.GradientNoiseScale(decay=0.9995)
+    scale._parameters = [parameter]
+    run = None
+    for _ in range(10_000):
+        samples = mean + 2 * torch.randn(8, 5, generator=generator)
+        scale.window([{"labels": samples[:2]}, {"labels": samples[2:]}])
+        scale.micro_batch(MicroBatch(run, {"labels": samples[:2]}, None, None))
+        parameter.grad = samples[:2].sum(dim=0) / 8
+        scale.micro_batch(MicroBatch(run, {"labels": samples[2:]}, None, None))
+        parameter.grad = samples.mean(dim=0)
+        scale.decide(StepFacts(run, None, None, None))
+    assert scale.log()["gradient_noise_scale"] == pytest.approx(20 / 2.25, rel=0.1)
+    before = scale.averages.clone()
+    scale.window([{"labels": samples[:2]}, {"labels": samples[2:]}])
+    scale.micro_batch(MicroBatch(run, {"labels": samples[:2]}, None, None))
+    parameter.grad = torch.full((5,), float("nan"))
+    scale.micro_batch(MicroBatch(run, {"labels": samples[2:]}, None, None))
+    scale.decide(StepFacts(run, None, None, None))
+    assert torch.equal(scale.averages, before)
+
+
+def test_the_noise_scale_continues_after_a_resume(tmp_path: Path) -> None:
+    example = module("gradient_noise_scale")
+    found = {}
+    for name, stops in {"whole": [4], "cut": [2, 4]}.items():
+        for max_steps in stops:
+            torch.manual_seed(0)
+            settings = {"gradient_accumulation_steps": 2, "save_steps": 2, "lr_scheduler_type": "constant"}
+            trainer = of_digits(example, tmp_path / name, example.Reader(), max_steps=max_steps, **settings)
+            scale = example.GradientNoiseScale()
+            trainer.add_extension(scale)
+            trainer.train(resume_from_checkpoint=max_steps == 4 and name == "cut")
+        found[name] = scale.averages
+    assert torch.equal(found["whole"], found["cut"])
+
+
+def test_the_noise_scale_needs_two_micro_batches(tmp_path: Path) -> None:
+    example = module("gradient_noise_scale")
+    trainer = of_digits(example, tmp_path, example.Reader(), max_steps=1)
+    trainer.add_extension(example.GradientNoiseScale())
+    with pytest.raises(ValueError, match="set gradient_accumulation_steps to 2"):
+        trainer.train()
+
+
+def test_frozen_modules_stay_and_the_others_train(tmp_path: Path) -> None:
+    """Also after a resume, and all are trainable again when the run is over."""
+    example = module("freezing_schedule")
+    reader = module("gradient_noise_scale")
+    settings = {"save_steps": 1, "lr_scheduler_type": "constant", "logging_steps": 1}
+    weights = {}
+    for max_steps in (2, 4):
+        torch.manual_seed(0)
+        model = reader.Reader(hidden_size=8)
+        trainer = of_digits(reader, tmp_path, model, max_steps=max_steps, **settings)
+        trainer.add_extension(example.FreezingSchedule({"layers.0": 2}))
+        trainer.train(resume_from_checkpoint=max_steps == 4)
+        assert all(parameter.requires_grad for parameter in model.parameters())
+        weights[max_steps] = {name: value.clone() for name, value in model.state_dict().items()}
+    same = {name: torch.equal(weights[2][name], weights[4][name]) for name in weights[2]}
+    assert same == {"layers.0.weight": True, "layers.0.bias": True, "layers.2.weight": False, "layers.2.bias": False}
+    first = 64 * 8 + 8
+    last = 8 * 10 + 10
+    logged = [entry["trainable_parameters"] for entry in trainer.state.log_history if "trainable_parameters" in entry]
+    assert logged == [first + last, last, last, last]
+    trainer = of_digits(reader, tmp_path, model, max_steps=1)
+    trainer.add_extension(example.FreezingSchedule({"layer.0": 2}))
+    with pytest.raises(ValueError, match=r"in a module named 'layer\.0'\. There are: layers\.0\.weight"):
+        trainer.train()

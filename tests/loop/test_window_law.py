@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from trainwright import Curriculum, Trainer, TrainerCallback
-from trainwright._types import CURRICULUM_NAME, ITEMS_NAME, LEDGER_NAME
+from trainwright import Curriculum, Extension, MicroBatch, Trainer, TrainerCallback
+from trainwright._types import CURRICULUM_NAME, EXTENSIONS_NAME, ITEMS_NAME, LEDGER_NAME
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.training_state import load_plain
 from trainwright.data.ledger import read_columns
@@ -52,6 +52,36 @@ class Counts:
         self.seen = state["seen"]
 
 
+class CountsOfAUser(Extension):
+    """A user's extension that counts the samples of each micro-batch, and the steps whose update was not made."""
+
+    name = "counts_of_a_user"
+
+    def __init__(self) -> None:
+        self.seen = torch.zeros(SIZE)
+        self.refused_steps: list[int] = []
+
+    def micro_batch(self, batch: MicroBatch) -> None:
+        samples = batch.inputs["i"]
+        self.seen.index_add_(0, samples, torch.ones(len(samples)))
+
+    def refused(self, step: int) -> None:
+        self.refused_steps.append(step)
+
+    def mark(self) -> dict[str, Any]:
+        return {"seen": self.seen.clone(), "refused": list(self.refused_steps)}
+
+    def rewind(self, mark: dict[str, Any]) -> None:
+        self.seen = mark["seen"]
+        self.refused_steps = mark["refused"]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen, "refused": self.refused_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rewind(state)
+
+
 class Counting(Trainer):
     """Counts samples in every way that a trainer offers, and fails once in the second micro-batch of step 4."""
 
@@ -61,6 +91,7 @@ class Counting(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.counts = self.checkpoint_items["counts"] = Counts()
+        self.add_extension(CountsOfAUser())
         self.num_batches = 0
 
     def floating_point_ops(self, inputs: Any) -> float:
@@ -151,6 +182,7 @@ def counted(folder: Path, step: int = LAST) -> dict[str, Any]:
     weights = {name: value for name, value in curriculum.items() if isinstance(value, torch.Tensor)}
     recorded = Checkpoint(checkpoint).entry("recorded_metrics").state()
     guard = Checkpoint(checkpoint).entry("guard").state()
+    extension = load_plain(checkpoint / EXTENSIONS_NAME)[CountsOfAUser.name]
     return {
         **{f"recorded {name}": Total(*total).result for name, total in recorded.items()},
         **{f"ledger {name}": np.nan_to_num(column) for name, column in ledger.items()},
@@ -160,6 +192,8 @@ def counted(folder: Path, step: int = LAST) -> dict[str, Any]:
         "tokens": state["num_input_tokens_seen"],
         "flos": state["total_flos"],
         "items": load_plain(checkpoint / ITEMS_NAME)["counts"]["seen"].numpy(),
+        "extension": extension["seen"].numpy(),
+        "refused steps": extension["refused"],
     }
 
 
@@ -177,7 +211,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     counts = counted(folder)
     trained = 2 * BATCH * (LAST - len(SKIPPED))
     assert counts["recorded rows"] == trained == counts["ledger visits"].sum()
-    assert counts["flos"] == 2 * BATCH * LAST == counts["items"].sum()
+    assert counts["flos"] == 2 * BATCH * LAST == counts["items"].sum() == counts["extension"].sum()
+    assert counts["refused steps"] == [*SKIPPED]
     assert counts["guard skipped_in_a_row"] == 1
     return counts
 
@@ -233,7 +268,7 @@ def test_a_window_that_the_end_of_an_epoch_drops_counts_nowhere(tmp_path: Path) 
     make(tmp_path, callbacks=[At("on_substep_end", "should_epoch_stop", step=2)], save_steps=4).train()
     counts = counted(tmp_path, 4)
     assert counts["recorded rows"] == 2 * BATCH * 3 == counts["ledger visits"].sum()  # step 2 is skipped
-    assert counts["flos"] == 2 * BATCH * 4 == counts["items"].sum()
+    assert counts["flos"] == 2 * BATCH * 4 == counts["items"].sum() == counts["extension"].sum()
     assert counts["tokens"] == counts["flos"] * doubles.FEATURES
 
 

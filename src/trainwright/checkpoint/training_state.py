@@ -101,18 +101,18 @@ def states_of_items(items: Items) -> dict[str, StateDict]:
                 "load_state_dict(state)."
             )
         states[name] = item.state_dict()
-        _check_plain_state(states[name], f"checkpoint_items[{name!r}].state_dict()")
+        check_plain_state(states[name], f"checkpoint_items[{name!r}].state_dict()")
     return states
 
 
-def _check_plain_state(value: object, place: str) -> None:
+def check_plain_state(value: object, place: str) -> None:
     """Raises ArgumentError for what torch's weights-only loading would refuse when the checkpoint is read."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            _check_plain_state(inner, f"{place}[{key!r}]")
+            check_plain_state(inner, f"{place}[{key!r}]")
     elif type(value) in (list, tuple):
         for number, inner in enumerate(value):  # type: ignore[arg-type]
-            _check_plain_state(inner, f"{place}[{number}]")
+            check_plain_state(inner, f"{place}[{number}]")
     elif type(value) not in (torch.Tensor, torch.nn.Parameter, *PLAIN):
         raise ArgumentError(
             f"{place} is a {type(value).__name__}. A checkpoint is read without running code, so a state consists of "

@@ -16,6 +16,7 @@ overrides costs nothing in a step. The events of one step, in order:
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
@@ -25,6 +26,7 @@ import torch
 
 from trainwright._types import Batch, DataLoaderLike, Optimizer, Scheduler, StateDict
 from trainwright.config.plans import StepPlan
+from trainwright.errors import ExtensionError, TrainwrightError, add_note
 from trainwright.loop.setup import Setup, Start
 from trainwright.state.progress import Progress
 
@@ -178,7 +180,10 @@ class Extension:
     needs_outputs: bool = False
 
     def open(self, run: Run) -> None:
-        """The run is about to begin: nothing is read, written or changed yet, and `run.setup` is not there yet."""
+        """The run is about to begin: nothing is read, written or changed yet, and `run.setup` is not there yet.
+
+        The place to reset what the run before has left; the state of a checkpoint is loaded after it.
+        """
 
     def model_ready(self, run: Run) -> None:
         """The model is on its device and has the weights of a checkpoint; there is no optimizer and no data yet."""
@@ -251,7 +256,10 @@ class Extension:
         """All steps are trained and the last log is written; callbacks have not heard of it yet."""
 
     def close(self) -> None:
-        """The run is over, by whatever cause: puts back what `open` and `begin` changed."""
+        """The run is over, by whatever cause: puts back what `open` and `begin` changed.
+
+        It is called once for each run, also for one that was refused before `open` or `begin` of this extension.
+        """
 
     def listens_to(self) -> set[str]:
         """Returns the names of its events; by default those that its class overrides.
@@ -316,6 +324,7 @@ class Extensions:
 
     def __init__(self, extensions: Iterable[Extension] = ()) -> None:
         self._all: list[Extension] = []
+        self._last_refused: int | None = None  # step
         self._replace(extensions)
 
     def __iter__(self) -> Iterator[Extension]:
@@ -326,17 +335,41 @@ class Extensions:
         self._replace([*self._all, *extensions])
 
     def remove(self, extension: Extension) -> None:
-        """Removes an extension; one that is not there is ignored."""
-        self._replace(one for one in self._all if one is not extension)
+        """Removes and closes an extension: it hears no further event. One that is not there is ignored."""
+        if any(one is extension for one in self._all):
+            self._replace(one for one in self._all if one is not extension)
+            extension.close()
 
-    def end(self) -> None:
-        """Tells all extensions that the run is over, and lets go of those that do not outlive it."""
+    def tell_error(self, error: BaseException) -> None:
+        """Tells all extensions of the error that ends the run; an error of theirs becomes a note of it."""
+        for on_error in self.on_error:
+            try:
+                on_error(error)
+            except Exception as second:
+                _note_second(error, second)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Closes all extensions, also where one of them fails to close, and lets go of those that do not outlive a run.
+
+        Args:
+            error: ended the run; failures to close become notes of it. None: the first of them is raised.
+        """
+        first = error
         before = self._all
         try:
             for close in self.close:
-                close()
+                try:
+                    close()
+                except Exception as second:
+                    if first is None:
+                        name_extension(second)
+                        first = second
+                    else:
+                        _note_second(first, second)
         finally:
             self._replace(one for one in before if one.outlives_run)
+        if first is not None and error is None:
+            raise first
 
     def get(self, name: str) -> Extension | None:
         """Returns the extension of a name; None if there is none."""
@@ -359,18 +392,24 @@ class Extensions:
     def rewind_to(self, marks: list[tuple[Extension, Mark]]) -> None:
         """Rewinds the extensions to their marks, in reverse order."""
         for extension, mark in reversed(marks):
-            extension.rewind(mark)
+            if any(one is extension for one in self._rewindable):  # another one was removed since then
+                extension.rewind(mark)
 
     def decision(self, facts: StepFacts) -> Decision:
         """Returns the decision of the first extension that does not let the update be made; else `APPLY`."""
         for decide in self.decide:
             found = decide(facts)
             if found is not Decision.APPLY:
+                if not isinstance(found, Decision):
+                    raise ExtensionError(_wrong_result(decide, found, "a Decision; Decision.APPLY makes the update"))
                 return found
         return Decision.APPLY
 
     def refuse(self, step: int) -> None:
-        """Tells all extensions that the update of a step was not made."""
+        """Tells all extensions that the update of a step was not made; once, even if two report it."""
+        if step == self._last_refused:
+            return
+        self._last_refused = step
         for refused in self.refused:
             refused(step)
 
@@ -383,15 +422,58 @@ class Extensions:
         """Returns the values of all extensions for a log."""
         values: dict[str, float] = {}
         for log in self.log:
-            values |= log()
+            found = log()
+            if not isinstance(found, dict):
+                raise ExtensionError(_wrong_result(log, found, "a dict of names and numbers; {} logs nothing"))
+            values |= found
         return values
 
     def states(self) -> dict[str, StateDict]:
         """Returns the states of the extensions that have some, by name."""
-        return {one.name: one.state_dict() for one in self._stateful}
+        states = {}
+        for one in self._stateful:
+            state = one.state_dict()
+            if not isinstance(state, dict):
+                raise ExtensionError(_wrong_result(one.state_dict, state, "a dict; {} saves nothing"))
+            states[one.name] = state
+        return states
 
     def load_states(self, states: dict[str, StateDict]) -> None:
         """Gives the extensions their states back; one without a saved state begins anew."""
         for one in self._stateful:
             if one.name in states:
                 one.load_state_dict(states[one.name])
+
+
+def name_extension(error: BaseException) -> None:
+    """Adds a note with the name of the extension that raised an error.
+
+    Errors that Trainwright raises on purpose get none, and neither do signals.
+    """
+    if not isinstance(error, Exception) or isinstance(error, TrainwrightError):
+        return
+    innermost: Extension | None = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_argcount > 0:
+            owner = frame.f_locals.get(frame.f_code.co_varnames[0])  # `self` of a method
+            if isinstance(owner, Extension):
+                innermost = owner
+    if innermost is not None:
+        _add_note(error, f"Raised in the extension {innermost.name!r}.")
+
+
+def _note_second(error: BaseException, second: Exception) -> None:
+    """Adds a note about an error of an extension that came while another error ended the run."""
+    name_extension(second)
+    notes = " ".join(getattr(second, "__notes__", ()))
+    _add_note(error, f"Then: {second!r}. {notes}".rstrip())
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    if note not in getattr(error, "__notes__", ()):
+        add_note(error, note)
+
+
+def _wrong_result(event: Callable[..., object], found: object, wanted: str) -> str:
+    """Returns the message for an event of an extension that returned a value of another kind."""
+    return f"{event.__qualname__} returned {found!r}. It must return {wanted}."

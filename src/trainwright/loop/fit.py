@@ -12,7 +12,7 @@ import torch
 
 from trainwright._types import Batch, SampleIds, has_length
 from trainwright.errors import DataError
-from trainwright.loop.extension import Run
+from trainwright.loop.extension import Run, name_extension
 from trainwright.loop.step import Step, Update, Window, after_step
 from trainwright.loop.window import WindowMark, drop_window
 from trainwright.state.interrupts import Interrupted
@@ -34,6 +34,7 @@ def saving_last_step(run: Run, hooks: TrainHooks) -> Iterator[None]:
             save_at_early_end(run, hooks)
         raise
     except Exception as error:
+        name_extension(error)
         if run.setup.random_states is not None:
             save_before_raising(run, hooks, error)
         raise
@@ -228,9 +229,9 @@ def save_and_leave(run: Run, hooks: TrainHooks) -> None:
 
 def save_at_early_end(run: Run, hooks: TrainHooks) -> None:
     """Saves the last finished step of a run that is left in a step, after a signal; a failure is only logged."""
-    if run.progress.step_under_way:
-        drop_window(run)
     try:
+        if run.progress.step_under_way:
+            drop_window(run)
         save_after_signal(run, hooks)
     except Exception as error:
         logger.warning("Step %d could not be saved: %r", run.progress.state.global_step, error)
@@ -255,8 +256,8 @@ def save_before_raising(run: Run, hooks: TrainHooks, error: Exception) -> None:
     progress = run.progress
     step = progress.state.global_step
     if step > 0 and progress.saved_step != step and not progress.is_updating:
-        drop_window(run)
         try:
+            drop_window(run)
             hooks._save_checkpoint(run.setup.model, run.setup.trial)
         except Exception as second:
             logger.warning("Step %d could not be saved before the error is raised: %r", step, second)

@@ -33,6 +33,14 @@ from trainwright.support.hooks import SaveHooks, is_overridden
 logger = logging.getLogger(__name__)
 
 
+def states_of_extensions(run: Run) -> dict[str, StateDict]:
+    """Returns the states of a run's extensions by name; ArgumentError for one that a checkpoint cannot have."""
+    states = run.extensions.states()
+    for name, state in states.items():
+        training_state.check_plain_state(state, f"state_dict() of the extension {name!r}")
+    return states
+
+
 class Part(NamedTuple):
     """One part of a checkpoint."""
 
@@ -221,7 +229,7 @@ class Checkpointer:
         """Files and states of the extensions."""
         for save in run.extensions.save:
             save(folder, self.writer.sink)
-        states = run.extensions.states()
+        states = states_of_extensions(run)
         if not states:
             return
         if self.engine.num_replicas > 1:  # they travel to the writing process

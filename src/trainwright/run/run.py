@@ -29,7 +29,7 @@ from trainwright.data.shards import RankShare
 from trainwright.engine.base import Engine
 from trainwright.errors import NestedCallError
 from trainwright.loop.driven import DrivenSteps
-from trainwright.loop.extension import Extensions, MicroBatch
+from trainwright.loop.extension import Extensions, MicroBatch, name_extension
 from trainwright.loop.retry import SmallerMicroBatches
 from trainwright.loop.setup import Setup, Start
 from trainwright.optim import schedules
@@ -379,8 +379,8 @@ class Run:
             services.memory_tracker.abandon()
             raise
         except BaseException as error:
-            for on_error in self.extensions.on_error:
-                on_error(error)
+            name_extension(error)
+            self.extensions.tell_error(error)
             services.writer.end_after_failure()
             services.uploads.abandon_after(error)
             services.callback_handler.fire("on_exception", self.progress, exception=error)
@@ -400,8 +400,11 @@ class Run:
             for listen in self.extensions.open:
                 listen(self)
             yield
-        finally:
-            self.extensions.end()
+        except BaseException as error:
+            name_extension(error)
+            self.extensions.end(error)
+            raise
+        self.extensions.end()
 
     def tell_micro_batch(self, loss: Any, inputs: Batch, num_items: torch.Tensor | int | None) -> torch.Tensor | None:
         """Tells the extensions of a forward pass; returns the first gradient of its backward pass, None for 1."""

@@ -237,6 +237,7 @@ def prepare_run(
         checkpointer.read_extensions(run, checkpoint)
     for begin in run.extensions.begin:
         begin(run)
+    checkpointing.states_of_extensions(run)  # raises now what the first save would
 
 
 def check_evaluation(trainer: AnyTrainer, ignore_keys: list[str] | None = None) -> None:
