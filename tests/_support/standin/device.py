@@ -17,9 +17,8 @@ from . import streams
 
 NAME = "accel"
 NUM_DEVICES = 2
-# of DLPack: kDLCPU, kDLExtDev
-HOST = 1
-DEVICE = 12
+HOST = 1  # DLPack's kDLCPU
+DEVICE = 12  # DLPack's kDLExtDev
 
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype = ctypes.c_void_p

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -187,7 +187,7 @@ def copy_from(op: Any, source: torch.Tensor, target: torch.Tensor, non_blocking:
     _note(source, stream, now, writes=False, name="copy_")
     if non_blocking and target.is_pinned():
         value = twin_of(source).clone()  # what it is then; a later operation of the stream may change it
-        stream.on_their_way.append((now, lambda: operator.methodcaller("copy_", value)(target)))
+        stream.on_their_way.append((now, functools.partial(target.copy_, value)))
         return target
     COUNTS.waits["copy to the host"] += 1
     stream.deliver(now)
