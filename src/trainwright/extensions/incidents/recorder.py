@@ -47,11 +47,11 @@ OUT_OF_MEMORY_CURE = (
 UPDATE_CURE = (
     "Memory ended within the optimizer's update. auto_find_batch_size=True does not try that again: some weights may "
     "be updated already, and smaller micro-batches leave the optimizer as large as it is. The last checkpoint is "
-    "whole. An optimizer of smaller state, as optim='adafactor', or a sharded model (fsdp=True) leaves more room."
+    "whole. An optimizer of smaller state, as optim='adafactor', or a model on several devices leaves more room."
 )
 SMALLEST_CURE = (
     "auto_find_batch_size=True cannot make it fit. gradient_checkpointing=True keeps fewer activations; an optimizer "
-    "of smaller state, as optim='adafactor', or a sharded model (fsdp=True) leaves more room."
+    "of smaller state, as optim='adafactor', or a model on several devices leaves more room."
 )
 
 MOST_LOOKED_AT = 20  # bad steps of a run; a run in which every step is bad must not take twice as long
