@@ -198,3 +198,29 @@ def test_a_resume_with_workers_that_persist_in_a_dataloader_of_the_user_is_exact
     whole = trained("whole")
     trained("cut", StopAt(step))
     assert differing(trained("cut", resume=True), whole) == {}
+
+
+class WithOwnLoader(Trainer):
+    own: DataLoader[Any]
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        return self.own
+
+
+def test_persistent_workers_of_an_own_loader_live_as_long_as_the_loader(tmp_path: Path) -> None:
+    """As with the original: the second training uses the same processes, and they end with the loader."""
+    trainer = make_trainer(tmp_path, cls=WithOwnLoader, max_steps=2)
+    samples = data.vectors(8)
+    trainer.own = DataLoader(samples, batch_size=2, num_workers=1, persistent_workers=True)
+    before = set(multiprocessing.active_children())
+    trainer.train()
+    first = set(multiprocessing.active_children()) - before
+    trainer.train()
+    assert len(first) == 1
+    assert set(multiprocessing.active_children()) - before == first
+    assert sum(1 for _ in trainer.own) == 4, "its owner can go on with it"
+    del trainer
+    gc.collect()
+    for worker in first:
+        worker.join(20)
+    assert set(multiprocessing.active_children()) - before == set()

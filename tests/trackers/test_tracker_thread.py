@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from trainwright.journal.record import FileJournal
-from trainwright.state.trainer_state import TrainerState
+from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers import base
 from trainwright.trackers.base import TrackerCallback, TrackerThread
 
@@ -106,3 +106,45 @@ def test_what_was_missed_is_sent_once_and_stays_missed_if_that_fails(tmp_path: P
         tracker._backfill(args, state, None)
     assert sent == [(2, {"loss": 0.5})]
     assert tracker._missed == {(7, "loss")}  # the journal does not have it
+
+
+def test_the_thread_ends_with_its_tracker_after_all_calls_are_made() -> None:
+    made: list[int] = []
+    begun = threading.Event()
+
+    def slow() -> None:
+        begun.wait(30)
+        made.append(1)
+
+    one = TrackerThread("one")
+    one.submit(slow)
+    one.submit(lambda: made.append(2), missed=lambda: made.append(3))
+    assert one.thread is not None
+    thread = one.thread
+    one.flush(0)
+    del one
+    begun.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert made == [1, 2]
+
+
+def test_calls_that_are_queued_keep_their_tracker() -> None:
+    made: list[int] = []
+
+    class Sends(TrackerCallback):
+        name = "sends"
+
+        def send(self, values: dict[str, Any], state: TrainerState) -> None:
+            made.append(state.global_step)
+
+    one = Sends()
+    for step in range(3):
+        state = TrainerState(global_step=step, is_world_process_zero=True)
+        one.on_log(SimpleNamespace(output_dir="x"), state, TrainerControl(), logs={"loss": 1.0})
+    thread = one._guard.thread
+    assert thread is not None
+    del one
+    thread.join(30)
+    assert not thread.is_alive()
+    assert made == [0, 1, 2]

@@ -14,6 +14,7 @@ import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
@@ -103,7 +104,7 @@ class TrackerThread:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_disabled = False
-        self._calls: queue.Queue[tuple[Call, Call | None]] = queue.Queue(QUEUE_LENGTH)
+        self._calls: Calls = queue.Queue(QUEUE_LENGTH)
         self.thread: threading.Thread | None = None  # since the first call was queued
         self._num_failures = 0
         self._has_warned = False
@@ -111,11 +112,14 @@ class TrackerThread:
     def submit(self, call: Call, *, missed: Call | None = None) -> None:
         """Queues a call, tried three times at most; `missed` runs (on either thread) if it is dropped; None: none."""
         if self.thread is None:
-            self.thread = threading.Thread(target=self._work, name=f"tracker-{self.name}", daemon=True)
+            # The thread holds the queue alone, so it ends with this object: no call is queued then, as each holds it.
+            target = partial(_work, self._calls)
+            self.thread = threading.Thread(target=target, name=f"tracker-{self.name}", daemon=True)
             self.thread.start()
-            atexit.register(self.flush)
+            weakref.finalize(self, self._calls.put, None).atexit = False
+            _with_calls.add(self)
         try:
-            self._calls.put_nowait((call, missed))
+            self._calls.put_nowait((self, call, missed))
         except queue.Full:
             self._warn(f"{self.name} does not keep up; the missing values are sent at the end of the run.")
             if missed is not None:
@@ -137,19 +141,14 @@ class TrackerThread:
         self.is_disabled = False
         self._num_failures = 0
 
-    def _work(self) -> None:
-        while True:
-            call, missed = self._calls.get()
-            try:
-                if missed is None:
-                    self._succeeds(call)
-                elif self.is_disabled or not self._succeeds(call):
-                    missed()
-                else:
-                    self._num_failures = 0
-            finally:
-                self._calls.task_done()
-                del call, missed
+    def make(self, call: Call, missed: Call | None) -> None:
+        """Makes a call, on the thread."""
+        if missed is None:
+            self._succeeds(call)
+        elif self.is_disabled or not self._succeeds(call):
+            missed()
+        else:
+            self._num_failures = 0
 
     def _succeeds(self, call: Call) -> bool:
         for attempt in range(NUM_TRIES):
@@ -174,6 +173,38 @@ class TrackerThread:
         if not self._has_warned:
             logger.warning("%s", text)
         self._has_warned = True
+
+
+# Calls in order, each with whom it belongs to; None ends the thread.
+Calls: TypeAlias = "queue.Queue[tuple[TrackerThread, Call, Call | None] | None]"
+
+
+def _work(calls: Calls) -> None:
+    while _make_next(calls):
+        pass
+
+
+def _make_next(calls: Calls) -> bool:
+    """Makes the next call; returns False at the end. Nothing of the call is held while the thread waits."""
+    queued = calls.get()
+    try:
+        if queued is None:
+            return False
+        owner, call, missed = queued
+        owner.make(call, missed)
+        return True
+    finally:
+        calls.task_done()
+
+
+_with_calls: weakref.WeakSet[TrackerThread] = weakref.WeakSet()
+
+
+@atexit.register
+def _flush_all() -> None:
+    """Waits at the end of the process until all trackers have made their calls."""
+    for thread in list(_with_calls):
+        thread.flush()
 
 
 class TrackerCallback(TrainerCallback):
