@@ -132,18 +132,17 @@ def main() -> None:
         args.ddp_find_unused_parameters = True  # frozen parameters have no gradient to average over processes
     set_seed(args.seed)
     train_rows, eval_rows = held_out(digits(), num_train=1437, num_eval=360)
-    model = ViTForImageClassification(
-        ViTConfig(
-            image_size=8,
-            patch_size=2,
-            num_channels=1,
-            num_labels=10,
-            hidden_size=48,
-            num_hidden_layers=3,
-            num_attention_heads=4,
-            intermediate_size=96,
-        )
+    config = ViTConfig(
+        image_size=8,
+        patch_size=2,
+        num_channels=1,
+        num_labels=10,
+        hidden_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=96,
     )
+    model = ViTForImageClassification(config)
     trainer = Trainer(
         model=model,
         args=args,

@@ -28,6 +28,7 @@ OURS = (
     "data.streaming.reader.StreamItems.exclude",
     "data.identity",  # names of rows that are kept from run to run
     "extensions.quarantine",
+    "loop.extension.Extensions",  # extensions of one's own
     "run.checks.check_extension",
     "data.packing",
     "data.streaming.lookahead_buffer",
@@ -52,7 +53,6 @@ OURS = (
     "loop.fit.prepared_window",
     "loop.fit.wait_for_data",  # windows of one's own, workers that a signal ended
     "checkpoint.training_state.states_of_items",
-    "checkpoint.training_state._check_plain_state",  # objects of one's own
     "checkpoint.training_state.load_items",
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
