@@ -128,5 +128,5 @@ def test_without_a_length_twenty_tokens_are_added_to_a_kept_prompt(tmp_path: Pat
 
 def test_elsewhere_the_prompt_is_cut_off(tmp_path: Path) -> None:
     assert predicted(OURS, tmp_path, "training data").predictions.shape == (len(PROMPTS), 5)
-    with pytest.raises(ValueError, match="needs a prompt to go on from"):
+    with pytest.raises(ValueError, match="needs a prompt to continue"):
         predicted(OURS, tmp_path, "unmasked labels")
