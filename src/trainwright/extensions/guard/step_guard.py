@@ -238,7 +238,7 @@ class HostGuard(Extension):
         if self._rollback is not None:
             self._rollback.follow(facts.optimizer, facts.scheduler)
             if self._rollback.leaves_out():
-                self._log.leave_out()
+                self._log.count_excluded_step()
                 return Decision.SKIP
         progress = facts.run.progress
         spikes = self._spikes

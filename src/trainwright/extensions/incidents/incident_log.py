@@ -95,7 +95,7 @@ class IncidentLog:
         """Counts a step whose update was made."""
         self.in_a_row = 0
 
-    def leave_out(self) -> None:
+    def count_excluded_step(self) -> None:
         """Counts a step that is left out because of an incident before it."""
         self.num_skipped += 1
 
