@@ -32,6 +32,7 @@ from trainwright.extensions.incidents.incident_log import SPIKE
 from trainwright.extensions.incidents.probe import Findings, entries_not_finite, probe, rows_of, weights_not_finite
 from trainwright.loop.step import Window
 from trainwright.run import build
+from trainwright.run.internals import Internals
 from trainwright.run.train import noise_on_embeddings
 from trainwright.support.loss_normalization import LossRule
 from trainwright.support.tensor_tree import find_batch_size
@@ -76,18 +77,20 @@ def _replay(
         divisor = about.get("divisor")
         divisor = None if divisor is None else torch.tensor(float(divisor), device=trainer.args.device)
         window = Window(batches, _num_items(about, trainer.args.device), divisor=divisor)
+        internals = Internals(trainer)
+        run = internals.run
         try:
-            trainer._run.loss_rule = LossRule(**about["loss_rule"])
-            trainer._run.progress.num_parts = int(about["num_parts"])
+            run.loss_rule = LossRule(**about["loss_rule"])
+            run.progress.num_parts = int(about["num_parts"])
             torch.set_num_threads(int(about["environment"]["threads"]))
         except (TypeError, KeyError, ValueError) as error:
             raise BundleError(f"{folder / bundle.INCIDENT} is invalid: {error!r}.") from error
-        bare = trainer._engine.unwrap(trainer.model)
-        keeps = trainer._uses_outputs()
+        bare = internals.engine.unwrap(trainer.model)
+        keeps = internals.uses_outputs()
         noise = noise_on_embeddings(trainer)
-        with build.patched(trainer.args, trainer.model, trainer._engine, keeps_outputs=keeps, noise=noise):
+        with build.patched(trainer.args, trainer.model, internals.engine, keeps_outputs=keeps, noise=noise):
             rng.restore(states)
-            found = probe(bare, lambda: window_losses(trainer, trainer._run, bare, window))
+            found = probe(bare, lambda: window_losses(trainer, run, bare, window))
             lines = [*_what_happened(folder, about), *_result(about, found, precision=precision)]
             lines += _samples(trainer, bare, window, about, found)
             if one_by_one:
@@ -262,7 +265,7 @@ def _samples(trainer: Trainer, bare: Any, window: Window, about: JSONObject, fou
     if found.is_finite:
         is_spike = about.get("kind") == SPIKE
         return ["sample    --one-by-one names the one with the largest loss"] if is_spike else []
-    rows = bad_rows(trainer, trainer._run, bare, window, error=found.error)
+    rows = bad_rows(trainer, Internals(trainer).run, bare, window, error=found.error)
     if rows is None:
         names = ", ".join(weights_not_finite(bare)[:5])
         return [f"weights   not finite: {names}" if names else "sample    most samples are bad by themselves"]
@@ -289,13 +292,14 @@ def _one_by_one(trainer: Trainer, bare: Any, window: Window, about: JSONObject) 
 
     The last lines name the largest loss and the largest norm of the gradient, if all are finite.
     """
+    run = Internals(trainer).run
     lines = []
     values = list[tuple[float, float, str]]()
     for number, batch in enumerate(window.batches):
         size = find_batch_size(batch) or 1
         for row in range(size):
             one = Window([rows_of(batch, [row], size)], window.num_items)
-            found = probe(bare, lambda one=one: window_losses(trainer, trainer._run, bare, one))  # type: ignore[misc]
+            found = probe(bare, lambda one=one: window_losses(trainer, run, bare, one))  # type: ignore[misc]
             place = _place(about, number, row)
             norm = math.hypot(*found.gradients.values())
             if found.error:

@@ -28,6 +28,7 @@ from trainwright.preflight import data_checks, model_checks  # noqa: F401 -- reg
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
 from trainwright.run import build, input_pipeline, train
+from trainwright.run.internals import Internals
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +102,8 @@ def known_facts(
 ) -> CheckFacts:
     """Returns what is known of a run before its first batch; `is_brief`: only problems are wanted, and quickly."""
     args = trainer.args
-    engine = trainer._engine
+    internals = Internals(trainer)
+    engine = internals.engine
     optimizer_bytes = 0 if args.save_only_model else async_writer.estimated_optimizer_bytes(trainer.model)
     is_comparable = not steps_in_backward(args) and engine.trains_bare
     if engine.holds_parts:
@@ -119,7 +121,7 @@ def known_facts(
         plan=plan,
         label_names=tuple(trainer.label_names or ()),
         can_return_loss=trainer.can_return_loss,
-        loss_is_the_models=not trainer._uses_outputs(),
+        loss_is_the_models=not internals.uses_outputs(),
         folder=Path(folder) if args.should_save else None,
         checkpoint_bytes=async_writer.weights_bytes(trainer.model) + optimizer_bytes,
         free_bytes=async_writer.free_bytes(Path(folder)),
@@ -169,7 +171,8 @@ def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:
         values = copied.set_initial_training_values(copied.args, copied.get_train_dataloader())
         plan = build.step_plan(copied.args, values)
     if not steps_in_backward(copied.args):
-        optimizer = copied.optimizer or copied._make_optimizer(copied.model, plan.max_steps if plan is not None else 1)
+        num_steps = plan.max_steps if plan is not None else 1
+        optimizer = copied.optimizer or Internals(copied).make_optimizer(copied.model, num_steps)
     facts = known_facts(copied, plan, str(copied.args.output_dir), optimizer=optimizer, is_brief=False)
     names, taken = _columns(copied)
 
@@ -210,10 +213,12 @@ def _batches(copied: AnyTrainer) -> list[Batch]:
 
 def _tried(copied: AnyTrainer, facts: CheckFacts) -> CheckFacts:
     """Adds the facts from a forward and a backward pass over the batches, without an update."""
-    if not copied._engine.trains_bare or (steps_in_backward(copied.args) and copied.optimizer is not None):
+    internals = Internals(copied)
+    engine = internals.engine
+    if not engine.trains_bare or (steps_in_backward(copied.args) and copied.optimizer is not None):
         return facts
     try:
-        with copied._engine.mixed_precision(copied.model, keeps_outputs=copied._uses_outputs()):
+        with engine.mixed_precision(copied.model, keeps_outputs=internals.uses_outputs()):
             loss, seconds = _timed_step(copied, facts.batches)
             without = parameters_without_gradient(copied.model)
             if seconds < WORTH_REPEATING_S:

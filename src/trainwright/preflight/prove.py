@@ -34,6 +34,7 @@ from trainwright.errors import ModelError, ProcessFailedError
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build
+from trainwright.run.internals import Internals
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support.host import available_bytes
 from trainwright.support.html_table import html_section, html_table
@@ -171,7 +172,7 @@ def _quietly(trainer: AnyTrainer) -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-        if trainer._engine.trains_bare:
+        if Internals(trainer).engine.trains_bare:
             build.make_engine(trainer.args)
 
 
@@ -184,7 +185,7 @@ def short_copy(
     """
     _check_alone(trainer)
     size = build.num_bytes(trainer.model) * COPIES
-    if trainer._engine.device.type == "cpu" and size > available_bytes():
+    if Internals(trainer).engine.device.type == "cpu" and size > available_bytes():
         raise ModelError(f"{COPIES} copies of the weights do not fit into memory")
     scheduler = None if trainer._created_lr_scheduler else trainer.lr_scheduler
     model, optimizer, scheduler = copy.deepcopy((trainer.model, trainer.optimizer, scheduler))
@@ -198,7 +199,7 @@ def short_copy(
 
 
 def _check_alone(trainer: AnyTrainer) -> None:
-    if not trainer._engine.trains_bare:
+    if not Internals(trainer).engine.trains_bare:
         raise ModelError(
             "it needs one process that holds the whole model; start without a launcher and without settings that share "
             "the model out or exchange its layers"
@@ -311,7 +312,7 @@ def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
         raise ModelError("optimizers=(...) holds parameters of this process; pass optimizer_cls_and_kwargs instead")
     try:
         two = gradients_of(_recipe(trainer, together), num_processes=2)
-        if trainer._engine.device.type == "cpu":
+        if Internals(trainer).engine.device.type == "cpu":
             one = _gradients(trainer, bf16=False, fp16=False, **alone)
         else:
             one = gradients_of(_recipe(trainer, alone), num_processes=1)

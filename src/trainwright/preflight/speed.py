@@ -34,6 +34,7 @@ from trainwright.preflight.prove import allowed_gap, gap, no_dropout
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
 from trainwright.run import build, console
 from trainwright.run.dry_run import first_batches
+from trainwright.run.internals import Internals
 from trainwright.run.train import noise_on_embeddings
 from trainwright.support.host import available_bytes
 from trainwright.support.loss_kernels import choose as choose_kernel
@@ -120,8 +121,9 @@ class SpeedLevers(Extension):
         """Chooses the settings and puts them into the arguments."""
         trainer = self._trainer
         args = trainer.args
-        checkpoint = trainer._run.checkpoint
-        choice = trainer._engine.agree(lambda: _noted(args.speed, checkpoint) or choose(trainer))
+        internals = Internals(trainer)
+        checkpoint = internals.run.checkpoint
+        choice = internals.engine.agree(lambda: _noted(args.speed, checkpoint) or choose(trainer))
         console.show_lines(args, [f"speed     {choice.note}"])
         self._choice = choice
         fields = {name: value for name, value in choice.settings.items() if name != ATTENTION}
@@ -165,12 +167,12 @@ def choose(trainer: AnyTrainer) -> Choice:
     except Exception as error:  # from the user's model, data or hooks; the run itself will raise it again
         return Choice(note=f"nothing was kept: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
     finally:
-        trainer._engine.empty_cache()
+        Internals(trainer).engine.empty_cache()
         logger.setLevel(level)
 
 
 def _obstacle(trainer: AnyTrainer) -> str | None:
-    if reason := trainer._engine.changes_layers:
+    if reason := Internals(trainer).engine.changes_layers:
         return str(reason)
     if getattr(trainer.args, "mixed_precision", "no") == "fp8":
         return "fp8 exchanges layers"
@@ -250,12 +252,12 @@ class _Measurement:
     def _trying(self, settings: JSONObject) -> Iterator[AnyTrainer]:
         """Returns a copy of the trainer with its model set up as in a run with the settings."""
         copied = self._copy(settings)
-        engine = self._trainer._engine
+        engine = Internals(self._trainer).engine
         with ExitStack() as stack:
             stack.callback(self._restore)
             stack.enter_context(unchanged_random_states())
             stack.enter_context(with_attention(copied.model, settings.get(ATTENTION)))
-            keeps = copied._uses_outputs()
+            keeps = Internals(copied).uses_outputs()
             stack.enter_context(
                 build.patched(copied.args, copied.model, engine, keeps_outputs=keeps, noise=noise_on_embeddings(copied))
             )
@@ -269,7 +271,9 @@ class _Measurement:
 
     def _optimizer(self, copied: AnyTrainer) -> Any:
         """Returns a new optimizer; None if the trainer has one, because its state must not change."""
-        return None if copied.optimizer is not None else copied._make_optimizer(copied.model, self._num_steps)
+        if copied.optimizer is not None:
+            return None
+        return Internals(copied).make_optimizer(copied.model, self._num_steps)
 
     def _found(self, copied: AnyTrainer, *, updates: bool) -> Tensors:
         """Loss and gradients of a step, or the weights after its update."""
@@ -298,7 +302,7 @@ class _Measurement:
             self._step(copied)
             if optimizer is not None:
                 optimizer.step()
-            if (kind := self._trainer._engine.device.type) != "cpu":
+            if (kind := Internals(self._trainer).engine.device.type) != "cpu":
                 getattr(torch, kind).synchronize()
             seconds.append(now() - begun)
         return statistics.median(seconds[1:])
@@ -346,7 +350,7 @@ class _Measurement:
     def _levers(self) -> Iterator[Lever]:
         """Those that apply to the model, the arguments and the device, the quickest to try first."""
         args = self._trainer.args
-        device = self._trainer._engine.device
+        device = Internals(self._trainer).engine.device
         core = core_model(self._trainer.model)
         makes_optimizer = self._trainer.optimizer is None and self._trainer.optimizer_cls_and_kwargs is None
         if makes_optimizer and args.optim == "adamw_torch":
@@ -391,9 +395,10 @@ class _Measurement:
 
     def _unused(self, kernel: str) -> str | None:
         """Returns the reason why a kernel cannot compute the model's loss; None if it can."""
-        obstacle = self._trainer._engine.changes_layers
-        keeps = self._trainer._uses_outputs()
-        runs_triton = kind_of(self._trainer._engine.device).runs_triton
+        internals = Internals(self._trainer)
+        obstacle = internals.engine.changes_layers
+        keeps = internals.uses_outputs()
+        runs_triton = kind_of(internals.engine.device).runs_triton
         with without_logits(
             self._trainer.model, kernel, keeps_outputs=keeps, obstacle=obstacle, runs_triton=runs_triton
         ) as reason:

@@ -14,6 +14,7 @@ from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.run import build
+from trainwright.run.internals import Internals
 from trainwright.run.run import Run
 from trainwright.support.model_modes import unchanged_model
 
@@ -28,27 +29,30 @@ def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **pa
     args = copy.copy(trainer.args)
     for name, value in (settings or {}).items():
         setattr(args, name, value)
+    internals = Internals(trainer)
     services = build.Services.for_arguments(args, measures_memory=False)
-    services.use_engine(trainer._engine)
+    services.use_engine(internals.engine)
     run = Run.idle(args)
     size = args.train_batch_size if settings else trainer._train_batch_size
     # Windows are trained as they were read: preparing one may change an object of the user's.
-    windows = {"prepare_window": list, "checkpoint_items": {}, "_extensions": []}
-    parts = {"args": args, "_services": services, "_run": run, "_train_batch_size": size, **windows, **parts}
-    copied = build.with_parts(trainer, **parts, model_wrapped=parts.get("model", trainer.model))
+    windows = {"prepare_window": list, "checkpoint_items": {}}
+    parts = {"args": args, "_train_batch_size": size, **windows, **parts}
+    parts["model_wrapped"] = parts.get("model", trainer.model)
+    copied = internals.copied_for_preflight(services=services, run=run, **parts)
     model = copied.model
     optimizer = copied.optimizer
     schedule = copied.lr_scheduler
     handler = CallbackHandler([DefaultFlowCallback], model, trainer.processing_class, optimizer, schedule)
     handler.args = args
     services.use_callbacks(handler, run.progress.clock)
-    run.progress.state = copied._fresh_state()
+    run.progress.state = Internals(copied).fresh_state()
     return copied
 
 
 def losses_of_window(copied: AnyTrainer, batches: Sequence[Batch]) -> list[torch.Tensor]:
     """Returns the losses of the micro-batches of one step of a copy, and leaves their gradients in its model."""
-    window, num_items = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
+    device = Internals(copied).engine.device
+    window, num_items = copied.get_batch_samples(iter(batches), len(batches), device)
     copied.current_gradient_accumulation_steps = len(window)
     return [copied.training_step(copied.model, dict(batch), num_items) for batch in window]
 

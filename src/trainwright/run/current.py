@@ -6,13 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from trainwright.run.internals import Internals
+from trainwright.run.run import Run
+
 
 @contextmanager
-def using_run(trainer: Any, run: Any) -> Iterator[None]:  # Any: a Trainer, whose class is above; a Run, beside
+def using_run(trainer: Any, run: Run) -> Iterator[None]:  # Any: a Trainer, whose class is above
     """Context in which a trainer works on a run; afterwards it has the idle run that follows."""
-    before = trainer._run
-    trainer._run = run
+    internals = Internals(trainer)
+    before = internals.run
+    internals.run = run
     try:
         yield
     finally:
-        trainer._run = run.ended(before)
+        internals.run = run.ended(before)

@@ -20,6 +20,7 @@ from trainwright.evaluation import eval_loop
 from trainwright.evaluation.outputs import record_of
 from trainwright.run import checks
 from trainwright.run.current import using_run
+from trainwright.run.internals import Internals
 from trainwright.support.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
@@ -128,33 +129,20 @@ def _metrics_of(trainer: Any, batch: FirstBatch, prefix: str, ignore_keys: list[
         loss_only = True if trainer.compute_metrics is None else None
         output = trainer.evaluation_loop(batch, "Evaluation", prediction_loss_only=loss_only, **how)
     metrics = dict(output.metrics or {})
-    record_of(metrics, trainer._run.progress.unrecordable)
+    record_of(metrics, Internals(trainer).run.progress.unrecordable)
     return metrics
 
 
 @contextmanager
 def _rehearsing(trainer: Any) -> Iterator[None]:
     """Whatever is evaluated inside leaves no trace: not in modes, random states, records or callbacks."""
-    dry = trainer._run.rehearsal(trainer.model)
+    dry = Internals(trainer).run.rehearsal(trainer.model)
     try:
         with using_run(trainer, dry), unchanged_random_states(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a metric about the smallness of the batch
             yield
     finally:
         dry.end_evaluation(trainer.model, None)
-
-
-class SilentEvents:
-    """Replaces the run and its events: no callback is called, and a signal has no effect."""
-
-    def __init__(self) -> None:
-        self.interrupts = self
-
-    def fire(self, event: str, progress: object, **kwargs: object) -> None: ...
-
-    def passes(self) -> None: ...
-
-    open = close = passes
 
 
 def first_batches(dataloader: Iterable[Batch], number: int) -> Iterator[Batch]:

@@ -7,6 +7,7 @@ from typing import Any
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import TimeLimits
 from trainwright.run.build import Services, time_limits
+from trainwright.run.internals import Internals
 from trainwright.run.run import Run
 
 
@@ -15,9 +16,10 @@ def state_of(trainer: Any) -> dict[str, Any]:  # any Trainer, or a subclass of t
     from trainwright.trackers.base import TrackerCallback
 
     made_anew = (TimeLimits, TrackerCallback)  # tied to this process: its writer and engine, threads and clients
-    progress = trainer._run.progress
+    internals = Internals(trainer)
+    progress = internals.run.progress
     return {
-        "attributes": {name: value for name, value in vars(trainer).items() if name not in ("_services", "_run")},
+        "attributes": internals.picklable_attributes(),
         "callbacks": [type(c) if isinstance(c, made_anew) else c for c in trainer.callback_handler.callbacks],
         "state": progress.state,
         "control": progress.control,
@@ -28,8 +30,11 @@ def restore(trainer: Any, state: dict[str, Any]) -> None:
     """Fills a trainer without attributes with what `state_of` returned."""
     vars(trainer).update(state["attributes"])
     args = trainer.args
-    trainer._services = services = Services.for_arguments(args)
-    trainer._run = run = Run.idle(args, state["state"])
+    internals = Internals(trainer)
+    services = Services.for_arguments(args)
+    run = Run.idle(args, state["state"])
+    internals.services = services
+    internals.run = run
     run.progress.control = state["control"]
     trainer.create_accelerator_and_postprocess()
     limits = time_limits(args, trainer.model, engine=services.engine, writer=services.writer)

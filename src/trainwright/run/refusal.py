@@ -19,6 +19,7 @@ import torch
 
 from trainwright.checkpoint import rng
 from trainwright.distributed.device import is_in_use, tf32_switches
+from trainwright.run.internals import Internals
 from trainwright.state.interrupts import SIGNALS, is_main_thread
 
 # Any: states of accelerate hold objects of many types; a trainer may lack what its constructor has not come to.
@@ -33,8 +34,9 @@ def unchanged_if_refused(trainer: Any) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if "_services" in vars(trainer):
-            trainer._services.memory_tracker.abandon()
+        internals = Internals(trainer)
+        if internals.has_services:
+            internals.services.memory_tracker.abandon()
         before.put_back()
         raise
 

@@ -173,7 +173,7 @@ class Run:
         """Returns the receiver of an evaluation's events: `handler`, or in a dry run nobody."""
         if not self.is_dry:
             return handler
-        from trainwright.run.dry_run import SilentEvents
+        from trainwright.run.silent_events import SilentEvents
 
         return SilentEvents()
 

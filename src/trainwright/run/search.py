@@ -17,6 +17,7 @@ from trainwright.config.overrides import with_overrides
 from trainwright.errors import CheckpointNotFoundError
 from trainwright.run import build, train
 from trainwright.run.console import show_lines
+from trainwright.run.internals import Internals
 from trainwright.run.resume import find_checkpoint, restore_callbacks
 from trainwright.run.run import Run
 from trainwright.search import base, search_record
@@ -52,16 +53,18 @@ def search(
         space=space, num_trials=num_trials, direction=direction, compute_objective=compute_objective, options=options
     )
     chosen.check(host_of(trainer), plan)
-    running = trainer._search = SearchState(
+    internals = Internals(trainer)
+    running = SearchState(
         backend=chosen,
         plan=plan,
         args=trainer.args,
-        callback_states=copy.deepcopy(collect_states(trainer._stateful())),
+        callback_states=copy.deepcopy(collect_states(internals.stateful())),
         name=name,
         space=space,
         hp_name=hp_name,
         compute_objective=base.default_compute_objective if compute_objective is None else compute_objective,
     )
+    internals.search = running
     handler = trainer.callback_handler
     kinds = [] if chosen.tracker is None else get_reporting_integration_callbacks(chosen.tracker)
     added = [kind for kind in kinds if not any(isinstance(callback, kind) for callback in handler.callbacks)]
@@ -78,7 +81,7 @@ def search(
         restore_callbacks(running.callback_states, handler.callbacks, with_settings=True)
         use_arguments(trainer, running.args)
         train.renew_model(trainer, None)
-        trainer._search = build.NoSearch()
+        internals.search = build.NoSearch()
     if plan.settings.load_best_trial:
         _load_best_trial(trainer, chosen.frozen, best)
     return best
@@ -91,12 +94,12 @@ def host_of(trainer: Any) -> TrainerHandle:
     return TrainerHandle(
         args=args,
         is_main=trainer.is_world_process_zero(),
-        num_processes=trainer._engine.num_processes,
+        num_processes=Internals(trainer).engine.num_processes,
         run=partial(run_trial, trainer),
-        check=lambda params: with_overrides(trainer._search.args, params),
+        check=lambda params: with_overrides(Internals(trainer).search.args, params),
         folder_of=lambda offer, trial: folder_of_trial(output_dir, offer, trial, hp_name=trainer.hp_name),
         find_checkpoint=_newest_in,
-        agree=lambda decide: trainer._engine.agree(decide),
+        agree=lambda decide: Internals(trainer).engine.agree(decide),
         pack=partial(_packed, trainer),
     )
 
@@ -112,7 +115,7 @@ def _newest_in(folder: str) -> str | None:
 
 def run_trial(trainer: Any, offer: TrialSpec, trial: Trial) -> TrialResult:
     """Trains, evaluates where training did not, and frees what it took."""
-    search: SearchState = trainer._search
+    search = Internals(trainer).search
     search.offer = offer
     search.outcome = TrialResult()
     search.objective = None
@@ -125,7 +128,7 @@ def run_trial(trainer: Any, offer: TrialSpec, trial: Trial) -> TrialResult:
         _keep(trainer, search)
         return search.outcome
     finally:
-        trainer._services.writer.end_after_failure()
+        Internals(trainer).services.writer.end_after_failure()
         use_arguments(trainer, search.args)  # the engine of the trial holds its optimizer
         release(trainer)
 
@@ -148,29 +151,31 @@ def use_arguments(trainer: Any, args: Any) -> None:
 def release(trainer: Any) -> None:
     """Lets go of all that holds a model, an optimizer or batches, and gives their memory back."""
     trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
-    trainer._run = Run.after(trainer._run, trainer.args)
+    internals = Internals(trainer)
+    internals.run = Run.after(internals.run, trainer.args)
     handler = trainer.callback_handler
     handler.model = handler.optimizer = handler.lr_scheduler = handler.train_dataloader = handler.eval_dataloader = None
-    trainer._services.eval_dataloaders.clear()
-    trainer._engine.accelerator.free_memory()
+    internals.services.eval_dataloaders.clear()
+    internals.engine.accelerator.free_memory()
     gc.collect()
-    trainer._engine.empty_cache()
+    internals.engine.empty_cache()
 
 
 def report(trainer: Any, trial: Trial, metrics: dict[str, float]) -> None:
     """Tells the backend of an evaluation; a trial that it ends stops training after this step."""
     _hear(trainer, metrics)
-    search = trainer._search
+    internals = Internals(trainer)
+    search = internals.search
     control = trainer.control
     search.outcome.was_heard = True
     save = trainer._tune_save_checkpoint if control.should_save else None
-    if trainer._engine.agree(lambda: search.backend.report(trial, search.outcome, save)):
+    if internals.engine.agree(lambda: search.backend.report(trial, search.outcome, save)):
         search.outcome.was_pruned = control.should_training_stop = True
         control.should_save |= search.plan.settings.pruned_checkpoints == "save"
 
 
 def _hear(trainer: Any, metrics: dict[str, float]) -> None:
-    search: SearchState = trainer._search
+    search = Internals(trainer).search
     outcome = search.outcome
     outcome.metrics = dict(metrics)
     search.objective = base.checked_objective(search.compute_objective, dict(metrics), search.plan)
@@ -186,7 +191,7 @@ def _keep(trainer: Any, search: SearchState) -> None:
         trainer.save_model(str(Path(outcome.folder) / MODEL_FOLDER), _internal_call=True)
     if settings.pruned_checkpoints == "delete" and outcome.was_pruned and trainer.args.should_save:
         store = CheckpointStore(outcome.folder)
-        for step in store.owned_by(trainer._run.run_id):
+        for step in store.owned_by(Internals(trainer).run.run_id):
             store.remove(step)
 
 
@@ -207,8 +212,10 @@ def name_and_params(trial: Trial, search: Any) -> tuple[str | None, dict[str, An
 def _load_best_trial(trainer: Any, freeze: Callable[[TrialSpec], Any], best: BestRun | list[BestRun]) -> None:
     """Loads the model of the best trial, the first of several."""
     first = best[0] if isinstance(best, list) else best
-    folder = trainer._engine.agree(lambda: _best_folder(trainer.args.output_dir, first.run_id))
-    trainer._adopt_model(trainer.call_model_init(freeze(TrialSpec(id=first.run_id, params=first.hyperparameters))))
+    internals = Internals(trainer)
+    folder = internals.engine.agree(lambda: _best_folder(trainer.args.output_dir, first.run_id))
+    trial = freeze(TrialSpec(id=first.run_id, params=first.hyperparameters))
+    internals.adopt_model(trainer.call_model_init(trial))
     trainer._load_from_checkpoint(folder)
 
 
@@ -229,9 +236,9 @@ def _best_folder(output_dir: str, trial_id: str) -> str:
 
 def _packed(trainer: Any) -> Callable[[], TrainerHandle]:
     """This trainer for another process: a function that makes it anew there, of what the user brought."""
-    search: SearchState = trainer._search
+    search = Internals(trainer).search
     args = copy.copy(search.args)
     args.output_dir = os.path.abspath(args.output_dir)  # paths hold there too
     search = replace(search, args=args, plan=replace(search.plan, options={}))
     parts = {"args": args, "model": None, "model_wrapped": None, "optimizer": None, "lr_scheduler": None}
-    return partial(host_of, build.with_parts(trainer, **parts, _search=search))
+    return partial(host_of, Internals(trainer).copied_for_trial(search, **parts))

@@ -22,6 +22,7 @@ from trainwright.loop.fit import epochs, saving_last_step
 from trainwright.loop.step import Step
 from trainwright.run import build, checkpointing, checks, console, resume
 from trainwright.run.current import using_run
+from trainwright.run.internals import Internals
 from trainwright.run.refusal import unchanged_before_training
 from trainwright.run.run import Run
 from trainwright.support.hooks import accept_older_signatures, is_overridden
@@ -35,13 +36,14 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
 
     Yields the checkpoint that it resumes from, whose weights the model has; None for a fresh run.
     """
-    trainer._run.check_not_training()
+    internals = Internals(trainer)
+    internals.run.check_not_training()
     accept_older_signatures(trainer)
     trainer._hp_search_setup(trial)
     args = trainer.args
-    engine = trainer._engine
-    services = trainer._services
-    run = Run.after(trainer._run, args, trial)
+    engine = internals.engine
+    services = internals.services
+    run = Run.after(internals.run, args, trial)
     services.use_clock(run.progress.clock)
     refused = unchanged_before_training(run)
     wanted = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
@@ -50,8 +52,8 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
     measuring = services.memory_tracker.measuring("train")
     run.extensions.add(
         *build.extensions_of_directory(args, engine, folder=folder, dataset=trainer.train_dataset),
-        *trainer._preflight_extensions(folder),
-        *trainer._extensions,
+        *internals.preflight_extensions(folder),
+        *internals.extensions,
     )
     with refused, using_run(trainer, run), run.with_extensions(), together, measuring:
         run.checkpoint = resume.open_checkpoint(wanted, args.output_dir, engine)
@@ -73,10 +75,11 @@ def drive(
     """The loop of `train()` without its body: yields the steps, returns what `train()` returns."""
     with training(trainer, resume_from_checkpoint, None) as checkpoint:
         begin_training(trainer, trainer.args, checkpoint, None, ignore_keys_for_eval)
-        run = trainer._run
+        internals = Internals(trainer)
+        run = internals.run
         with saving_last_step(run, trainer):
             for epoch in epochs(run, trainer, eval_on_start=trainer.args.eval_on_start):
-                yield from trainer._steps_of_epoch(epoch)
+                yield from internals.steps_of_epoch(epoch)
         output: TrainOutput = trainer._finalize_training(None, run.plan.num_train_samples, run.progress.start_time)
         return output
 
@@ -102,20 +105,22 @@ def renew_model(trainer: AnyTrainer, trial: Any) -> None:
     if trainer.model_init is None:
         return
     build.seed_everything(trainer.args)
-    trainer._adopt_model(trainer.call_model_init(trial))
+    internals = Internals(trainer)
+    internals.adopt_model(trainer.call_model_init(trial))
     trainer.optimizer = None
     trainer.lr_scheduler = None
-    if trainer._search.is_under_way:
+    if internals.is_searching:
         trainer.label_smoother = build.label_smoother(trainer.model, trainer.args.label_smoothing_factor)
 
 
 def patched_model(trainer: AnyTrainer) -> AbstractContextManager[None]:
     """Context in which the model is as it is in training: with what the arguments change in it."""
+    internals = Internals(trainer)
     return build.patched(
         trainer.args,
         trainer.model,
-        trainer._engine,
-        keeps_outputs=trainer._uses_outputs(),
+        internals.engine,
+        keeps_outputs=internals.uses_outputs(),
         noise=noise_on_embeddings(trainer),
     )
 
@@ -140,9 +145,10 @@ def begin_training(
     trainer: AnyTrainer, args: Any, checkpoint: Checkpoint | None, trial: Any, ignore_keys: list[str] | None
 ) -> None:
     """Does all that happens in a run before its first step; then `run.setup` and `run.plan` are there."""
-    run: Run = trainer._run
-    engine = trainer._engine
-    services = trainer._services
+    internals = Internals(trainer)
+    run = internals.run
+    engine = internals.engine
+    services = internals.services
     plan_run(trainer, args, checkpoint)
     prepare_run(trainer, args, checkpoint, trial, ignore_keys)
     folder = trainer._get_output_dir(trial)
@@ -168,15 +174,16 @@ def begin_training(
         eval=trainer.eval_dataset,
     )
     if trainer.args.push_to_hub:
-        trainer._open_repository()
+        internals.open_repository()
     services.uploads.take_up()
     run.has_begun = True
 
 
 def plan_run(trainer: AnyTrainer, args: Any, checkpoint: Checkpoint | None) -> None:
     """Reads the data and counts the steps; of a resume, those that are left."""
-    run: Run = trainer._run
-    engine = trainer._engine
+    internals = Internals(trainer)
+    run = internals.run
+    engine = internals.engine
     checks.check_has_samples(trainer.train_dataset)
     dataloader = trainer.get_train_dataloader()
     for before_plan in run.extensions.before_plan:
@@ -201,9 +208,10 @@ def prepare_run(
     trainer: AnyTrainer, args: Any, checkpoint: Checkpoint | None, trial: Any, ignore_keys: list[str] | None
 ) -> None:
     """Prepares record, position, model, optimizer and extensions: all that the loop needs."""
-    run: Run = trainer._run
+    internals = Internals(trainer)
+    run = internals.run
     plan = run.plan
-    engine = trainer._engine
+    engine = internals.engine
     path = None if checkpoint is None else str(checkpoint)
     start = trainer._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, path, trial)
     model, loader = trainer._prepare_for_training(plan.max_steps, run.loader, path)
@@ -212,7 +220,7 @@ def prepare_run(
     run.begin(
         engine,
         args,
-        rule=trainer._loss_rule(),
+        rule=internals.loss_rule(),
         start=start,
         checkpoint=checkpoint,
         fresh_plan=lambda: build.step_plan(args, trainer.set_initial_training_values(args, loader)),
@@ -227,7 +235,7 @@ def prepare_run(
         prepares_windows=is_overridden(trainer, "prepare_window"),
     )
     folder = trainer._get_output_dir(trial)
-    checkpointer = trainer._checkpointer
+    checkpointer = internals.checkpointer
     run.extensions.add(
         *build.extensions_of_training(
             run, trainer, engine, folder=folder, load_newest=lambda: checkpointer.load_newest(trainer, folder, run)

@@ -125,7 +125,7 @@ class TrainerHandle:
     is_main: bool
     num_processes: int
     run: Callable[[TrialSpec, Trial], TrialResult]  # trains a trial and returns its result; raises if it fails
-    check: Callable[[Params], None]  # raises if a trial cannot be trained with these parameters
+    check: Callable[[Params], object]  # raises if a trial cannot be trained with these parameters
     folder_of: Callable[[TrialSpec, Trial], str]  # returns the directory of a trial
     find_checkpoint: Callable[[str], str | None]  # returns the newest complete checkpoint in a directory of a trial
     agree: Callable[[Callable[[], Any]], Any]  # calls a function on the main process, returns its result on all

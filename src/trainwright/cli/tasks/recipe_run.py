@@ -114,6 +114,7 @@ def rehearse(recipe: Recipe, tree: Tree, say: Say) -> None:
     """Reads data and model, and shows the plan of the run; trains nothing and writes nothing."""
     from trainwright.config.summary import run_summary
     from trainwright.run import build, console
+    from trainwright.run.internals import Internals
 
     with tempfile.TemporaryDirectory() as scratch:
         recipe = dataclasses.replace(recipe, training={**recipe.training, "output_dir": scratch})
@@ -123,7 +124,7 @@ def rehearse(recipe: Recipe, tree: Tree, say: Say) -> None:
         plan = build.step_plan(args, trainer.set_initial_training_values(args, loader))
         trainer.state.compute_steps(args, plan.max_steps)
         lines = run_summary(args, plan, trainer.state, device=args.device, num_replicas=args.world_size)
-        lines += console.source_lines(args, loader, plan, trainer._engine)
+        lines += console.source_lines(args, loader, plan, Internals(trainer).engine)
     for line in lines:
         word, _, rest = line.partition(" ")
         say(word, rest.strip())

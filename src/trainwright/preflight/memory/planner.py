@@ -30,8 +30,10 @@ from trainwright.preflight.memory.allocation_tracker import AllocationTracker
 from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build, train
-from trainwright.run.dry_run import SilentEvents, first_batches
+from trainwright.run.dry_run import first_batches
+from trainwright.run.internals import Internals
 from trainwright.run.run import Run
+from trainwright.run.silent_events import SilentEvents
 from trainwright.support.host import available_bytes
 from trainwright.support.tensor_tree import find_batch_size, tensors_of
 
@@ -41,12 +43,13 @@ COPIES = 5  # copies of the weights that a measured step needs
 
 def plan_memory(trainer: AnyTrainer, budget: int | float | str | None) -> MemoryPlan:
     """Returns the memory of a step, and the changes of settings that would make it fit."""
-    if not trainer._engine.trains_bare or trainer.train_dataset is None:
+    engine = Internals(trainer).engine
+    if not engine.trains_bare or trainer.train_dataset is None:
         raise ArgumentError(
             "The memory plan needs a trainer with a train_dataset, in one process that holds the whole model. Start "
             "it without a launcher, and without settings that share the model out or exchange its layers."
         )
-    device = trainer._engine.device
+    device = engine.device
     limit = parse_size(budget) if budget is not None else _memory_of(device)
     try:
         with left_as_it_was(trainer.model), warnings.catch_warnings():
@@ -66,7 +69,8 @@ def _memory_of(device: torch.device) -> int:
 
 def _tried(trainer: AnyTrainer, budget: int | None) -> list[SettingsChange]:
     """Returns the peaks of a step with changed settings, up to the first that fits."""
-    can_bf16 = trainer._engine.device.type == "cpu" or supports_bf16(trainer._engine.device) is True
+    device = Internals(trainer).engine.device
+    can_bf16 = device.type == "cpu" or supports_bf16(device) is True
     found: list[SettingsChange] = []
     for settings, price in changes(trainer.args, can_bf16=can_bf16):
         try:
@@ -100,7 +104,7 @@ def predicted_peak(trainer: AnyTrainer, settings: dict[str, Any]) -> PeakMemory:
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # every operation gives a tensor of its shape and no value
     copied = _with_settings(trainer, fake_model(trainer.model, mode), settings)
     batches = _batches(copied)
-    window = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
+    window = copied.get_batch_samples(iter(batches), len(batches), Internals(copied).engine.device)
     samples = [map_tensors(mode.from_tensor, batch) for batch in window[0]]
     with mode:
         peaks = _track(copied, samples, window[1])
@@ -110,7 +114,7 @@ def predicted_peak(trainer: AnyTrainer, settings: dict[str, Any]) -> PeakMemory:
 def measured_peak(trainer: AnyTrainer, error: Exception) -> PeakMemory:
     """The peak of a step, by real ones on a quarter and on half of its samples: memory grows evenly with them."""
     size = build.num_bytes(trainer.model)
-    if size * COPIES > _memory_of(trainer._engine.device):
+    if size * COPIES > _memory_of(Internals(trainer).engine.device):
         raise ModelError(
             f"The memory of a step cannot be predicted ({error}), and {COPIES} times the weights do not fit for "
             "measuring it."
@@ -128,7 +132,7 @@ def _measured(trainer: AnyTrainer, num_rows: int) -> dict[str, PeakMemory]:
     copied = _with_settings(trainer, copy.deepcopy(trainer.model), {})
     cut = (torch.Tensor, list)
     batches = [{n: v[:num_rows] if isinstance(v, cut) else v for n, v in batch.items()} for batch in _batches(copied)]
-    window, num_items = copied.get_batch_samples(iter(batches), len(batches), copied._engine.device)
+    window, num_items = copied.get_batch_samples(iter(batches), len(batches), Internals(copied).engine.device)
     return _track(copied, window, num_items)
 
 
@@ -156,7 +160,7 @@ def _with_settings(trainer: AnyTrainer, model: Any, settings: dict[str, Any]) ->
     # Stand-ins have no values to guard.
     copied.args.on_nonfinite = "ignore"
     copied.args.on_spike = "off"
-    copied._services.use_engine(build.make_engine(copied.args))
+    Internals(copied).services.use_engine(build.make_engine(copied.args))
     return copied
 
 
@@ -169,7 +173,7 @@ def _batches(copied: AnyTrainer) -> list[Batch]:
 
 def _track(copied: AnyTrainer, samples: Sequence[Batch], num_items: Any) -> dict[str, PeakMemory]:
     """The peaks of a step at which the optimizer has its states, and in which an earlier micro-batch left gradients."""
-    engine = copied._engine
+    engine: Any = Internals(copied).engine  # whose method is replaced below
     model = copied.model
     tracker = AllocationTracker(engine.device)
     engine.backward = tracker.marking(engine.backward)  # the engine of this copy alone
@@ -239,14 +243,15 @@ class _MarkedHooks:
 
 
 def _begun(copied: AnyTrainer) -> Run:
-    run: Run = copied._run
+    internals = Internals(copied)
+    run = internals.run
     args = copied.args
     run.plan = build.step_plan(args, copied.set_initial_training_values(args, copied.get_train_dataloader()))
     model, _ = copied._prepare_for_training(run.plan.max_steps, None, None)
     run.begin(
-        copied._engine,
+        internals.engine,
         args,
-        rule=copied._loss_rule(),
+        rule=internals.loss_rule(),
         start=(0, 0),
         checkpoint=None,
         fresh_plan=lambda: run.plan,

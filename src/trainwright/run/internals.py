@@ -1,0 +1,156 @@
+"""Internals: what preflight, search, replay and pickling need of a trainer besides its published hooks.
+
+Other modules read no private attribute of a trainer that is ours; `tests/contract/test_internals.py` looks for it. What
+the original publishes under a name with an underscore (`_get_output_dir`, `_train_batch_size`) is called by that name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+from trainwright._types import Model, Optimizer
+from trainwright.engine.base import Engine
+from trainwright.loop.extension import Extension
+from trainwright.loop.step import Step
+from trainwright.run import build
+from trainwright.run.build import NoSearch, Services
+from trainwright.run.checkpointing import Checkpointer
+from trainwright.run.run import Run
+from trainwright.state.trainer_state import TrainerState
+from trainwright.support.loss_normalization import LossRule
+
+if TYPE_CHECKING:
+    from trainwright.search.base import SearchState
+
+AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
+
+
+@final
+class Internals:
+    """The one door to the private attributes of a trainer; made for a call, and not kept."""
+
+    __slots__ = ("_trainer",)
+
+    def __init__(self, trainer: AnyTrainer) -> None:
+        self._trainer = trainer
+
+    # -- the parts -----------------------------------------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine:
+        """The backend."""
+        engine: Engine = self._trainer._engine
+        return engine
+
+    @property
+    def run(self) -> Run:
+        """The run that the trainer works on; an idle one between two trainings."""
+        run: Run = self._trainer._run
+        return run
+
+    @run.setter
+    def run(self, run: Run) -> None:
+        self._trainer._run = run
+
+    @property
+    def services(self) -> Services:
+        """The objects of the trainer in this process."""
+        services: Services = self._trainer._services
+        return services
+
+    @services.setter
+    def services(self, services: Services) -> None:
+        self._trainer._services = services
+
+    @property
+    def has_services(self) -> bool:
+        """Whether the constructor has come to make the services."""
+        return "_services" in vars(self._trainer)
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether a search over hyperparameters is under way."""
+        is_under_way: bool = self._trainer._search.is_under_way
+        return is_under_way
+
+    @property
+    def search(self) -> SearchState:
+        """The search that is under way; ask `is_searching` first where there may be none."""
+        search: SearchState = self._trainer._search
+        return search
+
+    @search.setter
+    def search(self, search: SearchState | NoSearch) -> None:
+        self._trainer._search = search
+
+    @property
+    def extensions(self) -> Sequence[Extension]:
+        """The extensions that the user has added."""
+        extensions: Sequence[Extension] = self._trainer._extensions
+        return extensions
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        """A new object that writes and reads the checkpoints of the trainer."""
+        checkpointer: Checkpointer = self._trainer._checkpointer
+        return checkpointer
+
+    # -- facts ---------------------------------------------------------------------------------------------------------
+
+    def loss_rule(self) -> LossRule:
+        """Returns the arithmetic of the loss, as the model and the arguments ask for it now."""
+        rule: LossRule = self._trainer._loss_rule()
+        return rule
+
+    def uses_outputs(self) -> bool:
+        """Returns whether training looks at the model's outputs besides the loss that the model computed."""
+        uses_outputs: bool = self._trainer._uses_outputs()
+        return uses_outputs
+
+    def fresh_state(self) -> TrainerState:
+        """Returns the record of a training that has not begun."""
+        state: TrainerState = self._trainer._fresh_state()
+        return state
+
+    def stateful(self) -> list[Any]:
+        """Returns the callbacks, and the control, that have a state in checkpoints."""
+        stateful: list[Any] = self._trainer._stateful()
+        return stateful
+
+    def picklable_attributes(self) -> dict[str, Any]:
+        """Returns the attributes that another process may have: all but the run and the services."""
+        return {name: value for name, value in vars(self._trainer).items() if name not in ("_services", "_run")}
+
+    # -- what it does --------------------------------------------------------------------------------------------------
+
+    def make_optimizer(self, model: Model, num_steps: int) -> Optimizer:
+        """Returns an optimizer for the model, made by the hooks of the trainer."""
+        optimizer: Optimizer = self._trainer._make_optimizer(model, num_steps)
+        return optimizer
+
+    def adopt_model(self, model: Model) -> None:
+        """Makes this the model of the trainer, on its device."""
+        self._trainer._adopt_model(model)
+
+    def preflight_extensions(self, folder: str) -> list[Extension]:
+        """Returns the extensions that look at a run before its first step; `folder` is where it writes."""
+        extensions: list[Extension] = self._trainer._preflight_extensions(folder)
+        return extensions
+
+    def steps_of_epoch(self, epoch: int) -> Iterator[Step]:
+        """Returns the steps of an epoch, or of the rest of one after a resume."""
+        steps: Iterator[Step] = self._trainer._steps_of_epoch(epoch)
+        return steps
+
+    def open_repository(self) -> None:
+        """Opens the repository on the Hub, unless it is open."""
+        self._trainer._open_repository()
+
+    def copied_for_preflight(self, *, services: Services, run: Run, **parts: Any) -> AnyTrainer:
+        """Returns another trainer with the same objects and hooks but for these, without the user's extensions."""
+        return build.with_parts(self._trainer, **{"_services": services, "_run": run, "_extensions": [], **parts})
+
+    def copied_for_trial(self, search: SearchState, **parts: Any) -> AnyTrainer:
+        """Returns another trainer with the same objects and hooks but for these, within this search."""
+        return build.with_parts(self._trainer, **parts, _search=search)

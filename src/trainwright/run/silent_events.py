@@ -1,0 +1,16 @@
+"""SilentEvents: events that nobody hears, for what is tried before a run."""
+
+from __future__ import annotations
+
+
+class SilentEvents:
+    """Replaces the run and its events: no callback is called, and a signal has no effect."""
+
+    def __init__(self) -> None:
+        self.interrupts = self
+
+    def fire(self, event: str, progress: object, **kwargs: object) -> None: ...
+
+    def passes(self) -> None: ...
+
+    open = close = passes
