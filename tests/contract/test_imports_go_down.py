@@ -198,6 +198,28 @@ def test_a_run_asks_transformers_in_one_place_and_the_trainer_does_not(imports: 
     assert "trainer" not in asked
 
 
+# Who may import an extension: the composition root makes them all, and the command line replays incidents.
+KNOWS_EXTENSIONS = ("extensions", "run.build", "cli.replay")
+
+
+def knowing_an_extension(imports: Iterable[Import]) -> list[str]:
+    """Imports of a single capability where only the protocol may be known."""
+    return [
+        str(one) for one in imports if part_of(one.module) == "extensions" and not is_in(one.importer, KNOWS_EXTENSIONS)
+    ]
+
+
+def test_only_the_composition_root_knows_an_extension(imports: list[Import]) -> None:
+    assert knowing_an_extension(imports) == []
+    assert {one.importer for one in imports if part_of(one.module) == "extensions"} >= {f"{PACKAGE}.run.build"}
+
+
+def test_a_planted_import_of_an_extension_is_found(tmp_path: Path) -> None:
+    files = {"run/run.py": "def f():\n    from trainwright.extensions import guard", "extensions/guard.py": ""}
+    expected = ["trainwright.run.run:2 imports trainwright.extensions.guard"]
+    assert knowing_an_extension(plant(tmp_path, files)) == expected
+
+
 PLANTED = {
     "loop/step.py": (
         "from trainwright.engine.base import Engine",

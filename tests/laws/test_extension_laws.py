@@ -27,6 +27,7 @@ from trainwright.loop.extension import EVENTS, FORWARD, REVERSED, Extensions
 
 from .._support.two_processes import run as run_ranks
 from ..contract import doubles
+from ..loop import test_window_law as window_law
 
 
 class Diary(Extension):
@@ -705,3 +706,29 @@ def test_each_process_has_a_state_of_its_own(tmp_path: Path) -> None:
     assert [told["before"] for told in done.told] == [told["loaded"] for told in done.told]
     assert sorted(seen[0] + seen[1]) == list(range(16)), "four steps of two times two samples, each in one process"
     assert set(seen[0]).isdisjoint(seen[1])
+
+
+class Ids(Extension):
+    """Notes which samples each micro-batch says that it has, and which it has."""
+
+    name = "ids"
+
+    def __init__(self) -> None:
+        self.said: list[list[int]] = []
+        self.there: list[list[int]] = []
+
+    def micro_batch(self, batch: MicroBatch) -> None:
+        self.said.append(list(batch.sample_ids))  # type: ignore[arg-type]
+        self.there.append(batch.inputs["i"].tolist())
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
+def test_a_micro_batch_names_its_samples(is_cut: bool, tmp_path: Path) -> None:
+    error = window_law.OUT_OF_MEMORY if is_cut else None
+    cls = type("Cut", (window_law.Counting,), {"error": error})
+    trainer = window_law.make(tmp_path, cls, auto_find_batch_size=is_cut)
+    ids = Ids()
+    trainer.add_extension(ids)
+    trainer.train()
+    assert ids.said == ids.there
+    assert sorted({len(one) for one in ids.said}) == ([2, 4] if is_cut else [4])

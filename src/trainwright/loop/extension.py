@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import torch
 
-from trainwright._types import Batch, DataLoaderLike, Optimizer, Scheduler, StateDict
+from trainwright._types import Batch, DataLoaderLike, Optimizer, SampleIds, Scheduler, StateDict
 from trainwright.config.plans import StepPlan
 from trainwright.errors import ExtensionError, TrainwrightError, add_note
 from trainwright.loop.setup import Setup, Start
@@ -127,6 +127,16 @@ class MicroBatch:
         self.loss = loss
         self.num_items = num_items
         self.first_gradient: torch.Tensor | None = None
+
+    @property
+    def sample_ids(self) -> SampleIds:
+        """Ids of its samples in the order of its rows, as the training data numbers them; empty if not known."""
+        progress = self.run.progress
+        ids = progress.window.sample_ids
+        if not ids:
+            return ()
+        of_batch: SampleIds = ids[progress.part.number]
+        return of_batch if progress.part.rows is None else of_batch[progress.part.rows]
 
 
 class StepFacts:

@@ -27,6 +27,8 @@ class MicroBatchPart(NamedTuple):
     inputs: Batch
     of_micro_batch: float = 1.0  # its share of the micro-batch's samples
     of_window: float = 1.0  # its share of the window's samples
+    number: int = 0  # of the micro-batch in its window
+    rows: slice | None = None  # its rows of the micro-batch; None: all of them
 
 
 def parts_of(batches: list[Batch], num_parts: int, *, needs_shares: bool) -> list[MicroBatchPart]:
@@ -35,25 +37,28 @@ def parts_of(batches: list[Batch], num_parts: int, *, needs_shares: bool) -> lis
     Without cuts, and where the loss does not need the shares, samples are not counted.
     """
     if num_parts == 1 and (len(batches) == 1 or not needs_shares):
-        return [MicroBatchPart(batch) for batch in batches]
+        return [MicroBatchPart(batch, number=number) for number, batch in enumerate(batches)]
     sizes = [num_samples_of(batch) or 1 for batch in batches]
     total = sum(sizes)
+    if num_parts == 1:
+        pairs = zip(batches, sizes, strict=True)
+        return [MicroBatchPart(batch, 1.0, size / total, number) for number, (batch, size) in enumerate(pairs)]
     return [
-        MicroBatchPart(inputs, num / size, num / total)
-        for batch, size in zip(batches, sizes, strict=True)
-        for inputs, num in cut_window(batch, size, num_parts)
+        MicroBatchPart(inputs, (rows.stop - rows.start) / size, (rows.stop - rows.start) / total, number, rows)
+        for number, (batch, size) in enumerate(zip(batches, sizes, strict=True))
+        for inputs, rows in cut_window(batch, size, num_parts)
     ]
 
 
-def cut_window(batch: Batch, size: int, num_parts: int) -> Iterator[tuple[Batch, int]]:
-    """Yields the parts of a batch of `size` samples; entries without that first dimension go into every part."""
-    if num_parts == 1:
-        yield batch, size
-        return
+def cut_window(batch: Batch, size: int, num_parts: int) -> Iterator[tuple[Batch, slice]]:
+    """Yields the parts of a batch of `size` samples, each with its rows.
+
+    Entries without that first dimension go into every part.
+    """
     for rows in torch.arange(size).tensor_split(min(num_parts, size)):
         first = int(rows[0])
         last = int(rows[-1]) + 1
-        yield _cut(batch, first, last, size), last - first
+        yield _cut(batch, first, last, size), slice(first, last)
 
 
 def _cut(batch: Batch, first: int, last: int, size: int) -> Batch:

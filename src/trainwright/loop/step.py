@@ -99,6 +99,7 @@ class Step:
         parts = parts_of(self._window.batches, progress.num_parts, needs_shares=setup.rule.aux_coefficient != 0.0)
         last = len(parts) - 1
         for i, part in enumerate(parts):
+            progress.part = part
             progress.part_of_micro_batch = part.of_micro_batch
             progress.share_of_window = part.of_window
             progress.clock.mark(FORWARD)

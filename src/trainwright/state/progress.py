@@ -86,6 +86,7 @@ class Progress:
         self.unrecordable: set[str] = set()  # metrics that a warning has named as impossible to write down
         self.epoch = 0  # the epoch that is being trained, from 0
         self.more_epochs = 0  # beyond those of the plan, since epochs are shorter than it says
+        self.part: Any = None  # the current micro-batch, or part of one, of the loop
         self.share_of_window = 1.0  # the current micro-batch's share of its window's samples
         self.part_of_micro_batch = 1.0  # below 1 for a part of one that was cut because it did not fit
         self.num_parts = 1  # parts into which every micro-batch is cut since one did not fit
