@@ -50,7 +50,7 @@ def problem_of_name(args: DataclassInstance, name: str) -> str | None:
 
 
 def is_settled(name: str) -> bool:
-    """Returns whether a field is settled when the trainer is made, so that trials cannot differ in it."""
+    """Returns whether a field is read when the Trainer is constructed, so that trials cannot differ in it."""
     return name in SETTINGS and not SETTINGS[name].searchable
 
 

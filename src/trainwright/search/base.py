@@ -266,8 +266,8 @@ def check_names(args: Arguments, params: object) -> None:
 @cache
 def _warn_of_settled(names: tuple[str, ...]) -> None:
     logger.warning(
-        "%s cannot differ between trials and has no effect in hp_space: it is settled when the trainer is made. Set "
-        "it in the arguments.",
+        "%s cannot differ between trials and has no effect in hp_space: it is read once, when the Trainer is "
+        "constructed. Set it in the arguments.",
         ", ".join(names),
     )
 
