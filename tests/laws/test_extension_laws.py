@@ -732,3 +732,10 @@ def test_a_micro_batch_names_its_samples(is_cut: bool, tmp_path: Path) -> None:
     trainer.train()
     assert ids.said == ids.there
     assert sorted({len(one) for one in ids.said}) == ([2, 4] if is_cut else [4])
+
+
+def test_no_batch_is_held_after_a_run(tmp_path: Path) -> None:
+    trainer = window_law.make(tmp_path)
+    trainer.train()
+    assert trainer._run.progress.window is None
+    assert trainer._run.progress.part is None

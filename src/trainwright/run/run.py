@@ -392,6 +392,7 @@ class Run:
             services.callback_handler.makes_room = None
             self.is_training = False
             self.progress.window = None
+            self.progress.part = None  # it holds the inputs of the last micro-batch
 
     @contextmanager
     def with_extensions(self) -> Iterator[None]:
