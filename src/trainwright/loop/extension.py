@@ -334,7 +334,6 @@ class Extensions:
 
     def __init__(self, extensions: Iterable[Extension] = ()) -> None:
         self._all: list[Extension] = []
-        self._last_refused: int | None = None  # step
         self._replace(extensions)
 
     def __iter__(self) -> Iterator[Extension]:
@@ -416,10 +415,7 @@ class Extensions:
         return Decision.APPLY
 
     def refuse(self, step: int) -> None:
-        """Tells all extensions that the update of a step was not made; once, even if two report it."""
-        if step == self._last_refused:
-            return
-        self._last_refused = step
+        """Tells all extensions that the update of a step was not made."""
         for refused in self.refused:
             refused(step)
 

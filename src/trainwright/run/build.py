@@ -202,7 +202,8 @@ def _guard(run: Any, hooks: Any, engine: Engine, *, record: Record, load_newest:
     )
 
     def report(incident: Incident) -> None:
-        if incident.action in ("skip", "rollback"):  # perhaps known only after the step
+        is_counted = incident.step <= run.progress.state.global_step  # otherwise the loop tells of it
+        if is_counted and incident.action in ("skip", "rollback"):
             run.extensions.refuse(incident.step)
         setup.events.fire("on_incident", run.progress, incident=incident)
 
