@@ -29,6 +29,34 @@ def llama(folder: Path, items: list[Any], model: Any = None, **how: Any) -> Any:
 
 
 @shows
+def classes(folder: Path, is_broken: bool) -> Any:
+    items = data.texts(40)
+    items[33]["labels"] = models.CLASSES if is_broken else 0
+    return bert(folder, items)
+
+
+@shows
+def ragged(folder: Path, is_broken: bool) -> Any:
+    items = data.texts(40)
+    items[33]["input_ids"] = items[33]["input_ids"][: 3 if is_broken else 7]
+    return bert(folder, items)
+
+
+@shows
+def long_rows(folder: Path, is_broken: bool) -> Any:
+    items = data.ragged_texts(40)
+    num = 33 if is_broken else 32
+    items[33] |= {"input_ids": [7] * num, "attention_mask": [1] * num}
+    return bert(folder, items, processing_class=data.tokenizer())
+
+
+@shows
+def held_out(folder: Path, is_broken: bool) -> Any:
+    items = data.texts(40)
+    return bert(folder, items[:30], eval_dataset=items[20:] if is_broken else items[30:])
+
+
+@shows
 def columns(folder: Path, is_broken: bool) -> Any:
     name = "attention_masks" if is_broken else "attention_mask"
     return bert(folder, data.hf_dataset(data.texts(12), **{name: [[1] * 7] * 12}))

@@ -51,7 +51,7 @@ def test_a_healthy_trainer_has_nothing_worse_than_notes(tmp_path: Path) -> None:
     report = make_trainer(tmp_path).check()
     assert report.is_fine, str(report)
     assert report.worst == "note"
-    assert dict(report.not_done).keys() == {"pad_is_eos", "metrics"}
+    assert dict(report.not_done).keys() == {"pad_is_eos", "metrics", "held_out"}
     assert "there is no eval_dataset" in str(report)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from trainwright._types import Batch, JSONObject
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
 from trainwright.preflight.memory.memory_plan import MemoryPlan
+from trainwright.preflight.rows import Rows
 from trainwright.support.html_table import html_section, html_table
 
 Severity: TypeAlias = Literal["note", "warning", "error"]
@@ -32,6 +33,8 @@ class Finding:
     evidence: str  # the observation, with its numbers
     cure: str = ""  # the change to make; empty for a note that needs none
     check: str = ""  # name of the check
+    rows: tuple[str, ...] = ()  # names of the first rows that it is about
+    ends_run: bool = False  # the run would certainly end with an error later: it is raised before the first step
 
     def __str__(self) -> str:
         return f"{self.check}: {self.evidence}" + (f" {self.cure}" if self.cure else "")
@@ -112,6 +115,12 @@ class CheckFacts:
     optimizer: Optimizer | None = None
     plan: StepPlan | None = None
     batches: Sequence[Batch] | None = None  # micro-batches of the first step, as the collator made them
+    rows: Rows | None = None  # rows of the training data
+    eval_rows: Mapping[str, Rows] | None = None  # rows of the evaluation sets by name
+    # name of a collator of transformers that makes the batches which the model gets; None where code of the user's
+    # comes between the rows and the model
+    collator: str | None = None
+    model_gets_batches: bool = False  # as the collator made them: no hook of the user's changes them
     columns: tuple[str, ...] | None = None  # entries of a sample before unused ones are dropped
     # entries used by the model or its collator; None if nothing is dropped
     taken: frozenset[str] | None = None
@@ -128,6 +137,7 @@ class CheckFacts:
     supports_bf16: bool | None = None
     max_elements: int | None = None  # parameters that are looked at one by one; more take too long before every run
     is_brief: bool = False  # report problems only
+    found_by: frozenset[str] = frozenset()  # checks that have found something so far, so that others need not repeat it
 
 
 # How a person calls the facts that may be missing.
@@ -139,6 +149,8 @@ ABSENT = {
     "rehearse": "eval_dataset",
     "optimizer": "optimizer whose parameters can be compared",
     "columns": "sample with named entries",
+    "rows": "training data whose rows can be read (a stream is read as it is trained)",
+    "eval_rows": "eval_dataset whose rows can be read",
     "free_bytes": "way to ask the disk",
 }
 
@@ -188,6 +200,8 @@ def look_at(facts: CheckFacts, *moments: Moment) -> CheckReport:
             not_done.append((one.name, f"{type(error).__name__}: {error}"))
             continue
         findings += found
+        if found:
+            facts = replace(facts, found_by=facts.found_by | {one.name})
         passed += [] if found else [one.name]
     findings.sort(key=lambda one: -SEVERITIES.index(one.severity))
     return CheckReport(findings=tuple(findings), passed=tuple(passed), not_done=tuple(not_done))
