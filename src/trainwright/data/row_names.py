@@ -223,10 +223,14 @@ class RowNames:
         sources: at least one, in the order of the data.
         is_interleaved: the number of a sample is row x sources + source, as in a mixture with streams; otherwise each
             source follows the one before it.
+        id_column: column whose values name rows; None: there is none.
     """
 
-    def __init__(self, sources: Sequence[SourceRows], *, is_interleaved: bool = False) -> None:
+    def __init__(
+        self, sources: Sequence[SourceRows], *, is_interleaved: bool = False, id_column: str | None = None
+    ) -> None:
         self.sources = list(sources)
+        self.id_column = id_column
         self._is_interleaved = is_interleaved
         self._number_of = {source.name: number for number, source in enumerate(self.sources)}
         sizes = [source.size or 0 for source in self.sources]
@@ -239,9 +243,13 @@ class RowNames:
         """Samples of each source; None for a stream."""
         return {source.name: source.size for source in self.sources}
 
+    def __len__(self) -> int:
+        """Number of samples; 0 for data with a stream, which has no known end."""
+        return self._length or 0
+
     def __iter__(self) -> Iterator[SampleId]:
         """The names of data with a length, in order."""
-        return map(self.name_of, range(self._length or 0))
+        return map(self.name_of, range(len(self)))
 
     def source_and_place(self, number: int) -> tuple[SourceRows, int]:
         """Returns the source of a sample, and its place in it; IndexError for a number that the data does not have."""
@@ -310,10 +318,10 @@ def row_names(dataset: DatasetLike, *, id_column: str | None = None) -> RowNames
     sources = getattr(dataset, "sources", None)
     is_mixture = isinstance(sources, Mapping) and hasattr(dataset, "source_of")
     if not is_mixture:
-        return RowNames([_source(ONE_SOURCE, dataset, id_column)])
+        return RowNames([_source(ONE_SOURCE, dataset, id_column)], id_column=id_column)
     is_stream = isinstance(dataset, IterableDataset)
     rows = [_source(name, source, id_column) for name, source in sources.items()]  # type: ignore[union-attr]
-    return RowNames(rows, is_interleaved=is_stream)
+    return RowNames(rows, is_interleaved=is_stream, id_column=id_column)
 
 
 def _source(name: str, dataset: Any, id_column: str | None) -> SourceRows:
