@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from trainwright.config.coerce import WARM_UP
 from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts, check_run
+from trainwright.data.mixture import as_mixture
 from trainwright.data.seeding import enable_full_determinism, set_seed
 from trainwright.distributed.device import DeviceMemory, kind_of, pins_memory_here, supports_bf16, supports_tf32
 from trainwright.distributed.world import reading_launchers_variables
@@ -43,6 +45,7 @@ from trainwright.support.loss_normalization import LabelSmoother, LossRule
 
 if TYPE_CHECKING:
     from trainwright.callbacks.preemption import JITCheckpointCallback
+    from trainwright.data.row_names import RowNames
     from trainwright.evaluation.eval_loop import EvalContext
     from trainwright.extensions.incidents.incident_log import Incident, Record
     from trainwright.extensions.incidents.recorder import IncidentRecorder
@@ -134,15 +137,29 @@ def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass
 # -- extensions -------------------------------------------------------------------------------------------------------
 
 
+def names_of_rows(args: Any, dataset: DatasetLike) -> Callable[[], RowNames]:
+    """Returns a function that gives the names of a dataset's samples, which are found when it is first called."""
+    id_column = resolve.id_column(args)
+
+    @cache
+    def names() -> RowNames:
+        from trainwright.data.row_names import row_names
+
+        return row_names(dataset, id_column=id_column)
+
+    return names
+
+
 def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: DatasetLike) -> list[Extension]:
     """Returns the extensions of a run that are needed before its model and data: the lease and the quarantine."""
     from trainwright.extensions.lease.extension import DirectoryLease
     from trainwright.extensions.quarantine.extension import Quarantine
 
     may_save = resolve.checkpoint(args).may_save
+    dataset = as_mixture(dataset)  # a dict that was assigned since the constructor
     return [
         DirectoryLease(folder, engine.agree, may_save=may_save, wait_s=value_of(args, "output_dir_wait_s")),
-        Quarantine(args.output_dir, dataset, engine.agree),
+        Quarantine(args.output_dir, dataset, names_of_rows(args, dataset), engine.agree),
     ]
 
 
@@ -273,10 +290,12 @@ def quarantine(run: Any, hooks: Any, samples: Iterable[Any], column: str | None)
     from trainwright.extensions.quarantine.extension import Quarantine, exclude
 
     found = run.extensions.get(Quarantine.name)
+    dataset = as_mixture(hooks.train_dataset)
     exclude(
         samples,
         column,
-        dataset=hooks.train_dataset,
+        dataset=dataset,
+        names=names_of_rows(hooks.args, dataset)(),
         folder=hooks.args.output_dir,
         writes=hooks.args.should_save,
         quarantine=found if isinstance(found, Quarantine) else None,
