@@ -23,13 +23,14 @@ from trainwright.config import resolve
 from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.data import columns
+from trainwright.data.row_names import ONE_SOURCE
 from trainwright.distributed.device import supports_bf16
 from trainwright.errors import DataError
 from trainwright.loop.extension import Decision, Extension, Run, StepFacts
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight import data_checks, model_checks, row_checks  # noqa: F401 -- registers their checks
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
-from trainwright.preflight.rows import Budget, Rows, batches_of, names_by_source, rows_of
+from trainwright.preflight.rows import Budget, Rows, batches_of, names_by, rows_of
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
 from trainwright.run import build, input_pipeline, train
 from trainwright.run.internals import Internals
@@ -183,7 +184,8 @@ def with_rows(trainer: AnyTrainer, facts: CheckFacts, dataloader: DataLoaderLike
         num_batches = min(facts.plan.max_steps, budget.rows) * facts.plan.micro_batches
         batches = batches_of(dataloader, num_batches)
     train = trainer.train_dataset
-    name_of = names_by_source(train, "train")
+    id_column = value_of(args, "id_column")
+    name_of = names_by(train, ONE_SOURCE, id_column)
     rows = rows_of(train, budget, name_of=name_of, batches=batches, only_batches=facts.is_brief)
     sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"evaluation": trainer.eval_dataset}
     read: dict[str, Rows] = {}
@@ -191,7 +193,7 @@ def with_rows(trainer: AnyTrainer, facts: CheckFacts, dataloader: DataLoaderLike
         if str(name).startswith("train"):  # a score on rows that are trained is wanted
             continue
         prefix = "eval" if dataset is trainer.eval_dataset else str(name)
-        found = rows_of(dataset, budget, name_of=names_by_source(dataset, prefix)) if dataset is not None else None
+        found = rows_of(dataset, budget, name_of=names_by(dataset, prefix, id_column))
         if found is not None:
             read[str(name)] = found
     return replace(facts, rows=rows, eval_rows=read or None, collator=collator, taken=_taken(trainer))

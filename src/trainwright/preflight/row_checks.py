@@ -240,7 +240,7 @@ def _same_rows(train: Rows, rows: Rows, names: Sequence[str]) -> _Same:
     if is_cut:
         candidates = candidates[:MOST_COMPARED]
     same = _Same(candidates[-1] + 1 if is_cut else len(rows))
-    contents: dict[int, str] = {}
+    contents: dict[int, int] = {}
     for place in candidates:
         content = fingerprint({name: rows.item(place).get(name) for name in names})
         for other in of_key[wanted[place]][:MOST_NAMED]:

@@ -12,6 +12,7 @@ import reprlib
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Any, Protocol
 
@@ -22,6 +23,8 @@ from torch.utils.data import IterableDataset, Subset
 from trainwright._types import DatasetLike, counted, has_length
 from trainwright.data.columns import is_columnar
 from trainwright.data.mixture import MixtureDataset
+from trainwright.data.row_names import RowNames, row_names
+from trainwright.errors import DataError
 
 # Any: cells of a row are the user's own types.
 
@@ -193,13 +196,13 @@ def _key(cell: Any) -> Hashable:
     if isinstance(cell, (list, tuple)):
         num = len(cell)
         return (num, _plain(cell[0]), _plain(cell[num // 2]), _plain(cell[-1])) if num else (0, 0, 0, 0)
-    if isinstance(cell, (torch.Tensor, np.ndarray, np.generic)):
-        if cell.ndim > 1:
-            return tuple(cell.shape), float(cell.sum())
-        if cell.ndim == 0:
-            return cell.item()
+    if isinstance(cell, (torch.Tensor, np.ndarray)) and cell.ndim > 1:
+        return tuple(cell.shape), float(cell.sum())
+    if isinstance(cell, (torch.Tensor, np.ndarray)) and cell.ndim == 1:
         num = len(cell)
         return (num, *cell[[0, num // 2, num - 1]].tolist()) if num else (0, 0, 0, 0)
+    if isinstance(cell, (torch.Tensor, np.ndarray, np.generic)):
+        return _plain(cell.item())
     return _plain(cell)
 
 
@@ -321,7 +324,7 @@ def _parts(dataset: DatasetLike, numbers: list[int], budget: Budget) -> list[tup
     if type(dataset) is Subset:
         return _renumbered(_parts(dataset.dataset, [int(dataset.indices[n]) for n in numbers], budget), numbers)
     cells: Cells | None = None
-    if type(dataset) in (list, tuple):
+    if getattr(type(dataset), "__getitem__", None) in (list.__getitem__, tuple.__getitem__):
         cells = _of_items([dataset[number] for number in numbers])
     elif is_columnar(dataset):
         if dataset.format["type"] != "custom":
@@ -441,13 +444,23 @@ def shown_rows(rows: Rows, places: Sequence[int], processing_class: Any, *, most
     return ", ".join(parts) + more
 
 
-def names_by_source(dataset: DatasetLike, default: str) -> Callable[[int], str]:
-    """Returns a function from the number of a row to its name, by source of a mixture: `chat[17]`."""
+def names_by(dataset: DatasetLike, source: str, id_column: str | None) -> Callable[[int], str]:
+    """Returns a function from the number of a row to its name; names are looked for when the first one is wanted.
 
-    def name_of(number: int) -> str:
-        if isinstance(dataset, MixtureDataset):
-            source, row = dataset.source_of(number)
-            return f"{source}[{row}]"
-        return f"{default}[{number}]"
+    Args:
+        dataset: any dataset with a length.
+        source: name of the rows, where neither the dataset nor its rows have one: `source[17]`.
+        id_column: column whose values name rows; None, or not there: they are named by file and line, or by number.
+    """
 
-    return name_of
+    @cache
+    def names() -> RowNames:
+        sources = dataset if isinstance(dataset, MixtureDataset) else MixtureDataset({source: dataset})
+        try:
+            found = row_names(sources, id_column=id_column)
+            found.name_of(0)
+        except DataError:
+            return row_names(sources)
+        return found
+
+    return lambda number: str(names().name_of(number))
