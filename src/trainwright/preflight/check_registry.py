@@ -17,12 +17,14 @@ from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
 from trainwright.preflight.memory.memory_plan import MemoryPlan
 from trainwright.preflight.rows import Rows
+from trainwright.preflight.tables import Table
 from trainwright.support.html_table import html_section, html_table
 
 Severity: TypeAlias = Literal["note", "warning", "error"]
 SEVERITIES = get_args(Severity)  # from the mildest
-# When the facts of a check are there: before step 1, at its batches, at its end, or only in a check-up.
-Moment: TypeAlias = Literal["start", "batch", "step", "full"]
+# When the facts of a check are there: before step 1, at its batches, at its end, only in a check-up, or only when the
+# command line reads its files.
+Moment: TypeAlias = Literal["start", "batch", "step", "full", "file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Finding:
     cure: str = ""  # the change to make; empty for a note that needs none
     check: str = ""  # name of the check
     rows: tuple[str, ...] = ()  # names of the first rows that it is about
+    entry: str = ""  # entry of the configuration file that it is about, such as "data.columns.label"
     ends_run: bool = False  # the run would certainly end with an error later: it is raised before the first step
 
     def __str__(self) -> str:
@@ -117,6 +120,7 @@ class CheckFacts:
     batches: Sequence[Batch] | None = None  # micro-batches of the first step, as the collator made them
     rows: Rows | None = None  # rows of the training data
     eval_rows: Mapping[str, Rows] | None = None  # rows of the evaluation sets by name
+    tables: Sequence[Table] | None = None  # texts among the rows, before they are encoded
     # name of a collator of transformers that makes the batches which the model gets; None where code of the user's
     # comes between the rows and the model
     collator: str | None = None
@@ -150,6 +154,7 @@ ABSENT = {
     "optimizer": "optimizer whose parameters can be compared",
     "columns": "sample with named entries",
     "rows": "training data whose rows can be read (a stream is read as it is trained)",
+    "tables": "text among the rows, only encoded samples",
     "eval_rows": "eval_dataset whose rows can be read",
     "free_bytes": "way to ask the disk",
 }
@@ -180,6 +185,31 @@ def check(*, when: Moment, needs: tuple[str, ...] = (), about: str) -> Callable[
         return look
 
     return enter
+
+
+LookAtTable = Callable[[Table], Iterator[Finding]]
+TABLE_CHECKS: dict[str, LookAtTable] = {}  # the checks that need nothing but a table
+
+
+def check_tables(*, about: str, when: Moment = "start") -> Callable[[LookAtTable], LookAtTable]:
+    """Decorator: registers a check of a table, which looks at every table of a trainer at its moment."""
+
+    def enter(look: LookAtTable) -> LookAtTable:
+        def look_at_all(facts: CheckFacts) -> Iterator[Finding]:
+            for table in facts.tables or ():
+                yield from look(table)
+
+        look_at_all.__name__ = look.__name__
+        check(when=when, needs=("tables",), about=about)(look_at_all)
+        TABLE_CHECKS[look.__name__] = look
+        return look
+
+    return enter
+
+
+def look_at_table(table: Table) -> list[Finding]:
+    """Runs the checks of tables over one that belongs to no trainer yet."""
+    return [replace(found, check=name) for name, look in TABLE_CHECKS.items() for found in look(table)]
 
 
 def look_at(facts: CheckFacts, *moments: Moment) -> CheckReport:

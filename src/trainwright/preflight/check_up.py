@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,21 @@ from trainwright._types import Batch, DataLoaderLike, Optimizer
 from trainwright.checkpoint import async_writer
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
-from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
-from trainwright.data import columns
-from trainwright.data.row_names import ONE_SOURCE
 from trainwright.distributed.device import supports_bf16
 from trainwright.errors import DataError
 from trainwright.loop.extension import Decision, Extension, Run, StepFacts
 from trainwright.optim.factory import steps_in_backward
-from trainwright.preflight import data_checks, model_checks, row_checks  # noqa: F401 -- registers their checks
+from trainwright.preflight import (  # noqa: F401 -- registers their checks
+    data_checks,
+    model_checks,
+    row_checks,
+    table_checks,
+)
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
-from trainwright.preflight.rows import Budget, Rows, batches_of, names_by, rows_of
+from trainwright.preflight.row_facts import taken_entries, with_rows
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
-from trainwright.run import build, input_pipeline, train
+from trainwright.run import build, train
 from trainwright.run.internals import Internals
 from trainwright.support.hooks import is_overridden
 
@@ -43,13 +45,6 @@ MAX_ELEMENTS = 300_000_000  # parameters that are looked at before every run: a 
 BATCHES = 4  # batches of a window that are examined
 
 HOOKS_ON_BATCHES = ("get_batch_samples", "prepare_window", "_prepare_inputs", "_prepare_input")
-
-# To look at a row takes 3 to 10 us. A model of `LARGE` parameters takes 50 us or more for a sample on any device, and
-# each sample comes several times; of the data of a smaller model fewer rows are looked at.
-AT_START = Budget(rows=20_000, size_bytes=8_000_000)
-LARGE = 20_000_000
-LEAST_ROWS = 64
-IN_FULL = Budget(rows=200_000, size_bytes=200_000_000, seconds=3.0)
 
 
 class FirstLook(Extension):
@@ -162,49 +157,6 @@ def known_facts(
     )
 
 
-def with_rows(trainer: AnyTrainer, facts: CheckFacts, dataloader: DataLoaderLike | None) -> CheckFacts:
-    """Adds rows of the data. Before a run, the rows that it trains in their order, as far as they are read in no time.
-
-    Without a dataloader the order is not known, and a sample is drawn.
-    """
-    if is_overridden(trainer, "get_train_dataloader", "_get_dataloader", "_remove_unused_columns"):
-        return facts
-    args = trainer.args
-    collator = _name_of_collator(trainer.data_collator) if facts.model_gets_batches else None
-    budget = IN_FULL
-    batches: Iterator[Sequence[int]] | None = None
-    if facts.is_brief:
-        num = int(facts.plan.num_train_samples) if facts.plan is not None else 0
-        size = sum(parameter.numel() for parameter in facts.model.parameters())
-        most = max(int(num * min(size / LARGE, 1.0)), LEAST_ROWS)
-        budget = replace(AT_START, rows=min(most, AT_START.rows))
-    # Pieces of samples that are packed are no rows, and a curriculum decides its order under way.
-    has_fixed_order = value_of(args, "packing") is None and getattr(trainer.train_dataset, "curriculum", None) is None
-    if dataloader is not None and facts.plan is not None and has_fixed_order:
-        num_batches = min(facts.plan.max_steps, budget.rows) * facts.plan.micro_batches
-        batches = batches_of(dataloader, num_batches)
-    train = trainer.train_dataset
-    id_column = value_of(args, "id_column")
-    name_of = names_by(train, ONE_SOURCE, id_column)
-    rows = rows_of(train, budget, name_of=name_of, batches=batches, only_batches=facts.is_brief)
-    sets = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"evaluation": trainer.eval_dataset}
-    read: dict[str, Rows] = {}
-    for name, dataset in sets.items() if rows is not None else ():
-        if str(name).startswith("train"):  # a score on rows that are trained is wanted
-            continue
-        prefix = "eval" if dataset is trainer.eval_dataset else str(name)
-        found = rows_of(dataset, budget, name_of=names_by(dataset, prefix, id_column))
-        if found is not None:
-            read[str(name)] = found
-    return replace(facts, rows=rows, eval_rows=read or None, collator=collator, taken=_taken(trainer))
-
-
-def _name_of_collator(collator: Any) -> str | None:
-    """Returns the name of a collator of transformers; None for any other."""
-    name = getattr(collator, "__name__", type(collator).__name__)
-    return name if columns.module_of(collator).startswith("transformers.") else None
-
-
 def parameters_without_gradient(model: nn.Module) -> tuple[str, ...]:
     """Returns the trainable parameters without a gradient; empty where none has one, as the engine keeps them.
 
@@ -275,17 +227,8 @@ def _columns(copied: AnyTrainer) -> tuple[tuple[str, ...] | None, frozenset[str]
         names = list(sample) if isinstance(sample, dict) else None
     if names is None:
         return None, None
-    taken = _taken(copied)
+    taken = taken_entries(copied)
     return tuple(names), frozenset(names) if taken is None else taken
-
-
-def _taken(trainer: AnyTrainer) -> frozenset[str] | None:
-    """Returns the entries of a sample that reach the model; None: all of them reach it, or a collator of the user's."""
-    keeps_all = input_pipeline.keeps_all_columns(trainer.args, trainer.model, trainer.columns)
-    if keeps_all or columns.is_own(trainer.data_collator):
-        return None
-    trainer._set_signature_columns_if_needed()
-    return frozenset(trainer._signature_columns)
 
 
 def _batches(copied: AnyTrainer) -> list[Batch]:

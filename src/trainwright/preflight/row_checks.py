@@ -64,12 +64,14 @@ CLASSES_CURE = "Load the model with the right num_labels, or number the labels f
 
 @check(when="start", needs=("rows",), about="labels that the model has no class for, anywhere in the data")
 def classes(facts: CheckFacts) -> Iterator[Finding]:
-    limit = num_classes(facts.model)
     assert facts.rows is not None  # `needs` it
-    if limit is None or facts.collator not in KEEPS_LABELS or not facts.loss_is_the_models:
+    if facts.collator not in KEEPS_LABELS or not facts.loss_is_the_models:
+        return
+    limit = num_classes(facts.model)
+    if limit is None:
         return
     for part, rows in (("training", facts.rows), *(facts.eval_rows or {}).items()):
-        wrong = dict(found for name in _label_entries(facts, rows) for found in rows.outside(name, limit))
+        wrong = dict(found for name in label_entries(facts, rows) for found in rows.outside(name, limit))
         if not wrong:
             continue
         places = list(wrong)
@@ -85,7 +87,8 @@ def classes(facts: CheckFacts) -> Iterator[Finding]:
         )
 
 
-def _label_entries(facts: CheckFacts, rows: Rows) -> list[str]:
+def label_entries(facts: CheckFacts, rows: Rows) -> list[str]:
+    """Returns the entries of rows that are labels, or become labels in the collator."""
     names = {*facts.label_names, *(("label", "label_ids") if "labels" in facts.label_names else ())}
     return [name for name in rows.names if name in names]
 
@@ -188,7 +191,7 @@ def held_out(facts: CheckFacts) -> Iterator[Finding]:
             name
             for name in rows.names
             if name in train.names
-            and name not in _label_entries(facts, rows)
+            and name not in label_entries(facts, rows)
             and (facts.taken is None or name in facts.taken)
         ]
         if not names:

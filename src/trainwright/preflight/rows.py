@@ -65,6 +65,9 @@ class Cells(Protocol):
     def keys(self, name: str) -> Sequence[Hashable]:
         """Returns for each cell of a column a value that equal cells share, and that is quickly computed."""
 
+    def column(self, name: str) -> list[Any]:
+        """Returns the cells of a column."""
+
     def item(self, place: int) -> Mapping[str, Any]:
         """Returns a row."""
 
@@ -80,15 +83,15 @@ class Items:
         return len(self._items)
 
     def sizes(self, name: str) -> list[Hashable]:
-        cells = self._cells(name)
+        cells = self.column(name)
         return [len(cell) if type(cell) is list else _size(cell) for cell in cells]
 
-    def _cells(self, name: str) -> list[Any]:
+    def column(self, name: str) -> list[Any]:
         return [item.get(name) for item in self._items]
 
     def outside(self, name: str, limit: int) -> list[tuple[int, int]]:
         found = []
-        for place, cell in enumerate(self._cells(name)):
+        for place, cell in enumerate(self.column(name)):
             if type(cell) is int and 0 <= cell < limit:
                 continue
             wrong = _outside(cell, limit)
@@ -97,7 +100,7 @@ class Items:
         return found
 
     def keys(self, name: str) -> list[Hashable]:
-        return [cell if type(cell) is str else _key(cell) for cell in self._cells(name)]
+        return [cell if type(cell) is str else _key(cell) for cell in self.column(name)]
 
     def item(self, place: int) -> Mapping[str, Any]:
         return self._items[place]
@@ -154,10 +157,13 @@ class ArrowCells:
         _, first = np.unique(rows[wrong], return_index=True)
         return [(int(rows[at]), int(values[at])) for at in wrong[first]]
 
+    def column(self, name: str) -> list[Any]:
+        cells: list[Any] = self._table.column(name).to_pylist()
+        return cells
+
     def keys(self, name: str) -> Sequence[Hashable]:
         if not self._is_of_lists(name):
-            cells: list[Hashable] = self._table.column(name).to_pylist()
-            return cells
+            return self.column(name)
         lengths, starts, values = self._lists(name)
         has_some = lengths > 0
         parts = [lengths.tolist()]
@@ -244,18 +250,28 @@ class Rows:
         return "" if len(self) == self.num_rows else f"Of {len(self)} of {counted(self.num_rows, 'row')} looked at: "
 
     def sizes(self, name: str) -> list[Hashable]:
-        return [size for cells in self._parts for size in cells.sizes(name)]
+        return self._joined(name, lambda cells: cells.sizes(name))
+
+    def _joined(self, name: str, read: Callable[[Cells], Sequence[Any]]) -> list[Any]:
+        """Returns what is read of a column of each part; None for the rows of one that does not have it."""
+        return [
+            value for cells in self._parts for value in (read(cells) if name in cells.names else [None] * len(cells))
+        ]
 
     def outside(self, name: str, limit: int) -> list[tuple[int, int]]:
         found = []
         start = 0
         for cells in self._parts:
-            found += [(start + place, value) for place, value in cells.outside(name, limit)]
+            if name in cells.names:
+                found += [(start + place, value) for place, value in cells.outside(name, limit)]
             start += len(cells)
         return found
 
     def keys(self, name: str) -> list[Hashable]:
-        return [key for cells in self._parts for key in cells.keys(name)]
+        return self._joined(name, lambda cells: cells.keys(name))
+
+    def column(self, name: str) -> list[Any]:
+        return self._joined(name, lambda cells: cells.column(name))
 
     def item(self, place: int) -> Mapping[str, Any]:
         for cells in self._parts:
