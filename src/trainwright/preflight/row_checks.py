@@ -212,7 +212,7 @@ def held_out(facts: CheckFacts) -> Iterator[Finding]:
         if is_much or not facts.is_brief:
             yield Finding(
                 "warning" if is_much else "note",
-                f"{len(places)} of {same.num_compared} {part} {are} in the training data too, {share:.1%}{seen}: "
+                f"{rows.what}{len(places)} of {same.num_compared} {part} {are} in the training data too, {share:.1%}{seen}: "
                 f"{listed}{more}. The first: {example}.",
                 "Leave them out of one of the two: a score on rows that were trained says nothing about new ones.",
                 rows=names_of(rows, places),

@@ -53,7 +53,8 @@ def with_rows(trainer: AnyTrainer, facts: CheckFacts, dataloader: DataLoaderLike
         return facts
     eval_rows: dict[str, Rows] = {}
     if trainer.eval_dataset is not None:
-        eval_rows = dict(_eval_rows(trainer.eval_dataset, budget, id_column))
+        of_sets = replace(budget, rows=max(budget.rows, LEAST_ROWS))
+        eval_rows = dict(_eval_rows(trainer.eval_dataset, of_sets, id_column))
     parts = {"training": rows, **eval_rows}
     tables = [table for part, of_part in parts.items() for table in _tables(facts, part, of_part)]
     return replace(facts, rows=rows, eval_rows=eval_rows or None, tables=tables or None)
