@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.data import IterableDataset, Subset
 
-from trainwright._types import DatasetLike, has_length, is_instance_of
-from trainwright.data.identity import SampleId, fingerprint
+from trainwright._types import DatasetLike, JSONObject, has_length, is_instance_of
+from trainwright.data.identity import SampleId, as_hex, fingerprint
 from trainwright.data.seeding import drawing_apart
 from trainwright.errors import DataError
 
@@ -308,17 +308,63 @@ class RowNames:
         return numbers
 
 
-def row_names(dataset: DatasetLike, *, id_column: str | None = None) -> RowNames:
+class NamesOf:
+    """Names of a dataset's samples, found when they are first asked for.
+
+    Args:
+        dataset, id_column, source: as of `row_names`.
+    """
+
+    def __init__(self, dataset: DatasetLike, *, id_column: str | None = None, source: str = ONE_SOURCE) -> None:
+        self._dataset = dataset
+        self._id_column = id_column
+        self._source = source
+
+    def __call__(self) -> RowNames:
+        return self._names
+
+    @cached_property
+    def _names(self) -> RowNames:
+        return row_names(self._dataset, id_column=self._id_column, source=self._source)
+
+    def text(self, sample: object) -> str:
+        """Returns the name of a sample for a message that must not fail: `chat[17]`, or `sample 17` if it has none.
+
+        Args:
+            sample: a number, or the pieces of samples that are packed into one row (`_types.Row`).
+        """
+        return " + ".join(str(one["name"]) for one in self.described(sample, with_content=False))
+
+    def described(self, sample: object, *, with_content: bool = True) -> list[JSONObject]:
+        """Returns the names of a sample, or of the pieces packed into a row, as a file has them; it does not fail.
+
+        `with_content` reads the rows for their fingerprints.
+        """
+        numbers: list[Any] = [piece[0] for piece in sample] if isinstance(sample, list) else [sample]
+        found = []
+        for number in dict.fromkeys(numbers):
+            try:
+                values = self._names.name_of(number).to_dict()
+                content = self._names.fingerprint_of(number) if with_content else None
+            except Exception:
+                values = {"name": f"sample {number}"}
+                content = None
+            found.append(values if content is None else {**values, "fingerprint": as_hex(content)})
+        return found
+
+
+def row_names(dataset: DatasetLike, *, id_column: str | None = None, source: str = ONE_SOURCE) -> RowNames:
     """Returns the names of a training dataset's samples.
 
     Args:
         dataset: as the trainer holds it: a dataset, a stream, or a mixture of either.
         id_column: column whose values name rows with an index; None: rows are named by index.
+        source: name of a dataset that is not a mixture.
     """
     sources = getattr(dataset, "sources", None)
     is_mixture = isinstance(sources, Mapping) and hasattr(dataset, "source_of")
     if not is_mixture:
-        return RowNames([_source(ONE_SOURCE, dataset, id_column)], id_column=id_column)
+        return RowNames([_source(source, dataset, id_column)], id_column=id_column)
     is_stream = isinstance(dataset, IterableDataset)
     rows = [_source(name, source, id_column) for name, source in sources.items()]  # type: ignore[union-attr]
     return RowNames(rows, is_interleaved=is_stream, id_column=id_column)

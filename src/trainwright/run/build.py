@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts, check_run
 from trainwright.data.mixture import as_mixture
+from trainwright.data.row_names import NamesOf, row_names
 from trainwright.data.seeding import enable_full_determinism, set_seed
 from trainwright.distributed.device import DeviceMemory, kind_of, pins_memory_here, supports_bf16, supports_tf32
 from trainwright.distributed.world import reading_launchers_variables
@@ -45,7 +45,6 @@ from trainwright.support.loss_normalization import LabelSmoother, LossRule
 
 if TYPE_CHECKING:
     from trainwright.callbacks.preemption import JITCheckpointCallback
-    from trainwright.data.row_names import RowNames
     from trainwright.evaluation.eval_loop import EvalContext
     from trainwright.extensions.incidents.incident_log import Incident, Record
     from trainwright.extensions.incidents.recorder import IncidentRecorder
@@ -137,19 +136,6 @@ def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass
 # -- extensions -------------------------------------------------------------------------------------------------------
 
 
-def names_of_rows(args: Any, dataset: DatasetLike) -> Callable[[], RowNames]:
-    """Returns a function that gives the names of a dataset's samples, which are found when it is first called."""
-    id_column = resolve.id_column(args)
-
-    @cache
-    def names() -> RowNames:
-        from trainwright.data.row_names import row_names
-
-        return row_names(dataset, id_column=id_column)
-
-    return names
-
-
 def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: DatasetLike) -> list[Extension]:
     """Returns the extensions of a run that are needed before its model and data: the lease and the quarantine."""
     from trainwright.extensions.lease.extension import DirectoryLease
@@ -159,7 +145,7 @@ def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: 
     dataset = as_mixture(dataset)  # a dict that was assigned since the constructor
     return [
         DirectoryLease(folder, engine.agree, may_save=may_save, wait_s=value_of(args, "output_dir_wait_s")),
-        Quarantine(args.output_dir, dataset, names_of_rows(args, dataset), engine.agree),
+        Quarantine(args.output_dir, dataset, NamesOf(dataset, id_column=resolve.id_column(args)), engine.agree),
     ]
 
 
@@ -184,7 +170,8 @@ def extensions_of_training(
     writes = args.should_save
     may_be_dropped = run.plan.micro_batches > 1 or setup.prepares_windows
     may_be_retried = setup.random_states is not None or setup.smaller_batches is not None
-    recorder = IncidentRecorder(hooks, run, engine, folder)
+    names = _names_of_data(hooks)
+    recorder = IncidentRecorder(hooks, run, engine, folder, names=names)
     found: list[Extension] = [
         RecordedNumbers(run.progress, writes=writes, is_first=engine.replica == 0),
         CheckpointItems(hooks.checkpoint_items, engine, writes=writes, is_rewindable=may_be_dropped or may_be_retried),
@@ -295,7 +282,7 @@ def quarantine(run: Any, hooks: Any, samples: Iterable[Any], column: str | None)
         samples,
         column,
         dataset=dataset,
-        names=names_of_rows(hooks.args, dataset)(),
+        names=row_names(dataset, id_column=resolve.id_column(hooks.args)),
         folder=hooks.args.output_dir,
         writes=hooks.args.should_save,
         quarantine=found if isinstance(found, Quarantine) else None,
@@ -308,7 +295,14 @@ def incident_recorder(run: Any, hooks: Any, engine: Engine, folder: str) -> Inci
     from trainwright.extensions.incidents.recorder import IncidentRecorder
 
     found = run.extensions.get(IncidentRecorder.name)
-    return found if isinstance(found, IncidentRecorder) else IncidentRecorder(hooks, run, engine, folder)
+    if isinstance(found, IncidentRecorder):
+        return found
+    return IncidentRecorder(hooks, run, engine, folder, names=_names_of_data(hooks))
+
+
+def _names_of_data(hooks: Any) -> NamesOf:
+    """Returns the names of the samples that a trainer trains on."""
+    return NamesOf(hooks.train_dataset, id_column=resolve.id_column(hooks.args))
 
 
 # -- a trainer --------------------------------------------------------------------------------------------------------

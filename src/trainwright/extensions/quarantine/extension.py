@@ -20,7 +20,7 @@ from trainwright.data.quarantine import (
     note_sizes,
     read_quarantine,
 )
-from trainwright.data.row_names import RowNames
+from trainwright.data.row_names import NamesOf, RowNames
 from trainwright.errors import DataError
 from trainwright.extensions.quarantine.entries import CURE, Found, entries_of, find_samples
 from trainwright.loop.extension import Extension, Run
@@ -44,7 +44,7 @@ class Quarantine(Extension):
         self,
         folder: str,
         dataset: DatasetLike,
-        names: Callable[[], RowNames],
+        names: NamesOf,
         agree: Callable[[Callable[[], Found]], Found],
     ) -> None:
         self._folder = folder
