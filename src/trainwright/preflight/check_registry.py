@@ -46,6 +46,10 @@ class Finding:
 note, warning, error = (partial(Finding, severity) for severity in SEVERITIES)
 
 
+def _gravest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda one: -SEVERITIES.index(one.severity)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
     """Result of the checks."""
@@ -68,6 +72,18 @@ class CheckReport:
     def of(self, check: str) -> tuple[Finding, ...]:
         """Returns the findings of one check."""
         return tuple(one for one in self.findings if one.check == check)
+
+    def with_findings(self, findings: Iterable[Finding], looked: Iterable[str]) -> CheckReport:
+        """Returns the report together with what other checks found that looked before it."""
+        findings = list(findings)
+        looked = set(looked)
+        fine = looked - {one.check for one in findings}
+        return replace(
+            self,
+            findings=_gravest_first([*findings, *self.findings]),
+            passed=(*(name for name in self.passed if name not in looked), *sorted(fine)),
+            not_done=tuple((name, reason) for name, reason in self.not_done if name not in looked),
+        )
 
     def lines(self) -> Iterator[str]:
         """Yields the lines of the report for the console."""
@@ -233,8 +249,7 @@ def look_at(facts: CheckFacts, *moments: Moment) -> CheckReport:
         if found:
             facts = replace(facts, found_by=facts.found_by | {one.name})
         passed += [] if found else [one.name]
-    findings.sort(key=lambda one: -SEVERITIES.index(one.severity))
-    return CheckReport(findings=tuple(findings), passed=tuple(passed), not_done=tuple(not_done))
+    return CheckReport(findings=_gravest_first(findings), passed=tuple(passed), not_done=tuple(not_done))
 
 
 def some(names: Iterable[str], limit: int = 3) -> str:

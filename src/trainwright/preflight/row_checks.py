@@ -200,23 +200,26 @@ def held_out(facts: CheckFacts) -> Iterator[Finding]:
         if not same.found:
             continue
         share = len(same.found) / max(same.num_compared, 1)
-        places = list(same.found)
-        listed = ", ".join(
-            f"{rows.name_of(place)} is {train.name_of(same.found[place])}" for place in places[:MOST_NAMED]
-        )
-        more = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
-        are = "row is" if len(places) == 1 else "rows are"
-        seen = "" if len(train) == train.num_rows else f" ({len(train)} of {train.num_rows} training rows looked at)"
-        example = shown_rows(rows, places[:1], facts.processing_class)
-        is_much = share >= MUCH_HELD_OUT
-        if is_much or not facts.is_brief:
+        if share >= MUCH_HELD_OUT or not facts.is_brief:
+            places = list(same.found)
+            are = "row is" if len(places) == 1 else "rows are"
             yield Finding(
-                "warning" if is_much else "note",
-                f"{rows.what}{len(places)} of {same.num_compared} {part} {are} in the training data too, {share:.1%}{seen}: "
-                f"{listed}{more}. The first: {example}.",
+                "warning" if share >= MUCH_HELD_OUT else "note",
+                f"{rows.what}{len(places)} of {same.num_compared} {part} {are} "
+                f"in the training data too, {share:.1%}: {_pairs(train, rows, same)}. "
+                f"The first: {shown_rows(rows, places[:1], facts.processing_class)}.",
                 "Leave them out of one of the two: a score on rows that were trained says nothing about new ones.",
                 rows=names_of(rows, places),
             )
+
+
+def _pairs(train: Rows, rows: Rows, same: _Same) -> str:
+    """Names evaluation rows with the training rows that are the same, and says of how many these were looked for."""
+    places = list(same.found)
+    pairs = [f"{rows.name_of(place)} is {train.name_of(same.found[place])}" for place in places[:MOST_NAMED]]
+    more = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
+    seen = "" if len(train) == train.num_rows else f" ({len(train)} of {train.num_rows} training rows looked at)"
+    return ", ".join(pairs) + more + seen
 
 
 class _Same:
