@@ -9,23 +9,35 @@ import numpy as np
 import pytest
 
 from trainwright._types import LEDGER_NAME
-from trainwright.data.ledger import Ledger, write_table
-from trainwright.data.quarantine import read_quarantine
+from trainwright.data.identity import SampleId, Seen, fingerprint
+from trainwright.data.ledger import Ledger, as_table, identity_columns, write_table
+from trainwright.data.quarantine import Named, Quarantined, read_quarantine
 
 from .commands import call, done
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def write_ledger(folder: Path, *, is_older: bool = False) -> None:
+    """Six samples of the sources a and b; 0, 1 and 3 have visits. Version 0.2 wrote neither probes nor fingerprints."""
     ledger = Ledger()
     one = np.ones(1, np.int64)
     for step, (sample, loss) in enumerate([(0, 0.5), (3, 2.0), (1, 0.25), (3, 4.0)], start=1):
         ledger.add(np.array([sample]), step=one * step, visits=one, tokens=one, loss_sum=np.array([loss]))
+    names = [SampleId("a", 0), SampleId("a", 1), SampleId("b", 1)]
+    contents = [None if is_older else fingerprint(row(number)) for number in (0, 1, 3)]
     about = {"step": 4, "num_samples": 6, "sources": {"a": 2, "b": 4}, "is_mean": False}
-    table = ledger.table(about, locate=lambda sample: ("a", sample) if sample < 2 else ("b", sample - 2))
-    write_table(table, tmp_path / LEDGER_NAME)
-    rows = [{"text": f"text {number}", "label": "x"} for number in range(6)]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    probes = {} if is_older else {"probes": {}}
+    folder.mkdir(exist_ok=True)
+    write_table(as_table(ledger.noted(), identity_columns(names, contents), about | probes), folder / LEDGER_NAME)
+
+
+def row(number: int) -> dict[str, str]:
+    return {"text": f"text {number}", "label": "x"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_ledger(tmp_path)
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row(number)) + "\n" for number in range(6)))
     return tmp_path
 
 
@@ -38,8 +50,8 @@ def test_each_question_is_answered(folder: Path) -> None:
         (3, 3.0, 2),
         (0, 0.5, 1),
     ]
-    assert asked("never") == [{"sample": 2}, {"sample": 4}, {"sample": 5}]
-    assert [(one["sample"], one["source"], one["row"]) for one in asked("repeated")] == [(3, "b", 1)]
+    assert [one["sample"] for one in asked("never")] == [2, 4, 5]
+    assert [(one["name"], one["sample"], one["source"]) for one in asked("repeated")] == [("b[1]", 3, "b")]
     assert [(one["source"], one["samples"], one["mean_loss"]) for one in asked("by-source")] == [
         ("a", 2, 0.375),
         ("b", 1, 3.0),
@@ -49,21 +61,39 @@ def test_each_question_is_answered(folder: Path) -> None:
     assert [one["text"] for one in asked("never", "--data", data)] == ["text 2 | x", "text 4 | x", "text 5 | x"]
 
 
-def test_rows_are_printed_and_the_quarantine_takes_them(folder: Path) -> None:
+def test_rows_are_printed_and_the_quarantine_takes_their_names(folder: Path) -> None:
     shown = done("ledger", str(folder), "-n", "1", "--data", str(folder / "data.jsonl"), "--quarantine", str(folder))
-    assert shown.splitlines()[0].split() == [
-        "sample",
-        "source",
-        "row",
-        "visits",
-        "tokens",
-        "mean_loss",
-        "last_loss",
-        "last_step",
-        "text",
-    ]
+    head = ["name", "source", "visits", "tokens", "mean_loss", "last_loss", "last_step", "text"]
+    assert shown.splitlines()[0].split() == head
     assert "text 3" in shown
-    assert read_quarantine(folder) == {3}
+    assert read_quarantine(folder).entries == (Named(SampleId("b", 1), Seen(fingerprint(row(3)), 4)),)
+
+
+def test_the_quarantine_takes_numbers_of_an_older_ledger_and_the_sizes_of_its_data(folder: Path) -> None:
+    write_ledger(folder, is_older=True)
+    done("ledger", str(folder), "-n", "1", "--quarantine", str(folder))
+    assert read_quarantine(folder) == Quarantined((3,), {"a": 2, "b": 4})
+
+
+def test_two_runs_are_compared_by_the_identity_of_their_rows(folder: Path) -> None:
+    names = [SampleId("b", 5), SampleId("a", 0), SampleId("new", 0)]
+    contents = [fingerprint(row(number)) for number in (3, 9, 7)]
+    ledger = Ledger()
+    ones = np.ones(3, np.int64)
+    ledger.add(np.arange(3), step=ones, visits=ones, tokens=ones, loss_sum=np.array([1.0, 1.0, 1.0]))
+    about = {"step": 4, "num_samples": 9, "sources": {"new": 1, "a": 2, "b": 6}, "probes": {}}
+    other = folder / "other"
+    other.mkdir()
+    write_table(as_table(ledger.noted(), identity_columns(names, contents), about), other / LEDGER_NAME)
+    found = json.loads(done("ledger", "diff", str(folder), str(other), "--json"))
+    (same,) = found.pop("rows")
+    assert (same["name"], same["name_second"], same["change"]) == ("b[1]", "b[5]", 1.0 - 3.0)
+    assert found == {"num_matched": 1, "changed": ["a[0]"], "only_first": ["a[1]"], "only_second": ["new[0]"]}
+    shown = done("ledger", "diff", str(folder), str(other))
+    assert "1 row in both." in shown
+    assert "1 row in the second alone: new[0]" in shown
+    assert "ledger diff RUN OTHER" in call("ledger", "diff", str(folder)).output
+    assert "one argument too many" in call("ledger", str(folder), "top", str(other)).output
 
 
 def test_what_cannot_be_answered_is_said(folder: Path) -> None:

@@ -423,6 +423,7 @@ def replay(
 def ledger(
     run: Annotated[Path, typer.Argument(help="Output directory or checkpoint of a run with ledger=True.")],
     question: Annotated[str, typer.Argument(help="top, never, repeated, by-source or text.", metavar="WHAT")] = "top",
+    other: Annotated[Path | None, typer.Argument(help="For `ledger diff RUN OTHER`.", metavar="OTHER")] = None,
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="Samples at most.")] = 20,
     data: Annotated[Path | None, typer.Option(help="The training data, for its texts.")] = None,
     quarantine: Annotated[
@@ -431,9 +432,17 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """Show the samples a run learnt least, never saw, or saw again."""
-    from trainwright.cli.ledger import answer, lines
-    from trainwright.data.quarantine import add_to_quarantine
+    from trainwright.cli.ledger import answer, difference, difference_lines, exclude, lines
 
+    if str(run) == "diff":
+        if other is None or quarantine is not None or data is not None:
+            raise errors.ArgumentError("Compare two runs as: trainwright ledger diff RUN OTHER.")
+        compared = difference(Path(question), other, number=number)
+        for line in [_json(compared)] if as_json else difference_lines(compared):
+            echo(line)
+        return
+    if other is not None:
+        raise errors.ArgumentError(f"{other} is one argument too many. Two runs: trainwright ledger diff RUN OTHER.")
     found = answer(run, question, number=number, data=data)
     if quarantine is not None and question == "by-source":
         raise errors.ArgumentError("--quarantine takes samples, and by-source lists sources.")
@@ -443,7 +452,7 @@ def ledger(
         for line in lines(found):
             echo(line)
     if quarantine is not None:
-        add_to_quarantine(quarantine, [int(one["sample"]) for one in found])
+        exclude(run, quarantine, found)
         echo(f"In quarantine in {quarantine}: {counted(len(found), 'sample')}.", err=True)
 
 

@@ -71,6 +71,11 @@ class SourceRows(ABC):
     def content_of(self, place: int) -> int | None:
         """Returns the fingerprint of a sample's row; None if it cannot be read."""
 
+    @property
+    def keeps_contents(self) -> bool:
+        """True if no row is read for its fingerprint."""
+        return False
+
 
 class IndexedRows(SourceRows):
     """Rows of a dataset with a length, by index.
@@ -185,6 +190,10 @@ class OriginRows(SourceRows):
     def content_of(self, place: int) -> int | None:
         return int(self._origin.contents[self._at(place)])
 
+    @property
+    def keeps_contents(self) -> bool:
+        return True
+
     def _at(self, place: int) -> int:
         return place if self._chosen is None else int(self._chosen[place])
 
@@ -267,6 +276,13 @@ class RowNames:
         """Returns the name of a sample; IndexError for a number that the data does not have."""
         source, place = self.source_and_place(number)
         return source.name_of(place)
+
+    def number_at(self, source: str, place: int) -> int | None:
+        """Returns the number of the sample at a place of a source; None if there is none."""
+        number = self._number_of.get(source)
+        if number is None or place >= (self.sources[number].size or place + 1):
+            return None
+        return self._number(number, place)
 
     def numbers_of(self, name: SampleId) -> list[int]:
         """Returns the numbers of the samples with a name; several for a row that comes several times, or was cut."""

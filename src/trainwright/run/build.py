@@ -250,7 +250,7 @@ def _followers_of_samples(
         engine,
         settle_guard=settle_guard,
         dataset=dataset,
-        id_column=wanted if isinstance(wanted, str) else None,
+        names=_names_of_data(hooks),
         smoothing=args.label_smoothing_factor,
         keeps_ledger=bool(wanted or curriculum),
         writes=args.should_save and bool(wanted),
