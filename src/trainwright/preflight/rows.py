@@ -444,7 +444,7 @@ def sample_of(item: Mapping[str, Any], processing_class: Any) -> str:
         half = MOST_CHARACTERS // 2  # a token is a character or more
         try:
             shown = ids if len(ids) <= MOST_CHARACTERS else [*ids[:half], *ids[-half:]]
-            text = str(processing_class.decode(shown))
+            text = str(processing_class.decode(shown, skip_special_tokens=True))
         except Exception:  # ids that the tokenizer does not have
             text = None
     if text is not None:
