@@ -185,7 +185,8 @@ def _check(table: pa.Table, about: JSONObject) -> None:
     """Raises ValueError for a table or metadata that no run writes."""
     sources = about["sources"]
     num_samples = about["num_samples"]
-    if not isinstance(about.get("probes", {}), dict):
+    probes = about.get("probes", {})
+    if not isinstance(probes, dict) or not all(_are_probes(rows) for rows in probes.values()):
         raise ValueError("its metadata holds values that no run writes")
     if not isinstance(sources, dict | None) or not (num_samples is None or is_count(num_samples)):
         raise ValueError("its metadata holds values that no run writes")
@@ -197,6 +198,15 @@ def _check(table: pa.Table, about: JSONObject) -> None:
     samples = table["sample"].to_numpy()
     if len(samples) and not 0 <= samples.min() <= samples.max() < MAX_SAMPLES:
         raise ValueError("it numbers samples as no data does")
+
+
+def _are_probes(rows: object) -> bool:
+    """Returns whether a run may have written the probes of a source; ValueError for another fingerprint."""
+    if not isinstance(rows, dict):
+        return False
+    for content in rows.values():
+        of_hex(content)
+    return all(place.isdecimal() for place in rows)
 
 
 def _check_identities(table: pa.Table) -> None:
