@@ -183,6 +183,7 @@ def check(
     """Look for problems without training."""
     from trainwright.cli.recipe.recipe_reader import checked, read_tree
     from trainwright.cli.tasks.recipe_run import make_trainer
+    from trainwright.preflight.check_registry import TABLE_CHECKS, CheckReport, Finding
 
     tree = read_tree(config, overrides or (), context.args)
     recipe = checked(tree, config.absolute().parent)
@@ -191,9 +192,18 @@ def check(
     def keep(word: str, line: str) -> None:
         about.setdefault(word, []).append(line)
 
-    trainer = make_trainer(recipe, tree, keep if as_json else say)
-    report = trainer.check(memory=memory or budget is not None, budget=budget)
-    proof = trainer.prove() if prove and report.worst != "error" else None
+    found: list[Finding] = []
+    proof = None
+    try:
+        trainer = make_trainer(recipe, tree, keep if as_json else say, found=found)
+    except RecipeError:
+        if not any(finding.severity == "error" for finding in found):
+            raise
+        report = CheckReport(not_done=(("others", "the rows have errors, so that no model was loaded"),))
+    else:
+        report = trainer.check(memory=memory or budget is not None, budget=budget)
+        proof = trainer.prove() if prove and report.worst != "error" else None
+    report = report.with_findings(found, TABLE_CHECKS)
     if as_json:
         proved = None if proof is None else str(proof)
         echo(_json({**about, **dataclasses.asdict(report), "worst": report.worst, "proof": proved}))
