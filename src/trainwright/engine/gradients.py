@@ -52,7 +52,8 @@ def norm_of_each_kind(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
         norm: Any = torch.nn.utils.get_total_norm(grads)
         # The norm of sharded tensors is sharded itself.
         norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    whole: torch.Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    return whole
 
 
 def step_each_kind(optimizer: Optimizer) -> None:
