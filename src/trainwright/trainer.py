@@ -1162,7 +1162,7 @@ class Trainer:
             device: where the number of items is wanted; default that of the run.
 
         Returns:
-            The batches, and the label items of all of them over all processes: a scalar int64 on `device`, or None if
+            The batches, and the label items of all of them over all processes: a scalar on `device`, fp32, or None if
             neither the model nor the loss function asks for it.
         """
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
@@ -1212,7 +1212,7 @@ class Trainer:
             device: where the number is wanted.
 
         Returns:
-            An integer tensor on `device`, of all processes with `average_tokens_across_devices`; None if nothing asks.
+            An fp32 scalar on `device`, of all processes with `average_tokens_across_devices`; None if nothing asks.
         """
         rule = self._run.loss_rule or self._loss_rule()
         count = rule.count(batch_samples)
@@ -1483,7 +1483,11 @@ class Trainer:
         Returns:
             A scalar tensor on the device (DeepSpeed: a float).
         """
-        return self._engine.clip(model, math.inf) if grad_norm is None else grad_norm
+        if grad_norm is not None:
+            return grad_norm
+        if behaviour_of(self.args).measured_gradients_stay:
+            return self._engine.measure_norm(model)
+        return self._engine.clip(model, math.inf)
 
     def _get_learning_rate(self) -> float:
         """Learning rate of the first parameter group."""

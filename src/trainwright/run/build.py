@@ -180,6 +180,11 @@ def extensions_of_training(
     guard = _guard(run, hooks, engine, record=recorder.record, load_newest=load_newest)
     if guard is not None:
         found.append(guard)
+    elif engine.scales_loss and kind_of(engine.device).has_streams:
+        # A guard in fp16 reads numbers of each step (`on_spike`), so nothing is gained by waiting less.
+        from trainwright.extensions.loss_scale.extension import SkippedUpdates
+
+        found.append(SkippedUpdates(engine))
     settle_guard = guard.settle if guard is not None else _nothing
     found += _followers_of_samples(run, hooks, engine, folder=folder, settle_guard=settle_guard)
     return found

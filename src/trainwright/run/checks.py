@@ -45,6 +45,7 @@ OWN_EXTENSIONS = (
     "incidents",
     "ledger",
     "lease",
+    "loss_scale",
     "quarantine",
     "recorded_metrics",
     "speed",
