@@ -51,7 +51,7 @@ from trainwright.run import build, checkpointing, checks, console, input_pipelin
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.pickling import restore, state_of
 from trainwright.run.published import owned_by
-from trainwright.run.refusal import unchanged_if_refused
+from trainwright.run.refusal import unchanged_if_refused, with_known_keywords
 from trainwright.run.run import Run
 from trainwright.state.progress import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.recorded_metrics import METRICS
@@ -161,6 +161,7 @@ class Trainer:
 
     # -- construction --------------------------------------------------------------------------------------------------
 
+    @with_known_keywords
     def __init__(
         self,
         model: Any = None,

@@ -22,7 +22,7 @@ import typer.core
 from trainwright import errors
 from trainwright._types import counted, hide, printable, write_text
 from trainwright.distributed.world import World
-from trainwright.errors import CheckpointNotFoundError, RecipeError, did_you_mean
+from trainwright.errors import CheckpointNotFoundError, RecipeError
 from trainwright.support.log_handler import for_log
 from trainwright.support.units import size_text
 
@@ -108,10 +108,11 @@ def init(
     from trainwright.cli.recipe.json_schema import json_schema
     from trainwright.cli.recipe.recipe_reader import SCHEMA_NAME, template
     from trainwright.cli.recipe.schema import TASKS
+    from trainwright.config.words import hint_for_task
 
     if task not in TASKS:
         listed = "\n".join(f"    {name:<22}{spec.title}" for name, spec in TASKS.items())
-        raise RecipeError(f"{task!r} is not a task.{did_you_mean(task, TASKS)} Tasks:\n{listed}")
+        raise RecipeError(f"{task!r} is not a task.{hint_for_task(task, TASKS)} Tasks:\n{listed}")
     if config.exists() and not force:
         raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
     config.parent.mkdir(parents=True, exist_ok=True)
