@@ -30,7 +30,11 @@ TYPED = (
     "grad_accum",
     "seq_len",
     "scheduler",
-) + ("optimizer", "sft", "dpo", "early_stopping")
+    "optimizer",
+    "sft",
+    "dpo",
+    "early_stopping",
+)
 
 
 def test_every_word_leads_to_a_name_that_exists_and_is_no_name_itself() -> None:

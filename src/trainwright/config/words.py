@@ -1,4 +1,4 @@
-"""Words that other libraries and people use for arguments, asked before spelling distance. They only make suggestions."""
+"""Words that people and other libraries use for arguments. Asked before spelling distance; they only make suggestions."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ _LORA = Elsewhere(
     file="Did you mean lora? It is a section of its own: `lora: {r: 16, alpha: 32}`.",
 )
 _LENGTH = Elsewhere(
-    script="The tokenizer cuts texts: tokenizer(text, truncation=True, max_length=512). Packed rows have packing_length.",
+    script="The tokenizer cuts texts: tokenizer(text, truncation=True, max_length=512). For packed rows: packing_length.",
     file="Did you mean data.max_length?",
 )
 _PRECISION = Elsewhere(
@@ -366,5 +366,5 @@ def hint_for_value(value: object, allowed: Collection[str]) -> str:
     return f" Did you mean {meant!r}?" if meant in allowed else did_you_mean(value, allowed, quoted=True)
 
 
-def _note(field: str) -> str:
+def _note(field: str | None) -> str:
     return f" ({NOTES[field][0].upper()}{NOTES[field][1:]}.)" if field in NOTES else ""
