@@ -2024,7 +2024,7 @@ class Trainer:
             checkpointing.keep_only_best(CheckpointStore(self._get_output_dir(trial)), self.args, run)
         self.callback_handler.fire("on_train_end", progress)
         self._finish_current_push()
-        console.show_lines(self.args, console.time_breakdown(services.journal.end()))
+        console.show_lines(self.args, console.time_breakdown(self.args, services.journal.end()))
         return TrainOutput(progress.state.global_step, train_loss, metrics)
 
     def capture_incident(self, reason: str = "requested") -> Path:

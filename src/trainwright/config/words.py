@@ -1,4 +1,4 @@
-"""Words that people and other libraries use for arguments. Asked before spelling distance; they only make suggestions."""
+"""Words that people and other libraries use for arguments. They only make suggestions, before spelling distance."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ _LORA = Elsewhere(
     file="Did you mean lora? It is a section of its own: `lora: {r: 16, alpha: 32}`.",
 )
 _LENGTH = Elsewhere(
-    script="The tokenizer cuts texts: tokenizer(text, truncation=True, max_length=512). For packed rows: packing_length.",
+    script="The tokenizer cuts texts: tokenizer(text, truncation=True, max_length=512). Packed rows: packing_length.",
     file="Did you mean data.max_length?",
 )
 _PRECISION = Elsewhere(

@@ -110,7 +110,7 @@ class Ledger:
         ids: Callable[[list[int]], list[Any]] | None = None,
     ) -> pa.Table:
         """Returns the samples with visits as a table; `about` goes into its metadata, `ids` are values of a column."""
-        with needs_package("The ledger is a Parquet file: pip install 'trainwright[datasets]'"):
+        with needs_package("The ledger is a Parquet file: pip install pyarrow"):
             import pyarrow as pa
         sample = np.flatnonzero(self.last_step)
         columns: dict[str, Any] = {"sample": sample}
@@ -138,7 +138,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 def read_table(path: Path) -> tuple[pa.Table, JSONObject]:
     """Reads a ledger's table, and what its metadata says; DataError if it is no ledger."""
-    with needs_package("The ledger is a Parquet file: pip install 'trainwright[datasets]'"):
+    with needs_package("The ledger is a Parquet file: pip install pyarrow"):
         import pyarrow as pa
         from pyarrow import parquet
     try:

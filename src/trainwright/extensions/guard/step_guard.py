@@ -59,7 +59,7 @@ from trainwright.extensions.incidents.incident_log import (
     error_of,
 )
 from trainwright.loop.extension import Decision, Extension, MicroBatch, Run, SavedRun, Sink, StepFacts
-from trainwright.state.progress import Progress
+from trainwright.state.progress import INCIDENTS, Progress
 from trainwright.support.loss_normalization import LossOutput
 
 GradNorm: TypeAlias = torch.Tensor | float | None
@@ -277,7 +277,9 @@ class HostGuard(Extension):
         threshold = 0.0 if self._spikes is None or kind != SPIKE else self._spikes.threshold
         step = progress.state.global_step + 1
         incident = Incident(kind=kind, step=step, action=action, what=what, values=values, threshold=threshold)
+        before = progress.clock.mark(INCIDENTS)
         incident = self._log.record(incident, progress.window)
+        progress.clock.mark(before)
         if action == "rollback":
             assert self._rollback is not None
             progress.is_updating = True  # an error from here on saves nothing
