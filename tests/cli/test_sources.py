@@ -38,7 +38,7 @@ def test_sources_have_names_and_shares(tmp_path: Path) -> None:
     recipe = checked(tree, tmp_path)
     assert recipe.training["mixture"] == {"code": 0.7, "talk": "all"}
     material = load(recipe, tree)
-    found = [(material.source_of[id(row)], row["text"].split()[0]) for row in material.train]
+    found = [(row.name.source, row["text"].split()[0]) for row in material.train]
     assert len(found) == 33, "a tenth is held out"
     assert set(found) == {("code", "code"), ("talk", "chat")}
 

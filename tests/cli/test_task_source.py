@@ -81,7 +81,7 @@ def test_a_dataset_of_the_package_gives_the_same_as_a_file(tmp_path: Path) -> No
     found = material(tmp_path, train=None, dataset="saved", where={"label": [0, 1]}, max_train_rows=8)
     assert (len(found.train), len(found.eval)) == (8, 4)
     assert find_labels(found, "label").names == ["no", "yes"]
-    samples = encoded(found.train, lambda columns: {"length": [len(text) for text in columns["text"]]})
+    samples = encoded(found, found.train, lambda columns: {"length": [len(text) for text in columns["text"]]})
     assert samples.column_names == ["length"]
     with pytest.raises(RecipeError, match=r"config\.yaml:8: data.dataset: it has no split 'tets'. Did you mean test\?"):
         material(tmp_path, train=None, dataset="saved", eval="tets")

@@ -114,7 +114,9 @@ def _texts(run: Path, data: Path | None, num_samples: int | None) -> Callable[[i
             raise DataError(f"The ledger is of {num_samples} samples, and {data} has {len(rows)} rows.{cure}")
     elif has_recipe:
         material = source.load(*recipe_run.read_run(run, ()))
-        rows = list(chain.from_iterable(material.by_source().values())) if material.source_of else material.train
+        rows = (
+            list(chain.from_iterable(material.by_source().values())) if material.recipe.data.sources else material.train
+        )
         if num_samples not in (None, len(rows)):
             return None
     else:

@@ -29,8 +29,18 @@ from trainwright.cli.tasks.chat import AnswerMask, end_tokens, use_template
 from trainwright.cli.tasks.conversations import ConversationError
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
 from trainwright.cli.tasks.source import Labels, ModelConfig, Row, Rows, TaskSource, find_labels, is_range, texts
-from trainwright.cli.tasks.task_objects import Columns, TaskObjects, pieces, shown, text_objects, text_parts
+from trainwright.cli.tasks.task_objects import (
+    ROW_OF_SAMPLE,
+    Columns,
+    TaskObjects,
+    origin_of,
+    pieces,
+    shown,
+    text_objects,
+    text_parts,
+)
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
+from trainwright.data.row_names import RowOrigin
 from trainwright.errors import DataError, needs_package
 
 if TYPE_CHECKING:
@@ -135,7 +145,11 @@ def causal_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
 
     def encode(columns: Columns) -> Columns:
         rows = tokenizer(texts(columns[column]), add_special_tokens=False, verbose=False)["input_ids"]
-        return {"input_ids": [piece for row in rows for piece in pieces([*row, *end], length)]}
+        cut = [pieces([*row, *end], length) for row in rows]
+        return {
+            "input_ids": [piece for found in cut for piece in found],
+            ROW_OF_SAMPLE: [row for row, found in enumerate(cut) for _ in found],
+        }
 
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     about = f"{len(tokenizer)} tokens in the vocabulary"
@@ -164,8 +178,9 @@ def chat(material: TaskSource, args: TrainingArguments) -> TaskObjects:
         except ConversationError as error:
             material.wrong(f"{error}.", "data", "columns")
         cut = [{name: ids[:length] for name, ids in row.items()} for row in found]
-        kept = [row for row in cut if any(label != IGNORE_INDEX for label in row["labels"][1:])]
-        return {name: [row[name] for row in kept] for name in ("input_ids", "labels")}
+        kept = [number for number, row in enumerate(cut) if any(label != IGNORE_INDEX for label in row["labels"][1:])]
+        entries = {name: [cut[number][name] for number in kept] for name in ("input_ids", "labels")}
+        return {**entries, ROW_OF_SAMPLE: kept}
 
     collator = DataCollatorForTokenClassification(tokenizer)
     objects = text_objects(material, config, tokenizer, encode, data_collator=collator)
@@ -198,7 +213,8 @@ def masked_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
 
     def encode(columns: Columns) -> Columns:
         found = tokenizer(texts(columns[column]), truncation=True, max_length=length, return_overflowing_tokens=True)
-        return {name: list(found[name]) for name in ("input_ids", "attention_mask")}
+        row_of = found.get(ROW_OF_SAMPLE, range(len(columns[column])))
+        return {**{name: list(found[name]) for name in ("input_ids", "attention_mask")}, ROW_OF_SAMPLE: list(row_of)}
 
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=material.recipe.data.mask_share)
     scores = {"compute_metrics": task_metrics.guessed_tokens, "preprocess_logits": task_metrics.best_guess}
@@ -226,8 +242,11 @@ def seq2seq(material: TaskSource, args: TrainingArguments) -> TaskObjects:
 class Images:
     """Dataset of pixels and labels."""
 
-    def __init__(self, rows: Rows, image: Callable[[Row], Pixels], label_column: str, labels: Labels) -> None:
+    def __init__(
+        self, rows: Rows, origin: RowOrigin, image: Callable[[Row], Pixels], label_column: str, labels: Labels
+    ) -> None:
         self._rows = rows
+        self.origin = origin
         self._image = image
         self._label_column = label_column
         self._labels = labels
@@ -249,7 +268,9 @@ def image_classification(material: TaskSource, args: TrainingArguments) -> TaskO
     label_column = material.recipe.column("label")
     is_of_pixels = is_range(column)
     reader = _of_pixels(material, column, config) if is_of_pixels else _of_files(material, column, processor, config)
-    parts = {name: Images(rows, reader, label_column, labels) for name, rows in material.parts}
+    parts = {
+        name: Images(rows, origin_of(material, rows), reader, label_column, labels) for name, rows in material.parts
+    }
     try:
         parts["train"][0]
     except (OSError, ValueError, TypeError, KeyError) as error:
