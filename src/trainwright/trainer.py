@@ -52,7 +52,7 @@ from trainwright.run import build, checkpointing, checks, console, input_pipelin
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.pickling import restore, state_of
 from trainwright.run.published import owned_by
-from trainwright.run.refusal import unchanged_if_refused
+from trainwright.run.refusal import unchanged_if_refused, with_known_keywords
 from trainwright.run.run import Run
 from trainwright.state.progress import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.recorded_metrics import METRICS
@@ -162,6 +162,7 @@ class Trainer:
 
     # -- construction --------------------------------------------------------------------------------------------------
 
+    @with_known_keywords
     def __init__(
         self,
         model: Any = None,
@@ -2036,7 +2037,7 @@ class Trainer:
             checkpointing.keep_only_best(CheckpointStore(self._get_output_dir(trial)), self.args, run)
         self.callback_handler.fire("on_train_end", progress)
         self._finish_current_push()
-        console.show_lines(self.args, console.time_breakdown(services.journal.end()))
+        console.show_lines(self.args, console.time_breakdown(self.args, services.journal.end()))
         return TrainOutput(progress.state.global_step, train_loss, metrics)
 
     def capture_incident(self, reason: str = "requested") -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def test_sources_have_names_and_shares(tmp_path: Path) -> None:
     [
         ([{"path": "none.jsonl"}], "none.jsonl"),
         (["code.jsonl"], "form"),
-        ([{"path": "code.jsonl", "weight": 1}], "form"),
+        ([{"path": "code.jsonl", "weight": 1}], "weight is not known. A source has: path, name, share"),
         ([{"path": "code.jsonl"}, {"path": "chat.jsonl", "name": "code"}], "two are called 'code'"),
         ([{"path": "code.jsonl", "share": 1}, {"path": "chat.jsonl"}], "'chat' has no share"),
         ([{"path": "code.jsonl", "share": -1}], "-1 of 'code'"),
@@ -57,6 +58,32 @@ def test_sources_have_names_and_shares(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(data: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=said):
         checked(read_tree(written(tmp_path, data)), tmp_path)
+
+
+FIVE_LINES = "task: text-classification\nmodel: {path: model}\ndata:\n  sources:\n    - {path: code.jsonl, share: 1}\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "said"),
+    [
+        ("path: none.jsonl\n      share: 1", 6, "there is no file"),
+        ("path: chat.jsonl\n      share: half", 7, "'half' of 'chat'"),
+        ("path: chat.jsonl\n      shares: 1", 7, "shares is not known. Did you mean share?"),
+        ("path: chat.jsonl\n      name: code\n      share: 1", 7, "two are called 'code'"),
+        ("path: chat.jsonl", 6, "'chat' has no share"),
+        ("chat.jsonl", 6, "form"),
+    ],
+)
+@pytest.mark.parametrize("is_short", [False, True])
+def test_an_error_in_a_source_points_to_its_line(
+    source: str, line: int, said: str, is_short: bool, tmp_path: Path
+) -> None:
+    path = written(tmp_path, [])
+    text = f"{FIVE_LINES}    - {source}\n"
+    path.write_text(text.replace("  sources:\n", "\n") if is_short else text)
+    with pytest.raises(RecipeError) as caught:
+        checked(read_tree(path), tmp_path)
+    assert re.search(rf"config\.yaml:{line}: .*{re.escape(said)}", str(caught.value)), caught.value
 
 
 def test_the_schema_takes_both_forms() -> None:

@@ -116,7 +116,7 @@ def as_table(noted: Columns, rows: Mapping[str, Any], about: JSONObject) -> pa.T
         rows: columns that name these samples, as `identity_columns` makes them.
         about: metadata of the table.
     """
-    with needs_package("The ledger is a Parquet file: pip install 'trainwright[datasets]'"):
+    with needs_package("The ledger is a Parquet file: pip install pyarrow"):
         import pyarrow as pa
     columns: dict[str, Any] = {"sample": noted["sample"]}
     for name, values in rows.items():
@@ -168,7 +168,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 def read_table(path: Path) -> tuple[pa.Table, JSONObject]:
     """Reads a ledger's table, and what its metadata says; DataError if it is no ledger."""
-    with needs_package("The ledger is a Parquet file: pip install 'trainwright[datasets]'"):
+    with needs_package("The ledger is a Parquet file: pip install pyarrow"):
         import pyarrow as pa
         from pyarrow import parquet
     try:

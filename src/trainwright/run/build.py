@@ -413,7 +413,7 @@ def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
         return processing_class
     if processing_class is not None and processing_class is not tokenizer:
         raise ArgumentError("Trainer got processing_class and tokenizer, two names of one thing. Pass only the first.")
-    warnings.warn("Trainer(tokenizer=...) is now Trainer(processing_class=...).", LegacyNameWarning, stacklevel=3)
+    warnings.warn("Trainer(tokenizer=...) is now Trainer(processing_class=...).", LegacyNameWarning, stacklevel=4)
     return tokenizer
 
 
