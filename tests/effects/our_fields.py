@@ -17,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from trainwright import TrainerCallback
+from trainwright.checkpoint.averaged import read_average
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.ledger import read_table
 from trainwright.distributed.watchdog import Watchdog
@@ -160,6 +161,18 @@ def the_chosen_levers_are_used(bench: Bench) -> None:
     assert has_logits(bench, speed='{"attn_implementation": "eager"}') == {True}
     with pytest.raises(ValueError, match="speed='fast' is not 'auto', None, or settings among attn_implementation"):
         bench.args(speed="fast")
+
+
+@shows("average")
+def the_average_is_evaluated_and_saved(bench: Bench) -> None:
+    settings = {"eval_strategy": "epoch", "save_strategy": "epoch"}
+    trainer = bench.train(average="ema", eval_dataset=samples(), **settings)
+    assert "eval_average_loss" in trainer.state.log_history[-2]
+    saved = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
+    assert {name for name, _ in trainer.model.named_parameters()} == set(read_average(saved))
+    assert not bench.changes_weights({"average": '{"kind": "lawa", "last": 2}'})
+    with pytest.raises(ValueError, match="average='mean': kind 'mean' is not one of ema, swa, lawa"):
+        bench.args(average="mean")
 
 
 @shows("loss_kernel")

@@ -317,16 +317,24 @@ def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or the output directory of a run.")],
     folder: Annotated[Path, typer.Argument(help="Directory to write; it must be empty, or not there.", metavar="DIR")],
     merged: Annotated[bool, typer.Option("--merge", help="Merge an adapter (lora) into the model.")] = False,
+    weights: Annotated[str, typer.Option(help="trained, or average: those of a run with `average`.")] = "trained",
 ) -> None:
     """Write the model of a checkpoint alone, for from_pretrained."""
     from trainwright.checkpoint.weights import export_model
-    from trainwright.cli.tasks.export import chosen, merge
+    from trainwright.cli.tasks.export import chosen, chosen_checkpoint, export_average, merge
     from trainwright.engine import sharded_state
 
-    source, why = chosen(checkpoint)
+    if weights not in ("trained", "average"):
+        raise errors.ArgumentError(f"--weights {weights}: write trained or average.")
+    if merged and weights == "average":
+        raise errors.ArgumentError("--merge takes trained weights: export the average first, then that with --merge.")
+    source, why = chosen_checkpoint(checkpoint) if weights == "average" else chosen(checkpoint)
     if why:
         echo(f"From {source}: {why}")
-    written = merge(source, folder) if merged else export_model(source, folder, parts=sharded_state)
+    if weights == "average":
+        written = export_average(source, folder)
+    else:
+        written = merge(source, folder) if merged else export_model(source, folder, parts=sharded_state)
     size = sum(path.stat().st_size for path in written)
     echo(f"Written: {folder}, {counted(len(written), 'file')}, {size_text(size)}")
 

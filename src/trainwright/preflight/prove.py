@@ -107,6 +107,7 @@ SHORT: JSONObject = {
     "logging_strategy": "no",
     "save_strategy": "no",
     "ledger": False,
+    "average": None,
     "push_to_hub": False,
     "load_best_model_at_end": False,
     "metric_for_best_model": None,

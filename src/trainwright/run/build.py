@@ -176,6 +176,13 @@ def extensions_of_training(
     guard = _guard(run, hooks, engine, record=recorder.record, load_newest=load_newest)
     if guard is not None:
         found.append(guard)
+    if (plan := resolve.average(args)) is not None:
+        from trainwright.extensions.averages.extension import WeightAverages
+
+        others = (*run.extensions, *found)
+        num_steps = None if run.plan.has_open_end else run.plan.max_steps
+        is_late = any(one.refuses_late for one in others)
+        found.append(WeightAverages(plan, setup.model, engine, num_steps=num_steps, is_late=is_late, writes=writes))
     settle_guard = guard.settle if guard is not None else _nothing
     found += _followers_of_samples(run, hooks, engine, folder=folder, settle_guard=settle_guard)
     return found

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 # Names of the extensions that a run makes by itself.
 OWN_EXTENSIONS = (
+    "averages",
     "checkpoint_items",
     "curriculum",
     "first_look",
