@@ -54,6 +54,9 @@ OURS = (
     "loop.fit.wait_for_data",  # windows of one's own, workers that a signal ended
     "checkpoint.training_state.states_of_items",
     "checkpoint.training_state.load_items",
+    "config.commands",
+    "extensions.control",
+    "optim.schedules.set_rate",  # commands to a run under way
     "config.average",
     "checkpoint.averaged",
     "extensions.averages",  # averages of the weights

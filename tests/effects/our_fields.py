@@ -23,6 +23,7 @@ from trainwright.data.ledger import read_table
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
 from trainwright.preflight import speed
+from trainwright.support.inbox import Inbox
 
 from .bench import Bench, llama, samples, sentences
 from .table import shows
@@ -161,6 +162,23 @@ def the_chosen_levers_are_used(bench: Bench) -> None:
     assert has_logits(bench, speed='{"attn_implementation": "eager"}') == {True}
     with pytest.raises(ValueError, match="speed='fast' is not 'auto', None, or settings among attn_implementation"):
         bench.args(speed="fast")
+
+
+@shows("live_control")
+def a_run_takes_commands(bench: Bench) -> None:
+    class Sends(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1 and inbox(args).is_open:
+                inbox(args).send({"words": ["stop"], "by": "me"})
+                while list(inbox(args).folder.glob("new-*")):
+                    time.sleep(0.01)
+                time.sleep(0.05)  # from the disk to the queue
+
+    def inbox(args: Any) -> Inbox:
+        return Inbox(args.output_dir)
+
+    assert bench.train(callbacks=[Sends()]).state.global_step == 6
+    assert bench.train(callbacks=[Sends()], live_control=True).state.global_step == 2
 
 
 @shows("average")

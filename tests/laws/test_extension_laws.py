@@ -133,6 +133,7 @@ MEMBERS = {
     "ledger": Member("ledger", {"ledger": True}),
     "curriculum": Member("curriculum", {"curriculum": True}, changes_training=True),
     "average": Member("averages", {"average": "ema"}),
+    "live control": Member("control", {"live_control": True}),
     "quarantine": Member(
         "quarantine",
         prepare=lambda trainer: add_to_quarantine(trainer.args.output_dir, [3]),

@@ -445,6 +445,23 @@ def ledger(
         echo(f"In quarantine in {quarantine}: {counted(len(found), 'sample')}.", err=True)
 
 
+def ctl(
+    run: Annotated[Path, typer.Argument(help="Output directory of a run with live_control=True.")],
+    words: Annotated[
+        list[str], typer.Argument(help="save, evaluate, stop, lr RATE, log STEPS or profile STEPS.", metavar="COMMAND")
+    ],
+    wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the run's answer.")] = 60.0,
+) -> None:
+    """Tell a run under way to save, evaluate, stop, or change its rate."""
+    from trainwright.cli.control import give
+
+    step, refused = give(run, words, wait_s=wait_s)
+    if refused is not None:
+        tell(f"Refused: {refused}")
+        raise typer.Exit(FAILED)
+    echo(f"Carried out after step {step}: {' '.join(words)}")
+
+
 def env(as_json: AsJson = False) -> None:
     """Show versions and hardware, for a report of an error."""
     from trainwright.journal.record import environment
@@ -463,13 +480,13 @@ def env(as_json: AsJson = False) -> None:
 
 
 class OneScreen(typer.core.TyperGroup):
-    """Group of commands with help that fits on a screen: --show-completion works but is not listed."""
+    """Group of commands with help that fits on a screen: options of the shell's completion and -h are not listed."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # classes of click, which some versions of typer bring along
         """Returns the options of the program itself."""
         params = super().get_params(ctx)
         for one in params:
-            if one.name == "show_completion":
+            if one.name in ("show_completion", "install_completion", "help"):
                 setattr(one, "hidden", True)  # noqa: B010 -- an option has it, other parameters do not
         return params
 
@@ -481,7 +498,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 AS_TYPED = {"allow_extra_args": True, "ignore_unknown_options": True}  # --learning_rate 1e-4 training.max_steps=1
-for _command in (init, check, train, resume, runs, report, compare, verify, export, push, ledger, schema, env):
+for _command in (init, check, train, resume, runs, report, compare, verify, export, push, ctl, ledger, schema, env):
     app.command(context_settings=AS_TYPED if _command in (check, train, resume) else None)(reporting()(_command))
 app.command(hidden=True)(reporting()(replay))  # the message of an incident names it
 

@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 OWN_EXTENSIONS = (
     "averages",
     "checkpoint_items",
+    "control",
     "curriculum",
     "first_look",
     "guard",
