@@ -13,6 +13,7 @@ The loop is `_inner_training_loop` (epochs), `_run_epoch` (steps) and `_train_on
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
@@ -1620,8 +1621,12 @@ class Trainer:
         Raises:
             EvaluationMemoryError: the device's memory is full.
         """
+        run = self._run
+        evaluate = functools.partial(self.evaluate, None, ignore_keys_for_eval)
         try:
             metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+            if run.extensions.evaluated:
+                metrics = {**metrics, **run.extensions.evaluated_beside(run, evaluate)}
         except RuntimeError as error:
             if not self._engine.is_out_of_memory(error):
                 raise

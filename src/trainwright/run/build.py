@@ -185,6 +185,26 @@ def extensions_of_training(
         from trainwright.extensions.loss_scale.extension import SkippedUpdates
 
         found.append(SkippedUpdates(engine))
+    if (plan := resolve.average(args)) is not None:
+        from trainwright.extensions.averages.extension import WeightAverages
+
+        others = (*run.extensions, *found)
+        num_steps = None if run.plan.has_open_end else run.plan.max_steps
+        is_late = any(one.refuses_late for one in others)
+        found.append(WeightAverages(plan, setup.model, engine, num_steps=num_steps, is_late=is_late, writes=writes))
+    if wanted := value_of(args, "live_control"):
+        from trainwright.extensions.control.extension import LiveControl
+
+        found.append(
+            LiveControl(
+                folder,
+                engine,
+                args,
+                callbacks=hooks.callback_handler,
+                can_evaluate=hooks.eval_dataset is not None,
+                repeats=wanted if isinstance(wanted, str) else None,
+            )
+        )
     settle_guard = guard.settle if guard is not None else _nothing
     found += _followers_of_samples(run, hooks, engine, folder=folder, settle_guard=settle_guard)
     return found

@@ -38,7 +38,9 @@ logger = logging.getLogger(__name__)
 
 # Names of the extensions that a run makes by itself.
 OWN_EXTENSIONS = (
+    "averages",
     "checkpoint_items",
+    "control",
     "curriculum",
     "first_look",
     "guard",

@@ -379,6 +379,7 @@ class DeviceGuard(Extension):
     """
 
     name = "guard"
+    refuses_late = True
 
     def __init__(
         self,
