@@ -13,7 +13,7 @@ from trainwright.data.identity import SampleId, Seen, fingerprint
 from trainwright.data.ledger import Ledger, as_table, identity_columns, write_table
 from trainwright.data.quarantine import Named, Quarantined, read_quarantine
 
-from .commands import call, done
+from .commands import SMALL, call, done, small
 
 
 def write_ledger(folder: Path, *, is_older: bool = False) -> None:
@@ -102,3 +102,36 @@ def test_what_cannot_be_answered_is_said(folder: Path) -> None:
     assert refused.exit_code == 2
     assert "train with ledger=True" in refused.output
     assert "lists sources" in call("ledger", str(folder), "by-source", "--quarantine", str(folder)).output
+
+
+@pytest.mark.costly  # trains three times
+def test_the_ledgers_list_excludes_the_lines_it_shows_after_others_were_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The story of a user who reads the ledger, removes lines of the CSV, and trains again."""
+    small(tmp_path, SMALL + "  ledger: true\n  num_train_epochs: 1\n  max_steps: -1\n".replace("  max_steps: -1\n", ""))
+    lines = (tmp_path / "table.csv").read_text().splitlines()
+    numbered = [lines[0], *(f"row {number} {line}" for number, line in enumerate(lines[1:], start=2))]
+    (tmp_path / "table.csv").write_text("\n".join(numbered) + "\n")
+    monkeypatch.chdir(tmp_path)
+    done("train", "config.yaml")
+    listed = json.loads(done("ledger", "run", "-n", "4", "--json"))
+    done("ledger", "run", "-n", "4", "--quarantine", "second")
+    texts = {one["text"].split(" | ")[0] for one in listed}
+    for one in listed:  # the name is the line of the file that an editor shows
+        file, _, line = one["name"].partition(":")
+        assert file == "table.csv"
+        assert numbered[int(line) - 1].startswith(f"row {line} ")
+        assert one["text"].split(" | ")[0] == numbered[int(line) - 1].rpartition(",")[0]
+    bad = [int(one["name"].partition(":")[2]) for one in listed]
+    removed = [line for line in range(2, max(bad)) if line not in bad][:6]
+    assert removed
+    kept = [text for line, text in enumerate(numbered, start=1) if line not in removed]
+    (tmp_path / "table.csv").write_text("\n".join(kept) + "\n")
+    again = call("train", "config.yaml", "--set", "training.output_dir=second", "--set", "data.eval_share=0.1")
+    assert again.exit_code == 0, again.output
+    seen = json.loads(done("ledger", "second", "text", "-n", "99", "--json"))
+    assert not texts & {one["text"].split(" | ")[0] for one in seen}
+    assert "Rows have moved since they came into quarantine: table.csv:" in caplog.text
+    with_split = done("ledger", "second", "text", "-n", "99", "--data", "table.csv", "--json")
+    assert json.loads(with_split) == seen, "the original file has the rows of the split"

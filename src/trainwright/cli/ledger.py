@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -33,7 +33,7 @@ class LedgerTable:
 
     columns: Mapping[str, Sequence[Any]]
     names: Sequence[SampleId]
-    contents: Sequence[int | None]  # fingerprints
+    fingerprints: Sequence[int | None]  # of their rows
     sizes: Mapping[str, int | None]  # samples of each source
     num_samples: int | None  # None: a stream
     id_column: str | None
@@ -69,7 +69,7 @@ class LedgerTable:
             "source": name.source,
             "row": name.row,
         }
-        if self.contents[place] is not None:
+        if self.fingerprints[place] is not None:
             found["fingerprint"] = self.columns["fingerprint"][place]
         return found | {value: self.columns[value][place] for value in VALUES}
 
@@ -83,10 +83,10 @@ class LedgerTable:
         return () if number is None else (number,)
 
     def fingerprint_of(self, number: int) -> int | None:
-        return self.contents[number]
+        return self.fingerprints[number]
 
-    def fingerprints(self) -> Sequence[int | None]:
-        return self.contents
+    def contents(self) -> Iterable[tuple[int, int | None]]:
+        return enumerate(self.fingerprints)
 
     def size_of(self, name: SampleId) -> int | None:
         return self.sizes.get(name.source)
@@ -220,7 +220,7 @@ class Texts:
     def at(self, place: int) -> str | None:
         """Returns the text of a row of the ledger; None if the data does not have it."""
         name = self.table.names[place]
-        content = self.table.contents[place]
+        content = self.table.fingerprints[place]
         row = self._by_name.get(replace(name, part=None).place)
         if content is not None and (row is None or fingerprint(row) != content):
             row = self._by_content.get(content)
@@ -273,7 +273,7 @@ def exclude(run: Path, folder: Path, found: Sequence[JSONObject]) -> None:
         if name.key is not None and table.id_column is not None:
             entries.append((table.id_column, name.key))
         else:
-            entries.append(Named(name, Seen(table.contents[place], table.size_of(name))))
+            entries.append(Named(name, Seen(table.fingerprints[place], table.size_of(name))))
     add_to_quarantine(folder, entries)
     if any(isinstance(entry, int) for entry in entries):
         note_sizes(folder, table.sizes)
@@ -291,7 +291,7 @@ def difference(first: Path, second: Path, *, number: int) -> JSONObject:
     """
     one = LedgerTable.read(first)
     two = LedgerTable.read(second)
-    before = {name: Seen(one.contents[place], one.size_of(name)) for place, name in enumerate(one.names)}
+    before = {name: Seen(one.fingerprints[place], one.size_of(name)) for place, name in enumerate(one.names)}
     found = follow(before, two)
     if found.unmatched:
         raise DataError(

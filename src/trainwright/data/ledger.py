@@ -116,7 +116,7 @@ def as_table(noted: Columns, rows: Mapping[str, Any], about: JSONObject) -> pa.T
         rows: columns that name these samples, as `identity_columns` makes them.
         about: metadata of the table.
     """
-    with needs_package("The ledger is a Parquet file: pip install 'trainwright[datasets]'"):
+    with needs_package("The ledger is a Parquet file: pip install pyarrow"):
         import pyarrow as pa
     columns: dict[str, Any] = {"sample": noted["sample"]}
     for name, values in rows.items():
@@ -168,7 +168,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 def read_table(path: Path) -> tuple[pa.Table, JSONObject]:
     """Reads a ledger's table, and what its metadata says; DataError if it is no ledger."""
-    with needs_package("The ledger is a Parquet file: pip install 'trainwright[datasets]'"):
+    with needs_package("The ledger is a Parquet file: pip install pyarrow"):
         import pyarrow as pa
         from pyarrow import parquet
     try:
@@ -185,7 +185,8 @@ def _check(table: pa.Table, about: JSONObject) -> None:
     """Raises ValueError for a table or metadata that no run writes."""
     sources = about["sources"]
     num_samples = about["num_samples"]
-    if not isinstance(about.get("probes", {}), dict):
+    probes = about.get("probes", {})
+    if not isinstance(probes, dict) or not all(_are_probes(rows) for rows in probes.values()):
         raise ValueError("its metadata holds values that no run writes")
     if not isinstance(sources, dict | None) or not (num_samples is None or is_count(num_samples)):
         raise ValueError("its metadata holds values that no run writes")
@@ -197,6 +198,15 @@ def _check(table: pa.Table, about: JSONObject) -> None:
     samples = table["sample"].to_numpy()
     if len(samples) and not 0 <= samples.min() <= samples.max() < MAX_SAMPLES:
         raise ValueError("it numbers samples as no data does")
+
+
+def _are_probes(rows: object) -> bool:
+    """Returns whether a run may have written the probes of a source; ValueError for another fingerprint."""
+    if not isinstance(rows, dict):
+        return False
+    for content in rows.values():
+        of_hex(content)
+    return all(place.isdecimal() for place in rows)
 
 
 def _check_identities(table: pa.Table) -> None:

@@ -304,11 +304,11 @@ class RowNames:
         source, place = self.source_and_place(number)
         return source.content_of(place)
 
-    def fingerprints(self) -> list[int | None] | None:
-        """Returns the fingerprints of all samples, for which all rows are read; None for data with a stream."""
-        if self._length is None:
-            return None
-        return [source.content_of(place) for source in self.sources for place in range(source.size or 0)]
+    def contents(self) -> Iterator[tuple[int, int | None]]:
+        """Yields number and fingerprint of each sample, for which all rows are read; a stream is left out."""
+        for number, source in enumerate(self.sources):
+            for place in range(source.size or 0):
+                yield self._number(number, place), source.content_of(place)
 
     def find(self, text: str) -> list[int]:
         """Returns the numbers of the samples that a text names, such as `reviews.csv:130`, `chat[17]` or `doc-3`.

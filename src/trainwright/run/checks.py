@@ -38,13 +38,16 @@ logger = logging.getLogger(__name__)
 
 # Names of the extensions that a run makes by itself.
 OWN_EXTENSIONS = (
+    "averages",
     "checkpoint_items",
+    "control",
     "curriculum",
     "first_look",
     "guard",
     "incidents",
     "ledger",
     "lease",
+    "loss_scale",
     "quarantine",
     "recorded_metrics",
     "speed",

@@ -25,6 +25,7 @@ from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
 from trainwright.run.checks import make_output_dir
+from trainwright.support.units import count_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -86,11 +87,11 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
     num = sum(parameter.numel() for parameter in parts.model.parameters())
     log_often_enough(args, recipe, len(parts.train))
     model = parts.model
-    say("model", f"{type(model).__name__} of {num / 1e6:.1f} million parameters, {weights}")
+    say("model", f"{type(model).__name__} of {count_text(num)} parameters, {weights}")
     if recipe.lora is not None:
         model = with_adapter(parts.model, material)
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        say("lora", f"{trained / 1e6:.2f} million parameters are trained: {described(recipe.lora)}")
+        say("lora", f"{count_text(trained)} parameters are trained: {described(recipe.lora)}")
     return (Seq2SeqTrainer if recipe.spec.generates else Trainer)(
         model=model,
         args=args,
@@ -122,17 +123,26 @@ def log_often_enough(args: TrainingArguments, recipe: Recipe, num_samples: int) 
 
 
 def rehearse(recipe: Recipe, tree: Tree, say: Say) -> None:
-    """Reads data and model, and shows the plan of the run; trains nothing and writes nothing."""
+    """Reads data and model, and shows the plan of the run; trains nothing and writes nothing.
+
+    Raises what training would raise before step 1.
+    """
     from trainwright.config.summary import run_summary
-    from trainwright.run import build, console
+    from trainwright.run import build, checks, console
     from trainwright.run.internals import Internals
+    from trainwright.run.train import check_evaluation
 
     with tempfile.TemporaryDirectory() as scratch:
         recipe = dataclasses.replace(recipe, training={**recipe.training, "output_dir": scratch})
         trainer = make_trainer(recipe, tree, say)
         args = trainer.args
+        checks.check_has_samples(trainer.train_dataset)
         loader = trainer.get_train_dataloader()
+        checks.check_has_batches(loader, args)
         plan = build.step_plan(args, trainer.set_initial_training_values(args, loader))
+        console.check_run(args, build.rule_facts(plan, trainer, args.device))
+        checks.check_trainable(trainer.model, args.mixed_precision)
+        check_evaluation(trainer)
         trainer.state.compute_steps(args, plan.max_steps)
         lines = run_summary(args, plan, trainer.state, device=args.device, num_replicas=args.world_size)
         lines += console.source_lines(args, loader, plan, Internals(trainer).engine)

@@ -263,7 +263,7 @@ def _encoding(path: Path) -> str:
 
 
 def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
-    with needs_package("data.dataset needs a package: pip install 'trainwright[datasets]'"):
+    with needs_package("data.dataset needs the package datasets: pip install datasets"):
         import datasets
     assert data.dataset is not None
     is_here = Path(data.dataset).is_dir()
@@ -513,7 +513,7 @@ def _jsonl(path: Path, data: DataPart) -> Numbered:
 
 
 def _parquet(path: Path, data: DataPart) -> Numbered:
-    with needs_package("Parquet needs the package pyarrow: pip install 'trainwright[datasets]'"):
+    with needs_package("Parquet needs the package pyarrow: pip install pyarrow"):
         from pyarrow import parquet
     for batch in parquet.ParquetFile(path).iter_batches():
         yield from ((None, row) for row in batch.to_pylist())

@@ -1,8 +1,8 @@
 """Rows of a ledger: their names and fingerprints for its file, and their places in the data when the file is read.
 
-Fingerprints that are at hand are in each file. Rows of other datasets have to be read for them, which is done when a
-run ends, for the samples with the largest losses first and within a share of its time. Some rows, spread over the data,
-are read for the first file; a resume compares them to learn whether the data has changed.
+Rows have to be read for their fingerprints, unless the dataset has them at hand. That is done before each file is
+written, largest losses first, within a share of the time since the file before; a run that ends takes a little longer.
+Some rows, spread over the data, are read for the first file; a resume compares them to see which sources have changed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROBES = 256  # rows that show whether the data has changed
+PROBES = 256  # rows of all sources together that show whether the data has changed
 PROBE_S = 0.25  # for reading them
-LEAST_S = 2.0  # for reading rows at the end of a run
-SHARE = 0.02  # of the time of the run, likewise
+SHARE = 0.01  # of the time since the last file, for reading rows
+LEAST_S = 0.02  # likewise
+LEAST_AT_END_S = 2.0
+Probes: TypeAlias = dict[str, dict[str, str | None]]  # source -> place of a row -> fingerprint
 CURE = (
     "Name rows by a column that does not change (id_column='id'), or train on the data of then. Without ledger.parquet "
     "in the checkpoint the ledger begins with this run."
@@ -47,7 +49,7 @@ class LedgerRows:
         self._names_of = names
         self._since = time.monotonic()
         self._contents: dict[int, int | None] = {}  # of the rows that were read
-        self._probes: dict[str, str | None] | None = None
+        self._probes: Probes | None = None
 
     @property
     def _names(self) -> RowNames:
@@ -67,15 +69,23 @@ class LedgerRows:
             "probes": self._probes,
         }
 
-    def _read_probes(self) -> dict[str, str | None]:
+    def _read_probes(self) -> Probes:
         end = time.monotonic() + PROBE_S
-        found: dict[str, str | None] = {}
-        for number in _spread(len(self._names)):
-            content = self._content_of(number)
-            found[str(number)] = None if content is None else as_hex(content)
-            if time.monotonic() > end:
-                break
+        sources = self._names.sources
+        found: Probes = {}
+        for source in sources:
+            of_source = found.setdefault(source.name, {})
+            for place in _spread(source.size or 0, PROBES // len(sources)):
+                of_source[str(place)] = self._text_at(source.name, place)
+                if time.monotonic() > end:
+                    break
         return found
+
+    def _text_at(self, source: str, place: int) -> str | None:
+        """Returns the fingerprint of the row at a place of a source, as text."""
+        number = self._names.number_at(source, place)
+        content = None if number is None else self._content_of(number)
+        return None if content is None else as_hex(content)
 
     def _content_of(self, number: int) -> int | None:
         source, place = self._names.source_and_place(number)
@@ -85,9 +95,11 @@ class LedgerRows:
             self._contents[number] = source.content_of(place)
         return self._contents[number]
 
-    def read_contents(self, noted: Columns) -> None:
+    def read_contents(self, noted: Columns, *, is_end: bool) -> None:
         """Reads the rows of samples for their fingerprints, largest mean loss first, until its time is over."""
-        end = time.monotonic() + max(LEAST_S, SHARE * (time.monotonic() - self._since))
+        now = time.monotonic()
+        end = now + max(LEAST_AT_END_S if is_end else LEAST_S, SHARE * (now - self._since))
+        self._since = now
         order = np.argsort(-np.nan_to_num(noted["mean_loss"], nan=-np.inf), kind="stable")
         for number in noted["sample"][order].tolist():
             if time.monotonic() > end:
@@ -127,18 +139,17 @@ class LedgerRows:
 
     def is_same(self, about: JSONObject) -> bool:
         """Returns whether the data is the data of then, by its size and by some rows of it."""
-        names = self._names
-        if about.get("sources") != names.sizes:
-            return False
-        now = {} if self._probes is None else self._probes
-        for number, content in about["probes"].items():
-            found = now.get(number)
-            if found is None:
-                read = self._content_of(int(number))
-                found = None if read is None else as_hex(read)
-            if found != content:
-                return False
-        return True
+        sizes = about.get("sources")
+        return sizes is not None and list(sizes.items()) == list(self._names.sizes.items()) and not self._changed(about)
+
+    def _changed(self, about: JSONObject) -> set[str]:
+        """Returns the sources of which a row that was read then is another one now."""
+        probes: Probes = about["probes"]
+        return {
+            source
+            for source, rows in probes.items()
+            if any(self._text_at(source, int(place)) != content for place, content in rows.items())
+        }
 
     def _is_same_data(self, table: pa.Table, about: JSONObject) -> bool:
         """Returns whether all samples have the names and, as far as they are at hand, the contents of then."""
@@ -162,7 +173,7 @@ class LedgerRows:
         sizes = about["sources"] or {}
         rows = list(identities(lists))
         before = {name: Seen(content, sizes.get(name.source)) for name, content in rows}
-        found = follow(before, self._names)
+        found = follow(before, self._names, changed=self._changed(about))
         if found.unmatched:
             raise DataError(
                 f"{path} has {listed(found.unmatched, 3)} without the content of the rows, and the data has other rows "
@@ -204,9 +215,9 @@ class LedgerRows:
         return np.asarray([-1 if number is None else number for number in found], dtype=np.int64)
 
 
-def _spread(num: int) -> Iterable[int]:
-    """Returns at most `PROBES` numbers below `num`, evenly spread, the last one among them."""
-    return dict.fromkeys(np.linspace(0, num - 1, min(num, PROBES)).astype(int).tolist()) if num else ()
+def _spread(num: int, most: int) -> Iterable[int]:
+    """Returns at most `most` numbers below `num`, evenly spread, the last one among them."""
+    return dict.fromkeys(np.linspace(0, num - 1, min(num, most)).astype(int).tolist()) if num else ()
 
 
 def _sizes_text(sizes: Any) -> str:

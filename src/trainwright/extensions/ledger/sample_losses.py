@@ -455,17 +455,14 @@ class SampleLosses(Extension):
         self._write(folder, sink)
 
     def finish(self, run: Run) -> None:
-        """Writes the ledger of the run into its directory, with the fingerprints of the rows."""
-        ledger = self.joined()
-        if ledger is not None and self._writes:
-            self.rows.read_contents(ledger.noted())
-        self._write(self._folder, IMMEDIATE)
+        """Writes the ledger of the run into its directory."""
+        self._write(self._folder, IMMEDIATE, is_end=True)
 
     def close(self) -> None:
         """Lets go of the run."""
         self._run = None
 
-    def _write(self, folder: Path, sink: Sink) -> None:
+    def _write(self, folder: Path, sink: Sink, *, is_end: bool = False) -> None:
         ledger = self.joined()
         if ledger is None or not self._writes:
             return
@@ -477,6 +474,7 @@ class SampleLosses(Extension):
             **self.rows.about(),
         }
         noted = ledger.noted()
+        self.rows.read_contents(noted, is_end=is_end)
         sink.put((), lambda nothing: write_table(self.rows.table(noted, about), folder / LEDGER_NAME))
 
 
