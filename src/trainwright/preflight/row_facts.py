@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from trainwright._types import DataLoaderLike
 from trainwright.config.fields import value_of
 from trainwright.data import columns
-from trainwright.data.row_names import ONE_SOURCE
+from trainwright.data.row_names import ONE_SOURCE, RowOrigin
 from trainwright.preflight.check_registry import CheckFacts
 from trainwright.preflight.row_checks import label_entries
 from trainwright.preflight.rows import Budget, Rows, batches_of, names_by, rows_of
@@ -54,7 +54,7 @@ def with_rows(trainer: AnyTrainer, facts: CheckFacts, dataloader: DataLoaderLike
     eval_rows: dict[str, Rows] = {}
     if trainer.eval_dataset is not None:
         of_sets = replace(budget, rows=max(budget.rows, LEAST_ROWS))
-        eval_rows = dict(_eval_rows(trainer.eval_dataset, of_sets, id_column))
+        eval_rows = dict(_eval_rows(trainer.eval_dataset, of_sets, id_column, is_brief=facts.is_brief))
     parts = {"training": rows, **eval_rows}
     tables = [table for part, of_part in parts.items() for table in _tables(facts, part, of_part)]
     return replace(facts, rows=rows, eval_rows=eval_rows or None, tables=tables or None)
@@ -80,10 +80,12 @@ def _batches(
     return batches_of(dataloader, min(facts.plan.max_steps, budget.rows) * facts.plan.micro_batches)
 
 
-def _eval_rows(sets: Any, budget: Budget, id_column: str | None) -> Iterator[tuple[str, Rows]]:
-    """Yields rows of each evaluation set by its name."""
+def _eval_rows(sets: Any, budget: Budget, id_column: str | None, *, is_brief: bool) -> Iterator[tuple[str, Rows]]:
+    """Yields rows of each evaluation set by its name; not again before a run those that know where they come from."""
     for name, dataset in sets.items() if isinstance(sets, dict) else [("evaluation", sets)]:
         if str(name).startswith("train"):  # a score on rows that are trained is wanted
+            continue
+        if is_brief and isinstance(getattr(dataset, "origin", None), RowOrigin):  # compared when its files were read
             continue
         prefix = "eval" if dataset is sets else str(name)
         found = rows_of(dataset, budget, name_of=names_by(dataset, prefix, id_column))

@@ -65,20 +65,20 @@ class TaskSource:
 
     def table(self, part: str, rows: Rows) -> Table:
         """Returns the rows of a part as a table."""
-        is_dataset = hasattr(rows, "column_names")
-        columns: dict[str, Callable[[], Sequence[object]]] = {}
-        for name in rows.column_names if is_dataset else rows[0] if len(rows) else ():
-            columns[name] = partial(_cells, rows, name)
-        names = partial(self.names, rows)
+        names: Iterable[str] = ()
+        if hasattr(rows, "column_names"):
+            names = rows.column_names
+        elif len(rows):
+            names = rows[0]
 
         @cache
         def all_names() -> list[SampleId]:
-            return names()
+            return self.names(rows)
 
         return findings.table_of(
             self.recipe,
             part,
-            columns,
+            {name: partial(_cells, rows, name) for name in names},
             name_of=lambda place: str(all_names()[place]),
             twice=self.twice.get(part, ()),
         )
