@@ -247,7 +247,10 @@ class Engine:
             parameter.grad = None
 
     def begin_epoch(self, model: nn.Module) -> None:
-        """Prepares a wrapped model for the first step of an epoch; nothing to do where it is whole."""
+        """Frees parameters that a forward pass has left gathered whole, so that the next one sees changes of the parts.
+
+        Nothing to do where each process has the whole model. Called before the first step of an epoch too.
+        """
 
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
         """Context of `model.generate`, whose value is the keywords that it needs where processes share a model."""
@@ -264,6 +267,30 @@ class Engine:
     def holds_parts(self) -> bool:
         """True if this process has only a part of each parameter."""
         return False
+
+    @property
+    def hides_weights(self) -> str | None:
+        """Reason for which the model's parameters are not the trained weights; None: they can be read and replaced.
+
+        Each is whole then, or a `DTensor` of which this process has a part.
+        """
+        return None
+
+    def whole_tensor(self, parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
+        """Gathers a tensor that lies over the processes as a parameter does. All processes call it.
+
+        Args:
+            parameter: of the model.
+            part: what this process has of the tensor; its type and device may be others than those of the parameter.
+
+        Returns:
+            The whole tensor in all processes.
+        """
+        return part
+
+    def part_of_tensor(self, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
+        """Returns the part of a whole tensor that this process would have of a parameter; see `whole_tensor`."""
+        return whole
 
     @property
     def changes_layers(self) -> str | None:

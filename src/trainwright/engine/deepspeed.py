@@ -256,6 +256,12 @@ class DeepSpeedEngine(DistributedEngine):
         return self._train_engine is not None and self._stage > 0
 
     @property
+    def hides_weights(self) -> str | None:
+        if self._stage == 3:
+            return "ZeRO stage 3 has them in partitions; train in fp32 with stage 2"
+        return "DeepSpeed keeps them in its optimizer in bf16 and fp16; train in fp32" if self._is_mixed else None
+
+    @property
     def _is_mixed(self) -> bool:
         return any(_is_on(self._config, name) for name in DTYPES)
 

@@ -159,6 +159,10 @@ class FSDP1Engine(FSDPEngine):
     def _shard(self, model: nn.Module) -> nn.Module:
         return self.accelerator.prepare_model(model)  # type: ignore[no-any-return]
 
+    @property
+    def hides_weights(self) -> str | None:
+        return "version 1 of FSDP has them in flat tensors; use version 2"
+
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
         return NO_CONTEXT if sync or self._plan.ddp.sync_each_batch else self._sharded.no_sync()
 

@@ -77,6 +77,12 @@ class ShardedEngine(DistributedEngine):
     def holds_parts(self) -> bool:
         return self._sharded is not None
 
+    def whole_tensor(self, parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
+        return sharded_state.whole_tensor(parameter, part)
+
+    def part_of_tensor(self, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
+        return sharded_state.part_of_tensor(parameter, whole)
+
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
         sharded = self._sharded_of(model)
         if sharded is None:
@@ -131,6 +137,10 @@ class TensorParallelEngine(ShardedEngine):
     @property
     def holds_parts(self) -> bool:
         return True
+
+    @property
+    def hides_weights(self) -> str | None:
+        return "tensor parallelism may have parts of parts; use fsdp or DDP"  # a dimension sharded twice, with FSDP
 
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
         # A process that has finished its text keeps calling the model, because all processes join each forward pass.

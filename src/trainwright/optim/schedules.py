@@ -184,6 +184,35 @@ def current_rate(scheduler: LRScheduler, optimizer: Optimizer) -> float:
     return rate.item() if isinstance(rate, torch.Tensor) else rate
 
 
+def set_rate(optimizer: Optimizer, scheduler: LRScheduler, rate: float) -> None:
+    """Sets the learning rate of the first parameter group for the next step; the others keep their ratio to it.
+
+    The schedule continues in proportion: its base rates change by the same factor. In a state of both the new rates are
+    part of a checkpoint; `initial_lr`, by which a resume finds changed arguments, stays.
+
+    Args:
+        optimizer: of the run.
+        scheduler: its schedule, which may follow a metric.
+        rate: above 0. Where the rate is 0, as before the first step of a warm-up, it becomes the base rate.
+    """
+    scheduler = _plain(scheduler)
+    groups = getattr(scheduler, "optimizer", optimizer).param_groups
+    parts = [one for one in _parts(scheduler) if getattr(one, "base_lrs", None)]
+    before = float(groups[0]["lr"]) or float(parts[0].base_lrs[0] if parts else 0.0)
+    if before == 0.0:
+        raise ArgumentError("the learning rate is 0, and so is its base rate.")
+    factor = rate / before
+    for part in parts:
+        part.base_lrs = [base * factor for base in part.base_lrs]
+    for group in groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].mul_(factor)
+        else:
+            group["lr"] = group["lr"] * factor
+    if hasattr(scheduler, "_last_lr"):
+        scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": [float(group["lr"]) for group in groups]})
+
+
 def __getattr__(name: str) -> Any:  # a class or a function of transformers
     if name not in REEXPORTED:
         raise AttributeError(name)
@@ -334,6 +363,12 @@ def _set_rates(scheduler: lr_scheduler.LambdaLR) -> None:
         else:
             group["lr"] = rate
     scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": rates})
+
+
+def _parts(scheduler: LRScheduler) -> list[LRScheduler]:
+    """Returns a schedule and those that it consists of."""
+    lists = [value for value in vars(scheduler).values() if isinstance(value, (list, tuple))]
+    return [scheduler, *(p for inner in lists for one in inner if isinstance(one, LRScheduler) for p in _parts(one))]
 
 
 def _plain(scheduler: LRScheduler) -> LRScheduler:

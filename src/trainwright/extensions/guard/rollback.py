@@ -21,6 +21,7 @@ from trainwright.config.plans import GuardPlan
 from trainwright.errors import BadStepError
 from trainwright.optim.schedules import schedule_memory
 from trainwright.state.progress import Progress
+from trainwright.support.tensor_tree import local_part
 
 
 class Snapshot(Protocol):
@@ -73,9 +74,9 @@ class MemorySnapshot:
         for tensor in self._tensors():
             known, copy = before.get(id(tensor), (None, None))
             if copy is not None and known is tensor:
-                copy.copy_(_local(tensor))
+                copy.copy_(local_part(tensor))
             else:
-                copy = _local(tensor).to("cpu", copy=True)
+                copy = local_part(tensor).to("cpu", copy=True)
             self._copies[id(tensor)] = tensor, copy
         self._states = {parameter: dict(state) for parameter, state in self._optimizer.state.items()}
         self._undo = schedule_memory(self._scheduler)
@@ -89,7 +90,7 @@ class MemorySnapshot:
         for parameter, state in self._states.items():
             self._optimizer.state[parameter] = dict(state)
         for tensor, copy in self._copies.values():
-            _local(tensor).copy_(copy)
+            local_part(tensor).copy_(copy)
         self._undo()
         return self._step
 
@@ -177,7 +178,3 @@ def make_rollback(
     return Rollback(snapshot, most=plan.max_rollbacks, num_left_out=num_left_out)
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a sharded tensor that this process has, sharing its memory; any other tensor as it is."""
-    tensor = tensor.detach()
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -60,7 +60,7 @@ from trainwright.extensions.incidents.incident_log import (
 )
 from trainwright.loop.extension import Decision, Extension, MicroBatch, Run, SavedRun, Sink, StepFacts
 from trainwright.optim.schedules import schedule_memory
-from trainwright.state.progress import Progress
+from trainwright.state.progress import INCIDENTS, Progress
 from trainwright.support.loss_normalization import LossOutput
 
 GradNorm: TypeAlias = torch.Tensor | float | None
@@ -278,7 +278,9 @@ class HostGuard(Extension):
         threshold = 0.0 if self._spikes is None or kind != SPIKE else self._spikes.threshold
         step = progress.state.global_step + 1
         incident = Incident(kind=kind, step=step, action=action, what=what, values=values, threshold=threshold)
+        before = progress.clock.mark(INCIDENTS)
         incident = self._log.record(incident, progress.window)
+        progress.clock.mark(before)
         if action == "rollback":
             assert self._rollback is not None
             progress.is_updating = True  # an error from here on saves nothing
@@ -377,6 +379,7 @@ class DeviceGuard(Extension):
     """
 
     name = "guard"
+    refuses_late = True
 
     def __init__(
         self,
