@@ -84,7 +84,7 @@ def keeping_attention() -> tuple[AbstractContextManager[None], AbstractContextMa
 
     Outputs of attention kernels are kept: they take long to compute and little memory. All else is computed again.
     """
-    return create_selective_checkpoint_contexts(_keeps_attention)  # type: ignore[no-any-return]
+    return create_selective_checkpoint_contexts(_keeps_attention)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _keeps_attention(context: object, operation: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
