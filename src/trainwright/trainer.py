@@ -1858,6 +1858,8 @@ class Trainer:
         with torch.no_grad():
             if with_loss:
                 num_items = self._get_num_items_in_batch([inputs], self._services.engine.device)
+                if prediction_loss_only and self._can_skip_logits():
+                    inputs = {**inputs, "skip_logits": True}
                 loss, outputs = self._loss_in_contexts(model, inputs, num_items, return_outputs=True)
                 loss = self._run.evaluated_loss(loss)
             else:
@@ -1866,6 +1868,12 @@ class Trainer:
         if prediction_loss_only:
             return loss, None, None
         return loss, results.split_outputs(outputs, ignore_keys, model=self.model, has_loss=with_loss), labels
+
+    def _can_skip_logits(self) -> bool:
+        """Returns whether the model's forward pass is Liger's, which computes the loss alone if it is asked to."""
+        if not self.args.use_liger_kernel or self._uses_outputs():
+            return False
+        return "skip_logits" in model_facts.forward_parameters(self.model)
 
     @property
     def only_loss_is_evaluated(self) -> bool:

@@ -301,6 +301,11 @@ class Engine:
         return None if plan.compile.backend is None else "torch_compile compiles the whole model"
 
     @property
+    def hides_output_layer(self) -> str | None:
+        """Reason for which the output layer is not whole when a model computes its loss; None where it is."""
+        return self.changes_layers
+
+    @property
     def writes_parts(self) -> bool:
         """True if checkpoints are sharded, so that each process writes its part of model and optimizer."""
         return False

@@ -92,6 +92,18 @@ class FSDP2Engine(FSDPEngine):
 
     _hooked: nn.Module | None = None
 
+    @property
+    def hides_output_layer(self) -> str | None:
+        """None where accelerate shards it with the last norm: gathered once, from the forward to the backward pass."""
+        from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+
+        policy = self._plugin.auto_wrap_policy
+        if self._plan.compile.backend is not None:
+            return super().hides_output_layer
+        if getattr(policy, "func", policy) is size_based_auto_wrap_policy:
+            return "min_num_params shards the output layer by itself, which is gathered for its own forward pass only"
+        return None
+
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         check_wrapped_classes(model, self._plugin)
         whole = make_optimizer(model)

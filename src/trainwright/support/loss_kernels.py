@@ -166,15 +166,26 @@ def choose(name: str, *, runs_triton: bool) -> str:
     return name
 
 
+def _alone(compare: Callable[[], str | None]) -> str | None:
+    return compare()
+
+
 @contextmanager
 def without_logits(
-    model: nn.Module, wanted: str, *, keeps_outputs: bool, obstacle: str | None, runs_triton: bool
+    model: nn.Module,
+    wanted: str,
+    *,
+    keeps_outputs: bool,
+    obstacle: str | None,
+    runs_triton: bool,
+    agree: Callable[[Callable[[], str | None]], str | None] = _alone,
 ) -> Iterator[str | None]:
     """Trains with a loss kernel while it lasts; with the plain loss, and a warning, where it cannot be applied.
 
     Gives the reason for which it cannot be, or None. The model is placed and not yet wrapped. `keeps_outputs`: training
     looks at more of its output than the loss; `obstacle`: why the engine cannot leave the output layer as it is;
-    `runs_triton`: whether the device runs the packages' kernels.
+    `runs_triton`: whether the device runs the packages' kernels. `agree` runs the comparison in the main process and
+    returns its result in all: others may have no weights yet (FSDP).
     """
     core = core_model(model)
     device = next(model.parameters()).device
@@ -191,7 +202,7 @@ def without_logits(
         return
     if reason is None:
         with swap.installed():
-            reason = swap.compare()
+            reason = agree(swap.compare)
             if reason is None:
                 logger.info("loss_kernel: %s computes the loss of %s without logits.", name, type(core).__name__)
                 yield None

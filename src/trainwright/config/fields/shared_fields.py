@@ -131,7 +131,9 @@ class PrecisionFields(FieldGroup, group="Precision and memory"):
         None, "Recompute activations in the backward pass: less memory, more time.", bare_flag=True
     )
     activation_checkpointing_kwargs: dict[str, Any] | str | None = tunable(
-        None, "every_n_layers, offload, and parameters of torch.utils.checkpoint.checkpoint.", syntax=("dict",)
+        None,
+        "every_n_layers, offload, save='attention' (keep attention's output), and parameters of torch's checkpoint().",
+        syntax=("dict",),
     )
     gradient_checkpointing: bool | None = tunable(
         None,
