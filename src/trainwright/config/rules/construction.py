@@ -60,6 +60,7 @@ def profiled_steps(args: Arguments) -> str | None:
 LEVERS = (
     "attn_implementation",
     "dataloader_num_workers",
+    "eval_sampling_strategy",
     "gradient_accumulation_steps",
     "loss_kernel",
     "optim",
