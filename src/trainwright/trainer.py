@@ -753,7 +753,11 @@ class Trainer:
         if isinstance(eval_dataset, IterableDataset) or not has_length(eval_dataset):
             return None
         length_of = input_pipeline.length_input(self.processing_class)
-        return input_pipeline.grouped_evaluation(self.args, eval_dataset, length_of) or SequentialSampler(eval_dataset)
+        names = ("get_eval_dataloader", "get_test_dataloader", "evaluation_loop", "prediction_loop")
+        sampler = input_pipeline.evaluation_by_length(
+            self.args, eval_dataset, length_of, has_own_loop=is_overridden(self, *names)
+        )
+        return sampler or SequentialSampler(eval_dataset)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Fills `_signature_columns`: `columns`, or what `forward` takes and labels; and what the collator requires."""

@@ -292,3 +292,8 @@ class EvalPlan:
     averages_batches: bool = False  # the loss is the mean of the batches' losses, by rows, not that of all items
     memory_share: float = 0.6  # share of free memory for results; beyond it they go to a file
     spill_folder: str | None = None  # folder of that file; None: the system's temporary folder
+
+    @property
+    def joins_results(self) -> bool:
+        """Returns True if results become one array, whose rows do not depend on the batches that they were in."""
+        return not (self.streams_metrics or self.averages_batches or "loss" in self.include) and self.concat_batches

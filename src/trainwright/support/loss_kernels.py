@@ -326,13 +326,26 @@ class _Swap:
             weight = weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
         with torch.autocast(kind, enabled=False):
-            total, losses = self.kernel(hidden, weight, bias, targets, self.cap)
+            if hidden.is_cpu:  # elsewhere their number would have to be waited for
+                total, losses = self._of_labelled(hidden, weight, bias, targets)
+            else:
+                total, losses = self.kernel(hidden, weight, bias, targets, self.cap)
         self.token_losses = None if losses is None else losses.view(shift_labels.shape)
         if num_items_in_batch is None:
             return total / targets.ne(IGNORE_INDEX).sum()
         if isinstance(num_items_in_batch, torch.Tensor):
             num_items_in_batch = num_items_in_batch.to(total.device)
         return total / num_items_in_batch
+
+    def _of_labelled(
+        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Computes the kernel for the tokens with a label only: in chats most tokens have none."""
+        places = targets.ne(IGNORE_INDEX).nonzero()[:, 0]
+        if len(places) == len(targets):
+            return self.kernel(hidden, weight, bias, targets, self.cap)
+        total, some = self.kernel(hidden[places], weight, bias, targets[places], self.cap)
+        return total, None if some is None else some.new_zeros(targets.shape).index_copy_(0, places, some)
 
     def compare(self) -> str | None:
         """Runs the model with and without the kernel on a few random tokens; returns how they differ, if they do."""

@@ -80,6 +80,11 @@ class OurFields(FieldGroup, group="Ours"):
         syntax=("dict",),
         shares_name=True,
     )
+    eval_sampling_strategy: str = tunable(
+        "sequential",
+        "Batches of an evaluation: sequential, or by_length (less padding; results keep the order of the data).",
+        choices=("sequential", "by_length"),
+    )
     max_tokens_per_batch: int | None = tunable(
         None,
         "Batches of samples of similar length, up to so many tokens with padding, in place of a batch size.",

@@ -94,6 +94,7 @@ def best_by_the_average(args: Arguments) -> str | None:
 LEVERS = (
     "attn_implementation",
     "dataloader_num_workers",
+    "eval_sampling_strategy",
     "gradient_accumulation_steps",
     "loss_kernel",
     "optim",
