@@ -164,7 +164,7 @@ def test_commands_print_json_for_programs(trained: Path, tmp_path: Path) -> None
     report = parsed("check", str(small(tmp_path)))
     assert report["worst"] in ("note", "warning", None)
     assert report["data"][0].startswith("48 samples to train on")
-    assert {"severity", "evidence", "cure", "check"} == set(report["findings"][0])
+    assert {"severity", "evidence", "cure", "check", "rows", "entry", "ends_run"} == set(report["findings"][0])
 
 
 def test_a_command_about_runs_says_which_one_is_missing(trained: Path) -> None:

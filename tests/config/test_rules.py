@@ -342,27 +342,33 @@ CAUTION = [
         ({"warmup_steps": 5}, {"max_steps": 5}),
     ),
     (
-        "logging_is_reached",
+        "intervals_are_reached",
         ({"logging_steps": 10}, {"max_steps": 5}),
         "logging_steps=10 5",
         ({"logging_steps": 500}, {"max_steps": 5}),
     ),
     (
-        "evaluation_is_reached",
+        "intervals_are_reached",
         ({"eval_strategy": "steps", "eval_steps": 10}, {"max_steps": 5}),
         "eval_steps=10 num_train_epochs",
         ({"eval_strategy": "steps", "eval_steps": 5}, {"max_steps": 5}),
     ),
     (
-        "evaluation_is_reached",
+        "intervals_are_reached",
         ({"eval_strategy": "steps", "logging_steps": 10, "logging_strategy": "no"}, {"max_steps": 5}),
         "eval_steps=10",
         ({"eval_strategy": "steps", "logging_steps": 0.2}, {"max_steps": 5}),
     ),
     (
-        "saving_is_reached",
+        "intervals_are_reached",
         ({"save_steps": 1000}, {"max_steps": 20}),
         "save_steps=1000 save_strategy",
+        ({"save_steps": 1000, "save_strategy": "no"}, {"max_steps": 20}),
+    ),
+    (
+        "intervals_are_reached",
+        ({"save_steps": 1000, "eval_strategy": "steps", "eval_steps": 900}, {"max_steps": 20}),
+        "eval_steps=900 and save_steps=1000 are",
         ({"save_steps": 1000, "save_strategy": "no"}, {"max_steps": 20}),
     ),
     (
@@ -397,15 +403,15 @@ CAUTION = [
     ),
     ("warmup_is_whole", ({"warmup_steps": 2.5}, {}), "warmup_steps=2.5 2:", ({"warmup_steps": 0.25}, {})),
     (
-        "logging_is_reached",
+        "intervals_are_reached",
         ({"logging_steps": -3}, {"max_steps": 5}),
         "logging_steps=-3 never",
         ({"logging_steps": -3, "logging_strategy": "no"}, {"max_steps": 5}),
     ),
     (
-        "saving_is_reached",
+        "intervals_are_reached",
         ({"save_steps": 0}, {"max_steps": 5}),
-        "save_steps=0 never last",
+        "save_steps=0 never",
         ({"save_steps": 0, "save_strategy": "no"}, {"max_steps": 5}),
     ),
     (

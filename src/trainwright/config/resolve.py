@@ -283,6 +283,13 @@ def checkpoint(args: Arguments) -> plans.CheckpointPlan:
     )
 
 
+def id_column(args: Arguments) -> str | None:
+    """Returns the column whose values name rows; None: they are named by index or by line."""
+    column = value_of(args, "id_column")
+    ledger = value_of(args, "ledger")
+    return ledger if column is None and isinstance(ledger, str) else column
+
+
 def guard(args: Arguments) -> plans.GuardPlan:
     """The policies for bad steps."""
     plan = plans.GuardPlan(**{field.name: value_of(args, field.name) for field in fields(plans.GuardPlan)})

@@ -191,6 +191,9 @@ class DeepSpeedEngine(DistributedEngine):
         norm = self._train_engine.get_global_grad_norm()
         return torch.as_tensor(math.nan if norm is None else norm)
 
+    def measure_norm(self, model: nn.Module) -> torch.Tensor:
+        return self.clip(model, math.inf)  # DeepSpeed clips by its own configuration
+
     @property
     def updates_in_clip(self) -> bool:
         return True

@@ -6,6 +6,7 @@ Accelerate reads the settings and wraps the model. Gradients are averaged over p
 from __future__ import annotations
 
 import difflib
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -167,6 +168,9 @@ class FSDP1Engine(FSDPEngine):
 
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         return self._sharded.clip_grad_norm_(max_norm)  # type: ignore[no-any-return]
+
+    def _measure(self, model: nn.Module) -> torch.Tensor:
+        return self._clip(model, math.inf)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import FullyShardedDataParallel

@@ -22,7 +22,7 @@ from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
 from trainwright.engine.distributed_base import DistributedEngine
-from trainwright.engine.gradients import clip_each_kind, step_each_kind
+from trainwright.engine.gradients import clip_each_kind, norm_of_each_kind, step_each_kind
 from trainwright.errors import ModelError
 from trainwright.support.model_facts import uncompiled
 
@@ -66,6 +66,10 @@ class ShardedEngine(DistributedEngine):
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         self._clipped = list(self._sharded.parameters())
         return clip_each_kind(self._clipped, max_norm)
+
+    def _measure(self, model: nn.Module) -> torch.Tensor:
+        self._clipped = list(self._sharded.parameters())
+        return norm_of_each_kind(self._clipped)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 

@@ -375,3 +375,40 @@ def _parts(scheduler: LRScheduler) -> list[LRScheduler]:
 def _plain(scheduler: LRScheduler) -> LRScheduler:
     """Returns the schedule inside a backend's wrapper."""
     return getattr(scheduler, "scheduler", scheduler)
+
+
+# -- a step that turns out to be skipped -------------------------------------------------------------------------------
+
+
+def can_undo(scheduler: Any) -> bool:
+    """Returns True if `schedule_memory` can restore a schedule: None, or one of torch's with rates that are numbers."""
+    if scheduler is None:
+        return True
+    if not isinstance(scheduler, LRScheduler):
+        return False
+    return not any(isinstance(group["lr"], torch.Tensor) for group in scheduler.optimizer.param_groups)
+
+
+def schedule_memory(scheduler: Any) -> Callable[[], None]:
+    """Remembers where a schedule, its parts and the groups of its optimizer are; returns a function that restores them.
+
+    Shallow copies are enough: a step of torch's schedules replaces values, and changes none in place.
+    """
+    schedules = list(_parts(scheduler))
+    before = [(one, dict(vars(one))) for one in schedules]
+    groups = [(group, dict(group)) for group in schedules[0].optimizer.param_groups] if schedules else []
+
+    def undo() -> None:
+        for one, attributes in before:
+            vars(one).update(attributes)
+        for group, values in groups:
+            group.update(values)
+
+    return undo
+
+
+def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
+    if not isinstance(scheduler, LRScheduler):
+        return []
+    lists = [value for value in vars(scheduler).values() if isinstance(value, (list, tuple))]
+    return [scheduler, *(part for inner in lists for one in inner for part in _parts(one))]

@@ -121,7 +121,7 @@ def merge(checkpoint: Path, folder: Path) -> list[Path]:
     Raises:
         CheckpointError: there is no adapter, or the model that it belongs to cannot be loaded.
     """
-    with needs_package("--merge needs the package peft: pip install 'trainwright[peft]'"):
+    with needs_package("--merge needs the package peft: pip install peft"):
         from peft import PeftModel
     import transformers
 

@@ -252,9 +252,14 @@ class OurFields(FieldGroup, group="Ours"):
     )
     ledger: bool | str = not_compared(
         False,
-        "Write visits, tokens and losses of each training sample to ledger.parquet; a text: the column of its id.",
+        "Write visits, tokens and losses of each training sample to ledger.parquet; a text: as id_column too.",
         bare_flag=True,
         shares_name=True,
+        since="0.3",
+    )
+    id_column: str | None = not_compared(
+        None,
+        "Column whose values name rows in the ledger, the quarantine and messages (None: index, or line of a file).",
         since="0.3",
     )
     max_skipped_share: float = tunable(

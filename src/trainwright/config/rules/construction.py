@@ -94,10 +94,13 @@ def best_by_the_average(args: Arguments) -> str | None:
 LEVERS = (
     "attn_implementation",
     "dataloader_num_workers",
+    "gradient_accumulation_steps",
     "loss_kernel",
     "optim",
+    "per_device_train_batch_size",
     "torch_compile",
     "torch_compile_backend",
+    "train_sampling_strategy",
 )
 
 

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._types import Optimizer, Scheduler
 from trainwright.config.plans import GuardPlan
 from trainwright.errors import BadStepError
+from trainwright.optim.schedules import schedule_memory
 from trainwright.state.progress import Progress
 from trainwright.support.tensor_tree import local_part
 
@@ -178,26 +178,3 @@ def make_rollback(
     return Rollback(snapshot, most=plan.max_rollbacks, num_left_out=num_left_out)
 
 
-def schedule_memory(scheduler: Scheduler) -> Callable[[], None]:
-    """Remembers where a schedule, its parts and the groups of its optimizer are; returns what puts them back.
-
-    Shallow copies are enough: a step of torch's schedules replaces values, and changes none in place.
-    """
-    schedules = list(_parts(scheduler))
-    before = [(one, dict(vars(one))) for one in schedules]
-    groups = [(group, dict(group)) for group in schedules[0].optimizer.param_groups] if schedules else []
-
-    def undo() -> None:
-        for one, attributes in before:
-            vars(one).update(attributes)
-        for group, values in groups:
-            group.update(values)
-
-    return undo
-
-
-def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
-    if not isinstance(scheduler, LRScheduler):
-        return []
-    lists = [value for value in vars(scheduler).values() if isinstance(value, (list, tuple))]
-    return [scheduler, *(part for inner in lists for one in inner for part in _parts(one))]
