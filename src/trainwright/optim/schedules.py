@@ -366,10 +366,12 @@ def _set_rates(scheduler: lr_scheduler.LambdaLR) -> None:
     scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": rates})
 
 
-def _parts(scheduler: LRScheduler) -> list[LRScheduler]:
-    """Returns a schedule and those that it consists of."""
+def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
+    """Returns a schedule and the schedules that it consists of; empty for one that is not torch's."""
+    if not isinstance(scheduler, LRScheduler):
+        return []
     lists = [value for value in vars(scheduler).values() if isinstance(value, (list, tuple))]
-    return [scheduler, *(p for inner in lists for one in inner if isinstance(one, LRScheduler) for p in _parts(one))]
+    return [scheduler, *(part for inner in lists for one in inner for part in _parts(one))]
 
 
 def _plain(scheduler: LRScheduler) -> LRScheduler:
@@ -405,10 +407,3 @@ def schedule_memory(scheduler: Any) -> Callable[[], None]:
             group.update(values)
 
     return undo
-
-
-def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
-    if not isinstance(scheduler, LRScheduler):
-        return []
-    lists = [value for value in vars(scheduler).values() if isinstance(value, (list, tuple))]
-    return [scheduler, *(part for inner in lists for one in inner for part in _parts(one))]
