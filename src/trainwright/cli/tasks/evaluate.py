@@ -15,7 +15,7 @@ from trainwright.callbacks.progress import PrinterCallback
 from trainwright.cli.tasks import task_builders
 from trainwright.cli.tasks.applied import Applied, arguments_of
 from trainwright.cli.tasks.models import quiet_transformers
-from trainwright.cli.tasks.source import TaskSource, load
+from trainwright.cli.tasks.source import Row, TaskSource, load
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.support.model_facts import shifts_labels
 
@@ -74,7 +74,8 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
     trainer.remove_callback(PrinterCallback)  # the caller shows the metrics
     found = trainer.evaluate()
     metrics = {name.removeprefix("eval_"): value for name, value in found.items() if name != "epoch"}
-    names = list(parts.model.config.id2label.values()) if one.recipe.task in OF_LABELS else []  # type: ignore[union-attr]
+    config: Any = parts.model.config  # each kind of model has its own class
+    names = list(config.id2label.values()) if one.recipe.task in OF_LABELS else []
     if num_hardest == 0:
         return Evaluation(task=one.recipe.task, num_samples=len(parts.train), metrics=metrics, labels=names)
     losses, confusion, guesses = _second_pass(trainer, num_labels=len(names))
@@ -144,7 +145,7 @@ def losses_of_samples(logits: torch.Tensor, labels: torch.Tensor, *, shifts: boo
 
 def _text(material: TaskSource, name: Any) -> str:
     """Returns the beginning of a row's inputs."""
-    row = next((row for row in material.train if row.name.row == name.row and row.name.file == name.file), {})
+    row: Row = next((row for row in material.train if row.name.row == name.row and row.name.file == name.file), {})
     spec = material.recipe.spec
     columns = [material.recipe.column(role) for role in (*spec.needs, *spec.takes) if role not in ("label", "tags")]
     cells = [row[column] for column in columns if row.get(column) is not None]

@@ -96,8 +96,8 @@ class _Predictor:
         self._max_new_tokens = max_new_tokens
         task = material.recipe.task
         config = load_config(material)
-        self._model: Loaded = load_model(material, config)
-        self._model.to(device).eval()
+        model: Loaded = load_model(material, config)
+        self._model: Loaded = model.to(device).eval()
         self._names: dict[int, str] = config.id2label
         if task == "image-classification":
             self._read_image = image_reader(material, image_processor(material), config)
