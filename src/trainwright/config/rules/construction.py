@@ -8,7 +8,6 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from trainwright.config.average import parse_average
 from trainwright.config.coerce import parse_factor, parse_share, parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import SETTINGS, batch_formers, value_of
@@ -61,9 +60,12 @@ def profiled_steps(args: Arguments) -> str | None:
 @rule(Stage.CONSTRUCTION, "average")
 def known_average(args: Arguments) -> str | None:
     wanted = value_of(args, "average")
+    if wanted is None:
+        return None
+    from trainwright.config.average import parse_average
+
     try:
-        if wanted is not None:
-            parse_average(wanted)
+        parse_average(wanted)
     except ValueError as error:
         return f"average={wanted!r}: {error}"
     return None
