@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar
 
 from trainwright._types import printable, without_tokens
@@ -36,7 +36,8 @@ class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the
         _clean(record)
         if not logging.getLogger().handlers and not self._is_repeated(record):
             self.stream = sys.stderr  # without a flush of the one before, which may be closed: a notebook's, a test's
-            super().emit(record)
+            with above_bars():
+                super().emit(record)
 
     def _is_repeated(self, record: logging.LogRecord) -> bool:
         """Returns whether a warning was shown in this run, or is one that the first process shows for all."""
@@ -51,6 +52,15 @@ class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the
         is_known = text in known
         known.add(text)
         return is_known
+
+
+def above_bars() -> AbstractContextManager[object]:
+    """Context in which the bars of tqdm on a terminal are taken away, and drawn again below what was written."""
+    module = sys.modules.get("tqdm")  # not imported: there is no bar
+    if module is None or not sys.stderr.isatty():
+        return nullcontext()
+    bars: AbstractContextManager[object] = module.tqdm.external_write_mode(file=sys.stderr)
+    return bars
 
 
 @contextmanager
