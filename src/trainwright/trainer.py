@@ -13,6 +13,7 @@ The loop is `_inner_training_loop` (epochs), `_run_epoch` (steps) and `_train_on
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
@@ -1163,7 +1164,7 @@ class Trainer:
             device: where the number of items is wanted; default that of the run.
 
         Returns:
-            The batches, and the label items of all of them over all processes: a scalar int64 on `device`, or None if
+            The batches, and the label items of all of them over all processes: a scalar on `device`, fp32, or None if
             neither the model nor the loss function asks for it.
         """
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
@@ -1213,7 +1214,7 @@ class Trainer:
             device: where the number is wanted.
 
         Returns:
-            An integer tensor on `device`, of all processes with `average_tokens_across_devices`; None if nothing asks.
+            An fp32 scalar on `device`, of all processes with `average_tokens_across_devices`; None if nothing asks.
         """
         rule = self._run.loss_rule or self._loss_rule()
         count = rule.count(batch_samples)
@@ -1484,7 +1485,11 @@ class Trainer:
         Returns:
             A scalar tensor on the device (DeepSpeed: a float).
         """
-        return self._engine.clip(model, math.inf) if grad_norm is None else grad_norm
+        if grad_norm is not None:
+            return grad_norm
+        if behaviour_of(self.args).measured_gradients_stay:
+            return self._engine.measure_norm(model)
+        return self._engine.clip(model, math.inf)
 
     def _get_learning_rate(self) -> float:
         """Learning rate of the first parameter group."""
@@ -1616,8 +1621,12 @@ class Trainer:
         Raises:
             EvaluationMemoryError: the device's memory is full.
         """
+        run = self._run
+        evaluate = functools.partial(self.evaluate, None, ignore_keys_for_eval)
         try:
             metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+            if run.extensions.evaluated:
+                metrics = {**metrics, **run.extensions.evaluated_beside(run, evaluate)}
         except RuntimeError as error:
             if not self._engine.is_out_of_memory(error):
                 raise

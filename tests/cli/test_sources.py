@@ -117,5 +117,9 @@ def test_three_files_are_trained_on_by_their_shares_and_their_ledger_has_texts(
     for one in listed:
         assert one["text"].split()[0] == one["source"], "the rows of a mixture come source by source"
     assert len({one["text"] for one in listed}) == len(listed) > 20
+    of_one_file = json.loads(call("ledger", "run", "text", "-n", "99", "--data", "code.jsonl", "--json").output)
+    assert [one["text"] for one in of_one_file] == [one["text"] if one["source"] == "code" else None for one in listed]
+    (tmp_path / "code.jsonl").write_text('{"text": "another", "label": "a"}')
     refused = call("ledger", "run", "text", "--data", "code.jsonl")
-    assert (refused.exit_code, "and code.jsonl has 24 rows" in " ".join(refused.output.split())) == (2, True)
+    assert "none of the 1 row of code.jsonl is one of them" in " ".join(refused.output.split())
+    assert refused.exit_code == 2

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
+from trainwright.config.average import parse_average
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.coerce import StepRange, parse_steps
 from trainwright.config.enums import word
@@ -295,6 +296,12 @@ def guard(args: Arguments) -> plans.GuardPlan:
     if plan.on_nonfinite == "skip" and not behaviour_of(args).skips_nonfinite_steps:
         return replace(plan, on_nonfinite="ignore")
     return plan
+
+
+def average(args: Arguments) -> plans.AveragePlan | None:
+    """Returns the average of the weights that is kept; None without `average`."""
+    wanted = value_of(args, "average")
+    return None if wanted is None else parse_average(wanted)
 
 
 def profiled(args: Arguments) -> StepRange | None:

@@ -197,7 +197,7 @@ class Names(Protocol):
     def name_of(self, number: int) -> SampleId: ...
     def numbers_of(self, name: SampleId) -> Sequence[int]: ...
     def fingerprint_of(self, number: int) -> int | None: ...
-    def fingerprints(self) -> Sequence[int | None] | None: ...
+    def contents(self) -> Iterable[tuple[int, int | None]]: ...
     def size_of(self, name: SampleId) -> int | None: ...
 
 
@@ -233,7 +233,7 @@ class Followed:
     unmatched: list[SampleId] = field(default_factory=list)
 
 
-def follow(before: Mapping[SampleId, Seen], names: Names) -> Followed:
+def follow(before: Mapping[SampleId, Seen], names: Names, *, changed: Collection[str] = ()) -> Followed:
     """Finds samples by name and content.
 
     A sample that has its name and its content is where it was. Others are looked for by content, first in their own
@@ -244,6 +244,7 @@ def follow(before: Mapping[SampleId, Seen], names: Names) -> Followed:
     Args:
         before: the samples that were named, and what was kept of them.
         names: of the data now. Its rows are read as a whole only if a sample is not where it was.
+        changed: sources that are known to have other rows now.
     """
     found = Followed()
     lost: list[SampleId] = []  # to be looked for by content
@@ -262,10 +263,11 @@ def follow(before: Mapping[SampleId, Seen], names: Names) -> Followed:
         else:
             lost.append(name)
     _find_by_content(found, before, sorted(lost, key=_order), names)
-    changed = {_source_of(name) for name in lost}
+    other = {_source_of(name) for name in lost}
     for name in unread:
         numbers = list(names.numbers_of(name))
-        if _source_of(name) in changed or names.size_of(name) != before[name].num_rows:
+        is_changed = name.source in changed or _source_of(name) in other
+        if is_changed or names.size_of(name) != before[name].num_rows:
             found.unmatched.append(name)
         elif numbers:
             found.numbers[name] = numbers
@@ -302,7 +304,7 @@ def _groups_by_content(
     The samples of a row that was cut are together under the part None, too.
     """
     groups: dict[tuple[object, ...], tuple[int | None, Group]] = {}
-    for number, content in enumerate(names.fingerprints() or ()):
+    for number, content in names.contents():
         if number in taken:
             continue
         name = names.name_of(number)

@@ -71,6 +71,11 @@ class SourceRows(ABC):
     def content_of(self, place: int) -> int | None:
         """Returns the fingerprint of a sample's row; None if it cannot be read."""
 
+    @property
+    def keeps_contents(self) -> bool:
+        """True if no row is read for its fingerprint."""
+        return False
+
 
 class IndexedRows(SourceRows):
     """Rows of a dataset with a length, by index.
@@ -185,6 +190,10 @@ class OriginRows(SourceRows):
     def content_of(self, place: int) -> int | None:
         return int(self._origin.contents[self._at(place)])
 
+    @property
+    def keeps_contents(self) -> bool:
+        return True
+
     def _at(self, place: int) -> int:
         return place if self._chosen is None else int(self._chosen[place])
 
@@ -268,6 +277,13 @@ class RowNames:
         source, place = self.source_and_place(number)
         return source.name_of(place)
 
+    def number_at(self, source: str, place: int) -> int | None:
+        """Returns the number of the sample at a place of a source; None if there is none."""
+        number = self._number_of.get(source)
+        if number is None or place >= (self.sources[number].size or place + 1):
+            return None
+        return self._number(number, place)
+
     def numbers_of(self, name: SampleId) -> list[int]:
         """Returns the numbers of the samples with a name; several for a row that comes several times, or was cut."""
         if name.key is None and name.file is None:
@@ -288,11 +304,11 @@ class RowNames:
         source, place = self.source_and_place(number)
         return source.content_of(place)
 
-    def fingerprints(self) -> list[int | None] | None:
-        """Returns the fingerprints of all samples, for which all rows are read; None for data with a stream."""
-        if self._length is None:
-            return None
-        return [source.content_of(place) for source in self.sources for place in range(source.size or 0)]
+    def contents(self) -> Iterator[tuple[int, int | None]]:
+        """Yields number and fingerprint of each sample, for which all rows are read; a stream is left out."""
+        for number, source in enumerate(self.sources):
+            for place in range(source.size or 0):
+                yield self._number(number, place), source.content_of(place)
 
     def find(self, text: str) -> list[int]:
         """Returns the numbers of the samples that a text names, such as `reviews.csv:130`, `chat[17]` or `doc-3`.

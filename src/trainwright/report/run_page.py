@@ -196,6 +196,7 @@ def marks(record: Record) -> list[Mark]:
     return [
         *(Mark(step, kind) for kind, step in kinds),
         *(Mark(entry["step"], "resumed") for entry in resumes),
+        *(Mark(entry["step"], "command", entry["text"][:160]) for entry in record.of("command")),
         *(Mark(entry["step"], "incident", entry["text"][:160]) for entry in incidents(record) if "step" in entry),
     ]
 

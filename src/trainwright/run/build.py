@@ -180,6 +180,31 @@ def extensions_of_training(
     guard = _guard(run, hooks, engine, record=recorder.record, load_newest=load_newest)
     if guard is not None:
         found.append(guard)
+    elif engine.scales_loss and kind_of(engine.device).has_streams:
+        # A guard in fp16 reads numbers of each step (`on_spike`), so nothing is gained by waiting less.
+        from trainwright.extensions.loss_scale.extension import SkippedUpdates
+
+        found.append(SkippedUpdates(engine))
+    if (plan := resolve.average(args)) is not None:
+        from trainwright.extensions.averages.extension import WeightAverages
+
+        others = (*run.extensions, *found)
+        num_steps = None if run.plan.has_open_end else run.plan.max_steps
+        is_late = any(one.refuses_late for one in others)
+        found.append(WeightAverages(plan, setup.model, engine, num_steps=num_steps, is_late=is_late, writes=writes))
+    if wanted := value_of(args, "live_control"):
+        from trainwright.extensions.control.extension import LiveControl
+
+        found.append(
+            LiveControl(
+                folder,
+                engine,
+                args,
+                callbacks=hooks.callback_handler,
+                can_evaluate=hooks.eval_dataset is not None,
+                repeats=wanted if isinstance(wanted, str) else None,
+            )
+        )
     settle_guard = guard.settle if guard is not None else _nothing
     found += _followers_of_samples(run, hooks, engine, folder=folder, settle_guard=settle_guard)
     return found
@@ -250,7 +275,7 @@ def _followers_of_samples(
         engine,
         settle_guard=settle_guard,
         dataset=dataset,
-        id_column=wanted if isinstance(wanted, str) else None,
+        names=_names_of_data(hooks),
         smoothing=args.label_smoothing_factor,
         keeps_ledger=bool(wanted or curriculum),
         writes=args.should_save and bool(wanted),

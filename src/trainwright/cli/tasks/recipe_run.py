@@ -30,6 +30,7 @@ from trainwright.support.units import count_text
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from trainwright.preflight.check_registry import Finding
     from trainwright.trainer import Trainer
 
 
@@ -41,8 +42,18 @@ NOT_SHOWN = ("_runtime", "_per_second", "epoch")
 Say = Callable[[str, str], None]  # (topic, line)
 
 
-def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
-    """Puts data and model into a trainer; RecipeError: they do not fit the settings, and nothing was trained."""
+def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] | None = None) -> Trainer:
+    """Puts data and model into a trainer.
+
+    Args:
+        recipe: says what to train.
+        tree: has the places of its entries.
+        say: shows a line about a topic.
+        found: gets what is odd in the rows, in the place of `say`.
+
+    Raises:
+        RecipeError: data and model do not fit the settings; nothing was trained.
+    """
     from trainwright.data.seeding import set_seed
     from trainwright.seq2seq_trainer import Seq2SeqTrainer
     from trainwright.trainer import Trainer
@@ -54,7 +65,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     except OSError as error:
         tree.refuse([(("training", "output_dir"), f"training.{error}")])
     set_seed(args.seed)  # a new head is drawn at random
-    material = load(recipe, tree)
+    material = load(recipe, tree, found)
     if not len(material.eval) and args.eval_strategy != "no":
         tree.refuse(
             [
@@ -68,7 +79,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     build: Callable[..., TaskObjects] = getattr(task_builders, recipe.task.replace("-", "_"))
     with quiet_transformers(), without_retries():
         parts = build(material, args)
-    for note in material.notes:
+    for note in material.notes if found is None else ():
         say("note", note)
     held = "" if parts.eval is None else f", {len(parts.eval)} to evaluate on"
     say("data", f"{counted(len(parts.train), 'sample')} to train on{held}, {parts.about}")

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -25,6 +26,9 @@ from trainwright.data.identity import SampleId
 from trainwright.data.row_names import ONE_SOURCE, row_names
 from trainwright.errors import DataError, MissingPackageError, did_you_mean, needs_package
 from trainwright.hub.access import dataset_problem, offline, without_retries
+from trainwright.preflight.check_registry import Finding
+from trainwright.preflight.table_checks import MOST_LABELS
+from trainwright.preflight.tables import Table
 
 if TYPE_CHECKING:
     from _csv import Reader as CsvReader
@@ -44,12 +48,38 @@ class TaskSource:
     train: Rows
     eval: Rows  # empty if nothing is held out
     shape: Shape | None = None  # for the task chat: the columns of its conversations
-    notes: list[str] = field(default_factory=list)  # findings in the rows, for the console
+    found: list[Finding] = field(default_factory=list)  # what is odd in the rows
+    twice: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by part: file and name of such columns
 
     @property
     def parts(self) -> list[tuple[str, Rows]]:
         """Returns the parts that have rows, by name."""
         return [(name, rows) for name, rows in (("train", self.train), ("eval", self.eval)) if len(rows)]
+
+    @property
+    def notes(self) -> list[str]:
+        """Returns what is odd in the rows, for the console."""
+        return [findings.described(finding) for finding in self.found]
+
+    def table(self, part: str, rows: Rows) -> Table:
+        """Returns the rows of a part as a table."""
+        is_dataset = hasattr(rows, "column_names")
+        columns: dict[str, Callable[[], Sequence[object]]] = {}
+        for name in rows.column_names if is_dataset else rows[0] if len(rows) else ():
+            columns[name] = partial(_cells, rows, name)
+        names = partial(self.names, rows)
+
+        @cache
+        def all_names() -> list[SampleId]:
+            return names()
+
+        return findings.table_of(
+            self.recipe,
+            part,
+            columns,
+            name_of=lambda place: str(all_names()[place]),
+            twice=self.twice.get(part, ()),
+        )
 
     def by_source(self) -> dict[str, list[Row]]:
         """Returns the rows to train on of each source, in the order of the sources."""
@@ -84,9 +114,22 @@ class TaskSource:
         return role in self.recipe.data.columns
 
 
-def load(recipe: Recipe, tree: Tree) -> TaskSource:
-    """Reads the data of a recipe; RecipeError: files or columns are not there, or no row is left."""
-    material = TaskSource(recipe, tree, [], [])
+def _cells(rows: Rows, name: str) -> Sequence[object]:
+    return list(rows[name]) if hasattr(rows, "column_names") else [row.get(name) for row in rows]
+
+
+def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> TaskSource:
+    """Reads the data of a recipe.
+
+    Args:
+        recipe: says which data.
+        tree: has the places of its entries.
+        found: gets what is odd in the rows, also where it is an error.
+
+    Raises:
+        RecipeError: files or columns are not there, rows cannot be trained, or no row is left.
+    """
+    material = TaskSource(recipe, tree, [], [], found=[] if found is None else found)
     try:
         if recipe.data.dataset is not None:
             train, held = _of_dataset(recipe.data)
@@ -100,6 +143,8 @@ def load(recipe: Recipe, tree: Tree) -> TaskSource:
         material.wrong(str(error), "data", "train" if recipe.data.dataset is None else "dataset")
     train = _used(material, "train", train)
     held = None if held is None else _used(material, "eval", held)
+    wrong = [finding for finding in material.found if finding.severity == "error"]
+    tree.refuse([(tuple(finding.entry.split(".")), findings.described(finding)) for finding in wrong])
     train = _shuffled(train, recipe.data.split_seed)
     if held is None and recipe.data.eval_share > 0:
         num = int(len(train) * recipe.data.eval_share)
@@ -123,27 +168,24 @@ def load(recipe: Recipe, tree: Tree) -> TaskSource:
 def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
     """Returns the rows that `where` chooses, and that are conversations in a chat; looks at what they hold."""
     _check_columns(material, rows)
-    recipe = material.recipe
-    is_dataset = hasattr(rows, "column_names")
-    numbers = _chosen(rows, recipe.data.where) if recipe.data.where else list(range(1, len(rows) + 1))
-
-    def column(name: str) -> Iterable[object]:
-        return rows[name] if is_dataset else (row.get(name) for row in rows)
-
-    if material.shape is not None:
-        names = list(material.shape.columns.values())
-        cells = (dict(zip(names, values, strict=True)) for values in zip(*map(column, names), strict=True))
-        numbers, found = findings.of_conversations(material.shape, part, cells, numbers)
-    else:
-        found = findings.find(recipe, part, column, numbers)
-    for finding in found:
-        if finding.is_error:
-            material.wrong(finding.text, *finding.path)
-        material.notes.append(f"{'.'.join(finding.path)}: {finding.text}")
-    if len(numbers) == len(rows):
+    if material.recipe.data.where:
+        rows = _at(rows, _chosen(rows, material.recipe.data.where))
+    if len(rows) == 0:
         return rows
-    indices = [number - 1 for number in numbers]
-    return rows.select(indices) if is_dataset else [rows[index] for index in indices]
+    table = material.table(part, rows)
+    if material.shape is None:
+        material.found += findings.find(material.recipe, table)
+        return rows
+    places, found = findings.of_conversations(material.shape, table)
+    material.found += found
+    return _at(rows, places)
+
+
+def _at(rows: Rows, places: list[int]) -> Rows:
+    """Returns the rows at some places, from 0."""
+    if len(places) == len(rows):
+        return rows
+    return rows.select(places) if hasattr(rows, "column_names") else [rows[place] for place in places]
 
 
 def _paths(named: str | Sequence[str] | None) -> list[Path]:
@@ -169,17 +211,26 @@ def _of_file(material: TaskSource, path: Path, *, file: str, source: str) -> lis
     """Reads a file, in the encoding that its bytes suggest where it is not UTF-8 and the recipe names none."""
     data = material.recipe.data
     try:
-        return list(read_rows(path, data, file=file, source=source))
+        rows = list(read_rows(path, data, file=file, source=source))
     except DataError as error:
         if not isinstance(error.__cause__, UnicodeDecodeError) or data.encoding is not None:
             raise
-        found = _encoding(path)
+        data = replace(data, encoding=_encoding(path))
         try:
-            rows = list(read_rows(path, replace(data, encoding=found), file=file, source=source))
+            rows = list(read_rows(path, data, file=file, source=source))
         except DataError:
             raise error from None
-        material.notes.append(f"{path} is not UTF-8 and is read as {found}; data.encoding sets another.")
-        return rows
+        material.found.append(
+            Finding(
+                "note",
+                f"{path} is not UTF-8 and is read as {data.encoding}; data.encoding sets another.",
+                check="encoding",
+                entry="data.encoding",
+            )
+        )
+    twice = [(file, name) for name in columns_twice(path, data)]
+    material.twice.setdefault("eval" if source == "eval" else "train", []).extend(twice)
+    return rows
 
 
 def _encoding(path: Path) -> str:
@@ -247,12 +298,12 @@ def is_range(name: str) -> bool:
 
 
 def _chosen(rows: Rows, where: JSONObject) -> list[int]:
-    """Returns the numbers, from 1, of the rows in which the columns have the values."""
+    """Returns the places of the rows in which the columns have the values."""
     wanted = {name: _values([value]) for name, value in where.items()}
     shown = rows.select_columns(list(wanted)) if hasattr(rows, "column_names") else rows
     return [
         number
-        for number, row in enumerate(shown, start=1)
+        for number, row in enumerate(shown)
         if all(str(row.get(name)) in values for name, values in wanted.items())
     ]
 
@@ -371,6 +422,18 @@ def _records(reader: CsvReader) -> Iterator[tuple[int, list[str]]]:
     for cells in reader:
         yield line, cells
         line = reader.line_num + 1
+
+
+def columns_twice(path: Path, data: DataPart) -> list[str]:
+    """Returns the names of columns that the first line of a table has more than once."""
+    kind = format_of(path, data.format)
+    if kind not in ("csv", "tsv") or not data.header:
+        return []
+    with _open(path, data) as file:
+        line = file.readline()
+    delimiter = data.delimiter or ("\t" if kind == "tsv" else _delimiter(line))
+    names = next(csv.reader([line], delimiter=delimiter), [])
+    return [name for name, uses in Counter(names).items() if uses > 1 and name.strip()]
 
 
 def _delimiter(first_line: str) -> str:
@@ -548,7 +611,7 @@ def find_labels(material: TaskSource, role: str) -> Labels:
             material.wrong(
                 f"the {part} rows have labels that are not listed: {', '.join(unknown[:5])}.{hint}", "data", "labels"
             )
-    if len(labels.names) < 2 or len(labels.names) > findings.MOST_LABELS:
+    if len(labels.names) < 2 or len(labels.names) > MOST_LABELS:
         where = material.recipe.column(role)
         said = "only one label" if len(labels.names) < 2 else f"{len(labels.names)} labels"
         material.wrong(f"the column {where!r} has {said}: {', '.join(labels.names[:5])}.", "data", "columns", role)

@@ -33,6 +33,7 @@ from trainwright.cli.tasks.task_objects import (
     ROW_OF_SAMPLE,
     Columns,
     TaskObjects,
+    note_cut_texts,
     origin_of,
     pieces,
     shown,
@@ -42,6 +43,7 @@ from trainwright.cli.tasks.task_objects import (
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.data.row_names import RowOrigin
 from trainwright.errors import DataError, needs_package
+from trainwright.preflight.check_registry import Finding
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -76,6 +78,8 @@ def _text_pair_objects(
 ) -> TaskObjects:
     roles = ["text", *(["text_pair"] if material.has("text_pair") else [])]
     tokenizer, config, length = text_parts(material, args, roles, **settings)
+    for role in roles:
+        note_cut_texts(material, role, length)
     names = [material.recipe.column(role) for role in roles]
     label_column = material.recipe.column("label")
 
@@ -107,6 +111,7 @@ def token_classification(material: TaskSource, args: TrainingArguments) -> TaskO
     if not tokenizer.is_fast:
         said = "this tokenizer cannot say which word a token is of; a fast one is needed."
         material.wrong(said, "model", "tokenizer")
+    note_cut_texts(material, "words", length)
     words, tags = (material.recipe.column(role) for role in ("words", "tags"))
 
     def encode(columns: Columns) -> Columns:
@@ -195,9 +200,13 @@ def chat(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     share = 1 - labels.count(IGNORE_INDEX) / len(labels)
     left = len(material.train) - len(objects.train)
     if left:
-        material.notes.append(
-            f"data.max_length: {counted(left, 'conversation')} without an answer in the "
-            f"first {length} tokens: left out."
+        material.found.append(
+            Finding(
+                "warning",
+                f"{counted(left, 'conversation')} without an answer in the first {length} tokens: left out.",
+                check="answers",
+                entry="data.max_length",
+            )
         )
     names = list(shape.columns.values())
     where = f"the column{'s' * (len(names) > 1)} {', '.join(names)}"
@@ -226,6 +235,8 @@ def seq2seq(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     """Makes the objects of a translation, or any text from a text."""
     tokenizer, config, source_length = text_parts(material, args, ["source", "target"], begins=False)
     target_length = max_length(material, tokenizer, config, name="max_target_length")
+    note_cut_texts(material, "source", source_length)
+    note_cut_texts(material, "target", target_length, setting="max_target_length")
     source, target = (material.recipe.column(role) for role in ("source", "target"))
 
     def encode(columns: Columns) -> Columns:

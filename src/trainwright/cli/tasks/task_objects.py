@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.image_processing_utils import BaseImageProcessor
 
+from trainwright.cli.tasks import findings
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
 from trainwright.cli.tasks.source import ModelConfig, Row, Rows, TaskSource, texts
 from trainwright.config.arguments import TrainingArguments
@@ -131,6 +132,22 @@ def text_parts(
     tokenizer = load_tokenizer(material, args, corpus, begins=begins)
     config = load_config(material, tokenizer, **settings)
     return tokenizer, config, max_length(material, tokenizer, config)
+
+
+def note_cut_texts(material: TaskSource, role: str, length: int, *, setting: str = "max_length") -> None:
+    """Notes the rows of which less than half is read.
+
+    Args:
+        material: has the rows, and gets what is found.
+        role: of the column that is cut.
+        length: tokens that are read.
+        setting: entry of `data` that sets this length.
+    """
+    is_wanted = (getattr(material.recipe.data, setting) or material.recipe.data.max_length) is not None
+    for part, rows in material.parts:
+        table = material.table(part, rows)
+        column = material.recipe.column(role)
+        material.found += findings.cut_texts(table, column, length=length, is_wanted=is_wanted)
 
 
 def _mixed(material: TaskSource, encode: Callable[[Columns], Columns]) -> MixtureDataset:

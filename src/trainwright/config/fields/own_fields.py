@@ -273,6 +273,19 @@ class OurFields(FieldGroup, group="Ours"):
         "Record the run in journal.jsonl (None: if it saves or has a tracker).",
         since="0.3",
     )
+    live_control: bool | str = not_compared(
+        False,
+        "Take commands of `trainwright ctl` while training; a text: repeat those in the journal of that run.",
+        bare_flag=True,
+        since="0.3",
+    )
+    average: dict[str, Any] | str | None = tunable(
+        None,
+        "Keep an average of the weights beside them: ema, swa or lawa, or {'kind': 'ema', 'decay': 0.9999, ...}.",
+        on_resume="continues the average of the checkpoint; one of another kind begins at this step",
+        syntax=("dict",),
+        since="0.3",
+    )
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)

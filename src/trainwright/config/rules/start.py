@@ -41,14 +41,16 @@ def resolve_best_metric(args: Arguments, eval_names: tuple[str, ...] = ()) -> Re
     if args.metric_for_best_model is None:
         return None
     metric = str(args.metric_for_best_model).removeprefix("eval_")
-    fitting = [name for name in eval_names if metric.startswith(f"{name}_")]
+    sets: dict[str, str | None] = {name: name for name in eval_names}
+    if value_of(args, "average") is not None:  # evaluates each set once more
+        sets |= {f"average_{name}": name for name in eval_names} or {"average": None}
+    fitting = [name for name in sets if metric.startswith(f"{name}_")]
     chosen = max(fitting, key=len, default=None)
     prefix = "eval" if chosen is None else f"eval_{chosen}"
     if f"eval_{metric}".removeprefix(f"{prefix}_") in COMPUTED_BY_EVALUATION:
         return None
-    return RequiredMetric(
-        name=f"eval_{metric}", prefix=prefix, eval_set=chosen if chosen or not eval_names else eval_names[0]
-    )
+    eval_set = next(iter(eval_names), None) if chosen is None else sets[chosen]
+    return RequiredMetric(name=f"eval_{metric}", prefix=prefix, eval_set=eval_set)
 
 
 # -- the length of the run --------------------------------------------------------------------------------------------
