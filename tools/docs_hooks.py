@@ -47,7 +47,7 @@ def _link(found: re.Match[str]) -> str:
 
 
 def arguments() -> str:
-    """A heading for each argument, under the title of its group: type, default and effect of a change, then the help."""
+    """A heading for each argument, under the title of its group: type, default, effect of a change, help."""
     from trainwright.config.fields import WITH_GENERATION
 
     parts: dict[str, list[str]] = {}

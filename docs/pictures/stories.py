@@ -117,7 +117,9 @@ def bad_sample(folder: Path) -> None:
     (place,) = package.submodule_search_locations or ()
     if not (folder / "minilm").exists():
         (folder / "minilm").symlink_to(Path(place) / "model")
-    plan = r"^(batch|length|optimizer|settings|schedule|time|Key|Notes|classifier\.\w+) |^\[transformers\]|^---|^- MISSING"
+    plan = (
+        r"^(batch|length|optimizer|settings|schedule|time|Key|Notes|classifier\.\w+) |^\[transformers\]|^---|^- MISSING"
+    )
     plan += "|^training on your|^Notes"
     row = BAD_LINE - 2
     draw(

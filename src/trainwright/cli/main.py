@@ -535,7 +535,21 @@ app = typer.Typer(
 )
 AS_TYPED = {"allow_extra_args": True, "ignore_unknown_options": True}  # --learning_rate 1e-4 training.max_steps=1
 for _command in (
-    init, check, train, resume, runs, report, compare, verify, export, push, ctl, ledger, replay, schema, env
+    init,
+    check,
+    train,
+    resume,
+    runs,
+    report,
+    compare,
+    verify,
+    export,
+    push,
+    ctl,
+    ledger,
+    replay,
+    schema,
+    env,
 ):
     app.command(context_settings=AS_TYPED if _command in (check, train, resume) else None)(reporting()(_command))
 

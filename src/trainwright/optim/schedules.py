@@ -1,6 +1,6 @@
 """Learning-rate schedules, and rates and other settings of the optimizer after a resume.
 
-The most frequent schedules equal those of transformers bit for bit. They are implemented here because the module in
+The most frequent schedules equal transformers' bit for bit. They are implemented here because the module in
 transformers imports PEFT and bitsandbytes with their dependencies: seconds and 60 MB before step 1 of a run that uses
 none of them.
 
@@ -133,7 +133,7 @@ def schedule_for(args: Arguments, optimizer: Optimizer, num_training_steps: int)
 
 
 def bind_step(optimizer: Optimizer) -> None:
-    """Makes a method of a function that somebody put in the place of `optimizer.step`: torch's schedules wrap methods.
+    """Makes a method of a function that replaces `optimizer.step`: torch's schedules wrap methods.
 
     The wrapper of an earlier schedule is a function too, which the next schedule takes as it is.
     """
@@ -366,7 +366,7 @@ def _set_rates(scheduler: lr_scheduler.LambdaLR) -> None:
 
 
 def _parts(scheduler: LRScheduler) -> list[LRScheduler]:
-    """Returns a schedule and those that it consists of."""
+    """Returns a schedule and its parts."""
     lists = [value for value in vars(scheduler).values() if isinstance(value, (list, tuple))]
     return [scheduler, *(p for inner in lists for one in inner if isinstance(one, LRScheduler) for p in _parts(one))]
 
@@ -389,7 +389,7 @@ def can_undo(scheduler: Any) -> bool:
 
 
 def schedule_memory(scheduler: Any) -> Callable[[], None]:
-    """Remembers where a schedule, its parts and the groups of its optimizer are; returns a function that restores them.
+    """Remembers the state of a schedule, its parts and its optimizer's groups; returns a function that restores them.
 
     Shallow copies are enough: a step of torch's schedules replaces values, and changes none in place.
     """

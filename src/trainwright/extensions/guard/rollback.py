@@ -176,5 +176,3 @@ def make_rollback(
     snapshot = MemorySnapshot(model, optimizer, scheduler, every=every) if every > 0 else SavedSnapshot(load_newest)
     num_left_out = math.ceil(plan.rollback_skip_samples / samples_per_step)
     return Rollback(snapshot, most=plan.max_rollbacks, num_left_out=num_left_out)
-
-
