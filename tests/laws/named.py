@@ -91,7 +91,7 @@ def drawn(seed: int, *, workers: int = 0) -> Case:
     fresh = iter(range(1, VOCABULARY))
     is_mixture = kind.startswith("mixture")
     names = rng.sample("abcd", k=rng.randint(2, 3)) if is_mixture else ["train"]
-    before = {name: [next(fresh) for _ in range(rng.randint(4, 9))] for name in names}
+    before = {name: [next(fresh) for _ in range(rng.randint(5, 9))] for name in names}
     after = {name: list(values) for name, values in before.items()}
     streams = {name for number, (name, _) in by_name(before) if not number % 2 and kind == "mixture of streams"}
     for _ in range(rng.randint(0, 6)):
@@ -112,7 +112,7 @@ def drawn(seed: int, *, workers: int = 0) -> Case:
 
 def change(now: Contents, what: str, rng: random.Random, fresh: Iterator[int], *, fixed: set[str], mixed: bool) -> None:
     """Changes contents in place; sources in `fixed` keep their rows, as streams do, whose rows have only places."""
-    free = [name for name in now if name not in fixed and len(now[name]) > 2]
+    free = [name for name in now if name not in fixed and len(now[name]) > 4]  # so that two can be excluded
     if what == "add source" and mixed:
         others = dict(now)
         now.clear()

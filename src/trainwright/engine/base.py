@@ -113,8 +113,8 @@ class Engine:
     def backward(self, loss: torch.Tensor, *, gradient: torch.Tensor | None = None) -> None:
         """Computes the gradients of a loss and adds them to the gradients of the window; for fp16 they are scaled here.
 
-        A replaced `accelerator.backward` is called as in the original Trainer. Accelerate's own does the work that is done
-        here, and divides the loss by one before.
+        A replaced `accelerator.backward` is called as in the original Trainer. Accelerate's own does the same
+        work, and divides the loss by one before.
 
         Args:
             loss: a scalar with its graph, divided for the window already.

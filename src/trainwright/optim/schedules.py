@@ -1,6 +1,6 @@
 """Learning-rate schedules, and rates and other settings of the optimizer after a resume.
 
-The most frequent schedules equal transformers' bit for bit. They are implemented here because the module in
+The most frequent schedules equal those of transformers bit for bit. They are implemented here because the module in
 transformers imports PEFT and bitsandbytes with their dependencies: seconds and 60 MB before step 1 of a run that uses
 none of them.
 
@@ -133,7 +133,7 @@ def schedule_for(args: Arguments, optimizer: Optimizer, num_training_steps: int)
 
 
 def bind_step(optimizer: Optimizer) -> None:
-    """Makes a method of a function that replaces `optimizer.step`: torch's schedules wrap methods.
+    """Makes a method of a function that somebody put in the place of `optimizer.step`: torch's schedules wrap methods.
 
     The wrapper of an earlier schedule is a function too, which the next schedule takes as it is.
     """
@@ -365,10 +365,12 @@ def _set_rates(scheduler: lr_scheduler.LambdaLR) -> None:
     scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": rates})
 
 
-def _parts(scheduler: LRScheduler) -> list[LRScheduler]:
-    """Returns a schedule and its parts."""
+def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
+    """Returns a schedule and the schedules that it consists of; empty for one that is not torch's."""
+    if not isinstance(scheduler, LRScheduler):
+        return []
     lists = [value for value in vars(scheduler).values() if isinstance(value, (list, tuple))]
-    return [scheduler, *(p for inner in lists for one in inner if isinstance(one, LRScheduler) for p in _parts(one))]
+    return [scheduler, *(part for inner in lists for one in inner for part in _parts(one))]
 
 
 def _plain(scheduler: LRScheduler) -> LRScheduler:
@@ -389,7 +391,7 @@ def can_undo(scheduler: Any) -> bool:
 
 
 def schedule_memory(scheduler: Any) -> Callable[[], None]:
-    """Remembers the state of a schedule, its parts and its optimizer's groups; returns a function that restores them.
+    """Remembers where a schedule, its parts and the groups of its optimizer are; returns a function that restores them.
 
     Shallow copies are enough: a step of torch's schedules replaces values, and changes none in place.
     """
@@ -404,10 +406,3 @@ def schedule_memory(scheduler: Any) -> Callable[[], None]:
             group.update(values)
 
     return undo
-
-
-def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
-    if not isinstance(scheduler, LRScheduler):
-        return []
-    lists = [value for value in vars(scheduler).values() if isinstance(value, (list, tuple))]
-    return [scheduler, *(part for inner in lists for one in inner for part in _parts(one))]

@@ -43,7 +43,8 @@ def resolve_best_metric(args: Arguments, eval_names: tuple[str, ...] = ()) -> Re
     metric = str(args.metric_for_best_model).removeprefix("eval_")
     sets: dict[str, str | None] = {name: name for name in eval_names}
     if value_of(args, "average") is not None:  # evaluates each set once more
-        sets |= {f"average_{name}": name for name in eval_names} or {"average": None}
+        averages: dict[str, str | None] = {f"average_{name}": name for name in eval_names}
+        sets |= averages or {"average": None}
     fitting = [name for name in sets if metric.startswith(f"{name}_")]
     chosen = max(fitting, key=len, default=None)
     prefix = "eval" if chosen is None else f"eval_{chosen}"
