@@ -16,7 +16,13 @@ SECTIONS = ("Architecture", "One batch, walking through", "One checkpoint, walki
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    made = {"arguments": arguments, "architecture": architecture, "changelog": changelog, "trainer": trainer}
+    made = {
+        "arguments": arguments,
+        "architecture": architecture,
+        "changelog": changelog,
+        "tasks": tasks,
+        "trainer": trainer,
+    }
     for name, make in made.items():
         place = f"<!-- {name} -->"
         if place in markdown:
@@ -70,6 +76,30 @@ def _argument(name: str, kind: str, one: Any) -> str:
         badges.append(("since", f"since {one.since}"))
     line = " ".join(f'<span class="badge badge-{sort}">{html.escape(text)}</span>' for sort, text in badges)
     return f'### `{name}` {{ #{name} .argument }}\n\n<p class="badges">{line}</p>\n\n{_help(one)}'
+
+
+def tasks() -> str:
+    """A section for each task of the command line: its columns, and the file that `trainwright init` writes."""
+    from trainwright.cli.recipe.recipe_reader import template
+    from trainwright.cli.recipe.schema import TASKS
+
+    parts = []
+    for name, spec in TASKS.items():
+        takes = f" It also takes {_listed(spec.takes)}." if spec.takes else ""
+        needs = f"Columns: {_listed(spec.needs)}.{takes}" if spec.needs else f"Columns: any of {_listed(spec.takes)}."
+        about = f"{spec.title[:1].upper()}{spec.title[1:]}. {needs} The model is loaded by `{spec.model_class}`."
+        if spec.adapter is not None:
+            about += " It trains LoRA adapters too."
+        shown = template(name).rstrip().partition("\n")[2]  # without the line for editors
+        file = f"```yaml\n{shown}\n```"
+        parts.append(
+            f"## {name}\n\n{about}\n\n```\ntrainwright init {name}\ntrainwright train config.yaml\n```\n\n{file}"
+        )
+    return "\n\n".join(parts)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
 
 
 def members(name: str, first: Sequence[str]) -> str:
