@@ -2,7 +2,7 @@
 
 The logits of N tokens over V words are by far the largest tensor of a step, and the loss needs a row of them at a time.
 A kernel takes the hidden states instead; `chunked` computes loss and gradients for a few hundred tokens at a time.
-Before step 1 the kernel runs on the user's model beside the plain loss. Where the two differ, or the model has no such
+Before step 1 the kernel and the plain loss run on the user's model. Where the two differ, or the model has no such
 end, a warning says why and the plain loss is used.
 """
 
@@ -113,12 +113,12 @@ def chunked_cross_entropy(
         hidden: (tokens, width), floating point.
         weight: (words, width), of the same type and device; with `bias` the output layer.
         bias: (words), or None.
-        targets: (tokens), int64; -100 where no label counts.
+        targets: (tokens), int64; -100 for labels that do not count.
         cap: logits are `cap * tanh(logits / cap)`; None: as they are.
 
     Returns:
         The sum over tokens, a scalar in fp32 with its graph (one backward), and the losses of the tokens (tokens) in
-        fp32 without one, 0 where no label counts. With the same memory for any number of tokens beside `hidden`, and
+        fp32 without one, 0 if no label counts. With the same memory for any number of tokens besides `hidden`, and
         two copies of `weight` at most.
     """
     return _Chunked.apply(hidden, weight, bias, targets, cap)  # type: ignore[no-any-return,no-untyped-call]
@@ -180,7 +180,7 @@ def without_logits(
     runs_triton: bool,
     agree: Callable[[Callable[[], str | None]], str | None] = _alone,
 ) -> Iterator[str | None]:
-    """Trains with a loss kernel while it lasts; with the plain loss, and a warning, where it cannot be applied.
+    """Trains with a loss kernel while it lasts; with the plain loss, and a warning, if it cannot be applied.
 
     Gives the reason for which it cannot be, or None. The model is placed and not yet wrapped. `keeps_outputs`: training
     looks at more of its output than the loss; `obstacle`: why the engine cannot leave the output layer as it is;
@@ -309,7 +309,7 @@ class _Swap:
         shift_labels: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Computes what `ForCausalLMLoss` computes, from hidden states (batch, tokens, width)."""
+        """Computes `ForCausalLMLoss` from hidden states (batch, tokens, width)."""
         self.was_used = True
         if shift_labels is None:
             shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]

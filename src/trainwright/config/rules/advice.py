@@ -1,4 +1,4 @@
-"""Advice: settings that have no effect beside the others. Said once when training starts, never an error."""
+"""Advice: settings that have no effect next to others. Logged once when training starts, never an error."""
 
 from __future__ import annotations
 
