@@ -56,6 +56,7 @@ CURRICULUM_NAME = "curriculum.pt"
 RECORDED_METRICS_NAME = "recorded_metrics.json"
 EXTENSIONS_NAME = "extension_states.pt"
 LEDGER_NAME = "ledger.parquet"
+QUARANTINE_NAME = "quarantine.jsonl"
 MANIFEST_NAME = "manifest.json"
 
 IGNORE_INDEX = -100  # a label that no loss counts

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.config import plans
@@ -279,6 +280,26 @@ def checkpoint(args: Arguments) -> plans.CheckpointPlan:
         saves_on_interrupt=args.save_strategy != "no" or args.enable_jit_checkpoint or requeues or any(by_time),
         saves_on_exception=bool(value_of(args, "save_on_exception")),
         requeues=requeues,
+    )
+
+
+def mirror(args: Arguments, folder: str) -> plans.MirrorPlan | None:
+    """Returns how checkpoints are copied under a URL; None without one.
+
+    Args:
+        args: of the run.
+        folder: directory of the run: `output_dir`, or one below it for a trial of a search.
+    """
+    url = value_of(args, "checkpoint_mirror")
+    if url is None:
+        return None
+    below = Path(folder).relative_to(args.output_dir).as_posix()
+    speed = value_of(args, "mirror_max_mb_per_s")
+    return plans.MirrorPlan(
+        url=url.rstrip("/") if below == "." else f"{url.rstrip('/')}/{below}",
+        every_s=value_of(args, "mirror_every"),
+        keep_last=value_of(args, "mirror_total_limit"),
+        bytes_per_s=None if speed is None else speed * 1e6,
     )
 
 

@@ -44,6 +44,7 @@ OWN_EXTENSIONS = (
     "incidents",
     "ledger",
     "lease",
+    "mirror",
     "quarantine",
     "recorded_metrics",
     "speed",
