@@ -14,14 +14,14 @@ import yaml
 
 from trainwright import TrainerCallback, _types
 from trainwright._types import printable, without_tokens
-from trainwright.callbacks.progress import aligned, readable
+from trainwright.callbacks.log_table import LogTable
+from trainwright.callbacks.progress import readable
 from trainwright.cli.main import echo
 from trainwright.evaluation.outputs import print_metrics
 from trainwright.extensions.incidents import bundle
 from trainwright.hub.model_card import CardContent, write_card
 from trainwright.journal import record
 from trainwright.report.run_page import write_report
-from trainwright.state.trainer_state import TrainerState
 
 from ._support.small import data, make_trainer
 
@@ -71,9 +71,12 @@ def test_nothing_that_is_logged_or_printed_controls_the_terminal(
 
 
 def test_the_line_above_the_bar_is_clean() -> None:
-    line = aligned(TrainerState(max_steps=2), readable({ESC: 1.0, "label": ESC}), is_coloured=False)
-    assert line.count(SHOWN) == 2
-    assert is_clean(line)
+    table = LogTable(by_evaluation=False, width=lambda: 200)
+    text = "".join(
+        [*table.lines("1/2", readable({ESC: 1.0, "label": ESC})), *table.lines("1/2", {"loss": 1, ESC: ESC})]
+    )
+    assert text.count(SHOWN) == 4
+    assert is_clean(text)
 
 
 # -- keys and tokens -------------------------------------------------------------------------------------------------

@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import Any
 
 HEAD = "| argument: type = default | meaning, and what a change does to a resume |\n|---|---|"
+DOCS = Path(__file__).parents[1] / "docs"
+REPOSITORY = "https://github.com/trainwright/trainwright/blob/main"
 SECTIONS = ("Architecture", "One batch, walking through", "One checkpoint, walking through", "Resuming a stream")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    for place, made in (("<!-- arguments -->", arguments), ("<!-- architecture -->", architecture)):
+    for place, made in (
+        ("<!-- arguments -->", arguments),
+        ("<!-- architecture -->", architecture),
+        ("<!-- changelog -->", changelog),
+    ):
         markdown = markdown.replace(place, made()) if place in markdown else markdown
     return markdown
 
@@ -23,6 +29,21 @@ def architecture() -> str:
     text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     parts = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL))
     return "\n".join(f"## {title}\n{parts[title]}" for title in SECTIONS)
+
+
+def changelog() -> str:
+    """CHANGELOG.md without its title, with links that lead to the pages of the site."""
+    text = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8").partition("\n")[2]
+    text = re.sub(r"\]\(docs/", "](", text)
+    return re.sub(r"\]\((?!https?:|#)([^)]*)\)", _link, text)
+
+
+def _link(found: re.Match[str]) -> str:
+    """A link of the changelog: to a page, or for a file that is not on the site, to the repository."""
+    place = found[1]
+    return (
+        f"]({place})" if ".md" in place and (DOCS / place.partition("#")[0]).is_file() else f"]({REPOSITORY}/{place})"
+    )
 
 
 def arguments() -> str:

@@ -57,6 +57,7 @@ RECORDED_METRICS_NAME = "recorded_metrics.json"
 EXTENSIONS_NAME = "extension_states.pt"
 LEDGER_NAME = "ledger.parquet"
 QUARANTINE_NAME = "quarantine.jsonl"
+AVERAGES_NAME = "weight_averages.pt"
 MANIFEST_NAME = "manifest.json"
 
 IGNORE_INDEX = -100  # a label that no loss counts

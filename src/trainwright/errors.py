@@ -147,13 +147,21 @@ def warn_older_name(old: str, new: str, *, stacklevel: int = 3) -> None:
     warnings.warn(f"{old} is the older name of {new}: write {new}.", LegacyNameWarning, stacklevel=stacklevel)
 
 
+NEAR = 0.75  # least similarity of a suggestion, as difflib's ratio: below it, another word is meant
+
+
+def nearest(name: object, known: Iterable[object]) -> str | None:
+    """Returns the known name that is spelled most like an unknown one; None if none is near."""
+    near = difflib.get_close_matches(str(name), [str(one) for one in known], n=1, cutoff=NEAR)
+    return near[0] if near else None
+
+
 def did_you_mean(name: object, known: Iterable[object], *, quoted: bool = False) -> str:
     """Returns " Did you mean ...?" with the known name that is nearest to an unknown one; empty where none is near."""
-    near = difflib.get_close_matches(str(name), [str(one) for one in known], n=1)
-    if not near:
+    near = nearest(name, known)
+    if near is None:
         return ""
-    nearest = repr(near[0]) if quoted else near[0]
-    return f" Did you mean {nearest}?"
+    return f" Did you mean {near!r}?" if quoted else f" Did you mean {near}?"
 
 
 def excerpt(text: object, most: int = 200) -> str:

@@ -13,6 +13,7 @@ The loop is `_inner_training_loop` (epochs), `_run_epoch` (steps) and `_train_on
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
@@ -36,6 +37,7 @@ from trainwright.config import resolve
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.fields import value_of
 from trainwright.data import bad_sample, columns, length_sampler, mixture
+from trainwright.data.row_names import ONE_SOURCE, NamesOf
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
@@ -51,7 +53,7 @@ from trainwright.run import build, checkpointing, checks, console, input_pipelin
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.pickling import restore, state_of
 from trainwright.run.published import owned_by
-from trainwright.run.refusal import unchanged_if_refused
+from trainwright.run.refusal import unchanged_if_refused, with_known_keywords
 from trainwright.run.run import Run
 from trainwright.state.progress import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
 from trainwright.state.recorded_metrics import METRICS
@@ -161,6 +163,7 @@ class Trainer:
 
     # -- construction --------------------------------------------------------------------------------------------------
 
+    @with_known_keywords
     def __init__(
         self,
         model: Any = None,
@@ -693,15 +696,21 @@ class Trainer:
         """
         checks.check_is_dataset(dataset, description)
         source = dataset
+        names = NamesOf(
+            dataset,
+            id_column=resolve.id_column(self.args),
+            source=ONE_SOURCE if is_training else dataloader_key or "eval",
+        )
         is_columnar = columns.is_columnar(dataset) and dataset.format["type"] != "custom"
         if is_columnar and not behaviour_of(self.args).reads_length_column_before_removal:
             dataset = self._remove_unused_columns(dataset, description=description)
         # The order first: a column of lengths is none that the model takes.
         length_of = input_pipeline.length_input(self.processing_class)
         model = self.model
-        sampler = input_pipeline.sampler_of(
-            dataset, sampler_fn, self.args, length_of=length_of, batch_size=batch_size, is_training=is_training
-        )
+        with bad_sample.naming_numbers(names.text):
+            sampler = input_pipeline.sampler_of(
+                dataset, sampler_fn, self.args, length_of=length_of, batch_size=batch_size, is_training=is_training
+            )
         collate = input_pipeline.sample_collator(sampler, self.data_collator, default=self._default_collator)
         if is_columnar:
             dataset = self._remove_unused_columns(dataset, description=description)
@@ -711,6 +720,7 @@ class Trainer:
         collate = input_pipeline.row_collator(self.args, sampler, collate, model, self.processing_class)
         how = {"sampler": sampler, "collate": collate, "batch_size": batch_size, "is_training": is_training}
         dataloader = input_pipeline.make_dataloader(dataset, self.args, self._engine, **how)
+        dataloader.sample_name = names.text
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             dataloader.source = source
             self._eval_dataloaders[dataloader_key] = dataloader
@@ -1154,7 +1164,7 @@ class Trainer:
             device: where the number of items is wanted; default that of the run.
 
         Returns:
-            The batches, and the label items of all of them over all processes: a scalar int64 on `device`, or None if
+            The batches, and the label items of all of them over all processes: a scalar on `device`, fp32, or None if
             neither the model nor the loss function asks for it.
         """
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
@@ -1204,7 +1214,7 @@ class Trainer:
             device: where the number is wanted.
 
         Returns:
-            An integer tensor on `device`, of all processes with `average_tokens_across_devices`; None if nothing asks.
+            An fp32 scalar on `device`, of all processes with `average_tokens_across_devices`; None if nothing asks.
         """
         rule = self._run.loss_rule or self._loss_rule()
         count = rule.count(batch_samples)
@@ -1475,7 +1485,11 @@ class Trainer:
         Returns:
             A scalar tensor on the device (DeepSpeed: a float).
         """
-        return self._engine.clip(model, math.inf) if grad_norm is None else grad_norm
+        if grad_norm is not None:
+            return grad_norm
+        if behaviour_of(self.args).measured_gradients_stay:
+            return self._engine.measure_norm(model)
+        return self._engine.clip(model, math.inf)
 
     def _get_learning_rate(self) -> float:
         """Learning rate of the first parameter group."""
@@ -1607,8 +1621,12 @@ class Trainer:
         Raises:
             EvaluationMemoryError: the device's memory is full.
         """
+        run = self._run
+        evaluate = functools.partial(self.evaluate, None, ignore_keys_for_eval)
         try:
             metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+            if run.extensions.evaluated:
+                metrics = {**metrics, **run.extensions.evaluated_beside(run, evaluate)}
         except RuntimeError as error:
             if not self._engine.is_out_of_memory(error):
                 raise
@@ -1737,7 +1755,8 @@ class Trainer:
                     metric_key_prefix=prefix,
                 )
             except Exception as error:
-                bad_sample.name_sample(error, where=f"the data of {prefix!r}")
+                name = getattr(dataloader, "sample_name", bad_sample.number_text)
+                bad_sample.name_sample(error, where=f"the data of {prefix!r}", name=name)
                 raise
         num_steps = math.ceil((output.num_samples or 0) / (args.eval_batch_size * engine.num_replicas))
         metrics: Any = output.metrics
@@ -2023,7 +2042,7 @@ class Trainer:
             checkpointing.keep_only_best(CheckpointStore(self._get_output_dir(trial)), self.args, run)
         self.callback_handler.fire("on_train_end", progress)
         self._finish_current_push()
-        console.show_lines(self.args, console.time_breakdown(services.journal.end()))
+        console.show_lines(self.args, console.time_breakdown(self.args, services.journal.end()))
         return TrainOutput(progress.state.global_step, train_loss, metrics)
 
     def capture_incident(self, reason: str = "requested") -> Path:

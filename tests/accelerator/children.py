@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .._support import forked
+from .._support import forked, two_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "RESULT "
@@ -38,15 +38,36 @@ def on_the_standin(
     return json.loads(line.removeprefix(MARK))
 
 
-def main() -> None:
+RANK_SCRIPT = """
+import os, sys
+os.environ["LOCAL_RANK"] = "0"  # as on two machines with one device each
+sys.path.insert(0, {root!r})
+from tests._support.two_processes import tell
+from tests.accelerator.children import called
+tell(result=called(*sys.argv[1:]))
+"""
+
+
+def on_two_standins(function: str, *arguments: Any, folder: Path) -> list[Any]:
+    """Returns what a function returns in each of two processes of one run, with a device each."""
+    env = {"ACCELERATE_TORCH_DEVICE": "accel:0", "STANDIN_DEVICES": "1"}
+    script = RANK_SCRIPT.format(root=str(ROOT))
+    done = two_processes.run(script, function, str(folder), json.dumps(arguments), folder=folder, environment=env)
+    return [one["result"] for one in done.told]
+
+
+def called(name: str, folder: str, arguments: str) -> Any:
+    """Calls a function of these tests with the stand-in."""
     from .._support import standin
 
     standin.install()
-    name, folder, arguments = sys.argv[1:]
     module, _, function = name.rpartition(".")
     found = getattr(importlib.import_module(f"tests.accelerator.{module}"), function)
-    result = found(Path(folder), *json.loads(arguments))
-    print(MARK + json.dumps(result), flush=True)
+    return found(Path(folder), *json.loads(arguments))
+
+
+def main() -> None:
+    print(MARK + json.dumps(called(*sys.argv[1:])), flush=True)
 
 
 if __name__ == "__main__":

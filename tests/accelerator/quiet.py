@@ -14,7 +14,7 @@ import trainwright
 from .._support import standin
 from .._support.small import data, make_trainer
 from .quiet_limits import FIRST, LAST
-from .runs import FEATURES, causal
+from .runs import FEATURES, causal, lora
 
 COUNTS = standin.COUNTS
 PRECISIONS: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": {"bf16": True}, "fp16": {"fp16": True}}
@@ -60,9 +60,13 @@ def pinned(rows: list[dict[str, Any]], key: str) -> torch.Tensor:
 
 
 @functools.cache
-def of_hand(precision: str, *, accumulation: int = 1, clips: bool = True) -> Found:
-    """Counts a loop written by hand with the same model, data, groups of the optimizer and precision."""
-    parts = causal()
+def of_hand(precision: str, *, accumulation: int = 1, clips: bool = True, adapters: bool = False) -> Found:
+    """Counts a loop written by hand with the same model, data, groups of the optimizer and precision.
+
+    As in transformers' Trainer, the loss of a window is divided by its labels, and without clipping the norm is
+    measured for the log.
+    """
+    parts = lora() if adapters else causal()
     model = parts["model"].to("accel")
     model.config.use_cache = False  # as both trainers set it
     groups = make_trainer(Path("unused"), **causal(), use_cpu=True).get_decay_parameter_names(model)
@@ -82,21 +86,27 @@ def of_hand(precision: str, *, accumulation: int = 1, clips: bool = True) -> Fou
     total = torch.zeros((), device="accel")
     model.train()
     for step in range(1, LAST + 1):
+        window = []
         for micro_batch in range(accumulation):
             start = 4 * ((step - 1) * accumulation + micro_batch)
             batch = {
                 key: pinned(rows[start : start + 4], key).to("accel", non_blocking=True)
                 for key in ("input_ids", "labels")
             }
+            window.append(batch)
+        counts = [batch["labels"][:, 1:].ne(-100).sum(dtype=torch.float32) for batch in window]
+        num_items = torch.stack(counts).sum() if accumulation > 1 else counts[0]
+        for batch in window:
             with torch.autocast("accel", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-                loss = model(**batch).loss
-            loss = loss / accumulation if accumulation > 1 else loss
+                loss = model(**batch, num_items_in_batch=num_items).loss
             total += loss.detach()
             (loss if scaler is None else scaler.scale(loss)).backward()
         if scaler is not None:
             scaler.unscale_(optimizer)
         if clips:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        else:
+            torch.nn.utils.get_total_norm([value.grad for value in model.parameters() if value.grad is not None])
         if scaler is None:
             optimizer.step()
         else:
@@ -112,16 +122,16 @@ def of_hand(precision: str, *, accumulation: int = 1, clips: bool = True) -> Fou
 
 
 def compared(folder: Path, name: str, precision: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the counts of both, and the launches that one of them has more of."""
+    """Returns the counts of both, and the launches that each has more of than the other."""
     accumulation = FEATURES[name][1].get("gradient_accumulation_steps", 1)
     clips = (FEATURES[name][1] | settings).get("max_grad_norm", 1.0) > 0
     ours = of_trainer(folder, name, precision, **settings)
-    hand = of_hand(precision, accumulation=accumulation, clips=clips)
+    hand = of_hand(precision, accumulation=accumulation, clips=clips, adapters=name == "lora")
     mine = Counter(ours["by_name"])
     its = Counter(hand["by_name"])
     return {"ours": ours, "hand": hand, "more": dict(mine - its), "fewer": dict(its - mine)}
 
 
-def cells(folder: Path, precision: str, names: list[str]) -> dict[str, Any]:
-    """Returns `compared` of each of these features in one precision."""
-    return {name: compared(folder / name, name, precision, {}) for name in names}
+def cells(folder: Path, precision: str, names: list[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns `compared` of each of these features in one precision, with further settings."""
+    return {name: compared(folder / name, name, precision, settings) for name in names}

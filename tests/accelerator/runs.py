@@ -178,6 +178,56 @@ def _weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
     return torch.load(checkpoint / "pytorch_model.bin", weights_only=True)  # type: ignore[no-any-return]
 
 
+# -- fp16 --------------------------------------------------------------------------------------------------------------
+
+OVERFLOWING = (2, 5, 6)  # steps whose gradients overflow
+
+
+class Overflows(trainwright.Trainer):
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **how: Any) -> Any:
+        loss = super().compute_loss(model, inputs, return_outputs, **how)
+        return loss * 1e6 if self.state.global_step + 1 in OVERFLOWING else loss
+
+
+def overflowed(folder: Path, optimizer: str) -> dict[str, Any]:
+    """Returns the rates that the steps of a run in fp16 used and saved, some of whose updates are skipped."""
+    rates: list[float] = []
+    changed: list[bool] = []
+
+    class Looks(trainwright.TrainerCallback):
+        before: torch.Tensor
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.before = kwargs["model"].lm_head.weight.detach().clone()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            changed.append(not torch.equal(self.before, kwargs["model"].lm_head.weight))
+
+    class Rates(Overflows):
+        def _get_learning_rate(self) -> float:  # asked after each update, before the schedule moves on
+            rates.append(super()._get_learning_rate())
+            return rates[-1]
+
+    settings = ON_ACCEL | {"fp16": True, "max_steps": 8, "logging_steps": 4, "save_strategy": "steps", "save_steps": 5}
+    parts = {"cls": Rates, "optim": optimizer, "learning_rate": 0.8, "callbacks": [Looks()]}
+    trainer = make_trainer(folder / "whole", **causal(), **parts, **settings)
+    trainer.train()
+    checkpoint = folder / "whole" / "checkpoint-5"
+    saved = torch.load(checkpoint / "scheduler.pt", weights_only=True)["last_epoch"]
+    later = make_trainer(folder / "later", **causal(), **parts, **settings)
+    later.train(resume_from_checkpoint=str(checkpoint))
+    whole = weights(trainer.model)
+    resumed_weights = weights(later.model)
+    return {
+        "rates": rates[:8],
+        "changed": changed[:8],
+        "logged": [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry],
+        "saved": saved,
+        "last": trainer.lr_scheduler.get_last_lr()[0],
+        "weight_gap": max((value - resumed_weights[name]).abs().max().item() for name, value in whole.items()),
+    }
+
+
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,18 @@ def test_a_save_has_the_weights_of_its_step(is_async: bool, tmp_path: Path) -> N
     assert found["pins"] > 0
 
 
+@pytest.mark.parametrize("optimizer", ["adamw_torch_fused", pytest.param("adamw_torch", marks=pytest.mark.slow), "sgd"])
+def test_a_step_that_overflows_in_fp16_does_not_advance_the_schedule(optimizer: str, tmp_path: Path) -> None:
+    """Also where only the device knows at once that the update was skipped (steps 2, 5 and 6)."""
+    found = on_the_standin("runs.overflowed", optimizer, folder=tmp_path)
+    assert found["changed"] == [True, False, True, True, False, False, True, True]
+    assert found["rates"] == pytest.approx([0.8, 0.7, 0.7, 0.6, 0.5, 0.5, 0.5, 0.4])
+    assert found["logged"] == pytest.approx([0.6, 0.4])
+    assert found["saved"] == 3
+    assert found["last"] == pytest.approx(0.3)
+    assert found["weight_gap"] == 0.0
+
+
 def test_a_batch_that_does_not_fit_is_cut(tmp_path: Path) -> None:
     found = on_the_standin("runs.finds_a_batch_size", folder=tmp_path)
     assert found["peaks"]["2"] < found["limit"] < found["peaks"]["16"]

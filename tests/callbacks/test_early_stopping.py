@@ -65,7 +65,12 @@ def test_a_metric_that_is_not_there_is_said(caplog: pytest.LogCaptureFixture) ->
     args = SimpleNamespace(metric_for_best_model="f1", greater_is_better=True)
     control = TrainerControl()
     with caplog.at_level(logging.WARNING, logger="trainwright"):
-        EarlyStoppingCallback(1).on_evaluate(args, TrainerState(), control, metrics={"eval_loss": 1.0, "epoch": 1})
+        callback = EarlyStoppingCallback(1)
+        callback.on_evaluate(args, TrainerState(), control, metrics={"eval_f1": 1.0})
+        callback.on_evaluate(args, TrainerState(), control, metrics={"eval_average_f1": 1.0})
+        assert caplog.text == "", "an evaluation beside the one that gives the metric need not"
+        for _ in range(2):
+            callback.on_evaluate(args, TrainerState(), control, metrics={"eval_loss": 1.0, "epoch": 1})
     assert "eval_f1" in caplog.text
     assert "epoch, eval_loss" in caplog.text
     assert not control.should_training_stop

@@ -64,10 +64,16 @@ def test_on_a_terminal_there_is_a_bar_with_the_latest_values_and_one_for_the_eva
     assert re.search(r"12/12 \[\d+:\d+<00:00, .*steps.*loss [\d.]+, lr [\d.e-]+", text), text
     assert re.search(r"evaluation: .*1/1", text), "a bar for the evaluation"
     lines = [line.rpartition("\r")[2] for line in plain(text).splitlines()]
-    logs = [line for line in lines if re.match(r"step +\d+/12  loss ", line)]
-    assert [re.match(r"step +(\d+)/12", line)[1] for line in logs] == ["4", "8", "12"]
-    assert len({line.index("grad_norm") for line in logs}) == 1, "columns stand below each other"
-    assert "\x1b[2mloss\x1b[0m" in text
+    head, *rows = [line for line in lines if re.match(r" +(step|\d+/12)  +", line)]
+    assert head.split() == ["step", "epoch", "loss", "eval_loss"]
+    assert [row.split()[:2] for row in rows] == [["4/12", "1"], ["8/12", "2"], ["12/12", "3"]], (
+        "one for each evaluation"
+    )
+    assert {len(row.split()) for row in rows} == {4}
+    assert {len(row) for row in rows} == {len(head)}, "columns stand below each other"
+    assert f"\x1b[2m{head}\x1b[0m" in text
+    assert "_runtime" not in text
+    assert "_per_second" not in text
     assert text.rstrip().endswith("the end")
 
 

@@ -130,6 +130,25 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("metric_for_best_model=acuracy", "acuracy"),
+        ("output_dir=used", "has a run already"),
+    ],
+)
+def test_a_dry_run_refuses_what_a_training_refuses(setting: str, said: str, tmp_path: Path) -> None:
+    path = small(tmp_path)
+    (tmp_path / "used" / "checkpoint-4").mkdir(parents=True)
+    (tmp_path / "used" / "checkpoint-4" / "trainer_state.json").write_text("{}")
+    words = ("train", str(path), "--set", f"training.{setting}")
+    real = call(*words)
+    dry = call(*words, "--dry-run")
+    assert (real.exit_code, dry.exit_code) == (2, 2), dry.output
+    assert said in real.output
+    assert said in dry.output
+
+
 def test_what_a_signal_ends_names_the_command_that_continues(tmp_path: Path) -> None:
     said: list[tuple[str, str]] = []
     with pytest.raises(KeyboardInterrupt), names_the_resume(tmp_path / "run", lambda *words: said.append(words)):

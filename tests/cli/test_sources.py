@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def test_sources_have_names_and_shares(tmp_path: Path) -> None:
     recipe = checked(tree, tmp_path)
     assert recipe.training["mixture"] == {"code": 0.7, "talk": "all"}
     material = load(recipe, tree)
-    found = [(material.source_of[id(row)], row["text"].split()[0]) for row in material.train]
+    found = [(row.name.source, row["text"].split()[0]) for row in material.train]
     assert len(found) == 33, "a tenth is held out"
     assert set(found) == {("code", "code"), ("talk", "chat")}
 
@@ -47,7 +48,7 @@ def test_sources_have_names_and_shares(tmp_path: Path) -> None:
     [
         ([{"path": "none.jsonl"}], "none.jsonl"),
         (["code.jsonl"], "form"),
-        ([{"path": "code.jsonl", "weight": 1}], "form"),
+        ([{"path": "code.jsonl", "weight": 1}], "weight is not known. A source has: path, name, share"),
         ([{"path": "code.jsonl"}, {"path": "chat.jsonl", "name": "code"}], "two are called 'code'"),
         ([{"path": "code.jsonl", "share": 1}, {"path": "chat.jsonl"}], "'chat' has no share"),
         ([{"path": "code.jsonl", "share": -1}], "-1 of 'code'"),
@@ -57,6 +58,32 @@ def test_sources_have_names_and_shares(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(data: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=said):
         checked(read_tree(written(tmp_path, data)), tmp_path)
+
+
+FIVE_LINES = "task: text-classification\nmodel: {path: model}\ndata:\n  sources:\n    - {path: code.jsonl, share: 1}\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "said"),
+    [
+        ("path: none.jsonl\n      share: 1", 6, "there is no file"),
+        ("path: chat.jsonl\n      share: half", 7, "'half' of 'chat'"),
+        ("path: chat.jsonl\n      shares: 1", 7, "shares is not known. Did you mean share?"),
+        ("path: chat.jsonl\n      name: code\n      share: 1", 7, "two are called 'code'"),
+        ("path: chat.jsonl", 6, "'chat' has no share"),
+        ("chat.jsonl", 6, "form"),
+    ],
+)
+@pytest.mark.parametrize("is_short", [False, True])
+def test_an_error_in_a_source_points_to_its_line(
+    source: str, line: int, said: str, is_short: bool, tmp_path: Path
+) -> None:
+    path = written(tmp_path, [])
+    text = f"{FIVE_LINES}    - {source}\n"
+    path.write_text(text.replace("  sources:\n", "\n") if is_short else text)
+    with pytest.raises(RecipeError) as caught:
+        checked(read_tree(path), tmp_path)
+    assert re.search(rf"config\.yaml:{line}: .*{re.escape(said)}", str(caught.value)), caught.value
 
 
 def test_the_schema_takes_both_forms() -> None:
@@ -90,5 +117,9 @@ def test_three_files_are_trained_on_by_their_shares_and_their_ledger_has_texts(
     for one in listed:
         assert one["text"].split()[0] == one["source"], "the rows of a mixture come source by source"
     assert len({one["text"] for one in listed}) == len(listed) > 20
+    of_one_file = json.loads(call("ledger", "run", "text", "-n", "99", "--data", "code.jsonl", "--json").output)
+    assert [one["text"] for one in of_one_file] == [one["text"] if one["source"] == "code" else None for one in listed]
+    (tmp_path / "code.jsonl").write_text('{"text": "another", "label": "a"}')
     refused = call("ledger", "run", "text", "--data", "code.jsonl")
-    assert (refused.exit_code, "and code.jsonl has 24 rows" in " ".join(refused.output.split())) == (2, True)
+    assert "none of the 1 row of code.jsonl is one of them" in " ".join(refused.output.split())
+    assert refused.exit_code == 2

@@ -81,7 +81,7 @@ def test_a_dataset_of_the_package_gives_the_same_as_a_file(tmp_path: Path) -> No
     found = material(tmp_path, train=None, dataset="saved", where={"label": [0, 1]}, max_train_rows=8)
     assert (len(found.train), len(found.eval)) == (8, 4)
     assert find_labels(found, "label").names == ["no", "yes"]
-    samples = encoded(found.train, lambda columns: {"length": [len(text) for text in columns["text"]]})
+    samples = encoded(found, found.train, lambda columns: {"length": [len(text) for text in columns["text"]]})
     assert samples.column_names == ["length"]
     with pytest.raises(RecipeError, match=r"config\.yaml:8: data.dataset: it has no split 'tets'. Did you mean test\?"):
         material(tmp_path, train=None, dataset="saved", eval="tets")
@@ -136,19 +136,21 @@ def test_labels_are_found_listed_or_renamed(tmp_path: Path) -> None:
 
 def test_rows_without_a_label_are_refused(tmp_path: Path) -> None:
     rows = [{**row, "label": None if i < 3 else row["label"]} for i, row in enumerate(ROWS)]
-    with pytest.raises(RecipeError, match=r"3 of the train rows have no label: rows 1, 2, 3\. Fill them in"):
+    with pytest.raises(RecipeError, match=r"rows have no label: rows.jsonl:1 'text 0', rows.jsonl:2 .* Fill them in"):
         material(tmp_path, rows)
 
 
-def test_what_is_odd_in_the_rows_is_noted_with_their_numbers(tmp_path: Path) -> None:
+def test_what_is_odd_in_the_rows_is_noted_with_their_names(tmp_path: Path) -> None:
     labels = ["yes", "no", "yes ", "Yes", "no", "yes", "no", "maybe", "yes"]
-    rows = [{"text": "" if i in (1, 7) else f"text {i}", "label": label} for i, label in enumerate(labels)]
+    rows = [{"text": " " * i if i in (1, 7) else f"text {i}", "label": label} for i, label in enumerate(labels)]
     assert material(tmp_path, rows).notes == [
-        "data.columns.text: 2 rows have no text in train: rows 2, 8. Take them out, or fill them in.",
-        "data.labels: labels that differ only by case or blanks: 'yes' (rows 1, 6, 9), 'yes ' (row 3), 'Yes' (row 4). "
-        'To make them one, list all: {"yes": yes, "yes ": yes, "Yes": yes, ...}.',
-        "data.columns.label: labels with a single row: 'yes ' (row 3), 'Yes' (row 4), 'maybe' (row 8). One row is "
-        "trained or evaluated, never both: add rows, or leave them out by data.where.",
+        "data.columns.text: 2 rows have no text in train: rows.jsonl:2 ' ', rows.jsonl:8 '       '. Take them out, or "
+        "fill them in.",
+        "data.columns.label: labels with a single row: 'yes ' (rows.jsonl:3), 'Yes' (rows.jsonl:4), 'maybe' "
+        "(rows.jsonl:8). One row is trained or evaluated, never both. Add rows, or leave them out by data.where.",
+        "data.labels: labels that differ only by case or blanks: 'yes' (rows.jsonl:1, rows.jsonl:6, rows.jsonl:9), "
+        "'yes ' (rows.jsonl:3), 'Yes' (rows.jsonl:4). To make them one, list all: "
+        '{"yes": yes, "yes ": yes, "Yes": yes, ...}.',
     ]
     cured = {"yes": "yes", "yes ": "yes", "Yes": "yes", "no": "no", "maybe": "no"}
     found = material(tmp_path, rows, labels=cured, where={"label": ["yes", "yes ", "Yes", "no"]})
@@ -161,14 +163,14 @@ def test_what_is_odd_in_the_rows_is_noted_with_their_numbers(tmp_path: Path) -> 
     [
         (
             [{"role": "user", "content": "hi"}],
-            "row 2 of train holds a list in the column 'text'; this looks like chat data: set task: chat.",
+            "rows.jsonl:2 of train holds a list in the column 'text'. This looks like chat data: set task: chat.",
         ),
-        (["a", "b"], "name a column of text, or join it."),
+        (["a", "b"], "Name a column of text, or join it."),
     ],
 )
 def test_lists_are_no_texts(cell: object, cure: str, tmp_path: Path) -> None:
     rows = [{"text": "one", "label": "a"}, {"text": cell, "label": "b"}]
-    with pytest.raises(RecipeError, match=r"config\.yaml:\d+: data\.columns\.text: row 2") as caught:
+    with pytest.raises(RecipeError, match=r"config\.yaml:\d+: data\.columns\.text: rows\.jsonl:2") as caught:
         material(tmp_path, rows)
     assert cure in str(caught.value)
 

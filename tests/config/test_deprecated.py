@@ -154,7 +154,12 @@ def test_all_values_of_an_old_run_may_come_back():
 
 @pytest.mark.parametrize(
     ("name", "guess"),
-    [("learning_rat", "learning_rate"), ("evaluation_stategy", "evaluation_strategy"), ("epochs", None), ("zzz", None)],
+    [
+        ("learning_rat", "learning_rate"),
+        ("evaluation_stategy", "evaluation_strategy"),
+        ("epochs", "num_train_epochs"),
+        ("zzz", None),
+    ],
 )
 def test_an_unknown_name_gets_a_guess(name, guess):
     expected = f"{name} is not an argument." + (f" Did you mean {guess}?" if guess else "")

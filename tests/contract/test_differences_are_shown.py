@@ -64,6 +64,9 @@ SHOWN = {
         "evaluation/test_metrics_of_any_kind.py::test_metrics_of_any_kind_train_and_are_named_before_step_1"
     ),
     "a step whose loss or gradient": "effects/guard_fields.py::a_step_that_is_not_finite_is_skipped_by_default",
+    "with `max_grad_norm=0`, one gradient": (
+        "parity/test_reproduce.py::test_an_infinite_gradient_that_is_only_measured"
+    ),
     "early stopping ignores NaN": "callbacks/test_early_stopping.py::test_what_is_not_a_number_is_no_improvement",
     "`train()` in a callback": f"{ERRORS}::test_train_is_refused_inside_of_train",
     "a loss that is not a scalar": f"{ERRORS}::test_a_loss_of_another_kind_from_compute_loss",

@@ -57,6 +57,12 @@ OURS = (
     "loop.fit.wait_for_data",  # windows of one's own, workers that a signal ended
     "checkpoint.training_state.states_of_items",
     "checkpoint.training_state.load_items",
+    "config.commands",
+    "extensions.control",
+    "optim.schedules.set_rate",  # commands to a run under way
+    "config.average",
+    "checkpoint.averaged",
+    "extensions.averages",  # averages of the weights
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
     "config.coerce.parse_share",
@@ -143,6 +149,8 @@ def test_every_justification_has_a_refusal() -> None:
 OWN_FIELDS = {
     "profiled_steps",
     "known_levers",
+    "known_average",
+    "best_by_the_average",
     "share_of_the_layer_above",
     "rates_by_pattern",
     "one_way_to_form_batches",

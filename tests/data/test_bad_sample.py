@@ -58,27 +58,28 @@ class Streams(IterableDataset[Any]):
 NO_LABEL = [{**s, "labels": None} if i == BAD else s for i, s in enumerate(SAMPLES)]
 SHORT = [{**s, "x": s["x"][:5]} if i == BAD else s for i, s in enumerate(SAMPLES)]
 KINDS: dict[str, tuple[Any, Any, type[Exception], tuple[str, ...]]] = {  # dataset, settings, error, words
-    "map": (Reads(), {}, OutOfTune, (f"Reading sample {BAD} failed (the batch of samples",)),
-    "map-many": (ReadsMany(), {}, OutOfTune, (f"Reading sample {BAD} failed (the batch of samples",)),
-    "map-seeded": (Reads(), {"seed_samples": True}, OutOfTune, (f"Reading sample {BAD} failed",)),
+    "map": (Reads(), {}, OutOfTune, (f"train[{BAD}]", "failed (the batch of ")),
+    "map-many": (ReadsMany(), {}, OutOfTune, (f"Reading train[{BAD}] failed (the batch of train[",)),
+    "map-seeded": (Reads(), {"seed_samples": True}, OutOfTune, (f"Reading train[{BAD}] failed",)),
+    "map-mixture": ({"chat": Reads(), "code": SAMPLES[:7]}, {}, OutOfTune, (f"Reading chat[{BAD}] failed",)),
     "stream": (Streams(), {"max_steps": 7}, OutOfTune, (f"Reading item {BAD} of the stream failed",)),
     "collated": (
         SHORT,
         {"data_collator": default_collate},
         RuntimeError,
-        ("Collating the batch of samples ", f"Sample {BAD} differs", "'x' has the shape (5,), and theirs"),
+        ("Collating the batch of ", f"train[{BAD}]", "The odd one is ", "'x' has the shape (5,), and theirs"),
     ),
     "collated-entry": (
         NO_LABEL,
         {"data_collator": default_collate},
         TypeError,
-        (f"Sample {BAD} differs", "'labels' is None"),
+        (f"The odd one is train[{BAD}]: 'labels' is None",),
     ),
     "collated_stream": (
         Streams(SHORT),
         {"data_collator": default_collate, "max_steps": 7},
         RuntimeError,
-        ("Collating the batch of samples 16, 17, 18, 19 failed", f"Sample {BAD} differs", "'x' has"),
+        ("Collating the batch of sample 16, sample 17, sample 18, sample 19 failed", f"sample {BAD}: 'x' has"),
     ),
 }
 
@@ -120,7 +121,7 @@ def test_an_evaluation_names_it_too(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, eval_dataset=Reads())
     with pytest.raises(OutOfTune) as caught:
         trainer.evaluate()
-    assert f"Reading sample {BAD} failed" in caught.value.__notes__[0]
+    assert f"Reading eval[{BAD}] failed" in caught.value.__notes__[0]
     assert "the data of 'eval'" in caught.value.__notes__[0]
 
 

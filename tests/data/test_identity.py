@@ -4,42 +4,44 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import random
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, Subset
 
-from trainwright.data.identity import RowNames, SampleId, SourceRows, fingerprint, follow
+from trainwright.data.identity import SampleId, Seen, as_hex, fingerprint, follow, of_hex
+from trainwright.data.mixture import MixtureDataset
+from trainwright.data.row_names import IndexedRows, OriginRows, RowNames, RowOrigin, row_names
+from trainwright.data.streaming.mixture_stream import MixtureStream
 from trainwright.errors import DataError
 
 # -- names -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_name_is_what_the_user_would_look_for() -> None:
-    kept = np.array([2, 4, 130])
-    names = RowNames(
-        [
-            SourceRows("data/reviews.csv", kept, is_file=True),
-            SourceRows("chat", range(20)),
-            SourceRows("wiki", range(2), keys=["doc-3", "doc-9"]),
-        ]
-    )
-    assert [str(names.name_of(number)) for number in (2, 3 + 17, 23)] == ["reviews.csv:130", "chat[17]", "doc-3"]
-    assert len(names) == len(list(names)) == 25
-    assert [names.number_of(name) for name in names] == [*range(25)]
-    assert names.number_of(SampleId("chat", 20)) is None
-    for number in (-1, 25):
-        with pytest.raises(IndexError):
-            names.name_of(number)
+    assert str(SampleId("train", 130, "reviews.csv", is_line=True)) == "reviews.csv:130"
+    assert str(SampleId("train", 7, "table.parquet")) == "table.parquet[7]"
+    assert str(SampleId("chat", 17)) == "chat[17]"
+    assert str(SampleId("chat", 17, key="doc-3")) == "doc-3"
+    assert str(SampleId("train", 12, "book.txt", is_line=True, part=3)) == "book.txt:12#3"
 
 
 @pytest.mark.parametrize(
     "name",
-    [SampleId("a.csv", 3, is_line=True), SampleId("chat", 0), SampleId("w", 4, key="x"), SampleId("w", 4, key=7)],
+    [
+        SampleId("train", 3, "a.csv", is_line=True),
+        SampleId("train", 3, "a.parquet", part=2),
+        SampleId("chat", 0),
+        SampleId("w", 4, key="x"),
+        SampleId("w", 4, key=7),
+    ],
 )
 def test_a_name_is_read_as_it_was_written(name: SampleId) -> None:
     assert SampleId.from_dict(name.to_dict()) == name
@@ -54,18 +56,14 @@ def test_a_name_is_read_as_it_was_written(name: SampleId) -> None:
         {"source": "a", "row": -1},
         {"source": "a", "row": 1.5},
         {"source": "a", "row": 1, "key": [2]},
+        {"source": "a", "line": 1},
+        {"source": "a", "row": 1, "part": -1},
+        {"source": "a", "row": 1, "file": 2},
     ],
 )
-def test_what_no_run_writes_is_refused(values: dict[str, Any]) -> None:
+def test_values_that_no_run_writes_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="does not name a row"):
         SampleId.from_dict(values)
-
-
-def test_two_rows_with_one_name_are_refused() -> None:
-    with pytest.raises(DataError, match=r"Two sources of the training data are called 'a.csv'"):
-        RowNames([SourceRows("x/a.csv", [2], is_file=True), SourceRows("y/a.csv", [2], is_file=True)])
-    with pytest.raises(DataError, match="Two rows of the training data are called doc-3"):
-        RowNames([SourceRows("a", range(2), keys=["doc-3", "doc-3"])]).number_of(SampleId("a", 0, key="doc-3"))
 
 
 # -- fingerprints ----------------------------------------------------------------------------------------------------
@@ -119,6 +117,8 @@ OTHERS: list[Any] = [
 @pytest.mark.parametrize("forms", SAME, ids=lambda forms: str(forms[0]))
 def test_the_same_content_in_another_form(forms: list[Any]) -> None:
     assert len({fingerprint({"x": form}) for form in forms}) == 1
+    content = fingerprint(forms)
+    assert of_hex(as_hex(content)) == content
 
 
 def test_other_content() -> None:
@@ -139,9 +139,26 @@ CHANGES = ["add", "remove", "move", "edit", "shuffle", "add source", "remove sou
 Rows = dict[str, list[str]]  # source -> contents of its rows
 
 
-def state(rows: Rows) -> tuple[RowNames, list[str]]:
-    names = RowNames([SourceRows(name, range(len(contents))) for name, contents in rows.items()])
-    return names, [fingerprint(content) for contents in rows.values() for content in contents]
+def state(rows: Rows, *, is_read: bool = True) -> RowNames:
+    """Names of sources by index; without `is_read` their content cannot be read."""
+    sources = [Contents(name, contents, is_read=is_read) for name, contents in rows.items()]
+    return RowNames(sources)
+
+
+class Contents(IndexedRows):
+    def __init__(self, name: str, contents: list[str], *, is_read: bool) -> None:
+        super().__init__(name, contents)
+        self.is_read = is_read
+
+    def content_of(self, place: int) -> int | None:
+        return super().content_of(place) if self.is_read else None
+
+
+def kept(names: RowNames) -> dict[SampleId, Seen]:
+    return {
+        names.name_of(number): Seen(content, names.size_of(names.name_of(number)))
+        for number, content in names.contents()
+    }
 
 
 @st.composite
@@ -181,49 +198,187 @@ def changes(draw: st.DrawFn) -> tuple[Rows, Rows]:
 @settings(max_examples=300)
 def test_each_row_is_found_or_said_to_be_lost(both: tuple[Rows, Rows]) -> None:
     before, now = both
-    names, contents = state(before)
-    recorded = dict(zip(names, contents, strict=True))
-    names_now, contents_now = state(now)
-    found = follow(recorded, names_now, contents_now)
-    there = dict(zip(contents_now, names_now, strict=True))
-    for name, content in recorded.items():
-        if content in there:
-            assert names_now.name_of(found.numbers[name]) == there[content]
-            assert found.moved.get(name, name) == there[content]
-        elif names_now.number_of(name) is not None:
+    recorded = kept(state(before))
+    names = state(now)
+    found = follow(recorded, names)
+    there = {names.fingerprint_of(number): name for number, name in enumerate(names)}
+    for name, seen in recorded.items():
+        if seen.content in there:
+            assert [names.name_of(number) for number in found.numbers[name]] == [there[seen.content]]
+            assert found.moved.get(name, name) == there[seen.content]
+        elif names.numbers_of(name):
             assert name in found.changed
         else:
             assert name in found.gone
     assert len(found.numbers) + len(found.changed) + len(found.gone) == len(recorded)
-    assert len(set(found.numbers.values())) == len(found.numbers), "no row is taken twice"
+    taken = [number for numbers in found.numbers.values() for number in numbers]
+    assert len(set(taken)) == len(taken), "no row is taken twice"
+
+
+@given(changes())
+@settings(max_examples=200)
+def test_a_name_alone_is_not_trusted_in_a_source_of_another_length(both: tuple[Rows, Rows]) -> None:
+    before, now = both
+    recorded = {name: Seen(None, seen.num_rows) for name, seen in kept(state(before)).items()}
+    found = follow(recorded, state(now, is_read=False))
+    for name in recorded:
+        is_same_size = len(before[name.source]) == len(now.get(name.source, ()))
+        assert (name in found.numbers) == is_same_size
+        assert (name in found.unmatched) != is_same_size
+
+
+def test_a_name_alone_is_not_trusted_where_another_row_of_its_source_was_lost() -> None:
+    recorded = kept(state({"a": ["x", "y"], "b": ["z"]}))
+    x, y, z = recorded
+    recorded[y] = recorded[z] = Seen(None, 2)
+    recorded[z] = Seen(None, 1)
+    found = follow(recorded, state({"a": ["new", "x"], "b": ["other"]}))
+    assert found.unmatched == [y]
+    assert found.numbers == {x: [1], z: [2]}
 
 
 def test_of_rows_with_the_same_content_each_is_taken_once_and_one_that_is_still_there_stays() -> None:
-    names, contents = state({"a": ["x", "same", "same", "y"]})
-    recorded = dict(zip(names, contents, strict=True))
-    found = follow(recorded, *state({"b": ["same"], "a": ["new", "x", "same", "same"]}))
-    assert [found.numbers[name] for name in list(recorded)[:3]] == [2, 4, 3]
+    recorded = kept(state({"a": ["x", "same", "same", "y"]}))
+    found = follow(recorded, state({"b": ["same"], "a": ["new", "x", "same", "same"]}))
+    assert [found.numbers[name] for name in list(recorded)[:3]] == [[2], [4], [3]]
     assert found.changed == [SampleId("a", 3)]
 
 
 def test_a_row_that_a_column_names_is_itself_wherever_it_is() -> None:
-    then = RowNames([SourceRows("a", range(2), keys=["doc-1", "doc-2"])])
-    now = RowNames([SourceRows("new", range(1), keys=["doc-9"]), SourceRows("a", range(1), keys=["doc-2"])])
-    found = follow(dict(zip(then, "12", strict=True)), now, ["9", "other content"])
-    assert found.numbers == {SampleId("a", 1, key="doc-2"): 1}
+    def named(**sources: list[str]) -> RowNames:
+        rows = {name: [{"id": key, "text": f"{name} {key}"} for key in keys] for name, keys in sources.items()}
+        return row_names(MixtureDataset(rows), id_column="id")
+
+    found = follow(kept(named(a=["doc-1", "doc-2"])), named(new=["doc-9"], a=["doc-2"]))
+    assert found.numbers == {SampleId("a", 1, key="doc-2"): [1]}
     assert found.gone == [SampleId("a", 0, key="doc-1")]
+
+
+def lines(texts: list[str], *, first: int = 2, cut_into: int = 1) -> RowNames:
+    """Names of the samples of a file, each row in as many parts."""
+    names = [
+        SampleId("train", line, "reviews.csv", is_line=True, part=part if cut_into > 1 else None)
+        for line in range(first, first + len(texts))
+        for part in range(cut_into)
+    ]
+    contents = np.asarray([fingerprint(text) for text in texts for _ in range(cut_into)], np.uint64)
+    return RowNames([OriginRows("train", RowOrigin(names, contents))])
 
 
 def test_the_lines_that_were_removed_from_a_file_move_no_name() -> None:
     """The story of a CSV of which 20 lines are removed after the ledger's list was read."""
-    then = RowNames([SourceRows("reviews.csv", range(2, 202), is_file=True)])
-    texts = [fingerprint({"text": f"review {line}"}) for line in range(2, 202)]
-    bad = {then.name_of(number): texts[number] for number in (30, 128, 150)}
-    now = RowNames([SourceRows("reviews.csv", range(2, 182), is_file=True)])
-    found = follow(bad, now, texts[:40] + texts[60:])
+    texts = [f"review {line}" for line in range(2, 202)]
+    then = lines(texts)
+    bad = {then.name_of(number): Seen(then.fingerprint_of(number), 200) for number in (30, 128, 150)}
+    found = follow(bad, lines(texts[:40] + texts[60:]))
     assert [str(name) for name in bad] == ["reviews.csv:32", "reviews.csv:130", "reviews.csv:152"]
-    assert list(found.numbers.values()) == [30, 108, 130]
+    assert list(found.numbers.values()) == [[30], [108], [130]]
     assert {str(old): str(new) for old, new in found.moved.items()} == {
         "reviews.csv:130": "reviews.csv:110",
         "reviews.csv:152": "reviews.csv:132",
     }
+
+
+def test_the_parts_of_a_row_that_was_cut_are_found_singly_and_together() -> None:
+    texts = [f"review {line}" for line in range(5)]
+    then = lines(texts, cut_into=3)
+    assert then.find("reviews.csv:3#2") == [5]
+    assert then.find("reviews.csv:3") == [3, 4, 5]
+    whole = SampleId("train", 3, "reviews.csv", is_line=True)
+    recorded = {then.name_of(8): Seen(then.fingerprint_of(8)), whole: Seen(then.fingerprint_of(3))}
+    found = follow(recorded, lines(["new", *texts], cut_into=3))
+    assert found.numbers == {then.name_of(8): [11], whole: [6, 7, 8]}
+    assert str(found.moved[whole]) == "reviews.csv:4"
+
+
+# -- names of datasets -----------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_with_held_out_rows_is_named_by_the_index_before() -> None:
+    whole = [{"x": value} for value in range(10)]
+    part = Subset(Subset(whole, [9, 7, 5, 3]), [3, 1])  # type: ignore[arg-type]
+    names = row_names(part)
+    assert [str(name) for name in names] == ["train[3]", "train[7]"]
+    assert names.find("train[7]") == [1]
+    assert names.fingerprint_of(1) == fingerprint({"x": 7})
+    with pytest.raises(DataError, match=r"no sample 'train\[9\]'\. Samples of it are named like 'train\[3\]'"):
+        names.find("train[9]")
+
+
+def test_a_datasets_dataset_is_named_by_the_row_of_its_table() -> None:
+    whole = datasets.Dataset.from_dict({"x": list(range(20)), "id": [f"doc-{one}" for one in range(20)]})
+    part = whole.train_test_split(5, seed=3)["train"]
+    names = row_names({"a": part}["a"])
+    for number in range(len(part)):
+        assert str(names.name_of(number)) == f"train[{part[number]['x']}]"
+        assert names.numbers_of(names.name_of(number)) == [number]
+    keyed = row_names(part, id_column="id")
+    assert keyed.find(part[3]["id"]) == [3]
+    with pytest.raises(DataError, match="id_column='nr' is not a column of the source 'train', which has x, id"):
+        row_names(part, id_column="nr").name_of(0)
+
+
+def test_a_row_that_comes_twice_has_two_samples() -> None:
+    whole = datasets.Dataset.from_dict({"x": [1, 2, 3]})
+    names = row_names(whole.select([2, 0, 2]))
+    assert names.find("train[2]") == [0, 2]
+
+
+def test_a_fingerprint_ignores_random_augmentation_and_draws_no_random_numbers() -> None:
+    class Noisy(Dataset[Any]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> Any:
+            return {"x": index + torch.rand(2), "y": np.random.rand(), "z": random.random()}
+
+    states = random.getstate(), torch.get_rng_state()
+    names = row_names(Noisy())
+    first = list(names.contents())
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
+    random.seed(99)
+    torch.manual_seed(99)
+    assert list(names.contents()) == first
+    assert len(set(first)) == 4
+
+
+def test_rows_that_are_never_the_same_have_no_fingerprint(caplog: pytest.LogCaptureFixture) -> None:
+    count = itertools.count()
+
+    class Counting(Dataset[Any]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> Any:
+            return {"x": next(count)}
+
+    assert list(row_names(Counting()).contents()) == [(0, None), (1, None)]
+    assert "Rows of train differ each time they are read" in caplog.text
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_names_of_a_mixture(is_stream: bool) -> None:
+    sources: dict[str, Any] = {"code": [1, 2], "chat": Stream([3, 4, 5]) if is_stream else [3, 4, 5]}
+    mixture: Any = MixtureStream(sources) if is_stream else MixtureDataset(sources)
+    names = row_names(mixture)
+    numbers = [0, 2, 1, 3, 5] if is_stream else range(5)
+    shown = [str(names.name_of(number)) for number in numbers]
+    assert shown == ["code[0]", "code[1]", "chat[0]", "chat[1]", "chat[2]"]
+    for number in numbers:
+        name = names.name_of(number)
+        assert names.numbers_of(name) == [number]
+        assert (name.source, name.row) == mixture.source_of(number)
+    assert (names.fingerprint_of(1) is None) == is_stream
+    assert [number for number, _ in names.contents()] == ([0, 2] if is_stream else [*range(5)])
+    for number in (-1, 4 if is_stream else 5):
+        with pytest.raises(IndexError):
+            names.name_of(number)
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __iter__(self) -> Any:
+        return iter(self.items)

@@ -20,7 +20,8 @@ from torch.nn import functional
 import trainwright
 from trainwright._types import LEDGER_NAME
 from trainwright.cli.ledger import answer
-from trainwright.data.ledger import Ledger, read_table
+from trainwright.data.identity import SampleId, as_hex, fingerprint
+from trainwright.data.ledger import Ledger, as_table, identity_columns, read_table
 from trainwright.errors import DataError
 from trainwright.extensions.ledger.sample_losses import kept_losses, segments
 
@@ -78,6 +79,10 @@ DAMAGED_LEDGERS = {
     "a negative sample": with_column("sample", -1),
     "a huge sample": with_column("sample", 2**62),
     "a sample that is no number": with_column("sample", float("nan")),
+    "probes that are a list": with_about('{"num_samples": 6, "sources": null, "probes": [1]}'),
+    "a source that is a number": with_column("source", 3),
+    "a row that is text": with_column("row", "x"),
+    "a fingerprint that is none": with_column("fingerprint", "x"),
 }
 
 
@@ -87,8 +92,10 @@ def test_a_ledger_that_no_run_writes_ends_in_a_sentence(change: Callable[[Path],
     ones = np.ones(4, np.int64)
     ledger.add(np.arange(4), step=ones, visits=ones, tokens=ones, loss_sum=ones)
     path = tmp_path / LEDGER_NAME
-    parquet.write_table(ledger.table({"num_samples": 6, "sources": None}), path)
-    assert answer(tmp_path, "never", number=9, data=None) == [{"sample": 4}, {"sample": 5}]
+    rows = identity_columns([SampleId("train", row) for row in range(4)], range(4))
+    parquet.write_table(as_table(ledger.noted(), rows, {"num_samples": 6, "sources": {"train": 6}, "probes": {}}), path)
+    never = [{"name": f"train[{row}]", "sample": row} for row in (4, 5)]
+    assert answer(tmp_path, "never", number=9, data=None) == never
     change(path)
     for question in ("top", "never", "repeated", "text", "by-source"):
         with pytest.raises(DataError, match=f"{LEDGER_NAME}"):
@@ -205,7 +212,8 @@ def test_losses_of_samples_add_up_to_the_loss_of_each_step(name: str, tmp_path: 
     assert found["sample"].tolist() == found["row"].tolist() == list(range(20))
     assert found["visits"].tolist() == [1] * 20
     assert found["tokens"].tolist() == [tokens] * 20
-    assert found["about"] == {"step": 5, "num_samples": 20, "sources": None, "is_mean": False}
+    assert found["about"].items() >= {"step": 5, "num_samples": 20, "sources": {"train": 20}, "is_mean": False}.items()
+    assert found["fingerprint"].tolist() == [as_hex(fingerprint(row)) for row in data()[:20]]
     of_step = [found["mean_loss"][found["last_step"] == step].mean() for step in range(1, 6)]
     assert of_step == pytest.approx(logged(one), abs=1e-6)
     np.testing.assert_allclose(found["last_loss"], found["loss_sum"] / found["tokens"])

@@ -199,7 +199,7 @@ def test_what_the_ledger_of_a_stream_cannot_have(tmp_path: Path, caplog: pytest.
     assert sum("a stream of the mixture is shuffled" in record.message for record in caplog.records) == 1
     assert not (tmp_path / "ledger.parquet").exists()
     assert one.state.log_history[0]["samples/hf"] >= 1
-    with pytest.raises(DataError, match="named by their source and place"):
+    with pytest.raises(DataError, match="the training data is a stream"):
         trained(tmp_path, max_steps=2, ledger="name")
 
 

@@ -12,9 +12,11 @@ import pytest
 import torch
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
 from trainwright import TrainingArguments
+from trainwright.cli.recipe.schema import LearnPart
+from trainwright.cli.tasks.models import learn
 
 from .._support.small import StopAt
 from .._support.subprocesses import run_python
@@ -45,11 +47,36 @@ def rows(size: int) -> list[dict[str, Any]]:
     return [row | {"labels": row["labels"] % 2} for row in data.ragged_texts(size)]
 
 
+def write_instruct_model(folder: Path) -> str:
+    """A Llama of a few thousand weights with a tokenizer and a chat template, as a directory."""
+    template = (ROOT / "src/trainwright/cli/tasks/chat_templates/plain.jinja").read_text(encoding="utf-8")
+    words = ["hello there, who are you? good day, a model"]
+    tokenizer = learn(words, LearnPart(kind="bpe", vocab_size=300))
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    models.seeded(lambda: LlamaForCausalLM(config)).save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.mark.costly
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # read by peft
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name not in SHOWN_ELSEWHERE], ids=lambda p: p.stem)
 def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     document = Sybil([PythonCodeBlockParser()]).parse(page)
+    if "instruct_model" in page.read_text(encoding="utf-8"):
+        document.namespace.update(instruct_model=write_instruct_model(tmp_path / "instruct"))
     document.namespace.update(
         model=new_model(),
         new_model=new_model,

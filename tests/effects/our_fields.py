@@ -17,11 +17,13 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from trainwright import TrainerCallback
+from trainwright.checkpoint.averaged import read_average
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.ledger import read_table
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
 from trainwright.preflight import speed
+from trainwright.support.inbox import Inbox
 
 from .bench import Bench, llama, samples, sentences
 from .table import shows
@@ -160,6 +162,35 @@ def the_chosen_levers_are_used(bench: Bench) -> None:
     assert has_logits(bench, speed='{"attn_implementation": "eager"}') == {True}
     with pytest.raises(ValueError, match="speed='fast' is not 'auto', None, or settings among attn_implementation"):
         bench.args(speed="fast")
+
+
+@shows("live_control")
+def a_run_takes_commands(bench: Bench) -> None:
+    class Sends(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1 and inbox(args).is_open:
+                inbox(args).send({"words": ["stop"], "by": "me"})
+                while list(inbox(args).folder.glob("new-*")):
+                    time.sleep(0.01)
+                time.sleep(0.05)  # from the disk to the queue
+
+    def inbox(args: Any) -> Inbox:
+        return Inbox(args.output_dir)
+
+    assert bench.train(callbacks=[Sends()]).state.global_step == 6
+    assert bench.train(callbacks=[Sends()], live_control=True).state.global_step == 2
+
+
+@shows("average")
+def the_average_is_evaluated_and_saved(bench: Bench) -> None:
+    settings = {"eval_strategy": "epoch", "save_strategy": "epoch"}
+    trainer = bench.train(average="ema", eval_dataset=samples(), **settings)
+    assert "eval_average_loss" in trainer.state.log_history[-2]
+    saved = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
+    assert {name for name, _ in trainer.model.named_parameters()} == set(read_average(saved))
+    assert not bench.changes_weights({"average": '{"kind": "lawa", "last": 2}'})
+    with pytest.raises(ValueError, match="average='mean': kind 'mean' is not one of ema, swa, lawa"):
+        bench.args(average="mean")
 
 
 @shows("loss_kernel")

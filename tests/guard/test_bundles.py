@@ -71,6 +71,14 @@ def folders(output_dir: Path) -> list[Path]:
     return found
 
 
+def named(micro_batches: list[list[int]]) -> list[list[str]]:
+    return [[f"train[{number}]" for number in numbers] for numbers in micro_batches]
+
+
+def bad_names(about: Any) -> list[str]:
+    return [one["name"] for one in about["bad_samples"]]
+
+
 def only_one(output_dir: Path) -> dict[str, Any]:
     (folder,) = folders(output_dir)
     about: dict[str, Any] = json.loads((folder / "incident.json").read_text())
@@ -92,12 +100,13 @@ def test_the_bundle_of_a_bad_step(kind: str, where: str, tmp_path: Path, monkeyp
     assert doubles.same(doubles.weights(one), doubles.weights(hand))  # the search for the sample leaves no trace
     about = only_one(tmp_path / "run")
     assert about["folder"].name == "step-000002-nonfinite"
-    assert (about["kind"], about["step"], about["samples"], about["bad_samples"]) == (
+    assert (about["kind"], about["step"], about["samples"], bad_names(about)) == (
         "nonfinite",
         2,
-        [[4, 5], [6, 7]],
-        [5],
+        named([[4, 5], [6, 7]]),
+        ["train[5]"],
     )
+    assert int(about["bad_samples"][0]["fingerprint"], 16)
     assert about["is_exact"]
     assert about["entries_not_finite"] == {"nan": [["x"], []], "loss-alone": [["constant"], []]}.get(kind, [[], []])
     origin = {"nan": "the output of body.0, whose", "loss-alone": "the output of Drops"}
@@ -106,8 +115,8 @@ def test_the_bundle_of_a_bad_step(kind: str, where: str, tmp_path: Path, monkeyp
     assert about["arguments"]["gradient_accumulation_steps"] == 2
     assert about["environment"]["packages"]["torch"] == version("torch")
     (incident,) = hears.incidents
-    assert (incident.path, incident.samples) == (str(about["folder"]), (5,))
-    assert "Sample 5 of the training data" in incident.text
+    assert (incident.path, incident.samples, incident.names) == (str(about["folder"]), (5,), ("train[5]",))
+    assert "train[5] (micro-batch 0, item 1) made it; trainer.quarantine(['train[5]']) excludes it." in incident.text
     assert f"trainwright replay {about['folder']}" in incident.text
 
 
@@ -166,7 +175,7 @@ def test_the_bundle_of_a_spike_has_its_threshold(tmp_path: Path) -> None:
     trained(tmp_path, poison={13: {"labels": 1e4}}, model=dropping(), settings=settings)
     about = only_one(tmp_path)
     assert (about["kind"], about["step"], about["threshold"], about["is_exact"]) == ("spike", 7, 6.0, True)
-    assert about["samples"] == [[12, 13]]
+    assert about["samples"] == named([[12, 13]])
     assert about["values"]["loss"] > 1e6
 
 
@@ -189,7 +198,7 @@ def test_the_bundle_of_an_error(flat: float, kind: str, tmp_path: Path, caplog: 
         trained(tmp_path, model=doubles.model(Raises), poison={ROW: {"flat": flat}})
     about = only_one(tmp_path)
     assert about["folder"].name == f"step-000003-{kind}"
-    assert (about["samples"], about["bad_samples"]) == (([[4, 5]], [5]) if kind == "error" else ([], []))
+    assert (about["samples"], bad_names(about)) == ((named([[4, 5]]), ["train[5]"]) if kind == "error" else ([], []))
     assert about["is_exact"] == (kind == "error")
     assert f"Replay it with: trainwright replay {about['folder']}" in caplog.text
 
@@ -225,7 +234,12 @@ def test_a_bundle_on_request(tmp_path: Path) -> None:
     assert doubles.same(doubles.weights(one), doubles.weights(plain))
     about = only_one(tmp_path / "one")
     assert written == [about["folder"]]
-    assert (about["kind"], about["what"], about["step"], about["samples"]) == ("request", "looks odd", 3, [[4, 5]])
+    assert (about["kind"], about["what"], about["step"], about["samples"]) == (
+        "request",
+        "looks odd",
+        3,
+        named([[4, 5]]),
+    )
 
 
 def test_the_bundle_of_a_hang_has_the_stacks(tmp_path: Path) -> None:
@@ -306,7 +320,7 @@ def test_samples_are_named_as_the_dataset_numbers_them(kind: str, tmp_path: Path
         one.get_train_dataloader = lambda: own
     one.train()
     about = only_one(tmp_path)
-    assert about["bad_samples"] == ([] if kind == "loader" else [ROW])
+    assert bad_names(about) == ([] if kind == "loader" else [f"train[{ROW}]"])
     assert len(about["bad_rows"]) == 1
 
 

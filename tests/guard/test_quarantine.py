@@ -1,5 +1,6 @@
 """Samples in quarantine: left out from the next batch on, in later runs and on a resume; epochs are shorter then."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def test_a_sample_is_left_out_from_the_next_batch_on_and_in_later_runs(tmp_path:
     full = [[0, 1], [2, 3], [4, 5], [6, 7]]
     shorter = [[0, 1], [2, 3], [4, 6], [7]]
     assert sees.seen[:9] == [*full, full[3], *shorter]  # when step 3 ends its next batch is fetched, and fetched anew
-    assert (tmp_path / QUARANTINE_NAME).read_text() == '{"sample": 5}\n'
+    (line,) = (tmp_path / QUARANTINE_NAME).read_text().splitlines()
+    assert json.loads(line).items() >= {"name": "train[5]", "source": "train", "row": 5, "rows": 8}.items()
     again, sees = seeing(tmp_path)
     again.train()
     assert sees.seen[:8] == [*shorter, *shorter]
@@ -144,11 +146,17 @@ def test_a_quarantine_before_training_keeps_a_bad_sample_away(tmp_path: Path) ->
     assert doubles.same(doubles.weights(one), doubles.weights(hand))
 
 
-@pytest.mark.parametrize("ids", [[24], [-1], ["x"], [1.5]])
+@pytest.mark.parametrize("name", ["x", "train[24]", "chat[1]", "train:1"])
+def test_a_name_that_the_data_does_not_have_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no sample '.*'\. Samples of it are named like 'train\[0\]'"):
+        trainer(tmp_path).quarantine([name])
+
+
+@pytest.mark.parametrize("ids", [[24], [-1], [1.5]])
 def test_what_is_no_index_is_refused(ids: list[Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not the index of a sample: the training dataset has 24"):
         trainer(tmp_path).quarantine(ids)
-    assert read_quarantine(tmp_path) == set()
+    assert read_quarantine(tmp_path).entries == ()
 
 
 def test_not_all_samples_can_be_left_out(tmp_path: Path) -> None:
@@ -291,7 +299,7 @@ def test_a_line_that_was_not_finished_is_not_read(tmp_path: Path) -> None:
     add_to_quarantine(tmp_path, [1, 4])
     with (tmp_path / QUARANTINE_NAME).open("a") as file:
         file.write('{"sam')
-    assert read_quarantine(tmp_path) == {1, 4}
+    assert read_quarantine(tmp_path).entries == (1, 4)
 
 
 def test_a_dataloader_of_the_user_has_no_indices() -> None:

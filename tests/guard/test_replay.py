@@ -72,7 +72,7 @@ def test_a_model_with_dropout_gives_the_same_bits(kind: str, micro_batches: int,
     text = "\n".join(result.lines)
     assert result.is_same
     assert "the same bits as in the incident" in text
-    assert "sample    5 of the training data, row 1 of micro-batch 0" in text
+    assert "sample    train[5] (micro-batch 0, item 1)" in text
     assert text.count("\none ") == 2 * micro_batches
     again = replayed(tmp_path)
     assert again.lines == result.lines[: len(again.lines)]
@@ -97,14 +97,14 @@ def test_an_error_is_raised_again(tmp_path: Path) -> None:
     assert result.is_same
     assert "error     ZeroDivisionError: of the model" in result.lines
     assert "losses    before it: none; losses and error are those of the incident" in result.lines
-    assert "sample    5 of the training data, row 1 of micro-batch 0" in result.lines
+    assert "sample    train[5] (micro-batch 0, item 1)" in result.lines
 
 
 def test_the_sample_of_a_spike_is_the_one_with_the_largest_loss(tmp_path: Path) -> None:
     settings = {"on_spike": "warn", "spike_warmup": 4, "learning_rate": 1e-3}
     trained(tmp_path, model=dropping(), poison={13: {"labels": 1e4}}, settings=settings)
     assert "sample    --one-by-one names the one with the largest loss" in replayed(tmp_path).lines
-    named = [f"largest   {name}: 13 of the training data, row 1 of micro-batch 0" for name in ("loss", "gradient norm")]
+    named = [f"largest   {name}: train[13] (micro-batch 0, item 1)" for name in ("loss", "gradient norm")]
     assert replayed(tmp_path, one_by_one=True).lines[-2:] == named
 
 
@@ -224,7 +224,7 @@ def test_an_error_of_a_model_in_parts_takes_weights_that_a_checkpoint_has(
     result = replayed(tmp_path, "raising")
     assert result.is_same
     assert f"weights   checkpoint-2's, 0 steps before the incident's: the bundle has none ({missing})" in result.lines
-    assert "sample    5 of the training data, row 1 of micro-batch 0" in result.lines
+    assert "sample    train[5] (micro-batch 0, item 1)" in result.lines
     shutil.rmtree(tmp_path / "checkpoint-2")
     assert "weights   the function's: the bundle has none" in str(replayed(tmp_path, "raising").lines)
 
@@ -350,7 +350,7 @@ def test_a_fresh_process_finds_the_row_of_a_stream(tmp_path: Path) -> None:
     (folder,) = folders(tmp_path / "run")
     done = run_python("-m", "trainwright", "replay", str(folder), "--model", f"{HERE}dropping", cwd=tmp_path)
     assert "the same bits as in the incident" in done.stdout
-    assert "sample    5 of the training data, row 1 of micro-batch 0" in done.stdout
+    assert "sample    train[5] (micro-batch 0, item 1)" in done.stdout
 
 
 DEMO = """
@@ -382,12 +382,12 @@ def test_one_poisoned_row_of_the_demo_is_named_and_replayed(tmp_path: Path) -> N
     """As on the page about incidents, with fewer rows."""
     done = run_python("-W", "ignore", "-c", DEMO, str(tmp_path), cwd=ROOT / "examples")
     said = " ".join(done.stderr.split())
-    assert "Sample 37 of the training data made it" in said
-    assert "trainer.quarantine([37]) leaves it out." in said
+    assert "train[37] (micro-batch 0, item " in said
+    assert "trainer.quarantine(['train[37]']) excludes it." in said
     (folder,) = folders(tmp_path)
     shown = run_python("-W", "ignore", "-m", "trainwright", "replay", str(folder), cwd=tmp_path).stdout
     assert "nan: the same bits as in the incident" in shown
-    assert "sample    37 of the training data" in shown
+    assert "sample    train[37] (micro-batch 0" in shown
 
 
 @pytest.mark.slow  # a start of FSDP for two bundles; tests/guard/test_matrix.py has such bundles written in any case
@@ -403,11 +403,11 @@ def test_bundles_of_sharded_weights_are_replayed_in_one_process(tmp_path: Path) 
     result = replay(folder, model=f"{HERE}dropping", precision=None, one_by_one=False)
     text = "\n".join(result.lines)
     assert result.is_same
-    assert f"sample    {sharded.BAD} of the training data, row 1 of micro-batch 0: x not finite" in text
+    assert f"sample    train[{sharded.BAD}] (micro-batch 0, item 1): x not finite" in text
     folder = tmp_path / "run" / "error" / "incidents" / "step-000002-error-rank1"
     about = json.loads((folder / "incident.json").read_text())
     assert "only all processes together could gather them" in about["missing"]["weights"]
     result = replay(folder, model=f"{HERE}raising", precision=None, one_by_one=False)
     assert result.is_same
     assert "weights   checkpoint-1's, 0 steps before the incident's: the bundle has none" in "\n".join(result.lines)
-    assert f"sample    {sharded.BAD} of the training data, row 1 of micro-batch 0" in result.lines
+    assert f"sample    train[{sharded.BAD}] (micro-batch 0, item 1)" in result.lines

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright import Trainer, TrainerCallback
+from trainwright import Trainer, TrainerCallback, TrainingArguments
 from trainwright.journal import record
 from trainwright.run.console import time_breakdown
 from trainwright.state.progress import Clock
@@ -125,15 +125,23 @@ def test_nested_phases_go_back_to_the_one_before(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_the_line_at_the_end_says_where_it_went_and_what_to_change(seconds: dict[str, float], said: str) -> None:
-    text = "\n".join(time_breakdown(seconds))
+    text = "\n".join(time_breakdown(TrainingArguments(eval_strategy="epoch"), seconds))
     assert text.startswith("time      100.0 s: ")
     assert said in text
 
 
 def test_the_line_has_no_advice_where_there_is_nothing_to_change() -> None:
-    assert time_breakdown({"forward": 60.0, "backward": 38.0, "data": 2.0}) == [
+    assert time_breakdown(TrainingArguments(), {"forward": 60.0, "backward": 38.0, "data": 2.0}) == [
         "time      100.0 s: forward 60%, backward 38%, data 2%"
     ]
+
+
+def test_a_short_run_and_a_strategy_that_is_off_get_no_advice() -> None:
+    half = {"saving": 25.0, "forward": 25.0}
+    assert time_breakdown(TrainingArguments(), half) == ["time      50.0 s: saving 50%, forward 50%"]
+    long = {"saving": 50.0, "evaluation": 50.0}
+    assert len(time_breakdown(TrainingArguments(save_strategy="no", eval_strategy="no"), long)) == 1
+    assert len(time_breakdown(TrainingArguments(save_strategy="steps", eval_strategy="no"), long)) == 2
 
 
 def test_a_training_says_it_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

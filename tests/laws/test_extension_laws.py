@@ -54,7 +54,7 @@ class Broken(Exception):
 
 
 def _noting(event: str) -> Any:
-    results = {"decide": Decision.APPLY, "facts": {}, "log": {}, "state_dict": {"number": 1}}
+    results = {"decide": Decision.APPLY, "facts": {}, "log": {}, "evaluated": {}, "state_dict": {"number": 1}}
 
     def note(self: Diary, *args: Any) -> Any:
         self._note(event)
@@ -132,6 +132,8 @@ MEMBERS = {
     "recorded metrics": Member("recorded_metrics", prepare=records),
     "ledger": Member("ledger", {"ledger": True}),
     "curriculum": Member("curriculum", {"curriculum": True}, changes_training=True),
+    "average": Member("averages", {"average": "ema"}),
+    "live control": Member("control", {"live_control": True}),
     "quarantine": Member(
         "quarantine",
         prepare=lambda trainer: add_to_quarantine(trainer.args.output_dir, [3]),
@@ -243,7 +245,8 @@ def events_of(entries: list[str], event: str) -> list[str]:
 def test_the_lower_order_comes_first_and_last_at_the_end(tmp_path: Path) -> None:
     entries: list[str] = []
     settings = {"save_strategy": "steps", "save_steps": 1, "save_async": False, "max_steps": 1}
-    trainer = doubles.trainer(tmp_path, settings=settings)
+    evaluates = {"eval_strategy": "steps", "eval_steps": 1}
+    trainer = doubles.trainer(tmp_path, settings=settings | evaluates, eval_dataset=doubles.samples(4))
     for name, order in (("late", 30), ("early", -200), ("middle", 5)):
         trainer.add_extension(Diary(name, order, entries=entries))
     trainer.train()
@@ -367,12 +370,19 @@ def test_stop_ends_the_run_in_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("event", "wanted"), [("decide", "a Decision"), ("log", "a dict of names"), ("state_dict", "a dict")]
+    ("event", "wanted"),
+    [
+        ("decide", "a Decision"),
+        ("log", "a dict of names"),
+        ("evaluated", "a dict of names"),
+        ("state_dict", "a dict"),
+    ],
 )
 def test_an_event_that_returns_nothing_is_an_error(event: str, wanted: str, tmp_path: Path) -> None:
     """A forgotten `return` must not refuse every update."""
     wrong = type("Wrong", (Diary,), {event: lambda self, *args: None})
-    trainer = doubles.trainer(tmp_path)
+    settings = {"eval_strategy": "steps", "eval_steps": 1}
+    trainer = doubles.trainer(tmp_path, settings=settings, eval_dataset=doubles.samples(4))
     trainer.add_extension(wrong())
     with pytest.raises(ExtensionError, match=f"returned None. It must return {wanted}"):
         trainer.train()
@@ -401,6 +411,8 @@ WITH_ALL_EVENTS = {
     "save_on_exception": True,
     "max_steps": 2,
     "on_nonfinite": "ignore",
+    "eval_strategy": "steps",
+    "eval_steps": 1,
 }
 
 
@@ -415,10 +427,10 @@ class Diaries(Diary):
 @pytest.mark.parametrize("event", [event for event in EVENTS if event not in ("rewind", "on_error")])
 def test_an_error_in_an_event_ends_the_run_and_names_its_extension(event: str, tmp_path: Path) -> None:
     if event in ("load", "load_state_dict"):
-        before = doubles.trainer(tmp_path, settings=WITH_ALL_EVENTS | {"max_steps": 1})
+        before = doubles.trainer(tmp_path, settings=WITH_ALL_EVENTS | {"max_steps": 1}, eval_dataset=doubles.samples(4))
         before.add_extension(Diary("broken"))
         before.train()
-    trainer = doubles.trainer(tmp_path, settings=WITH_ALL_EVENTS)
+    trainer = doubles.trainer(tmp_path, settings=WITH_ALL_EVENTS, eval_dataset=doubles.samples(4))
     broken = Diaries("broken", 5, fails_in=event)
     others = [Diary("before", -200), Diary("after", 200)]
     for extension in (broken, *others):

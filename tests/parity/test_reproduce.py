@@ -114,6 +114,7 @@ ALSO = (
     "what a collator or a dataset draws",
     "workers that persist keep the epoch",
     "with a decoder-only model, predictions",
+    "with `max_grad_norm=0`, one gradient",
 )
 KEPT = (
     "log",
@@ -217,6 +218,26 @@ def test_workers_that_persist_keep_their_epoch_as_with_the_original(as_original:
         trainer.train()
         found.append(weights(trainer.model))
     assert (not differing(*found)) is as_original
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("as_original", [True, False])
+def test_an_infinite_gradient_that_is_only_measured(as_original: bool, tmp_path: Path) -> None:
+    given = {"max_steps": 1, "max_grad_norm": 0.0, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    more = {} if as_original else {"on_nonfinite": "ignore"}
+    found = []
+    for side in (PLAIN, REPRODUCING if as_original else OURS):
+        own = more if side is OURS else {}
+        arguments = side.arguments(output_dir=str(tmp_path), use_cpu=True, log_level="error", **given, **own)
+        kind = {"transformers": transformers, "trainwright": trainwright}[side.name].Trainer
+        model = models.seeded(lambda: models.ReturnsDict(0.0))
+        next(model.parameters()).register_hook(lambda gradient: gradient + float("inf"))
+        trainer = kind(model=model, args=arguments, train_dataset=Turns())
+        trainer.train()
+        found.append([bool(value.isfinite().all()) for value in trainer.model.parameters()])
+    theirs, ours = found
+    assert not any(theirs)
+    assert ours == ([False] * len(ours) if as_original else [False, *[True] * (len(ours) - 1)])
 
 
 def test_early_stopping_counts_as_the_original_where_nothing_is_a_number_yet() -> None:

@@ -29,6 +29,66 @@ def llama(folder: Path, items: list[Any], model: Any = None, **how: Any) -> Any:
 
 
 @shows
+def classes(folder: Path, is_broken: bool) -> Any:
+    items = data.texts(40)
+    items[33]["labels"] = models.CLASSES if is_broken else 0
+    return bert(folder, items)
+
+
+@shows
+def ragged(folder: Path, is_broken: bool) -> Any:
+    items = data.texts(40)
+    items[33]["input_ids"] = items[33]["input_ids"][: 3 if is_broken else 7]
+    return bert(folder, items)
+
+
+@shows
+def long_rows(folder: Path, is_broken: bool) -> Any:
+    items = data.ragged_texts(40)
+    num = 33 if is_broken else 32
+    items[33] |= {"input_ids": [7] * num, "attention_mask": [1] * num}
+    return bert(folder, items, processing_class=data.tokenizer())
+
+
+@shows
+def held_out(folder: Path, is_broken: bool) -> Any:
+    items = data.texts(40)
+    return bert(folder, items[:30], eval_dataset=items[20:] if is_broken else items[30:])
+
+
+class Numbers:
+    """A collator that makes numbers of labels that are texts."""
+
+    def __call__(self, items: list[Any]) -> dict[str, torch.Tensor]:
+        labels = [float(str(item["labels"]).replace(",", ".").strip() or 0) for item in items]
+        ids = torch.tensor([item["input_ids"] for item in items])
+        return {"input_ids": ids, "labels": torch.tensor(labels).long()}
+
+
+@shows
+def label_forms(folder: Path, is_broken: bool) -> Any:
+    items = [{**one, "labels": str(one["labels"])} for one in data.texts(40)]
+    items[33]["labels"] = "1.0" if is_broken else "1"
+    return bert(folder, items, data_collator=Numbers())
+
+
+@shows
+def repeated_header(folder: Path, is_broken: bool) -> Any:
+    items = [{**one, "text": f"text {i}", "source": "a"} for i, one in enumerate(data.texts(40))]
+    items[33] |= {"text": "text" if is_broken else "a text", "source": "source"}
+    return bert(folder, items)
+
+
+@shows
+def decimal_commas(folder: Path, is_broken: bool) -> Any:
+    items = [{**one, "labels": f"{i}.5"} for i, one in enumerate(data.texts(40))]
+    items[33]["labels"] = "3,5" if is_broken else "3.5"
+    model = models.seeded(models.bert)
+    model.config.num_labels = 1
+    return make_trainer(folder, model=model, train_dataset=items, data_collator=Numbers())
+
+
+@shows
 def columns(folder: Path, is_broken: bool) -> Any:
     name = "attention_masks" if is_broken else "attention_mask"
     return bert(folder, data.hf_dataset(data.texts(12), **{name: [[1] * 7] * 12}))

@@ -15,6 +15,7 @@ from trainwright.errors import DataError, ModelError
 from trainwright.run.checks import raise_no_loss
 
 from ..parity import models
+from ..parity.data import TorchDataset as OwnRows
 
 
 class Tagger(nn.Module):
@@ -32,7 +33,7 @@ class Tagger(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def train(folder: Path, rows: list[dict[str, Any]], full: Exception | None = None) -> None:
+def train(folder: Path, rows: Any, full: Exception | None = None) -> None:
     args = TrainingArguments(
         output_dir=str(folder),
         max_steps=1,
@@ -62,8 +63,10 @@ def test_an_output_directory_that_is_a_file_is_named_with_the_cure(tmp_path: Pat
 
 def test_texts_of_different_lengths_are_to_be_padded(tmp_path: Path) -> None:
     ragged = [ROWS[0], {"input_ids": [3, 4, 5], "labels": 1}]
-    with pytest.raises(ValueError, match="expected sequence of length") as caught:
+    with pytest.raises(DataError, match=r"samples differ in length: .* 2 elements in train\[0\] and 3 elements"):
         train(tmp_path, ragged)
+    with pytest.raises(ValueError, match="expected sequence of length") as caught:  # a class of one's own is not read
+        train(tmp_path, OwnRows(ragged))
     assert "differ in length: pad them, by processing_class=tokenizer" in text_of(caught.value)
 
 

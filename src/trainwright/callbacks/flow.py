@@ -73,6 +73,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         self.early_stopping_patience = early_stopping_patience
         self.early_stopping_threshold = early_stopping_threshold
         self.early_stopping_patience_counter = 0
+        self._num_without = 0  # evaluations in a row that did not give the metric
 
     def check_metric_value(
         self, args: Arguments, state: TrainerState, control: TrainerControl, metric_value: float
@@ -119,12 +120,16 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
     ) -> None:
         name = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
         if name not in metrics:
+            self._num_without += 1
+            if self._num_without == 1:  # with an average of the weights, every second evaluation gives it
+                return
             logger.warning(
                 "Early stopping looks for %s, which this evaluation did not give; it gave %s.",
                 name,
                 ", ".join(sorted(metrics)),
             )
             return
+        self._num_without = 0
         self.check_metric_value(args, state, control, metrics[name])
         if self.early_stopping_patience_counter >= self.early_stopping_patience:
             control.should_training_stop = True

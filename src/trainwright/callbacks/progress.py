@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import sys
 import time
 from collections import defaultdict
@@ -18,6 +19,7 @@ from tqdm.std import EMA  # type: ignore[attr-defined]
 from trainwright._types import has_length, printable
 from trainwright.callbacks.base import NO_LOGS, Logs, TrainerCallback
 from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.callbacks.log_table import LogTable
 from trainwright.config.plans import OPEN_END
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -66,16 +68,15 @@ class Eta:
 Bar: TypeAlias = "tqdm[Any]"  # updated by hand, without an iterable
 
 MAX_STR_LEN = 100
-DIM = "\x1b[2m"
-PLAIN = "\x1b[0m"
 FORMAT = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{left}, {rate_fmt}{postfix}]"
 WITHOUT_END = "{n_fmt} steps [{elapsed}, {rate_fmt}{postfix}]"
+TIMES = ("_runtime", "_per_second")
 SHOWN = {"loss": "loss", "learning_rate": "lr", "train_tokens_per_second": "tokens/s"}
 
 
 def readable(logs: Mapping[str, object], max_str_len: int = MAX_STR_LEN) -> dict[str, object]:
-    """Returns logs for the console: floats with four digits, long texts cut, no FLOP count."""
-    shown = {name: value for name, value in logs.items() if name != "total_flos"}
+    """Returns logs for the console: floats with four digits, long texts cut, no run times (the journal has them)."""
+    shown = {name: value for name, value in logs.items() if name != "total_flos" and not name.endswith(TIMES)}
     for name, value in shown.items():
         if isinstance(value, float):
             shown[name] = f"{value:.4g}"
@@ -97,10 +98,12 @@ class ProgressCallback(TrainerCallback):
         self.max_str_len = max_str_len
         self.current_step = 0
         self._pace = Eta()
+        self._table = log_table(by_evaluation=False)
 
     def on_train_begin(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         self.current_step = state.global_step
         self._pace = Eta()
+        self._table = log_table(by_evaluation=args.eval_strategy != "no")
         if state.is_world_process_zero and _can_redraw() and not is_quiet(args):
             self.training_bar = training_bar(
                 state,
@@ -142,8 +145,11 @@ class ProgressCallback(TrainerCallback):
             return
         shown = readable(logs, self.max_str_len)
         if self.training_bar is not None:
-            has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-            self.training_bar.write(aligned(state, shown, is_coloured=has_colours))
+            *head, row = self._table.lines(steps_text(state), shown) or [""]
+            for line in head:
+                self.training_bar.write(dimmed(line))
+            if row:
+                self.training_bar.write(row)
             if (words := latest(logs)) and "loss" in logs:
                 self.training_bar.set_postfix_str(words, refresh=False)
         elif not _can_redraw():
@@ -222,14 +228,21 @@ def pauses_left(args: Arguments, state: TrainerState) -> dict[str, int]:
     return {"evaluation": left["eval"], "save": left["save"] - shared}
 
 
-def aligned(state: TrainerState, shown: Mapping[str, object], *, is_coloured: bool) -> str:
-    """Returns a log as one line, with columns aligned across lines."""
-    dim, plain = (DIM, PLAIN) if is_coloured else ("", "")
+def log_table(*, by_evaluation: bool) -> LogTable:
+    """Returns a table as wide as the terminal."""
+    return LogTable(by_evaluation=by_evaluation, width=lambda: shutil.get_terminal_size().columns)
+
+
+def dimmed(line: str) -> str:
+    """Returns a line in a weaker colour, where the terminal has colours and the user wants them."""
+    has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return f"\x1b[2m{line}\x1b[0m" if has_colours else line
+
+
+def steps_text(state: TrainerState) -> str:
+    """Returns the steps done, and those of the run where they are known."""
     total = known_steps(state)
-    step = f"{state.global_step}" if total is None else f"{state.global_step:>{len(str(total))}}/{total}"
-    pairs = ((printable(str(name)), printable(str(value))) for name, value in shown.items() if name != "step")
-    values = (f"{dim}{name}{plain} {value:<9}" for name, value in pairs)
-    return f"{dim}step{plain} {step}  {'  '.join(values)}".rstrip()
+    return f"{state.global_step}" if total is None else f"{state.global_step}/{total}"
 
 
 def _can_redraw() -> bool:

@@ -31,7 +31,7 @@ from trainwright.checkpoint.deferred_io import IMMEDIATE, DeferredSink, FileSink
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import CheckpointError, CheckpointWriteError, NonFiniteWeightsError
-from trainwright.support.tensor_tree import storage_place, tensors_of
+from trainwright.support.tensor_tree import local_part, storage_place, tensors_of
 from trainwright.support.units import size_text
 
 logger = logging.getLogger(__name__)
@@ -366,7 +366,7 @@ def estimated_optimizer_bytes(model: nn.Module) -> int:
 
 def _distinct_bytes(tensors: Sequence[torch.Tensor]) -> int:
     """Returns the bytes of tensors in this process, of which several may be one in memory; of a DTensor its part."""
-    parts = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    parts = [local_part(tensor) for tensor in tensors]
     return sum({storage_place(part): part.numel() * part.element_size() for part in parts}.values())
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright._types import (
+    AVERAGES_NAME,
     CURRICULUM_NAME,
     DATA_POSITION_NAME,
     EXTENSIONS_NAME,
@@ -33,6 +34,7 @@ FILES = {
     "curriculum": CURRICULUM_NAME,
     "checkpoint_items": ITEMS_NAME,
     "data_position": DATA_POSITION_NAME,
+    "averages": AVERAGES_NAME,
 }
 
 
@@ -64,7 +66,7 @@ class Entry:
         if self.path is None:
             return {}
         state = self._content(self.path)
-        with suppress(ValueError, TypeError, AttributeError):  # of another shape
+        with suppress(ValueError, TypeError, AttributeError, KeyError):  # of another shape
             if isinstance(state, dict) and is_sound(state):
                 return state
         raise CheckpointError(f"{self.path} holds invalid values. Name another checkpoint, or delete the file.")

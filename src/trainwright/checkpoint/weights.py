@@ -75,7 +75,7 @@ def save_weights(
     def write(copied: Weights | None) -> None:
         if copied is not None and saver is None:
             with replacing(folder / SAFE_WEIGHTS_NAME) as beside:  # a signal while a user saves leaves the older model
-                _save_file(copied, beside)
+                save_file(copied, beside)
             use_umask(folder)
         else:
             _save_pretrained(shown.save_pretrained, folder, copied)
@@ -320,7 +320,8 @@ def is_adapter(model: nn.Module) -> bool:
     return is_instance_of(model, "peft", "PeftModel")
 
 
-def _save_file(weights: Weights, file: Path) -> None:
+def save_file(weights: Weights, file: Path) -> None:
+    """Writes weights as safetensors, as transformers does."""
     import safetensors.torch
 
     safetensors.torch.save_file(weights, file, metadata={"format": "pt"})
@@ -399,7 +400,7 @@ def export_model(checkpoint: Path, folder: Path, *, parts: ShardedReader) -> lis
         _merge(shards, folder / SAFE_WEIGHTS_NAME)
     elif in_parts:
         weights = parts.read_weights(checkpoint)
-        _save_file(weights, folder / SAFE_WEIGHTS_NAME)
+        save_file(weights, folder / SAFE_WEIGHTS_NAME)
     use_umask(folder)
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
@@ -412,7 +413,7 @@ def _merge(shards: list[Path], target: Path) -> None:
     weights = {name: tensor for shard in shards for name, tensor in read_file(shard).items()}
     if not is_safe:  # tensors of one file may share memory there
         weights = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
-    _save_file(weights, target)
+    save_file(weights, target)
 
 
 def _adapters(checkpoint: Path) -> Iterator[Path]:

@@ -22,7 +22,7 @@ import typer.core
 from trainwright import errors
 from trainwright._types import counted, hide, printable, write_text
 from trainwright.distributed.world import World
-from trainwright.errors import CheckpointNotFoundError, RecipeError, did_you_mean
+from trainwright.errors import CheckpointNotFoundError, RecipeError
 from trainwright.support.log_handler import for_log
 from trainwright.support.units import size_text
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FAILED = 1
 USAGE = 2
+WIDE = 100  # characters of a terminal that has room for times
 OF_THE_USER = (
     errors.ArgumentError,
     errors.CheckpointNotFoundError,
@@ -108,16 +109,18 @@ def init(
     from trainwright.cli.recipe.json_schema import json_schema
     from trainwright.cli.recipe.recipe_reader import SCHEMA_NAME, template
     from trainwright.cli.recipe.schema import TASKS
+    from trainwright.config.words import hint_for_task
 
     if task not in TASKS:
         listed = "\n".join(f"    {name:<22}{spec.title}" for name, spec in TASKS.items())
-        raise RecipeError(f"{task!r} is not a task.{did_you_mean(task, TASKS)} Tasks:\n{listed}")
+        raise RecipeError(f"{task!r} is not a task.{hint_for_task(task, TASKS)} Tasks:\n{listed}")
     if config.exists() and not force:
         raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
     config.parent.mkdir(parents=True, exist_ok=True)
     write_text(config, template(task, with_everything=everything))
-    write_text(config.with_name(SCHEMA_NAME), _json(json_schema()) + "\n")
-    echo(f"Written: {config}. Train with\n\n    trainwright train {config}")
+    schema_file = config.with_name(SCHEMA_NAME)
+    write_text(schema_file, _json(json_schema()) + "\n")
+    echo(f"Written: {config}, and {schema_file} for editors. Train with\n\n    trainwright train {config}")
 
 
 def train(
@@ -136,10 +139,10 @@ def train(
         return
     from trainwright.cli.tasks.recipe_run import refuse_a_second_run, rehearse, run
 
+    refuse_a_second_run(recipe, tree)
     if dry_run:
         rehearse(recipe, tree, say)
         return
-    refuse_a_second_run(recipe, tree)
     run(recipe, tree, say)
 
 
@@ -183,6 +186,7 @@ def check(
     """Look for problems without training."""
     from trainwright.cli.recipe.recipe_reader import checked, read_tree
     from trainwright.cli.tasks.recipe_run import make_trainer
+    from trainwright.preflight.check_registry import TABLE_CHECKS, CheckReport, Finding
 
     tree = read_tree(config, overrides or (), context.args)
     recipe = checked(tree, config.absolute().parent)
@@ -191,9 +195,18 @@ def check(
     def keep(word: str, line: str) -> None:
         about.setdefault(word, []).append(line)
 
-    trainer = make_trainer(recipe, tree, keep if as_json else say)
-    report = trainer.check(memory=memory or budget is not None, budget=budget)
-    proof = trainer.prove() if prove and report.worst != "error" else None
+    found: list[Finding] = []
+    proof = None
+    try:
+        trainer = make_trainer(recipe, tree, keep if as_json else say, found=found)
+    except RecipeError:
+        if not any(finding.severity == "error" for finding in found):
+            raise
+        report = CheckReport(not_done=(("others", "the rows have errors, so that no model was loaded"),))
+    else:
+        report = trainer.check(memory=memory or budget is not None, budget=budget)
+        proof = trainer.prove() if prove and report.worst != "error" else None
+    report = report.with_findings(found, TABLE_CHECKS)
     if as_json:
         proved = None if proof is None else str(proof)
         echo(_json({**about, **dataclasses.asdict(report), "worst": report.worst, "proof": proved}))
@@ -225,7 +238,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Write an HTML file that shows where several runs part, and why."""
-    from trainwright.report.comparison import comparison, differing_arguments, first_difference, partings, read_runs
+    from trainwright.report.comparison import comparison, first_difference, partings, read_runs
+    from trainwright.report.run_table import best_of, differing_arguments, metric_texts, metrics_of
 
     if len(runs) < 2:
         raise errors.ArgumentError(
@@ -239,6 +253,10 @@ def compare(
         found = {"parts_at_step": first, "pairs": [dataclasses.asdict(pair) for pair in pairs]}
         echo(_json({"runs": list(records), **found, "arguments": differing_arguments(records)}))
         return
+    for name, record in records.items():
+        echo(f"{name}: {', '.join(metric_texts(metrics_of(record, best_of(record)))) or 'no evaluation'}")
+    for name, values in differing_arguments(records).items():
+        echo(f"{name}: {' | '.join(map(str, values))}")
     for pair in pairs:
         echo(f"{' and '.join(pair.runs)}: {pair}")
     path = output or Path("comparison.html")
@@ -250,12 +268,12 @@ def runs(
     folder: Annotated[Path, typer.Argument(help="Directory to look below.", metavar="DIR", exists=True)] = Path("."),
     as_json: AsJson = False,
 ) -> None:
-    """Show the runs below a directory: state, best, steps, time."""
+    """Show the runs below a directory: metrics, arguments that differ, state."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from trainwright.report.run_table import ago, find_runs, readable_time
+    from trainwright.report.run_table import ago, argument_texts, find_runs, metric_texts, readable_time
 
     found = find_runs(folder)
     now = time.time()
@@ -265,13 +283,22 @@ def runs(
     if not found:
         echo(f"No run is below {folder}: none has a journal.jsonl.")
         return
+    console = Console()
+    names = ["run", "best evaluation", "differs in", "state", "step", "time", "written"]
+    if console.width < WIDE:
+        del names[-2:]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("run", "state", "best", "step", "time", "written"):
-        table.add_column(name, justify="right" if name in ("step", "time") else "left", overflow="fold")
+    for name in names:
+        justify: Any = "right" if name in ("step", "time") else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name not in ("run", "differs in"))
     for one in found:
-        cells = one.name, one.state, one.best, one.steps, readable_time(one.seconds)
-        table.add_row(*(Text(printable(cell)) for cell in (*cells, ago(one.written_at, now))))
-    Console().print(table)
+        described = [
+            "\n".join(map(printable, texts)) for texts in (metric_texts(one.metrics), argument_texts(one.arguments))
+        ]
+        cells = (one.name, one.state, one.steps, readable_time(one.seconds), ago(one.written_at, now))
+        name, *progress = map(printable, cells)
+        table.add_row(*map(Text, (name, *described, *progress)[: len(names)]))
+    console.print(table)
 
 
 def push(
@@ -317,16 +344,24 @@ def export(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or the output directory of a run.")],
     folder: Annotated[Path, typer.Argument(help="Directory to write; it must be empty, or not there.", metavar="DIR")],
     merged: Annotated[bool, typer.Option("--merge", help="Merge an adapter (lora) into the model.")] = False,
+    weights: Annotated[str, typer.Option(help="trained, or average: those of a run with `average`.")] = "trained",
 ) -> None:
     """Write the model of a checkpoint alone, for from_pretrained."""
     from trainwright.checkpoint.weights import export_model
-    from trainwright.cli.tasks.export import chosen, merge
+    from trainwright.cli.tasks.export import chosen, chosen_checkpoint, export_average, merge
     from trainwright.engine import sharded_state
 
-    source, why = chosen(checkpoint)
+    if weights not in ("trained", "average"):
+        raise errors.ArgumentError(f"--weights {weights}: write trained or average.")
+    if merged and weights == "average":
+        raise errors.ArgumentError("--merge takes trained weights: export the average first, then that with --merge.")
+    source, why = chosen_checkpoint(checkpoint) if weights == "average" else chosen(checkpoint)
     if why:
         echo(f"From {source}: {why}")
-    written = merge(source, folder) if merged else export_model(source, folder, parts=sharded_state)
+    if weights == "average":
+        written = export_average(source, folder)
+    else:
+        written = merge(source, folder) if merged else export_model(source, folder, parts=sharded_state)
     size = sum(path.stat().st_size for path in written)
     echo(f"Written: {folder}, {counted(len(written), 'file')}, {size_text(size)}")
 
@@ -413,6 +448,7 @@ def replay(
 def ledger(
     run: Annotated[Path, typer.Argument(help="Output directory or checkpoint of a run with ledger=True.")],
     question: Annotated[str, typer.Argument(help="top, never, repeated, by-source or text.", metavar="WHAT")] = "top",
+    other: Annotated[Path | None, typer.Argument(help="For `ledger diff RUN OTHER`.", metavar="OTHER")] = None,
     number: Annotated[int, typer.Option("--number", "-n", min=1, help="Samples at most.")] = 20,
     data: Annotated[Path | None, typer.Option(help="The training data, for its texts.")] = None,
     quarantine: Annotated[
@@ -421,9 +457,17 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """Show the samples a run learnt least, never saw, or saw again."""
-    from trainwright.cli.ledger import answer, lines
-    from trainwright.data.quarantine import add_to_quarantine
+    from trainwright.cli.ledger import answer, difference, difference_lines, exclude, lines
 
+    if str(run) == "diff":
+        if other is None or quarantine is not None or data is not None:
+            raise errors.ArgumentError("Compare two runs as: trainwright ledger diff RUN OTHER.")
+        compared = difference(Path(question), other, number=number)
+        for line in [_json(compared)] if as_json else difference_lines(compared):
+            echo(line)
+        return
+    if other is not None:
+        raise errors.ArgumentError(f"{other} is one argument too many. Two runs: trainwright ledger diff RUN OTHER.")
     found = answer(run, question, number=number, data=data)
     if quarantine is not None and question == "by-source":
         raise errors.ArgumentError("--quarantine takes samples, and by-source lists sources.")
@@ -433,8 +477,25 @@ def ledger(
         for line in lines(found):
             echo(line)
     if quarantine is not None:
-        add_to_quarantine(quarantine, [int(one["sample"]) for one in found])
+        exclude(run, quarantine, found)
         echo(f"In quarantine in {quarantine}: {counted(len(found), 'sample')}.", err=True)
+
+
+def ctl(
+    run: Annotated[Path, typer.Argument(help="Output directory of a run with live_control=True.")],
+    words: Annotated[
+        list[str], typer.Argument(help="save, evaluate, stop, lr RATE, log STEPS or profile STEPS.", metavar="COMMAND")
+    ],
+    wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the run's answer.")] = 60.0,
+) -> None:
+    """Tell a run under way to save, evaluate, stop, or change its rate."""
+    from trainwright.cli.control import give
+
+    step, refused = give(run, words, wait_s=wait_s)
+    if refused is not None:
+        tell(f"Refused: {refused}")
+        raise typer.Exit(FAILED)
+    echo(f"Carried out after step {step}: {' '.join(words)}")
 
 
 def env(as_json: AsJson = False) -> None:
@@ -455,13 +516,13 @@ def env(as_json: AsJson = False) -> None:
 
 
 class OneScreen(typer.core.TyperGroup):
-    """Group of commands with help that fits on a screen: --show-completion works but is not listed."""
+    """Group of commands with help that fits on a screen: options of the shell's completion and -h are not listed."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # classes of click, which some versions of typer bring along
         """Returns the options of the program itself."""
         params = super().get_params(ctx)
         for one in params:
-            if one.name == "show_completion":
+            if one.name in ("show_completion", "install_completion", "help"):
                 setattr(one, "hidden", True)  # noqa: B010 -- an option has it, other parameters do not
         return params
 
@@ -473,9 +534,24 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 AS_TYPED = {"allow_extra_args": True, "ignore_unknown_options": True}  # --learning_rate 1e-4 training.max_steps=1
-for _command in (init, check, train, resume, runs, report, compare, verify, export, push, ledger, schema, env):
+for _command in (
+    init,
+    check,
+    train,
+    resume,
+    runs,
+    report,
+    compare,
+    verify,
+    export,
+    push,
+    ctl,
+    ledger,
+    replay,
+    schema,
+    env,
+):
     app.command(context_settings=AS_TYPED if _command in (check, train, resume) else None)(reporting()(_command))
-app.command(hidden=True)(reporting()(replay))  # the message of an incident names it
 
 
 def _version(is_asked: bool) -> None:

@@ -27,7 +27,7 @@ from trainwright.config.arguments import TrainingArguments
 from trainwright.engine import sharded_state
 from trainwright.errors import BundleError, ModelError
 from trainwright.extensions.incidents import bundle
-from trainwright.extensions.incidents.contents import LOSS_SETTINGS, bad_rows, window_losses
+from trainwright.extensions.incidents.contents import LOSS_SETTINGS, bad_rows, place_text, window_losses
 from trainwright.extensions.incidents.incident_log import SPIKE
 from trainwright.extensions.incidents.probe import Findings, entries_not_finite, probe, rows_of, weights_not_finite
 from trainwright.loop.step import Window
@@ -283,8 +283,11 @@ def _samples(trainer: Trainer, bare: Any, window: Window, about: JSONObject, fou
 def _place(about: JSONObject, number: int, row: int) -> str:
     samples = about.get("samples") or []
     known = number < len(samples) and row < len(samples[number])
-    which = f"{samples[number][row]} of the training data, " if known else ""
-    return f"{which}row {row} of micro-batch {number}"
+    place = place_text(number, row)
+    if not known:
+        return place
+    name = samples[number][row]
+    return f"{name if isinstance(name, str) else f'sample {name}'} ({place})"  # version 0.2 wrote numbers
 
 
 def _one_by_one(trainer: Trainer, bare: Any, window: Window, about: JSONObject) -> list[str]:

@@ -175,6 +175,13 @@ class Behaviour:
             "does",
         )
     )
+    measured_gradients_stay: bool = _corrects(
+        Difference(
+            original="with `max_grad_norm=0`, one gradient that is not finite makes all gradients NaN: the norm is "
+            "measured by clipping to infinity",
+            ours="the norm is measured, and gradients stay as they are",
+        )
+    )
     early_stopping_counts_nan_before_first_best: bool = _corrects(
         Difference(
             original="early stopping ignores NaN until the first number",

@@ -23,7 +23,8 @@ from trainwright.config.aliases import (
 )
 from trainwright.config.coerce import coerce
 from trainwright.config.fields import SETTINGS, OlderFields
-from trainwright.errors import ArgumentError, LegacyNameWarning, did_you_mean
+from trainwright.config.words import hint_for_argument
+from trainwright.errors import ArgumentError, LegacyNameWarning
 
 TAKING_IN = (Entry, Item, Organization)  # translated last, because they add to the values of the others
 
@@ -91,8 +92,8 @@ def _translate_one(name: str, original: Given, given: dict[str, Any], defaults: 
 
 
 def unknown_message(name: str, known: Collection[str]) -> str:
-    """Returns the message for an unknown argument, with the most similar known one."""
-    return f"{name} is not an argument.{did_you_mean(name, known)}"
+    """Returns the message for an unknown argument, with the one that was probably meant."""
+    return f"{name} is not an argument.{hint_for_argument(name, known)}"
 
 
 def read_older_name(args: Any, name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NoReturn
 
-from trainwright.errors import did_you_mean
+from trainwright.config.words import hint_for_value
 
 
 class ExplicitEnum(str, Enum):
@@ -14,7 +14,7 @@ class ExplicitEnum(str, Enum):
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
         allowed = [str(member.value) for member in cls]
-        guess = did_you_mean(value, allowed, quoted=True)
+        guess = hint_for_value(value, allowed)
         raise ValueError(f"{value!r} is not one of its values.{guess} Allowed: {', '.join(allowed)}.")
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
+from trainwright.config.average import parse_average
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.coerce import StepRange, parse_steps
 from trainwright.config.enums import word
@@ -303,12 +304,25 @@ def mirror(args: Arguments, folder: str) -> plans.MirrorPlan | None:
     )
 
 
+def id_column(args: Arguments) -> str | None:
+    """Returns the column whose values name rows; None: they are named by index or by line."""
+    column = value_of(args, "id_column")
+    ledger = value_of(args, "ledger")
+    return ledger if column is None and isinstance(ledger, str) else column
+
+
 def guard(args: Arguments) -> plans.GuardPlan:
     """The policies for bad steps."""
     plan = plans.GuardPlan(**{field.name: value_of(args, field.name) for field in fields(plans.GuardPlan)})
     if plan.on_nonfinite == "skip" and not behaviour_of(args).skips_nonfinite_steps:
         return replace(plan, on_nonfinite="ignore")
     return plan
+
+
+def average(args: Arguments) -> plans.AveragePlan | None:
+    """Returns the average of the weights that is kept; None without `average`."""
+    wanted = value_of(args, "average")
+    return None if wanted is None else parse_average(wanted)
 
 
 def profiled(args: Arguments) -> StepRange | None:

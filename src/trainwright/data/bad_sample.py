@@ -10,21 +10,23 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from traceback import walk_tb
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainwright._types import counted
+from trainwright.data.identity import listed
 from trainwright.data.worker_internals import add_to_errors
-from trainwright.errors import add_note
+from trainwright.errors import DataError, add_note
 from trainwright.support.model_facts import TEXT_LABELS
 
 PADDING_CURE = (
@@ -32,6 +34,7 @@ PADDING_CURE = (
     "data_collator."
 )
 MOST_NAMED = 16  # indices of a batch that a message lists
+Name: TypeAlias = "Callable[[Any], str]"  # number of a sample -> its name
 Rows = Sequence[Any]  # samples as the user's dataset gives them
 Pipe = tuple[Connection, Connection]  # from the workers of a loader: the end that reads, and the end that writes
 STACK_S = 2.0  # for a worker to write its stack, or to end
@@ -39,12 +42,28 @@ QUIET_S = 0.2  # after which it has written all
 MOST_BYTES = 1 << 16
 
 
-def name_sample(error: BaseException, *, where: str) -> None:
-    """Adds a note to an error while a batch of `where` was fetched: which sample, and what is odd about it."""
-    note = note_of(error)
+def number_text(number: object) -> str:
+    """Returns the name of a sample of which only the number is known."""
+    return f"sample {number}"
+
+
+SAMPLE = re.compile(r"\b[Ss]ample (\d+)\b")  # in the notes of workers, and in errors of `data/`
+
+
+def name_sample(error: BaseException, *, where: str, name: Name = number_text) -> None:
+    """Adds a note to an error while a batch of `where` was fetched: which sample, and what is odd about it.
+
+    Args:
+        error: gets the note.
+        where: the data, for the message.
+        name: returns the name of a sample by its number. Workers do not know it, so their numbers are named here.
+    """
+    note = note_of(error, name)
     if note:
         add_note(error, f"{note} This was in {where}.")
-    elif "DataLoader worker process" in str(error):
+        return
+    name_numbers(error, name)
+    if "DataLoader worker process" in str(error):
         add_note(error, f"The worker read {where}.")
     else:
         found = (frame.f_locals.get("workers") for frame, _ in walk_tb(error.__traceback__))
@@ -120,14 +139,37 @@ def name_samples_of_worker() -> None:
     add_to_errors(_note_of_this)
 
 
+def name_numbers(error: BaseException, name: Name) -> None:
+    """Adds a note to an error that tells the names of the samples whose numbers it has."""
+    numbers = dict.fromkeys(SAMPLE.findall(str(error)))
+    named = [
+        f"Sample {number} is {name(int(number))}." for number in numbers if name(int(number)) != number_text(number)
+    ]
+    if named:
+        add_note(error, " ".join(named))
+
+
+@contextlib.contextmanager
+def naming_numbers(name: Name) -> Iterator[None]:
+    """Around the making of an order: an error about a sample tells its name."""
+    try:
+        yield
+    except DataError as error:
+        name_numbers(error, name)
+        raise
+
+
 def _note_of_this() -> str:
     """Returns the note of the error that is handled now."""
     error = sys.exc_info()[1]
     return "" if error is None else note_of(error)
 
 
-def note_of(error: BaseException) -> str:
-    """Returns what is known of the sample, as a sentence; "" if the error was not raised while a batch was fetched."""
+def note_of(error: BaseException, name: Name = number_text) -> str:
+    """Returns what is known of the sample, as a sentence; "" if the error was not raised while a batch was fetched.
+
+    `name` returns the name of a sample with an index.
+    """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     first = next((place for place, frame in enumerate(frames) if _is_fetch(frame)), None)
     if first is None:
@@ -137,15 +179,17 @@ def note_of(error: BaseException) -> str:
     if isinstance(values["self"].dataset, IterableDataset):
         rows = values.get("data")
         origin = getattr(rows, "origin", None)
-        return _note_of_stream(below) if rows is None or origin is None else _note_of_rows(rows, _numbers(origin))
+        if rows is None or origin is None:
+            return _note_of_stream(below)
+        return _note_of_rows(rows, [number_text(number) for number in _numbers(origin)])
     indices = _flat(values.get("possibly_batched_index"))
     if "data" in values:
         data = values["data"]
         is_group = len(data) == 1 and isinstance(data[0], list)
-        return _note_of_rows(data[0] if is_group else data, indices)
+        return _note_of_rows(data[0] if is_group else data, list(map(name, indices)))
     index = _index_of(below, indices)
-    batch = f"the batch of samples {_listed(indices)}"
-    return f"Reading {batch} failed." if index is None else f"Reading sample {index} failed ({batch})."
+    batch = f"the batch of {listed(list(map(name, indices)), MOST_NAMED)}"
+    return f"Reading {batch} failed." if index is None else f"Reading {name(index)} failed ({batch})."
 
 
 def _is_fetch(frame: FrameType) -> bool:
@@ -176,16 +220,16 @@ def _numbers(origin: Any) -> list[object]:
     return list(range(first, first + origin.size))
 
 
-def _note_of_rows(rows: Rows, numbers: Sequence[object]) -> str:
-    note = f"Collating the batch of samples {_listed(numbers)} failed." if numbers else "Collating a batch failed."
+def _note_of_rows(rows: Rows, names: Sequence[str]) -> str:
+    note = f"Collating the batch of {listed(names, MOST_NAMED)} failed." if names else "Collating a batch failed."
     if (odd := odd_one(rows)) is None:
         ids = [row["input_ids"] for row in rows if isinstance(row, Mapping) and "input_ids" in row]
         is_ragged = len({len(one) for one in ids if isinstance(one, (list, tuple))}) > 1
         has_texts = any(map(_has_text_label, rows))
         return " ".join([note, *[PADDING_CURE] * is_ragged, *[TEXT_LABELS] * has_texts])
     row, what = odd
-    which = f"Sample {numbers[row]}" if row < len(numbers) else f"Its row {row}"
-    return f"{note} {which} differs from the others: {what}."
+    which = names[row] if row < len(names) else f"its item {row}"
+    return f"{note} The odd one is {which}: {what}."
 
 
 def _has_text_label(row: object) -> bool:
@@ -249,8 +293,3 @@ def _flat(indices: Any) -> list[object]:
     if not isinstance(indices, (list, tuple)):
         return [indices]
     return [index for one in indices for index in (one if isinstance(one, (list, tuple)) else [one])]
-
-
-def _listed(numbers: Sequence[object]) -> str:
-    more = "" if len(numbers) <= MOST_NAMED else f", ... ({len(numbers)} in all)"
-    return ", ".join(map(str, numbers[:MOST_NAMED])) + more

@@ -1,25 +1,25 @@
-"""Names of rows that stay right when the data changes: a source and the row in it as the user knows it, or a key.
+"""Identity of rows: a name that stays right when the data changes, and a fingerprint of the content.
 
     reviews.csv:130   line 130 of a file, as an editor shows it
+    table.parquet[7]  row 7 of a file without lines, from 0
     chat[17]          row 17 of a source, from 0, before any rows were held out; or the place in a stream
-    doc-3             the value of the column that names rows
+    doc-3             value of the column that names rows
+    book.txt:12#3     sample 3 of the samples into which a row was cut, from 0
 
-A number, by which the trainer knows a sample (`sample_ids.py`), means something for one state of the data only. A name
-is kept with the fingerprint of the row's content, and `follow` finds where the rows of another state are now. Nothing
-here reads files or decides which rows to look at.
+The trainer knows a sample by a number (`sample_ids.py`), which is valid for one state of the data only. A name is kept
+together with the fingerprint of the row, so `follow` finds the rows in another state of the data. `row_names.py` gives
+the names of a dataset; nothing here reads data.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
-from itertools import accumulate
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 import numpy as np
@@ -34,129 +34,75 @@ from trainwright.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class SampleId:
-    """The name of a row.
+    """Name of a sample of the training data.
 
     Attributes:
-        source: name of the dataset or file.
-        row: number of the row in it: the line of a file, from 1; otherwise its index or place, from 0.
-        is_line: the row is a line of a file.
+        source: name of its dataset in a dict of datasets; `train` for a single dataset.
+        row: number of its row: a line, from 1, if `is_line`; otherwise an index or a place in a stream, from 0.
+        file: file of the row, without its directory unless another file has the same name; None: not read from a file.
+        is_line: `row` is a line of the file.
+        part: number of the sample among the samples of its row, from 0; None: the row is one sample.
         key: value of the column that names rows; None: there is no such column.
     """
 
     source: str
     row: int
+    file: str | None = None
     is_line: bool = False
+    part: int | None = None
     key: str | int | None = None
 
     def __str__(self) -> str:
         if self.key is not None:
-            return str(self.key)
-        return f"{self.source}:{self.row}" if self.is_line else f"{self.source}[{self.row}]"
+            text = str(self.key)
+        elif self.is_line:
+            text = f"{self.file}:{self.row}"
+        else:
+            text = f"{self.source if self.file is None else self.file}[{self.row}]"
+        return text if self.part is None else f"{text}#{self.part}"
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """The part of a name that tells samples apart: the key if there is one, whatever the source."""
+        if self.key is not None:
+            return (self.key, self.part)
+        return (None if self.file is not None else self.source, self.file, self.row, self.part)
 
     def to_dict(self) -> JSONObject:
-        """Plain values for a file, without what is not set."""
-        values: JSONObject = {"source": self.source, "line" if self.is_line else "row": self.row}
-        if self.key is not None:
-            values["key"] = self.key
+        """Returns plain values for a file, without the ones that are not set."""
+        values: JSONObject = {"name": str(self), "source": self.source, "line" if self.is_line else "row": self.row}
+        values |= {name: value for name in ("file", "part", "key") if (value := getattr(self, name)) is not None}
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SampleId:
-        """The name in a file; ValueError for what no run writes."""
+        """Returns the name that `to_dict` wrote; raises ValueError for values that no run writes."""
         is_line = "line" in values
-        source = values.get("source")
-        row: Any = values.get("line" if is_line else "row")
-        key = values.get("key")
-        if not isinstance(source, str) or not is_count(row) or not isinstance(key, str | int | None):
+        row = values.get("line" if is_line else "row")
+        source, file, part, key = (values.get(name) for name in ("source", "file", "part", "key"))
+        is_sound = (
+            isinstance(source, str)
+            and is_count(row)
+            and isinstance(file, str | None)
+            and (part is None or is_count(part))
+            and isinstance(key, str | int | None)
+            and (file is not None or not is_line)
+        )
+        if not is_sound:
             raise ValueError(f"{dict(values)!r} does not name a row.")
-        return cls(source, int(row), is_line, key)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceRows:
-    """The rows of one source, in the order in which the training data has them.
-
-    Attributes:
-        name: of the source.
-        rows: for each row its number as the user knows it. A range, or an array where some rows were held out, or
-            a row takes several lines of its file.
-        is_file: the numbers are lines of a file.
-        keys: values of the column that names rows; None: there is no such column.
-    """
-
-    name: str
-    rows: Sequence[int]
-    is_file: bool = False
-    keys: Sequence[str | int] | None = None
-
-    def name_of(self, place: int) -> SampleId:
-        """The name of the row at a place, from 0."""
-        key = None if self.keys is None else self.keys[place]
-        return SampleId(self.source_name, int(self.rows[place]), self.is_file, key)
-
-    @property
-    def source_name(self) -> str:
-        """The name as it is shown: of a file without its folder."""
-        return self.name.replace("\\", "/").rsplit("/", 1)[-1] if self.is_file else self.name
-
-
-class RowNames:
-    """Names of the rows of training data, of which each source follows the one before it.
-
-    Args:
-        sources: at least one; no two have the same name.
-
-    Raises:
-        DataError: two sources, or two rows that a column names, have the same name.
-    """
-
-    def __init__(self, sources: Iterable[SourceRows]) -> None:
-        self.sources = list(sources)
-        self._starts = [0, *accumulate(len(source.rows) for source in self.sources)]
-        self._length = self._starts.pop()
-        self._numbers: dict[SampleId, int] | None = None
-        shown = [source.source_name for source in self.sources]
-        for name in shown:
-            if shown.count(name) > 1:
-                raise DataError(f"Two sources of the training data are called {name!r}. Give each a name of its own.")
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[SampleId]:
-        return (source.name_of(place) for source in self.sources for place in range(len(source.rows)))
-
-    def name_of(self, number: int) -> SampleId:
-        """The name of a sample; IndexError for a number that the data does not have."""
-        if not 0 <= number < self._length:
-            raise IndexError(f"sample {number} is not one of {self._length}")
-        source = bisect_right(self._starts, number) - 1
-        return self.sources[source].name_of(number - self._starts[source])
-
-    def number_of(self, name: SampleId) -> int | None:
-        """The number of the sample with a name; None where the data does not have it."""
-        if self._numbers is None:
-            self._numbers = {}
-            for number, one in enumerate(self):
-                if self._numbers.setdefault(_place(one), number) != number:
-                    raise DataError(f"Two rows of the training data are called {one}. Name rows by a column of ids.")
-        return self._numbers.get(_place(name))
-
-
-def _place(name: SampleId) -> SampleId:
-    """The part of a name that tells rows apart: the key where there is one, of whatever source."""
-    return name if name.key is None else SampleId("", 0, key=name.key)
+        return cls(str(source), int(row), file, is_line, part, key)  # type: ignore[arg-type]
 
 
 # -- fingerprints ------------------------------------------------------------------------------------------------------
 
 
+HEX_DIGITS = 16
 NUMBERS = {"i": "int64", "u": "int64", "f": "float64", "b": "bool"}  # kind of a dtype -> the one that is compared
 WRITTEN = (date, time, timedelta, Decimal, UUID, PurePath)  # values that are what they are written as
 
 
-def fingerprint(row: Any) -> str:
-    """16 hex digits that differ for rows of other content.
+def fingerprint(row: Any) -> int:
+    """Returns 64 bits that differ for rows of other content.
 
     Entries of a mapping count in the order of their names. Numbers are the same in a list, an array or a tensor, of
     whatever precision they are exact in; a whole number and a fraction are not. Raises DataError for a value that has
@@ -164,7 +110,21 @@ def fingerprint(row: Any) -> str:
     """
     digest = xxhash.xxh3_64()
     _feed(digest, row)
-    return digest.hexdigest()
+    return digest.intdigest()
+
+
+def as_hex(content: int) -> str:
+    """Returns a fingerprint as 16 hex digits, as files have it."""
+    return f"{content:016x}"
+
+
+def of_hex(text: object) -> int | None:
+    """Returns the fingerprint in a file; None if there is none. Raises ValueError for other text."""
+    if text is None:
+        return None
+    if not isinstance(text, str) or len(text) != HEX_DIGITS:
+        raise ValueError(f"{text!r} is not a fingerprint")
+    return int(text, 16)
 
 
 def _feed(digest: xxhash.xxh3_64, value: Any) -> None:
@@ -231,69 +191,151 @@ def _feed_bytes(digest: xxhash.xxh3_64, kind: bytes, content: bytes) -> None:
 # -- another state of the data -----------------------------------------------------------------------------------------
 
 
+class Names(Protocol):
+    """Names of the samples of one state of the data (`row_names.RowNames`)."""
+
+    def name_of(self, number: int) -> SampleId: ...
+    def numbers_of(self, name: SampleId) -> Sequence[int]: ...
+    def fingerprint_of(self, number: int) -> int | None: ...
+    def contents(self) -> Iterable[tuple[int, int | None]]: ...
+    def size_of(self, name: SampleId) -> int | None: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Followed:
-    """Where rows that were named in one state of the data are in another one.
+class Seen:
+    """What is kept of a sample besides its name.
 
     Attributes:
-        numbers: of each row that was found, the number of its sample now.
-        moved: rows that have another name now, with that name.
-        changed: rows whose name belongs to other content now, and whose content is nowhere else.
-        gone: rows whose name and content are not there any more.
+        content: fingerprint of its row; None if the row could not be read.
+        num_rows: rows of its source then; None if the source has no length.
     """
 
-    numbers: dict[SampleId, int] = field(default_factory=dict)
+    content: int | None = None
+    num_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Where samples that were named in one state of the data are in another one.
+
+    Attributes:
+        numbers: for each sample that was found, the numbers of the samples that have its name or content now.
+        moved: samples that have another name now, with that name.
+        changed: samples whose name belongs to other content now, and whose content is nowhere else.
+        gone: samples whose name and content are not there any more.
+        unmatched: samples of which only the name is known, in a source that has changed.
+    """
+
+    numbers: dict[SampleId, list[int]] = field(default_factory=dict)
     moved: dict[SampleId, SampleId] = field(default_factory=dict)
     changed: list[SampleId] = field(default_factory=list)
     gone: list[SampleId] = field(default_factory=list)
+    unmatched: list[SampleId] = field(default_factory=list)
 
 
-def follow(before: Mapping[SampleId, str], names: RowNames, fingerprints: Sequence[str]) -> Followed:
-    """Finds rows by name and content.
+def follow(before: Mapping[SampleId, Seen], names: Names, *, changed: Collection[str] = ()) -> Followed:
+    """Finds samples by name and content.
 
-    A row that has its name and its content is where it was. Another one is looked for by content, first in its own
-    source, then in the others; of several rows with the same content each is taken once, in their order. A row that a
-    column names is itself whatever its content, since its name does not depend on its place.
+    A sample that has its name and its content is where it was. Others are looked for by content, first in their own
+    source, then in other sources; of several samples with the same content each is taken once, in their order. A sample
+    with a key is itself whatever its content, since its name does not depend on its place. A sample without a
+    fingerprint is found by its name, but only if its source has as many rows as then, and no sample of it was lost.
 
     Args:
-        before: the rows that were named, with their fingerprints then.
-        names: of the data now.
-        fingerprints: of the data now, one for each row.
+        before: the samples that were named, and what was kept of them.
+        names: of the data now. Its rows are read as a whole only if a sample is not where it was.
+        changed: sources that are known to have other rows now.
     """
     found = Followed()
-    lost: list[SampleId] = []
-    for name, content in before.items():
-        number = names.number_of(name)
-        if number is not None and (name.key is not None or fingerprints[number] == content):
-            found.numbers[name] = number
+    lost: list[SampleId] = []  # to be looked for by content
+    unread: list[SampleId] = []  # of which no content is known, then or now
+    for name, seen in before.items():
+        numbers = list(names.numbers_of(name))
+        contents = {names.fingerprint_of(number) for number in numbers} if seen.content is not None else {None}
+        if name.key is not None and numbers:
+            found.numbers[name] = numbers
+        elif name.key is not None:
+            found.gone.append(name)
+        elif None in contents:
+            unread.append(name)
+        elif contents == {seen.content}:
+            found.numbers[name] = numbers
         else:
             lost.append(name)
-    lost.sort(key=lambda name: (name.source, name.row))
-    free = _rows_by_content(names, fingerprints, taken=set(found.numbers.values()))
-    elsewhere = [name for name in lost if not _take(found, name, free[before[name]].get(name.source), names)]
-    for name in elsewhere:
-        rows = next((rows for rows in free[before[name]].values() if rows), None)
-        if not _take(found, name, rows, names):
-            (found.gone if names.number_of(name) is None else found.changed).append(name)
+    _find_by_content(found, before, sorted(lost, key=_order), names)
+    other = {_source_of(name) for name in lost}
+    for name in unread:
+        numbers = list(names.numbers_of(name))
+        is_changed = name.source in changed or _source_of(name) in other
+        if is_changed or names.size_of(name) != before[name].num_rows:
+            found.unmatched.append(name)
+        elif numbers:
+            found.numbers[name] = numbers
+        else:
+            found.gone.append(name)
     return found
 
 
-def _rows_by_content(
-    names: RowNames, fingerprints: Sequence[str], *, taken: set[int]
-) -> dict[str, dict[str, deque[int]]]:
-    """Returns fingerprint -> source -> numbers of the rows, in order, without those that are taken."""
-    rows: dict[str, dict[str, deque[int]]] = defaultdict(dict)
-    for number, content in enumerate(fingerprints):
-        if number not in taken:
-            rows[content].setdefault(names.name_of(number).source, deque()).append(number)
-    return rows
+Group: TypeAlias = "tuple[SampleId, list[int]]"  # a name now, and the samples that have it
 
 
-def _take(found: Followed, name: SampleId, rows: deque[int] | None, names: RowNames) -> bool:
-    """Notes the first of some rows as the one that had a name; returns False if there is none."""
-    if not rows:
+def _find_by_content(found: Followed, before: Mapping[SampleId, Seen], lost: Sequence[SampleId], names: Names) -> None:
+    """Looks for the samples that are not where they were; nothing is read if there are none."""
+    if not lost:
+        return
+    taken = {number for numbers in found.numbers.values() for number in numbers}
+    free = _groups_by_content(names, taken)
+    elsewhere = []
+    for name in lost:
+        groups = free[before[name].content, name.part]
+        if not _take(found, name, groups.get(_source_of(name))):
+            elsewhere.append(name)
+    for name in elsewhere:
+        others = free[before[name].content, name.part].values()
+        if not _take(found, name, next((groups for groups in others if groups), None)):
+            (found.changed if names.numbers_of(name) else found.gone).append(name)
+
+
+def _groups_by_content(
+    names: Names, taken: Collection[int]
+) -> defaultdict[tuple[int | None, int | None], dict[object, deque[Group]]]:
+    """Returns (fingerprint, part) -> source -> samples of one name, in order, without those that are taken.
+
+    The samples of a row that was cut are together under the part None, too.
+    """
+    groups: dict[tuple[object, ...], tuple[int | None, Group]] = {}
+    for number, content in names.contents():
+        if number in taken:
+            continue
+        name = names.name_of(number)
+        for one in (name,) if name.part is None else (name, replace(name, part=None)):
+            groups.setdefault(one.place, (content, (one, [])))[1][1].append(number)
+    free: defaultdict[tuple[int | None, int | None], dict[object, deque[Group]]] = defaultdict(dict)
+    for content, group in groups.values():
+        free[content, group[0].part].setdefault(_source_of(group[0]), deque()).append(group)
+    return free
+
+
+def _take(found: Followed, name: SampleId, groups: deque[Group] | None) -> bool:
+    """Notes the first of some groups as the samples that had a name; returns False if there is none."""
+    if not groups:
         return False
-    number = rows.popleft()
-    found.numbers[name] = number
-    found.moved[name] = names.name_of(number)
+    now, numbers = groups.popleft()
+    found.numbers[name] = numbers
+    if now != name:
+        found.moved[name] = now
     return True
+
+
+def _source_of(name: SampleId) -> tuple[str, str | None]:
+    return name.source, name.file
+
+
+def _order(name: SampleId) -> tuple[str, str, int, int]:
+    return name.source, name.file or "", name.row, name.part or 0
+
+
+def listed(names: Sequence[object], most: int = 10) -> str:
+    """Returns the first names as text, and how many there are beyond."""
+    more = f", ... ({len(names)} in all)" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more

@@ -1,19 +1,20 @@
 """Ledger: how often each sample of the training data was trained, and what its loss was; the Parquet file of it.
 
-Samples are numbered as the training dataset numbers them, and no sample is looked at. Losses come from
-`extensions/ledger/sample_losses.py`.
+Samples are numbered as the training dataset numbers them; the file names them too, so that they are found when the data
+changes (`extensions/ledger/rows.py`). Losses come from `extensions/ledger/sample_losses.py`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from trainwright._types import JSONObject, is_count, replacing
+from trainwright.data.identity import SampleId, as_hex, of_hex
 from trainwright.errors import DataError, needs_package
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_SAMPLES = 1 << 40
-ONE_SOURCE = "train"  # of a dataset that is no mixture
 DTYPES = {
     "visits": np.int32,
     "tokens": np.int64,
@@ -31,7 +31,6 @@ DTYPES = {
 }
 Array: TypeAlias = "NDArray[Any]"  # of the numbers of one column
 Columns: TypeAlias = Mapping[str, Array]
-Locate: TypeAlias = Callable[[int], tuple[str, int]]  # the source of a sample, and its row there
 
 
 class Ledger:
@@ -102,30 +101,61 @@ class Ledger:
 
     # -- files ---------------------------------------------------------------------------------------------------------
 
-    def table(
-        self,
-        about: JSONObject,
-        *,
-        locate: Locate | None = None,
-        ids: Callable[[list[int]], list[Any]] | None = None,
-    ) -> pa.Table:
-        """Returns the samples with visits as a table; `about` goes into its metadata, `ids` are values of a column."""
-        with needs_package("The ledger is a Parquet file: pip install 'trainwright[datasets]'"):
-            import pyarrow as pa
+    def noted(self) -> Columns:
+        """Returns a copy of the columns of the samples with visits, the number of each among them."""
         sample = np.flatnonzero(self.last_step)
-        columns: dict[str, Any] = {"sample": sample}
-        if ids is not None:
-            columns["id"] = pa.array(ids(sample.tolist()))
-        sources, rows = ([ONE_SOURCE] * len(sample), sample) if locate is None else _located(sample, locate)
-        columns |= {"source": pa.array(sources, pa.string()).dictionary_encode(), "row": rows}
-        columns |= {name: column[sample] for name, column in self.columns.items()}
-        columns["mean_loss"] = self.mean_loss[sample]
-        return pa.table(columns).replace_schema_metadata({"trainwright": json.dumps(about)})
+        found = {"sample": sample, **{name: column[sample] for name, column in self.columns.items()}}
+        return {**found, "mean_loss": self.mean_loss[sample]}
 
 
-def _located(sample: Array, locate: Locate) -> tuple[list[str], list[int]]:
-    places = [locate(one) for one in sample.tolist()]
-    return [source for source, _ in places], [row for _, row in places]
+def as_table(noted: Columns, rows: Mapping[str, Any], about: JSONObject) -> pa.Table:
+    """Returns the table of a ledger's file.
+
+    Args:
+        noted: columns of the samples with visits.
+        rows: columns that name these samples, as `identity_columns` makes them.
+        about: metadata of the table.
+    """
+    with needs_package("The ledger is a Parquet file: pip install pyarrow"):
+        import pyarrow as pa
+    columns: dict[str, Any] = {"sample": noted["sample"]}
+    for name, values in rows.items():
+        column = pa.array(values)
+        columns[name] = column.dictionary_encode() if name in REPEATED else column
+    columns |= {name: noted[name] for name in (*DTYPES, "mean_loss")}
+    return pa.table(columns).replace_schema_metadata({"trainwright": json.dumps(about)})
+
+
+REPEATED = ("source", "file")  # columns of few different texts
+
+
+def identity_columns(names: Sequence[SampleId], contents: Sequence[int | None]) -> dict[str, Any]:
+    """Returns the columns of a table that identify samples: names in parts, and fingerprints of their rows."""
+    columns: dict[str, Any] = {
+        "id": [name.key for name in names],
+        "source": [name.source for name in names],
+        "row": np.asarray([name.row for name in names], dtype=np.int64),
+        "file": [name.file for name in names],
+        "is_line": [name.is_line for name in names],
+        "part": [name.part for name in names],
+        "fingerprint": [None if content is None else as_hex(content) for content in contents],
+    }
+    if not any(columns["is_line"]):
+        del columns["is_line"]
+    return {name: values for name, values in columns.items() if not isinstance(values, list) or not _is_empty(values)}
+
+
+def _is_empty(values: Sequence[object]) -> bool:
+    return all(value is None for value in values)
+
+
+def identities(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[SampleId, int | None]]:
+    """Yields name and fingerprint of each row of a table, from its columns as lists; fingerprint None: not known."""
+    num = len(columns["source"])
+    nothing = [None] * num
+    parts = [columns.get(name, nothing) for name in ("source", "row", "file", "is_line", "part", "id", "fingerprint")]
+    for source, row, file, is_line, part, key, content in zip(*parts, strict=True):
+        yield SampleId(source, row, file, bool(is_line), part, key), of_hex(content)
 
 
 def write_table(table: pa.Table, path: Path) -> None:
@@ -138,7 +168,7 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 def read_table(path: Path) -> tuple[pa.Table, JSONObject]:
     """Reads a ledger's table, and what its metadata says; DataError if it is no ledger."""
-    with needs_package("The ledger is a Parquet file: pip install 'trainwright[datasets]'"):
+    with needs_package("The ledger is a Parquet file: pip install pyarrow"):
         import pyarrow as pa
         from pyarrow import parquet
     try:
@@ -155,20 +185,56 @@ def _check(table: pa.Table, about: JSONObject) -> None:
     """Raises ValueError for a table or metadata that no run writes."""
     sources = about["sources"]
     num_samples = about["num_samples"]
+    probes = about.get("probes", {})
+    if not isinstance(probes, dict) or not all(_are_probes(rows) for rows in probes.values()):
+        raise ValueError("its metadata holds values that no run writes")
     if not isinstance(sources, dict | None) or not (num_samples is None or is_count(num_samples)):
         raise ValueError("its metadata holds values that no run writes")
     for name in ("sample", "mean_loss", *DTYPES):
         column = table[name].to_numpy()
         if column.dtype.kind not in "iuf" or (name == "sample" and column.dtype.kind == "f"):
             raise ValueError(f"the column {name} holds no numbers")
+    _check_identities(table)
     samples = table["sample"].to_numpy()
     if len(samples) and not 0 <= samples.min() <= samples.max() < MAX_SAMPLES:
         raise ValueError("it numbers samples as no data does")
 
 
+def _are_probes(rows: object) -> bool:
+    """Returns whether a run may have written the probes of a source; ValueError for another fingerprint."""
+    if not isinstance(rows, dict):
+        return False
+    for content in rows.values():
+        of_hex(content)
+    return all(place.isdecimal() for place in rows)
+
+
+def _check_identities(table: pa.Table) -> None:
+    """Raises ValueError where the columns that identify samples are of other types; 0.2 has the first two of them."""
+    import pyarrow as pa
+
+    tests = {"source": pa.types.is_string, "row": pa.types.is_integer}
+    optional = {"file": pa.types.is_string, "part": pa.types.is_integer, "is_line": pa.types.is_boolean}
+    optional |= {"fingerprint": pa.types.is_string}
+    for name, is_right in (tests | optional).items():
+        if name in optional and name not in table.column_names:
+            continue
+        kind = table[name].type
+        if not is_right(kind.value_type if pa.types.is_dictionary(kind) else kind):
+            raise ValueError(f"the column {name} is of the type {kind}")
+    if "fingerprint" in table.column_names:
+        for text in table["fingerprint"].to_pylist():
+            of_hex(text)
+
+
 def read_columns(path: Path) -> Columns:
-    """Reads what `Ledger.merge` takes; DataError if the file is something else."""
+    """Reads what `Ledger.merge` takes, by the numbers of then; raises DataError if the file is something else."""
     table, _ = read_table(path)
+    return columns_in(table, path)
+
+
+def columns_in(table: pa.Table, path: Path) -> Columns:
+    """Returns the columns of a table that `Ledger.merge` takes; raises DataError if one is missing."""
     try:
         return {name: table[name].to_numpy() for name in ("sample", *DTYPES)}
     except KeyError as error:

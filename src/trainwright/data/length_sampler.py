@@ -19,6 +19,7 @@ from trainwright.data.cursor import OrderKind
 from trainwright.data.epochs import set_epoch_of
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.order import Order
+from trainwright.data.row_names import table_rows
 from trainwright.errors import DataError
 
 if TYPE_CHECKING:
@@ -309,8 +310,8 @@ def _of_columns(dataset: DatasetLike, name: str, column: str | None) -> Lengths 
     else:
         return None
     lengths = _as_lengths(values.to_numpy())
-    chosen = getattr(dataset, "_indices", None)  # rows of the table that a shuffle or a selection left, in their order
-    return lengths if chosen is None else lengths[chosen.column(0).to_numpy()]
+    rows = table_rows(dataset)
+    return lengths if rows is None else lengths[rows]
 
 
 def _are_lengths(values: Any, column: str) -> bool:

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainwright._types import Batch, SampleIds
 from trainwright.config.plans import OPEN_END
-from trainwright.data.bad_sample import name_sample
+from trainwright.data.bad_sample import name_sample, number_text
 from trainwright.data.columns import draws_random_numbers, is_columnar
 from trainwright.data.cursor import Cursor, LoaderState
 from trainwright.data.length_sampler import BatchedDataset
@@ -172,7 +172,8 @@ class Loader:
                 self._given.append(given)
                 yield given
         except Exception as error:
-            name_sample(error, where=f"epoch {epoch} (counted from 0) of the training data")
+            name = getattr(self.dataloader, "sample_name", number_text)
+            name_sample(error, where=f"epoch {epoch} (counted from 0) of the training data", name=name)
             raise
         finally:
             self._watched.end()

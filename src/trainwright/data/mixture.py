@@ -162,7 +162,7 @@ def as_mixture(dataset: DatasetLike) -> DatasetLike:
     are not to be trained on together, and for names of sources that are no text.
     """
     if is_instance_of(dataset, "trainwright.data.curriculum", "Curriculum"):
-        from trainwright.data.ledger import ONE_SOURCE
+        from trainwright.data.row_names import ONE_SOURCE
 
         inner = as_mixture(dataset.dataset)
         return MixtureDataset(inner.sources if isinstance(inner, MixtureDataset) else {ONE_SOURCE: inner}, dataset)

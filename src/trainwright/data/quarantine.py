@@ -1,7 +1,9 @@
-"""Quarantine: samples that are excluded from training, as a file of the output directory has them, one a line.
+"""Quarantine: samples that are excluded from training, and the file in the output directory with one a line.
 
-A sample is an index of the dataset, its place in a stream that has one order, or a value of a column: {"sample": 17},
-or {"column": "id", "sample": "doc-3"}. Of a mixture with streams it is the number that the ledger has.
+    {"name": "reviews.csv:130", "source": "train", "line": 130, "file": "reviews.csv", "fingerprint": "…", "rows": 400}
+    {"column": "id", "sample": "doc-3"}    the value of a column
+    {"sample": 17}                         a number, as version 0.2 wrote it: valid for one state of the data only
+    {"sources": {"train": 400}}            the data for which such numbers were read first
 
 Of samples 0 to 5, with 2 and 3 in quarantine, an epoch in the order 4 2 0 3 5 1 becomes 4 0 5 1. A position in it is
 one of the whole order: after 4 0 it is 4, of 6. A resume finds it whatever is in quarantine then: what comes before it
@@ -18,12 +20,14 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from trainwright._types import QUARANTINE_NAME, Item, is_count
+from trainwright._types import QUARANTINE_NAME, Item, JSONObject, is_count
+from trainwright.data.identity import SampleId, Seen, as_hex, of_hex
 from trainwright.errors import DataError
 
 NO_PLACES = (
@@ -33,41 +37,106 @@ NO_PLACES = (
 Sample: TypeAlias = int | tuple[str, int | str]  # a number, or a column and its value
 
 
-def read_quarantine(folder: str | Path) -> set[Sample]:
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A sample that the file names, and what is kept of it to find it in changed data."""
+
+    name: SampleId
+    seen: Seen
+
+
+Entry: TypeAlias = Sample | Named
+Sizes: TypeAlias = "Mapping[str, int | None]"  # rows of each source; None: a stream
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Content of the file.
+
+    Attributes:
+        entries: the samples, each once, in the order of the file.
+        sizes: of the data for which numbers hold; None: they were not read before.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    sizes: Sizes | None = None
+
+
+def read_quarantine(folder: str | Path) -> Quarantined:
     """Reads which samples are excluded in an output directory; none if there is no file.
 
-    A last line that was not finished is not read; a DataError if another one is invalid.
+    A last line that was not finished is not read. Raises DataError if another line is invalid.
     """
     path = Path(folder) / QUARANTINE_NAME
     if not path.is_file():
-        return set()
+        return Quarantined()
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-    found: set[Sample] = set()
+    entries: dict[Entry, None] = {}
+    sizes: Sizes | None = None
     for number, line in enumerate(lines, start=1):
         try:
-            entry = json.loads(line)
-            sample = entry["sample"]
-            column = entry.get("column")
+            values = json.loads(line)
+            if "sources" in values:
+                sizes = _sizes_in(values["sources"])
+            else:
+                entries[_entry_in(values)] = None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            sample = column = None
-        if isinstance(column, str) and type(sample) in (int, str):
-            found.add((column, sample))
-        elif column is None and is_count(sample):
-            found.add(sample)
-        else:
             raise DataError(
-                f'{path}, line {number}: {line[:80]!r} is not of the form {{"sample": 17}} or '
-                '{"column": "id", "sample": "doc-3"}.'
-            )
-    return found
+                f'{path}, line {number}: {line[:80]!r} is not of the form {{"name": "chat[17]", "source": "chat", '
+                '"row": 17} or {"column": "id", "sample": "doc-3"}.'
+            ) from None
+    return Quarantined(tuple(entries), sizes)
 
 
-def add_to_quarantine(folder: str | Path, samples: Iterable[Sample]) -> None:
+def _entry_in(values: JSONObject) -> Entry:
+    """Returns the entry of a line; ValueError for one that no run writes."""
+    if "name" in values:
+        num_rows = values.get("rows")
+        if num_rows is not None and not is_count(num_rows):
+            raise ValueError("no number of rows")
+        return Named(SampleId.from_dict(values), Seen(of_hex(values.get("fingerprint")), num_rows))
+    sample = values["sample"]
+    column = values.get("column")
+    if isinstance(column, str) and type(sample) in (int, str):
+        return column, sample
+    if column is not None or not is_count(sample):
+        raise ValueError("no sample")
+    return int(sample)
+
+
+def _sizes_in(values: Mapping[str, Any]) -> Sizes:
+    if not all(size is None or is_count(size) for size in values.values()):
+        raise ValueError("no numbers of rows")
+    return dict(values)
+
+
+def _line_of(entry: Entry) -> JSONObject:
+    if isinstance(entry, tuple):
+        return {"column": entry[0], "sample": entry[1]}
+    if isinstance(entry, int):
+        return {"sample": entry}
+    values = entry.name.to_dict()
+    if entry.seen.content is not None:
+        values["fingerprint"] = as_hex(entry.seen.content)
+    if entry.seen.num_rows is not None:
+        values["rows"] = entry.seen.num_rows
+    return values
+
+
+def add_to_quarantine(folder: str | Path, entries: Iterable[Entry]) -> None:
     """Appends samples to the file in an output directory, which is made if it is not there."""
-    entries = [{"column": one[0], "sample": one[1]} if isinstance(one, tuple) else {"sample": one} for one in samples]
+    _append(folder, map(_line_of, entries))
+
+
+def note_sizes(folder: str | Path, sizes: Sizes) -> None:
+    """Appends the sizes of the data for which the numbers in the file hold."""
+    _append(folder, [{"sources": dict(sizes)}])
+
+
+def _append(folder: str | Path, lines: Iterable[JSONObject]) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     with (Path(folder) / QUARANTINE_NAME).open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(entry) + "\n" for entry in entries))
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
 class KeptItems(Iterator[Item]):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,21 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
     set_seed(seed)
     make_deterministic()
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
+
+
+@contextmanager
+def drawing_apart(seed: int = 0) -> Iterator[None]:
+    """Seeds random numbers drawn in the block on the host, and restores the states of the process after it."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.default_generator.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def seed_of(origin: Iterable[int]) -> int:

@@ -240,6 +240,30 @@ def total_bytes(device: torch.device) -> int | None:
     return None if tell is None else int(tell(device)[1])
 
 
+class DelayedScalar:
+    """A scalar of a device that the host reads later: its copy waits for nothing, and reading waits for the copy.
+
+    Args:
+        device: where the scalar is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._copy = torch.zeros((), pin_memory=pins_memory(device))
+        self._event = torch.Event(device) if pins_memory(device) else None
+
+    def send(self, value: torch.Tensor) -> None:
+        """Begins to copy a scalar."""
+        self._copy.copy_(value, non_blocking=self._event is not None)
+        if self._event is not None:
+            self._event.record()
+
+    def read(self) -> float:
+        """Returns the scalar that was sent last, once its copy is done."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copy.item()
+
+
 class DeviceMemory:
     """Statistics of the accelerator's allocator, as the current device has them; all 0 without an accelerator."""
 

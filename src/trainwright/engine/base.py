@@ -6,6 +6,7 @@ its parameters are, belongs to the engine of each backend.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 from trainwright._types import DataLoaderLike, Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config.plans import EnginePlan
 from trainwright.distributed.device import empty_cache, peak_flops
+from trainwright.engine.gradients import noting_step
 from trainwright.engine.precision import autocast_forward
 from trainwright.state.interrupts import Interrupts
 from trainwright.support.model_facts import tie_again, tied_parameters, uncompiled
@@ -41,6 +43,8 @@ class Engine:
         self._plan = plan
         self._scaler: torch.amp.GradScaler | None = getattr(accelerator, "scaler", None)
         self._optimizer: Optimizer = None
+        self.defers_skips = False  # `step` does not wait to learn whether a fused optimizer skipped (fp16)
+        self._skip_flag: torch.Tensor | None = None  # of an update whose outcome only the device knows
         self._clipped: list[nn.Parameter] | None = None  # from `clip` to `zero_grad`, where both walk the same model
 
     # -- models ----------------------------------------------------------------------------------------------------
@@ -78,6 +82,7 @@ class Engine:
     def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Stores the model to be updated and its optimizer."""
         self._optimizer = optimizer
+        self._skip_flag = None
         self._clipped = None
 
     def _compiled(self, model: nn.Module) -> nn.Module:
@@ -143,7 +148,7 @@ class Engine:
 
         Args:
             model: as the engine wrapped it; its parameters are read now, since some may be new.
-            max_norm: the largest norm that is left as it is; infinity only measures.
+            max_norm: the largest norm that is left as it is.
 
         Returns:
             The norm before, a detached scalar; a replacement may return another value.
@@ -153,6 +158,22 @@ class Engine:
         if not is_from(clip, "accelerate"):
             return clip(model.parameters(), max_norm)  # type: ignore[no-any-return]
         return self._clip(model, max_norm)
+
+    def measure_norm(self, model: nn.Module) -> torch.Tensor:
+        """Returns the joint 2-norm of the gradients, a detached scalar; they stay as they are.
+
+        A replaced function that clips is called with infinity, as the original Trainer calls it.
+        """
+        functions = (self.accelerator.clip_grad_norm_, torch.nn.utils.clip_grad_norm_)
+        if not all(map(is_from, functions, ("accelerate", "torch"))):
+            return self.clip(model, math.inf)
+        self._unscale()
+        return self._measure(model)
+
+    def _measure(self, model: nn.Module) -> torch.Tensor:
+        """Measures by torch's function, without scaling the gradients by 1 as a clip to infinity does."""
+        self._clipped = list(model.parameters())
+        return torch.nn.utils.get_total_norm([p.grad for p in self._clipped if p.grad is not None])
 
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         """Clips by torch's function, which accelerate calls too, as it is at this moment."""
@@ -179,20 +200,29 @@ class Engine:
         return self._scaler is not None
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Updates the weights; returns False if the update was skipped, because gradients overflowed in fp16."""
+        """Updates the weights; returns False if the update was skipped, because gradients overflowed in fp16.
+
+        A fused optimizer skips on the device. With `defers_skips` the result is True then, and `take_skip_flag` returns
+        the device's flag; otherwise the flag is read, which waits for the device.
+        """
         if self._scaler is None:
             optimizer.step()
             return True
-        # The scaler lowers its scale when it skips. Both scales stay on the device, so that the host waits for it once.
-        before = self._scale_on_device()
-        self._scaler.step(optimizer)
+        with noting_step(optimizer) as call:
+            self._scaler.step(optimizer)
         self._scaler.update()
-        return not bool(self._scale_on_device() < before)
+        if not call.is_made:
+            return False  # the scaler has read the flag itself
+        if call.found_inf is None or self.defers_skips:
+            self._skip_flag = call.found_inf
+            return True
+        return call.found_inf.item() == 0.0
 
-    def _scale_on_device(self) -> torch.Tensor:
-        assert self._scaler is not None
-        scaled: torch.Tensor = self._scaler.scale(torch.ones((), device=self.device))
-        return scaled
+    def take_skip_flag(self) -> torch.Tensor | None:
+        """Returns, once, a scalar on the device that is not 0 if the last update was skipped; None: `step` knew it."""
+        flag = self._skip_flag
+        self._skip_flag = None
+        return flag
 
     def scale_gradients(self, model: nn.Module, factor: torch.Tensor) -> None:
         """Multiplies the accumulated gradients, which `backward` has averaged over processes, by a scalar."""
@@ -217,7 +247,10 @@ class Engine:
             parameter.grad = None
 
     def begin_epoch(self, model: nn.Module) -> None:
-        """Prepares a wrapped model for the first step of an epoch; nothing to do where it is whole."""
+        """Frees parameters that a forward pass has left gathered whole, so that the next one sees changes of the parts.
+
+        Nothing to do where each process has the whole model. Called before the first step of an epoch too.
+        """
 
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
         """Context of `model.generate`, whose value is the keywords that it needs where processes share a model."""
@@ -234,6 +267,30 @@ class Engine:
     def holds_parts(self) -> bool:
         """True if this process has only a part of each parameter."""
         return False
+
+    @property
+    def hides_weights(self) -> str | None:
+        """Reason for which the model's parameters are not the trained weights; None: they can be read and replaced.
+
+        Each is whole then, or a `DTensor` of which this process has a part.
+        """
+        return None
+
+    def whole_tensor(self, parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
+        """Gathers a tensor that lies over the processes as a parameter does. All processes call it.
+
+        Args:
+            parameter: of the model.
+            part: what this process has of the tensor; its type and device may be others than those of the parameter.
+
+        Returns:
+            The whole tensor in all processes.
+        """
+        return part
+
+    def part_of_tensor(self, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
+        """Returns the part of a whole tensor that this process would have of a parameter; see `whole_tensor`."""
+        return whole
 
     @property
     def changes_layers(self) -> str | None:

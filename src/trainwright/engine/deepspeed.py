@@ -191,6 +191,9 @@ class DeepSpeedEngine(DistributedEngine):
         norm = self._train_engine.get_global_grad_norm()
         return torch.as_tensor(math.nan if norm is None else norm)
 
+    def measure_norm(self, model: nn.Module) -> torch.Tensor:
+        return self.clip(model, math.inf)  # DeepSpeed clips by its own configuration
+
     @property
     def updates_in_clip(self) -> bool:
         return True
@@ -251,6 +254,12 @@ class DeepSpeedEngine(DistributedEngine):
     @property
     def holds_parts(self) -> bool:
         return self._train_engine is not None and self._stage > 0
+
+    @property
+    def hides_weights(self) -> str | None:
+        if self._stage == 3:
+            return "ZeRO stage 3 has them in partitions; train in fp32 with stage 2"
+        return "DeepSpeed keeps them in its optimizer in bf16 and fp16; train in fp32" if self._is_mixed else None
 
     @property
     def _is_mixed(self) -> bool:

@@ -91,7 +91,10 @@ class DistributedEngine(Engine):
             self._watchdog = None
 
     def barrier(self) -> None:
-        self.accelerator.wait_for_everyone()
+        if self.accelerator.use_distributed:
+            self.accelerator.wait_for_everyone()
+        else:  # accelerate does not know this kind of device, and would not wait
+            dist.barrier()
 
     @property
     def num_processes(self) -> int:

@@ -6,6 +6,7 @@ Accelerate reads the settings and wraps the model. Gradients are averaged over p
 from __future__ import annotations
 
 import difflib
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -158,11 +159,18 @@ class FSDP1Engine(FSDPEngine):
     def _shard(self, model: nn.Module) -> nn.Module:
         return self.accelerator.prepare_model(model)  # type: ignore[no-any-return]
 
+    @property
+    def hides_weights(self) -> str | None:
+        return "version 1 of FSDP has them in flat tensors; use version 2"
+
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
         return NO_CONTEXT if sync or self._plan.ddp.sync_each_batch else self._sharded.no_sync()
 
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         return self._sharded.clip_grad_norm_(max_norm)  # type: ignore[no-any-return]
+
+    def _measure(self, model: nn.Module) -> torch.Tensor:
+        return self._clip(model, math.inf)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import FullyShardedDataParallel

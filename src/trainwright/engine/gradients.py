@@ -1,8 +1,13 @@
-"""Clipping and updates where whole and sharded tensors are mixed, which no operation of torch takes together."""
+"""Clipping and updates where whole and sharded tensors are mixed, which no operation of torch takes together.
+
+And whether a gradient scaler made an update.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
@@ -31,7 +36,15 @@ def clip_each_kind(parameters: Iterable[nn.Parameter], max_norm: float) -> torch
         The norm before clipping, a scalar on the device; zero if no parameter has a gradient.
     """
     trained = [p for p in parameters if p.grad is not None]
-    kinds = of_one_kind(p.grad for p in trained if p.grad is not None)
+    whole = norm_of_each_kind(trained)
+    for same in of_one_kind(trained):
+        torch.nn.utils.clip_grads_with_norm_(same, max_norm, whole)
+    return whole
+
+
+def norm_of_each_kind(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """Returns the joint 2-norm of all gradients, as `clip_each_kind` does, and leaves them as they are."""
+    kinds = of_one_kind(p.grad for p in parameters if p.grad is not None)
     if not kinds:
         return torch.tensor(0.0)
     norms = []
@@ -40,8 +53,6 @@ def clip_each_kind(parameters: Iterable[nn.Parameter], max_norm: float) -> torch
         # The norm of sharded tensors is sharded itself.
         norms.append(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
     whole: torch.Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-    for same in of_one_kind(trained):
-        torch.nn.utils.clip_grads_with_norm_(same, max_norm, whole)
     return whole
 
 
@@ -67,3 +78,42 @@ def step_each_kind(optimizer: Optimizer) -> None:
             self.param_groups = whole
 
     optimizer.step = MethodType(step_by_kind, optimizer)
+
+
+class StepCall:
+    """Whether a gradient scaler called an optimizer's step.
+
+    Attributes:
+        is_made: the step was called; the scaler does not call it where it has read that gradients overflowed.
+        found_inf: flag with which the scaler lets a fused optimizer skip on the device: a scalar, not 0 where
+            gradients overflowed. None for other optimizers.
+    """
+
+    __slots__ = ("found_inf", "is_made")
+
+    def __init__(self) -> None:
+        self.is_made = False
+        self.found_inf: torch.Tensor | None = None
+
+
+@contextmanager
+def noting_step(optimizer: Optimizer) -> Iterator[StepCall]:
+    """Notes a call of an optimizer's step within the context, also where the method was replaced."""
+    call = StepCall()
+    step = optimizer.step
+    before = vars(optimizer).get("step")
+
+    @functools.wraps(step)  # a scaler reads the signature
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        call.is_made = True
+        call.found_inf = getattr(optimizer, "found_inf", None)
+        return step(*args, **kwargs)
+
+    optimizer.step = noted
+    try:
+        yield call
+    finally:
+        if before is None:
+            del optimizer.step
+        else:
+            optimizer.step = before

@@ -22,7 +22,7 @@ from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
 from trainwright.engine.distributed_base import DistributedEngine
-from trainwright.engine.gradients import clip_each_kind, step_each_kind
+from trainwright.engine.gradients import clip_each_kind, norm_of_each_kind, step_each_kind
 from trainwright.errors import ModelError
 from trainwright.support.model_facts import uncompiled
 
@@ -67,11 +67,21 @@ class ShardedEngine(DistributedEngine):
         self._clipped = list(self._sharded.parameters())
         return clip_each_kind(self._clipped, max_norm)
 
+    def _measure(self, model: nn.Module) -> torch.Tensor:
+        self._clipped = list(self._sharded.parameters())
+        return norm_of_each_kind(self._clipped)
+
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     @property
     def holds_parts(self) -> bool:
         return self._sharded is not None
+
+    def whole_tensor(self, parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
+        return sharded_state.whole_tensor(parameter, part)
+
+    def part_of_tensor(self, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
+        return sharded_state.part_of_tensor(parameter, whole)
 
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
         sharded = self._sharded_of(model)
@@ -127,6 +137,10 @@ class TensorParallelEngine(ShardedEngine):
     @property
     def holds_parts(self) -> bool:
         return True
+
+    @property
+    def hides_weights(self) -> str | None:
+        return "tensor parallelism may have parts of parts; use fsdp or DDP"  # a dimension sharded twice, with FSDP
 
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
         # A process that has finished its text keeps calling the model, because all processes join each forward pass.

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainwright._types import Optimizer, StateDict
 from trainwright.distributed.collectives import Group
@@ -103,6 +103,24 @@ def _dress(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
     within = {name: local if isinstance(part, torch.Tensor) else part for name, part in within.items()}
     dressed: torch.Tensor = kind.__tensor_unflatten__(within, context, outer.size(), outer.stride())
     return dressed
+
+
+def whole_tensor(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    """Gathers a tensor that lies over the processes as `outer` does, and of which this process has the part `local`."""
+    if not isinstance(outer, DTensor):
+        return local
+    dressed: Any = _dress(outer, local.to(outer.device))
+    whole: torch.Tensor = dressed.full_tensor()
+    return whole
+
+
+def part_of_tensor(outer: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    """Returns the part of a whole tensor that this process has of `outer`."""
+    if not isinstance(outer, DTensor):
+        return whole
+    # Without a source rank nothing is sent: each process has the whole tensor.
+    on_device = whole.to(outer.device)
+    return distribute_tensor(on_device, outer.device_mesh, outer.placements, src_data_rank=None).to_local()
 
 
 def _write(state: StateDict, folder: Path, group: Group) -> None:

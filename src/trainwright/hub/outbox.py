@@ -55,6 +55,7 @@ NOT_OF_THE_MODEL = (
     _types.CURRICULUM_NAME,
     _types.RECORDED_METRICS_NAME,
     _types.LEDGER_NAME,
+    _types.AVERAGES_NAME,
     "checkpoint_items*.pt",
     "extension_states*.pt",
     "rng_state*.pth",

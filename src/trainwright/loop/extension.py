@@ -9,8 +9,8 @@ overrides costs nothing in a step. The events of one step, in order:
     decide        all gradients are there: is the update made?
     refused       the update was not made (perhaps known only later, on an accelerator)
     after_step    the step is counted
-    settle, log, before_save
-                  where a log or a save is due
+    settle, log, evaluated, before_save
+                  where a log, an evaluation or a save is due
     committed     the checkpoint is on the disk, perhaps several steps later
     rewind        in place of all that follows, where the step does not count
 """
@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
@@ -31,6 +31,7 @@ from trainwright.errors import ExtensionError, TrainwrightError, add_note
 from trainwright.loop.setup import Setup, Start
 from trainwright.state.progress import Progress
 
+Evaluate: TypeAlias = Callable[[str], dict[str, float]]
 Mark = Any  # each extension has its own kind of mark, which only its `rewind` reads
 
 
@@ -183,12 +184,15 @@ class Extension:
             through them in reverse.
         outlives_run: it still takes part in a checkpoint that is saved after the run.
         needs_outputs: `micro_batch` reads the model's outputs, which are kept for it.
+        refuses_late: `refused` of a step may be told after its `after_step`: in the next `settle`, or in `decide` of
+            the next step, before the extensions that come after this one.
     """
 
     name: str = ""
     order: int = 0
     outlives_run: bool = False
     needs_outputs: bool = False
+    refuses_late: bool = False
 
     def open(self, run: Run) -> None:
         """The run is about to begin: nothing is read, written or changed yet, and `run.setup` is not there yet.
@@ -233,6 +237,17 @@ class Extension:
 
     def log(self) -> dict[str, float]:
         """Returns values by name for the log that is due, after `settle`."""
+        return {}
+
+    def evaluated(self, run: Run, evaluate: Evaluate) -> dict[str, float]:
+        """An evaluation within the training is done, after `settle`; returns metrics of further ones.
+
+        Args:
+            run: the run.
+            evaluate: evaluates all evaluation sets again, with the weights that the model has now, logs the metrics and
+                returns them. It takes the prefix of their names, which the metrics of the first evaluation have as
+                "eval". All processes call it.
+        """
         return {}
 
     def before_save(self, run: Run) -> None:
@@ -303,6 +318,7 @@ FORWARD = (
     "after_epoch",
     "settle",
     "log",
+    "evaluated",
     "before_save",
     "check_save",
     "committed",
@@ -335,6 +351,7 @@ class Extensions:
     after_epoch: tuple[Callable[[Run], None], ...]
     settle: tuple[Callable[[], None], ...]
     log: tuple[Callable[[], dict[str, float]], ...]
+    evaluated: tuple[Callable[[Run, Evaluate], dict[str, float]], ...]
     before_save: tuple[Callable[[Run], None], ...]
     check_save: tuple[Callable[[], None], ...]
     committed: tuple[Callable[[Path], None], ...]
@@ -443,6 +460,16 @@ class Extensions:
             found = log()
             if not isinstance(found, dict):
                 raise ExtensionError(_wrong_result(log, found, "a dict of names and numbers; {} logs nothing"))
+            values |= found
+        return values
+
+    def evaluated_beside(self, run: Run, evaluate: Evaluate) -> dict[str, float]:
+        """Returns the metrics of the further evaluations of all extensions."""
+        values: dict[str, float] = {}
+        for evaluated in self.evaluated:
+            found = evaluated(run, evaluate)
+            if not isinstance(found, dict):
+                raise ExtensionError(_wrong_result(evaluated, found, "a dict of names and numbers; {} adds nothing"))
             values |= found
         return values
 

@@ -184,6 +184,35 @@ def current_rate(scheduler: LRScheduler, optimizer: Optimizer) -> float:
     return rate.item() if isinstance(rate, torch.Tensor) else rate
 
 
+def set_rate(optimizer: Optimizer, scheduler: LRScheduler, rate: float) -> None:
+    """Sets the learning rate of the first parameter group for the next step; the others keep their ratio to it.
+
+    The schedule continues in proportion: its base rates change by the same factor. In a state of both the new rates are
+    part of a checkpoint; `initial_lr`, by which a resume finds changed arguments, stays.
+
+    Args:
+        optimizer: of the run.
+        scheduler: its schedule, which may follow a metric.
+        rate: above 0. Where the rate is 0, as before the first step of a warm-up, it becomes the base rate.
+    """
+    scheduler = _plain(scheduler)
+    groups = getattr(scheduler, "optimizer", optimizer).param_groups
+    parts = [one for one in _parts(scheduler) if getattr(one, "base_lrs", None)]
+    before = float(groups[0]["lr"]) or float(parts[0].base_lrs[0] if parts else 0.0)
+    if before == 0.0:
+        raise ArgumentError("the learning rate is 0, and so is its base rate.")
+    factor = rate / before
+    for part in parts:
+        part.base_lrs = [base * factor for base in part.base_lrs]
+    for group in groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].mul_(factor)
+        else:
+            group["lr"] = group["lr"] * factor
+    if hasattr(scheduler, "_last_lr"):
+        scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": [float(group["lr"]) for group in groups]})
+
+
 def __getattr__(name: str) -> Any:  # a class or a function of transformers
     if name not in REEXPORTED:
         raise AttributeError(name)
@@ -336,6 +365,44 @@ def _set_rates(scheduler: lr_scheduler.LambdaLR) -> None:
     scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": rates})
 
 
+def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
+    """Returns a schedule and the schedules that it consists of; empty for one that is not torch's."""
+    if not isinstance(scheduler, LRScheduler):
+        return []
+    lists = [value for value in vars(scheduler).values() if isinstance(value, (list, tuple))]
+    return [scheduler, *(part for inner in lists for one in inner for part in _parts(one))]
+
+
 def _plain(scheduler: LRScheduler) -> LRScheduler:
     """Returns the schedule inside a backend's wrapper."""
     return getattr(scheduler, "scheduler", scheduler)
+
+
+# -- a step that turns out to be skipped -------------------------------------------------------------------------------
+
+
+def can_undo(scheduler: Any) -> bool:
+    """Returns True if `schedule_memory` can restore a schedule: None, or one of torch's with rates that are numbers."""
+    if scheduler is None:
+        return True
+    if not isinstance(scheduler, LRScheduler):
+        return False
+    return not any(isinstance(group["lr"], torch.Tensor) for group in scheduler.optimizer.param_groups)
+
+
+def schedule_memory(scheduler: Any) -> Callable[[], None]:
+    """Remembers where a schedule, its parts and the groups of its optimizer are; returns a function that restores them.
+
+    Shallow copies are enough: a step of torch's schedules replaces values, and changes none in place.
+    """
+    schedules = list(_parts(scheduler))
+    before = [(one, dict(vars(one))) for one in schedules]
+    groups = [(group, dict(group)) for group in schedules[0].optimizer.param_groups] if schedules else []
+
+    def undo() -> None:
+        for one, attributes in before:
+            vars(one).update(attributes)
+        for group, values in groups:
+            group.update(values)
+
+    return undo

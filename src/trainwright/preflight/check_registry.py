@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,15 @@ from trainwright._types import Batch, JSONObject
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
 from trainwright.preflight.memory.memory_plan import MemoryPlan
+from trainwright.preflight.rows import Rows
+from trainwright.preflight.tables import Table
 from trainwright.support.html_table import html_section, html_table
 
 Severity: TypeAlias = Literal["note", "warning", "error"]
 SEVERITIES = get_args(Severity)  # from the mildest
-# When the facts of a check are there: before step 1, at its batches, at its end, or only in a check-up.
-Moment: TypeAlias = Literal["start", "batch", "step", "full"]
+# When the facts of a check are there: before step 1, at its batches, at its end, only in a check-up, or only when the
+# command line reads its files.
+Moment: TypeAlias = Literal["start", "batch", "step", "full", "file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,19 @@ class Finding:
     evidence: str  # the observation, with its numbers
     cure: str = ""  # the change to make; empty for a note that needs none
     check: str = ""  # name of the check
+    rows: tuple[str, ...] = ()  # names of the first rows that it is about
+    entry: str = ""  # entry of the configuration file that it is about, such as "data.columns.label"
+    ends_run: bool = False  # the run would certainly end with an error later: it is raised before the first step
 
     def __str__(self) -> str:
         return f"{self.check}: {self.evidence}" + (f" {self.cure}" if self.cure else "")
 
 
 note, warning, error = (partial(Finding, severity) for severity in SEVERITIES)
+
+
+def _gravest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    return tuple(sorted(findings, key=lambda one: -SEVERITIES.index(one.severity)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +72,18 @@ class CheckReport:
     def of(self, check: str) -> tuple[Finding, ...]:
         """Returns the findings of one check."""
         return tuple(one for one in self.findings if one.check == check)
+
+    def with_findings(self, findings: Iterable[Finding], looked: Iterable[str]) -> CheckReport:
+        """Returns the report together with what other checks found that looked before it."""
+        findings = list(findings)
+        looked = set(looked)
+        fine = looked - {one.check for one in findings}
+        return replace(
+            self,
+            findings=_gravest_first([*findings, *self.findings]),
+            passed=(*(name for name in self.passed if name not in looked), *sorted(fine)),
+            not_done=tuple((name, reason) for name, reason in self.not_done if name not in looked),
+        )
 
     def lines(self) -> Iterator[str]:
         """Yields the lines of the report for the console."""
@@ -112,6 +134,13 @@ class CheckFacts:
     optimizer: Optimizer | None = None
     plan: StepPlan | None = None
     batches: Sequence[Batch] | None = None  # micro-batches of the first step, as the collator made them
+    rows: Rows | None = None  # rows of the training data
+    eval_rows: Mapping[str, Rows] | None = None  # rows of the evaluation sets by name
+    tables: Sequence[Table] | None = None  # texts among the rows, before they are encoded
+    # name of a collator of transformers that makes the batches which the model gets; None where code of the user's
+    # comes between the rows and the model
+    collator: str | None = None
+    model_gets_batches: bool = False  # as the collator made them: no hook of the user's changes them
     columns: tuple[str, ...] | None = None  # entries of a sample before unused ones are dropped
     # entries used by the model or its collator; None if nothing is dropped
     taken: frozenset[str] | None = None
@@ -128,6 +157,7 @@ class CheckFacts:
     supports_bf16: bool | None = None
     max_elements: int | None = None  # parameters that are looked at one by one; more take too long before every run
     is_brief: bool = False  # report problems only
+    found_by: frozenset[str] = frozenset()  # checks that have found something so far, so that others need not repeat it
 
 
 # How a person calls the facts that may be missing.
@@ -139,6 +169,9 @@ ABSENT = {
     "rehearse": "eval_dataset",
     "optimizer": "optimizer whose parameters can be compared",
     "columns": "sample with named entries",
+    "rows": "training data whose rows can be read (a stream is read as it is trained)",
+    "tables": "text among the rows, only encoded samples",
+    "eval_rows": "eval_dataset whose rows can be read",
     "free_bytes": "way to ask the disk",
 }
 
@@ -170,6 +203,31 @@ def check(*, when: Moment, needs: tuple[str, ...] = (), about: str) -> Callable[
     return enter
 
 
+LookAtTable = Callable[[Table], Iterator[Finding]]
+TABLE_CHECKS: dict[str, LookAtTable] = {}  # the checks that need nothing but a table
+
+
+def check_tables(*, about: str, when: Moment = "start") -> Callable[[LookAtTable], LookAtTable]:
+    """Decorator: registers a check of a table, which looks at every table of a trainer at its moment."""
+
+    def enter(look: LookAtTable) -> LookAtTable:
+        def look_at_all(facts: CheckFacts) -> Iterator[Finding]:
+            for table in facts.tables or ():
+                yield from look(table)
+
+        look_at_all.__name__ = look.__name__
+        check(when=when, needs=("tables",), about=about)(look_at_all)
+        TABLE_CHECKS[look.__name__] = look
+        return look
+
+    return enter
+
+
+def look_at_table(table: Table) -> list[Finding]:
+    """Runs the checks of tables over one that belongs to no trainer yet."""
+    return [replace(found, check=name) for name, look in TABLE_CHECKS.items() for found in look(table)]
+
+
 def look_at(facts: CheckFacts, *moments: Moment) -> CheckReport:
     """Runs the checks of these moments. A check that raises is reported as not done."""
     findings = []
@@ -188,9 +246,10 @@ def look_at(facts: CheckFacts, *moments: Moment) -> CheckReport:
             not_done.append((one.name, f"{type(error).__name__}: {error}"))
             continue
         findings += found
+        if found:
+            facts = replace(facts, found_by=facts.found_by | {one.name})
         passed += [] if found else [one.name]
-    findings.sort(key=lambda one: -SEVERITIES.index(one.severity))
-    return CheckReport(findings=tuple(findings), passed=tuple(passed), not_done=tuple(not_done))
+    return CheckReport(findings=_gravest_first(findings), passed=tuple(passed), not_done=tuple(not_done))
 
 
 def some(names: Iterable[str], limit: int = 3) -> str:

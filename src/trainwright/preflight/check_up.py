@@ -1,7 +1,8 @@
 """Check-ups: FirstLook watches the first step of a run, `full_check` reads batches and tries a step without an update.
 
-FirstLook never ends a run. It reads numbers back once, in that step, and draws no random numbers; what is trained is
-the same with it or without. A full check works on a copy of the trainer, so that what is tried leaves no trace.
+FirstLook ends a run only for a finding with which the original ends, too: before the first step, not after an hour. It
+reads numbers back once, in that step, and draws no random numbers; what is trained is the same with it or without. A
+full check works on a copy of the trainer, so that what is tried leaves no trace.
 """
 
 from __future__ import annotations
@@ -15,26 +16,35 @@ from typing import Any
 
 from torch import nn
 
-from trainwright._types import Batch, Optimizer
+from trainwright._types import Batch, DataLoaderLike, Optimizer
 from trainwright.checkpoint import async_writer
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
-from trainwright.data import columns
 from trainwright.distributed.device import supports_bf16
+from trainwright.errors import DataError
 from trainwright.loop.extension import Decision, Extension, Run, StepFacts
 from trainwright.optim.factory import steps_in_backward
-from trainwright.preflight import data_checks, model_checks  # noqa: F401 -- registers their checks
+from trainwright.preflight import (  # noqa: F401 -- registers their checks
+    data_checks,
+    model_checks,
+    row_checks,
+    table_checks,
+)
 from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
+from trainwright.preflight.row_facts import taken_entries, with_rows
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
-from trainwright.run import build, input_pipeline, train
+from trainwright.run import build, train
 from trainwright.run.internals import Internals
+from trainwright.support.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
 
 MAX_ELEMENTS = 300_000_000  # parameters that are looked at before every run: a fraction of a second
 
 BATCHES = 4  # batches of a window that are examined
+
+HOOKS_ON_BATCHES = ("get_batch_samples", "prepare_window", "_prepare_inputs", "_prepare_input")
 
 
 class FirstLook(Extension):
@@ -47,20 +57,33 @@ class FirstLook(Extension):
         self._trainer = trainer
         self._folder = folder
         self._facts: CheckFacts | None = None  # None where it has nothing to look at
+        self._dataloader: DataLoaderLike = None
+
+    def before_plan(self, run: Run, dataloader: DataLoaderLike) -> None:
+        """Keeps the dataloader, whose order says which rows come into which batch."""
+        self._dataloader = dataloader
 
     def begin(self, run: Run) -> None:
         """Runs the checks before the first step; takes no part in the run where they themselves fail."""
         trainer = self._trainer
         try:
             facts = known_facts(trainer, run.plan, self._folder, optimizer=trainer.optimizer, is_brief=True)
+            is_fresh = run.progress.state.global_step == 0
+            facts = with_rows(trainer, facts, self._dataloader if is_fresh else None)
         except Exception as error:
             logger.info("The first step is not looked at: %s: %s", type(error).__name__, error)
             run.extensions.remove(self)
             return
-        self._facts = facts
-        self._tell(look_at(facts, "start"))
+        finally:
+            self._dataloader = None
+        self._tell(look_at(facts, "start"), replace(facts, rows=None, eval_rows=None))
 
-    def _tell(self, report: CheckReport) -> None:
+    def _tell(self, report: CheckReport, facts: CheckFacts) -> None:
+        """Logs what was found, and raises the first finding that ends the run; later checks look at these facts."""
+        self._facts = replace(facts, found_by=facts.found_by | {one.check for one in report.findings})
+        for finding in report.findings:
+            if finding.ends_run:
+                raise DataError(str(finding))
         if self._trainer.args.should_log:
             log_findings(report)
 
@@ -68,8 +91,8 @@ class FirstLook(Extension):
         """Checks the micro-batches of the first step, before the first forward."""
         assert self._facts is not None
         if all(isinstance(batch, dict) or hasattr(batch, "keys") for batch in batches):
-            self._facts = replace(self._facts, batches=batches[:BATCHES])
-            self._tell(look_at(self._facts, "batch"))
+            facts = replace(self._facts, batches=batches[:BATCHES])
+            self._tell(look_at(facts, "batch"), facts)
 
     def decide(self, facts: StepFacts) -> Decision:
         """Checks the gradients of the first step, and its loss; the update is made."""
@@ -77,7 +100,8 @@ class FirstLook(Extension):
         loss = float(facts.run.progress.meter.total)
         without_gradient = parameters_without_gradient(self._facts.model)
         step = FirstStep(loss=loss, without_gradient=without_gradient)
-        self._tell(look_at(replace(self._facts, step=step), "step"))
+        seen = replace(self._facts, step=step)
+        self._tell(look_at(seen, "step"), seen)
         return Decision.APPLY
 
     def after_step(self, run: Run) -> None:
@@ -89,6 +113,7 @@ class FirstLook(Extension):
         """Lets go of the trainer."""
         self._trainer = None
         self._facts = None
+        self._dataloader = None
 
 
 def log_findings(report: CheckReport) -> None:
@@ -122,6 +147,7 @@ def known_facts(
         label_names=tuple(trainer.label_names or ()),
         can_return_loss=trainer.can_return_loss,
         loss_is_the_models=not internals.uses_outputs(),
+        model_gets_batches=not is_overridden(trainer, *HOOKS_ON_BATCHES),
         folder=Path(folder) if args.should_save else None,
         checkpoint_bytes=async_writer.weights_bytes(trainer.model) + optimizer_bytes,
         free_bytes=async_writer.free_bytes(Path(folder)),
@@ -166,15 +192,19 @@ def full_check(trainer: AnyTrainer, *, plans_memory: bool, budget: Any) -> Check
 
 
 def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:
-    plan = optimizer = None
+    plan = optimizer = loader = None
     if trainer.train_dataset is not None:
-        values = copied.set_initial_training_values(copied.args, copied.get_train_dataloader())
+        loader = copied.get_train_dataloader()
+        values = copied.set_initial_training_values(copied.args, loader)
         plan = build.step_plan(copied.args, values)
     if not steps_in_backward(copied.args):
         num_steps = plan.max_steps if plan is not None else 1
         optimizer = copied.optimizer or Internals(copied).make_optimizer(copied.model, num_steps)
     facts = known_facts(copied, plan, str(copied.args.output_dir), optimizer=optimizer, is_brief=False)
     names, taken = _columns(copied)
+    # The copy has hooks of its own, which change nothing.
+    facts = replace(facts, model_gets_batches=not is_overridden(trainer, *HOOKS_ON_BATCHES))
+    facts = with_rows(copied, facts, loader)
 
     def rehearse() -> Iterable[str]:
         from trainwright.run import dry_run
@@ -197,11 +227,8 @@ def _columns(copied: AnyTrainer) -> tuple[tuple[str, ...] | None, frozenset[str]
         names = list(sample) if isinstance(sample, dict) else None
     if names is None:
         return None, None
-    keeps_all = input_pipeline.keeps_all_columns(copied.args, copied.model, copied.columns)
-    if keeps_all or columns.is_own(copied.data_collator):
-        return tuple(names), frozenset(names)
-    copied._set_signature_columns_if_needed()
-    return tuple(names), frozenset(copied._signature_columns)
+    taken = taken_entries(copied)
+    return tuple(names), frozenset(names) if taken is None else taken
 
 
 def _batches(copied: AnyTrainer) -> list[Batch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TypeGuard
@@ -13,6 +14,13 @@ from torch import nn
 from trainwright._types import IGNORE_INDEX, Batch, counted
 from trainwright.config.fields import value_of
 from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
+from trainwright.preflight.row_checks import (
+    CLASSES_CURE,
+    fails_beyond_classes,
+    num_classes,
+    positions_of,
+    too_long,
+)
 from trainwright.support import model_facts
 
 LIKE_LABELS = ("target", "targets", "class", "classes", "y", "answer", "score", "category", "tags")
@@ -113,16 +121,12 @@ def padding(facts: CheckFacts) -> Iterator[Finding]:
 )
 def truncation(facts: CheckFacts) -> Iterator[Finding]:
     lengths = [length for batch in facts.batches or () for length in _row_lengths(batch)]
-    positions = _positions(facts.model)
-    if not lengths:
+    positions = positions_of(facts.model)
+    if not lengths or "long_rows" in facts.found_by:
         return
     if positions is not None and max(lengths) > positions:
-        learned = any(isinstance(m, nn.Embedding) and "position" in n for n, m in facts.model.named_modules())
-        yield Finding(
-            "error" if learned else "warning",
-            f"A row has {counted(max(lengths), 'token')}, and {type(facts.model).__name__} was made for {positions}.",
-            f"Cut samples at {positions} tokens (truncation=True, max_length={positions}).",
-        )
+        name = type(facts.model).__name__
+        yield too_long(facts.model, f"A row has {counted(max(lengths), 'token')}, and {name} was made for {positions}.")
         return
     limit = getattr(facts.processing_class, "model_max_length", None)
     limit = min(limit if limit is not None and limit < NO_LIMIT else NO_LIMIT, positions or NO_LIMIT)
@@ -173,28 +177,15 @@ def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
                 f"{name} holds {wrong}, and the model has embeddings for 0 to {rows - 1}.",  # type: ignore[operator]
                 "Use the tokenizer that belongs to the model, or model.resize_token_embeddings(len(tokenizer)).",
             )
-    classes = num_classes(facts.model)
-    labels = [one for batch in facts.batches or () for one in _label_ids(facts, batch)] if classes else []
-    wrong = _outside([one[one.ne(IGNORE_INDEX)] for one in labels], classes)
-    if wrong is not None:
+    number = num_classes(facts.model)
+    labels = [one for batch in facts.batches or () for one in _label_ids(facts, batch)] if number else []
+    wrong = _outside([one[one.ne(IGNORE_INDEX)] for one in labels], number)
+    if wrong is not None and "classes" not in facts.found_by:
         yield error(
-            f"A label is {wrong}, and the model scores 0 to {classes - 1}.",  # type: ignore[operator]
-            "Load the model with the right num_labels, or number the labels from 0 (and mask with -100).",
+            f"A label is {wrong}, and the model scores 0 to {number - 1}.",  # type: ignore[operator]
+            CLASSES_CURE,
+            ends_run=fails_beyond_classes(facts),
         )
-
-
-def num_classes(model: nn.Module) -> int | None:
-    """Returns the number of classes of a label, for models whose class shows that labels are classes."""
-    core = model_facts.core_model(model)
-    name = type(core).__name__
-    config = getattr(core, "config", None)
-    if name.endswith(("ForSequenceClassification", "ForTokenClassification", "ForImageClassification")):
-        is_choice = getattr(config, "problem_type", None) in (None, "single_label_classification")
-        number = getattr(config, "num_labels", None)
-        return number if is_choice and number is not None and number > 1 else None
-    head = core.get_output_embeddings() if hasattr(core, "get_output_embeddings") else None
-    weight = getattr(head, "weight", None)
-    return None if weight is None else int(weight.shape[0])
 
 
 def _label_ids(facts: CheckFacts, batch: Batch) -> list[torch.Tensor]:
@@ -211,17 +202,26 @@ def _mask(batch: Batch) -> torch.Tensor | None:
 
 
 def _row_lengths(batch: Batch) -> list[int]:
+    """Returns the lengths of samples: by their positions, which begin again with each sample where some share a row."""
     mask = _mask(batch)
     ids = batch.get("input_ids")
+    positions = batch.get("position_ids")
+    if isinstance(ids, torch.Tensor) and isinstance(positions, torch.Tensor) and ids.shape == positions.shape:
+        return _lengths_by_position(positions, mask)
     if mask is not None:
         return [int(length) for length in mask.ne(0).sum(dim=1).tolist()]
     return [ids.shape[1]] * ids.shape[0] if isinstance(ids, torch.Tensor) and ids.dim() == 2 else []
 
 
-def _positions(model: nn.Module) -> int | None:
-    config = getattr(model_facts.core_model(model), "config", None)
-    found = getattr(config, "max_position_embeddings", None)
-    return found if isinstance(found, int) and found > 0 else None
+def _lengths_by_position(positions: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
+    lengths = []
+    for row in range(len(positions)):
+        kept = positions[row] if mask is None else positions[row][mask[row].ne(0)]
+        is_first = torch.ones_like(kept, dtype=torch.bool)
+        is_first[1:] = kept[1:] <= kept[:-1]
+        starts = [*is_first.nonzero().flatten().tolist(), len(kept)]
+        lengths += [end - start for start, end in itertools.pairwise(starts)]
+    return lengths
 
 
 def _input_rows(model: nn.Module) -> int | None:

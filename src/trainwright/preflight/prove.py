@@ -107,6 +107,8 @@ SHORT: JSONObject = {
     "logging_strategy": "no",
     "save_strategy": "no",
     "ledger": False,
+    "average": None,
+    "live_control": False,
     "push_to_hub": False,
     "load_best_model_at_end": False,
     "metric_for_best_model": None,

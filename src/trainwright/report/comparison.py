@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from trainwright.journal.record import Record, flat, read
+from trainwright.journal.record import Record, read
 from trainwright.report.page import NUM_POINTS, Curve, Mark, document, figure, grid, readable, table
-from trainwright.report.run_page import NOT_DRAWN, facts, last_start
+from trainwright.report.run_page import NOT_DRAWN, facts
+from trainwright.report.run_table import differing_arguments
 
 TOLERANCE = 1e-6  # relative difference that rounding may cause
 
@@ -123,11 +124,3 @@ def first_difference(records: dict[str, Record], tolerance: float = TOLERANCE) -
     """Returns the first step at which the losses of any two runs differ."""
     steps = [found.parts_at_step for found in partings(records, tolerance) if found.parts_at_step is not None]
     return min(steps, default=None)
-
-
-def differing_arguments(records: dict[str, Record]) -> dict[str, list[object]]:
-    """Returns name -> value in each run for the arguments that differ, except the output directory."""
-    given = [flat(last_start(record).get("arguments", {})) for record in records.values()]
-    names = dict.fromkeys(name for arguments in given for name in arguments if name != "output_dir")
-    values = {name: [arguments.get(name) for arguments in given] for name in names}
-    return {name: found for name, found in values.items() if any(value != found[0] for value in found[1:])}

@@ -26,7 +26,7 @@ from trainwright.report.page import (
     table,
     tiles,
 )
-from trainwright.report.run_table import STOPPED, best_of, summary
+from trainwright.report.run_table import STOPPED, best_of, last_start, summary
 from trainwright.search.search_record import SEARCH_NAME, SearchRecord
 from trainwright.support.units import count_text, duration_text, size_text
 
@@ -97,11 +97,6 @@ def page(record: Record, *, title: str, refresh_s: int | None = None) -> str:
     note = " · ".join([*began, environment.get("device", ""), *versions]) if environment else ""
     cards = [*charts(record), time_bar(record), *tables(record)]
     return document(title, [tiles(facts(record, title)), grid(cards)], note=note, refresh_s=refresh_s)
-
-
-def last_start(record: Record) -> Entry:
-    """Returns the entry with which the run began or was resumed last."""
-    return next((entry for entry in reversed(record.entries) if entry["kind"] in ("start", "resume")), {})
 
 
 def facts(record: Record, title: str) -> Iterator[tuple[str, str, str]]:
@@ -201,6 +196,7 @@ def marks(record: Record) -> list[Mark]:
     return [
         *(Mark(step, kind) for kind, step in kinds),
         *(Mark(entry["step"], "resumed") for entry in resumes),
+        *(Mark(entry["step"], "command", entry["text"][:160]) for entry in record.of("command")),
         *(Mark(entry["step"], "incident", entry["text"][:160]) for entry in incidents(record) if "step" in entry),
     ]
 

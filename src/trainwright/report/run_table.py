@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright.journal.record import JOURNAL_NAME, Entry, Record, read
+from trainwright.journal.record import JOURNAL_NAME, Entry, Record, flat, read
 from trainwright.support.host import is_process_alive
 
 DEPTH = 4  # directories below the one asked about
+NAMES_OF_RUNS = ("output_dir", "run_name", "logging_dir", "hub_model_id", "resume_from_checkpoint")
+MOST_SHOWN = 3  # metrics, and arguments, of a run in the table
 STOPPED = ("SystemExit", "KeyboardInterrupt", "Interrupted")
 
 
@@ -20,6 +22,8 @@ class RunSummary:
     """One run."""
 
     name: str
+    metrics: dict[str, float]  # of the evaluation that is best
+    arguments: dict[str, object]  # those that differ between the runs
     state: str
     steps: str  # steps done, and the total if known
     best: str  # name and value of the metric that decides which checkpoint is best
@@ -29,14 +33,19 @@ class RunSummary:
 
 def find_runs(folder: Path) -> list[RunSummary]:
     """The last run of each journal below a directory, the one written last first."""
-    found = []
+    records = {}
     for path in _journals(folder, DEPTH):
         try:
             record = read(path)
         except (OSError, ValueError):
             continue
         name = path.parent.relative_to(folder).as_posix()
-        found.append(summary(record, folder.resolve().name if name == "." else name))
+        records[folder.resolve().name if name == "." else name] = record
+    differing = differing_arguments(records)
+    found = [
+        summary(record, name, arguments={argument: values[number] for argument, values in differing.items()})
+        for number, (name, record) in enumerate(records.items())
+    ]
     return sorted(found, key=lambda run: -run.written_at)
 
 
@@ -49,8 +58,8 @@ def _journals(folder: Path, depth: int) -> Iterator[Path]:
                 yield from _journals(inner, depth - 1)
 
 
-def summary(record: Record, name: str) -> RunSummary:
-    """Returns the line of a run in a table of runs."""
+def summary(record: Record, name: str, *, arguments: Mapping[str, object] | None = None) -> RunSummary:
+    """Returns the line of a run in a table of runs; `arguments` are those that differ from other runs."""
     starts = [entry for entry in record.entries if entry["kind"] in ("start", "resume")]
     last = starts[-1] if starts else {}
     steps = [entry.get("step", 0) for entry in record.entries if isinstance(entry.get("step"), int)]
@@ -58,6 +67,8 @@ def summary(record: Record, name: str) -> RunSummary:
     best = best_of(record)
     return RunSummary(
         name=name,
+        metrics=metrics_of(record, best),
+        arguments={argument: value for argument, value in (arguments or {}).items() if value is not None},
         state=_state(record.entries, last),
         steps=f"{max(steps, default=0)}" + (f"/{total}" if isinstance(total, int) and 0 < total < 1 << 60 else ""),
         best="" if best is None else f"{best.name} {best.value:.4g}",
@@ -83,6 +94,19 @@ def _state(entries: list[Entry], last: Entry) -> str:
     return "running" if is_running else "killed"
 
 
+def last_start(record: Record) -> Entry:
+    """Returns the entry with which the run began or was resumed last."""
+    return next((entry for entry in reversed(record.entries) if entry["kind"] in ("start", "resume")), {})
+
+
+def differing_arguments(records: Mapping[str, Record]) -> dict[str, list[object]]:
+    """Returns name -> value in each run for the arguments that differ, except names and directories."""
+    given = [flat(last_start(record).get("arguments", {})) for record in records.values()]
+    names = dict.fromkeys(name for arguments in given for name in arguments if name not in NAMES_OF_RUNS)
+    values = {name: [arguments.get(name) for arguments in given] for name in names}
+    return {name: found for name, found in values.items() if any(value != found[0] for value in found[1:])}
+
+
 @dataclass(frozen=True, slots=True)
 class Best:
     """The best value of the metric that decides which checkpoint is best."""
@@ -106,6 +130,29 @@ def best_of(record: Record) -> Best | None:
     is_greater = not name.endswith("loss") if greater is None else greater
     value, step = max(scored, key=lambda one: (one[0], -one[1])) if is_greater else min(scored)
     return Best(name.removeprefix("eval_"), value, step)
+
+
+def metrics_of(record: Record, best: Best | None) -> dict[str, float]:
+    """Returns the metrics of the best evaluation without prefix and times, the one that decides first."""
+    if best is None:
+        return {}
+    found = {best.name: best.value}
+    for name in record.values:
+        if name.startswith("eval_") and not name.endswith(("_runtime", "_per_second")):
+            steps, values = record.series(name)
+            if best.step in steps:
+                found.setdefault(name.removeprefix("eval_"), values[steps.index(best.step)])
+    return found
+
+
+def metric_texts(metrics: Mapping[str, float]) -> list[str]:
+    """Returns the first metrics as they are shown: `accuracy 0.91`."""
+    return [f"{name} {value:.4g}" for name, value in list(metrics.items())[:MOST_SHOWN]]
+
+
+def argument_texts(arguments: Mapping[str, object]) -> list[str]:
+    """Returns the first arguments as they are shown: `seed=2`."""
+    return [f"{name}={value}" for name, value in list(arguments.items())[:MOST_SHOWN]]
 
 
 def _lengths(entries: list[Entry]) -> Iterator[float]:

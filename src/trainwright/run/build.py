@@ -26,6 +26,8 @@ from trainwright.config.coerce import WARM_UP
 from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts, check_run
+from trainwright.data.mixture import as_mixture
+from trainwright.data.row_names import NamesOf, row_names
 from trainwright.data.seeding import enable_full_determinism, set_seed
 from trainwright.distributed.device import DeviceMemory, kind_of, pins_memory_here, supports_bf16, supports_tf32
 from trainwright.distributed.world import reading_launchers_variables
@@ -144,9 +146,10 @@ def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: 
 
     may_save = resolve.checkpoint(args).may_save
     wait_s = value_of(args, "output_dir_wait_s")
+    dataset = as_mixture(dataset)  # a dict that was assigned since the constructor
     found: list[Extension] = [
         DirectoryLease(folder, engine.agree, may_save=may_save, wait_s=wait_s),
-        Quarantine(args.output_dir, dataset, engine.agree),
+        Quarantine(args.output_dir, dataset, NamesOf(dataset, id_column=resolve.id_column(args)), engine.agree),
     ]
     mirror = resolve.mirror(args, folder)
     if mirror is not None and may_save:
@@ -186,7 +189,8 @@ def extensions_of_training(
     writes = args.should_save
     may_be_dropped = run.plan.micro_batches > 1 or setup.prepares_windows
     may_be_retried = setup.random_states is not None or setup.smaller_batches is not None
-    recorder = IncidentRecorder(hooks, run, engine, folder)
+    names = _names_of_data(hooks)
+    recorder = IncidentRecorder(hooks, run, engine, folder, names=names)
     found: list[Extension] = [
         RecordedNumbers(run.progress, writes=writes, is_first=engine.replica == 0),
         CheckpointItems(hooks.checkpoint_items, engine, writes=writes, is_rewindable=may_be_dropped or may_be_retried),
@@ -195,6 +199,31 @@ def extensions_of_training(
     guard = _guard(run, hooks, engine, record=recorder.record, load_newest=load_newest)
     if guard is not None:
         found.append(guard)
+    elif engine.scales_loss and kind_of(engine.device).has_streams:
+        # A guard in fp16 reads numbers of each step (`on_spike`), so nothing is gained by waiting less.
+        from trainwright.extensions.loss_scale.extension import SkippedUpdates
+
+        found.append(SkippedUpdates(engine))
+    if (plan := resolve.average(args)) is not None:
+        from trainwright.extensions.averages.extension import WeightAverages
+
+        others = (*run.extensions, *found)
+        num_steps = None if run.plan.has_open_end else run.plan.max_steps
+        is_late = any(one.refuses_late for one in others)
+        found.append(WeightAverages(plan, setup.model, engine, num_steps=num_steps, is_late=is_late, writes=writes))
+    if wanted := value_of(args, "live_control"):
+        from trainwright.extensions.control.extension import LiveControl
+
+        found.append(
+            LiveControl(
+                folder,
+                engine,
+                args,
+                callbacks=hooks.callback_handler,
+                can_evaluate=hooks.eval_dataset is not None,
+                repeats=wanted if isinstance(wanted, str) else None,
+            )
+        )
     settle_guard = guard.settle if guard is not None else _nothing
     found += _followers_of_samples(run, hooks, engine, folder=folder, settle_guard=settle_guard)
     return found
@@ -265,7 +294,7 @@ def _followers_of_samples(
         engine,
         settle_guard=settle_guard,
         dataset=dataset,
-        id_column=wanted if isinstance(wanted, str) else None,
+        names=_names_of_data(hooks),
         smoothing=args.label_smoothing_factor,
         keeps_ledger=bool(wanted or curriculum),
         writes=args.should_save and bool(wanted),
@@ -292,10 +321,12 @@ def quarantine(run: Any, hooks: Any, samples: Iterable[Any], column: str | None)
     from trainwright.extensions.quarantine.extension import Quarantine, exclude
 
     found = run.extensions.get(Quarantine.name)
+    dataset = as_mixture(hooks.train_dataset)
     exclude(
         samples,
         column,
-        dataset=hooks.train_dataset,
+        dataset=dataset,
+        names=row_names(dataset, id_column=resolve.id_column(hooks.args)),
         folder=hooks.args.output_dir,
         writes=hooks.args.should_save,
         quarantine=found if isinstance(found, Quarantine) else None,
@@ -308,7 +339,14 @@ def incident_recorder(run: Any, hooks: Any, engine: Engine, folder: str) -> Inci
     from trainwright.extensions.incidents.recorder import IncidentRecorder
 
     found = run.extensions.get(IncidentRecorder.name)
-    return found if isinstance(found, IncidentRecorder) else IncidentRecorder(hooks, run, engine, folder)
+    if isinstance(found, IncidentRecorder):
+        return found
+    return IncidentRecorder(hooks, run, engine, folder, names=_names_of_data(hooks))
+
+
+def _names_of_data(hooks: Any) -> NamesOf:
+    """Returns the names of the samples that a trainer trains on."""
+    return NamesOf(hooks.train_dataset, id_column=resolve.id_column(hooks.args))
 
 
 # -- a trainer --------------------------------------------------------------------------------------------------------
@@ -414,7 +452,7 @@ def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
         return processing_class
     if processing_class is not None and processing_class is not tokenizer:
         raise ArgumentError("Trainer got processing_class and tokenizer, two names of one thing. Pass only the first.")
-    warnings.warn("Trainer(tokenizer=...) is now Trainer(processing_class=...).", LegacyNameWarning, stacklevel=3)
+    warnings.warn("Trainer(tokenizer=...) is now Trainer(processing_class=...).", LegacyNameWarning, stacklevel=4)
     return tokenizer
 
 

@@ -22,6 +22,7 @@ from trainwright._types import (
     metric_number,
     printable,
 )
+from trainwright.config import resolve
 from trainwright.config.coerce import parse_share
 from trainwright.config.enums import word
 from trainwright.config.fields import batch_formers, value_of
@@ -37,13 +38,16 @@ logger = logging.getLogger(__name__)
 
 # Names of the extensions that a run makes by itself.
 OWN_EXTENSIONS = (
+    "averages",
     "checkpoint_items",
+    "control",
     "curriculum",
     "first_look",
     "guard",
     "incidents",
     "ledger",
     "lease",
+    "loss_scale",
     "mirror",
     "quarantine",
     "recorded_metrics",
@@ -216,10 +220,21 @@ def check_curriculum(args: Any, train_dataset: DatasetLike) -> None:
 def mixed(args: Any, train_dataset: DatasetLike) -> DatasetLike:
     """Returns the checked mixture of a dict of datasets or of a `Curriculum`; others as they are."""
     mixture = as_mixture(train_dataset)
+    check_id_column(args, mixture)
     if mixture is not train_dataset:
         check_mixture(args, mixture)
         check_curriculum(args, mixture)
     return mixture
+
+
+def check_id_column(args: Any, train_dataset: DatasetLike) -> None:
+    """Raises DataError for an id column of a stream, whose rows pass by and are not read again for their ids."""
+    column = resolve.id_column(args)
+    if column is not None and isinstance(train_dataset, IterableDataset):
+        raise DataError(
+            f"id_column={column!r} names rows that can be read by index, and the training data is a stream. Leave it "
+            "out: samples of a stream are named by source and place, and trainer.quarantine takes a column itself."
+        )
 
 
 def check_mixture(args: Any, train_dataset: DatasetLike) -> None:

@@ -181,9 +181,21 @@ HINTS: dict[str, tuple[float, str]] = {
 }
 
 
-def time_breakdown(seconds: Mapping[str, float]) -> list[str]:
-    """Returns the shares of the wall time above a hundredth, and what to change about the large ones, as lines."""
+LONG_ENOUGH_S = 60.0  # shorter runs get no advice about their time
+STRATEGIES = {
+    progress.LOGGING: "logging_strategy",
+    progress.EVALUATION: "eval_strategy",
+    progress.SAVING: "save_strategy",
+}
+
+
+def time_breakdown(args: Any, seconds: Mapping[str, float]) -> list[str]:
+    """Returns the shares of the wall time above a hundredth as a line, and in a run of a minute or more, advice.
+
+    `args` has the strategies: a phase whose strategy is "no" (a last save, an evaluation by hand) gets no advice.
+    """
     total = sum(seconds.values())
+    idle = {phase for phase, strategy in STRATEGIES.items() if getattr(args, strategy) == "no"}
     if total <= 0:
         return ["time      nothing was measured"]
     shown = []
@@ -194,7 +206,8 @@ def time_breakdown(seconds: Mapping[str, float]) -> list[str]:
         share = value / total
         above, hint = HINTS.get(kind, (1.0, ""))
         shown += [f"{name} {share:.0%}"] if share >= 0.01 else []
-        hints += [f"          {name}: {hint}"] if share > above else []
+        is_worth_advice = total >= LONG_ENOUGH_S and share > above and kind not in idle
+        hints += [f"          {name}: {hint}"] if is_worth_advice else []
     return [f"time      {total:.1f} s: {', '.join(shown)}", *hints]
 
 

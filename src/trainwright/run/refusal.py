@@ -5,26 +5,51 @@ What it had set by then is put back: random states too, which a construction see
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 
 from trainwright.checkpoint import rng
+from trainwright.config.fields import SETTINGS
+from trainwright.config.words import hint_for_keyword
 from trainwright.distributed.device import is_in_use, tf32_switches
+from trainwright.errors import UnknownArgumentError
 from trainwright.run.internals import Internals
 from trainwright.state.interrupts import SIGNALS, is_main_thread
 
 # Any: states of accelerate hold objects of many types; a trainer may lack what its constructor has not come to.
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 LOGGERS = (None, "trainwright", "transformers", "accelerate")
+
+
+def with_known_keywords(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:
+    """Decorates a constructor: for an unknown keyword, UnknownArgumentError (a TypeError) names the known one."""
+    parameters = list(inspect.signature(init).parameters)[1:]
+
+    @functools.wraps(init)
+    def checked(self: T, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        unknown = [name for name in kwargs if name not in parameters]
+        if unknown:
+            hints = {name: hint_for_keyword(name, parameters, SETTINGS) for name in unknown}
+            raise UnknownArgumentError(
+                "\n".join(f"{name} is not an argument of Trainer.{hint}" for name, hint in hints.items())
+            )
+        init(self, *args, **kwargs)
+
+    return checked
 
 
 @contextmanager

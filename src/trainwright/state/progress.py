@@ -24,6 +24,7 @@ OPTIMIZER = "optimizer"  # clipping, the step, the schedule
 LOGGING = "logging"
 EVALUATION = "evaluation"
 SAVING = "saving"
+INCIDENTS = "incidents"  # writing bundles of bad steps
 CALLBACKS = "callbacks"  # `callbacks.<class>`: each class of callbacks by name
 OTHER = "other"  # the loop itself, and what happens before the first and after the last step
 

@@ -46,6 +46,7 @@ from trainwright._types import IGNORE_INDEX, Batch, Nested, TailBatch, output_lo
 # Factor of losses that are multiplied by their items until their sum is known, for the range of fp16. A power of two
 # rounds nothing.
 ITEM_SCALE = 2.0**-10
+EXACT_IN_FP32 = 2**24  # up to here fp32 has all whole numbers
 
 
 @dataclass
@@ -111,11 +112,15 @@ class LossRule:
     num_processes: int = 1  # processes that average gradients, if items are counted over all of them; else 1
 
     def count(self, window: Sequence[Batch]) -> torch.Tensor | None:
-        """Label items of a window that enter the loss, as a scalar on the labels' device; None if nobody asks."""
+        """Returns the label items of a window that enter the loss, a scalar on the labels' device; None if unused."""
         if not (self.counts_items or self.weights_items) or not window or not has_labels(window[0]):
             return None
         try:
-            counts = [self._num_items(batch) for batch in window]
+            # One operation less: a float that is small enough counts as exactly as an integer.
+            num_labels = sum(self._targets(batch).numel() for batch in window)
+            is_small = self.num_processes == 1 and num_labels <= EXACT_IN_FP32
+            dtype = torch.float32 if is_small else None
+            counts = [self._num_items(batch, dtype) for batch in window]
         except (TypeError, AttributeError):  # labels that are no single tensor (object detection): nothing to count
             return None
         return counts[0] if len(counts) == 1 else torch.stack(counts).sum()
@@ -201,8 +206,8 @@ class LossRule:
         """The same for a loss that is not averaged over processes: an evaluation's."""
         return self if self.num_processes == 1 else replace(self, num_processes=1)
 
-    def _num_items(self, batch: Batch) -> torch.Tensor:
-        count = self._targets(batch).ne(IGNORE_INDEX).sum()
+    def _num_items(self, batch: Batch, dtype: torch.dtype | None = None) -> torch.Tensor:
+        count = self._targets(batch).ne(IGNORE_INDEX).sum(dtype=dtype)
         return count * 0 if self.num_processes > 1 and stands_in(batch) else count
 
     def _targets(self, batch: Batch) -> torch.Tensor:

@@ -30,6 +30,13 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(part)
 
 
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the part of a sharded tensor that this process has, detached and in the same memory; else the tensor."""
+    tensor = tensor.detach()
+    part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part
+
+
 def storage_place(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int]:
     """Returns a key that is equal for two tensors that begin at the same element of one storage.
 

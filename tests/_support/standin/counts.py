@@ -15,6 +15,7 @@ class Counts:
         self.waits: Counter[str] = Counter()  # of the host, by operation, until the device has nothing left to do
         self.behind: Counter[str] = Counter()  # of the host, for something that is followed by other work of the device
         self.launches: Counter[str] = Counter()
+        self.collectives: Counter[str] = Counter()
         self.to_device = 0
         self.to_host = 0
         self.pageable = 0  # copies to the device out of memory that is not pinned

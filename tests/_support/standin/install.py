@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.utils.backend_registration as registration
 
-from . import autocast, device, generators, kernels, streams
+from . import autocast, collectives, device, generators, kernels, streams
 from .counts import COUNTS
 from .device import MEMORY, NAME, NUM_DEVICES
 
@@ -107,6 +107,7 @@ def install() -> None:
             op = getattr(packet, overload)
             aten.impl(op, functools.partial(kernels.run, op), "PrivateUse1")
     autocast.register(aten)
+    collectives.register()
     _kept.extend((everything, aten))
     # A module that moves keeps its parameters, as on a GPU: torch makes others for a device that it does not know, and
     # tied weights would come apart. Without it, engines must keep them together (see `torn_ties` in tests/accelerator).

@@ -45,7 +45,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         if is_here(value):
             if value.device.index != index:
                 raise RuntimeError(f"{name}: Expected all tensors on one device, found {NAME}:{index}, {value.device}")
-            _note(value, stream, now, writes=any(value is one for one in written), name=name)
+            note_use(value, stream, now, writes=any(value is one for one in written), name=name)
             twin = twin_of(value)
             twins[id(twin)] = (twin, value)
             changed.append(twin)
@@ -79,7 +79,7 @@ def _written(op: Any, args: Any, kwargs: Any) -> list[Any]:
     return found
 
 
-def _note(tensor: torch.Tensor, stream: streams.Stream, now: int, *, writes: bool, name: str) -> None:
+def note_use(tensor: torch.Tensor, stream: streams.Stream, now: int, *, writes: bool, name: str) -> None:
     use = use_of(tensor)
     if use is not None:
         use.touch(stream, now, writes=writes, name=name)
@@ -90,7 +90,7 @@ def _result(result: torch.Tensor, twins: Twins, index: int, stream: streams.Stre
     if given is not None:
         return given[1]
     made = on_device(result, f"{NAME}:{index}")
-    _note(made, stream, now, writes=True, name="result")
+    note_use(made, stream, now, writes=True, name="result")
     return made
 
 
@@ -127,7 +127,7 @@ def as_strided(op: Any, tensor: torch.Tensor, size: list[int], stride: list[int]
 
 def view(op: Any, tensor: torch.Tensor, size: Any) -> Any:
     if isinstance(size, torch.dtype):
-        raise NotImplementedError("view as another dtype on the stand-in")
+        return moved(twin_of(tensor).view(size), DEVICE, tensor.device.index or 0)
     shape = torch.empty_strided(tensor.shape, tensor.stride(), device="meta").view(size)
     return as_strided(op, tensor, list(shape.shape), list(shape.stride()))
 
@@ -173,18 +173,18 @@ def copy_from(op: Any, source: torch.Tensor, target: torch.Tensor, non_blocking:
     now = stream.tick()
     if is_here(source) and is_here(target):
         COUNTS.launches["copy_"] += 1
-        _note(source, stream, now, writes=False, name="copy_")
-        _note(target, stream, now, writes=True, name="copy_")
+        note_use(source, stream, now, writes=False, name="copy_")
+        note_use(target, stream, now, writes=True, name="copy_")
         twin_of(target).copy_(twin_of(source))
         return target
     if is_here(target):
         COUNTS.to_device += 1
         COUNTS.pageable += source.dim() > 0 and not source.is_pinned()
-        _note(target, stream, now, writes=True, name="copy_")
+        note_use(target, stream, now, writes=True, name="copy_")
         twin_of(target).copy_(source)
         return target
     COUNTS.to_host += 1
-    _note(source, stream, now, writes=False, name="copy_")
+    note_use(source, stream, now, writes=False, name="copy_")
     if non_blocking and target.is_pinned():
         value = twin_of(source).clone()  # what it is then; a later operation of the stream may change it
         stream.on_their_way.append((now, functools.partial(target.copy_, value)))
@@ -198,7 +198,7 @@ def copy_from(op: Any, source: torch.Tensor, target: torch.Tensor, non_blocking:
 def local_scalar(op: Any, tensor: torch.Tensor) -> Any:
     COUNTS.waits["item"] += 1
     stream = streams.current_stream()
-    _note(tensor, stream, stream.tick(), writes=False, name="item")
+    note_use(tensor, stream, stream.tick(), writes=False, name="item")
     return twin_of(tensor).item()
 
 

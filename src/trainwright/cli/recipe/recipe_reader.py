@@ -33,6 +33,7 @@ from trainwright.config.deprecated import OLD_NAMES
 from trainwright.config.fields import names_with
 from trainwright.config.parser import FALSE_WORDS, TRUE_WORDS
 from trainwright.config.summary import grouped, plain
+from trainwright.config.words import hint_for_entry, hint_for_task
 from trainwright.errors import ArgumentError, RecipeError, did_you_mean
 
 PARTS: dict[str, type] = {"model": ModelPart, "data": DataPart}
@@ -43,6 +44,7 @@ OPTIONAL: dict[str, type] = {
 TOP = ("task", "model", "data", *OPTIONAL, "training")
 NESTED: dict[Path, type] = {("model", "learn_tokenizer"): LearnPart, ("data", "image"): ImagePart}
 Found = Iterator[tuple[Path, str]]
+SOURCE_ENTRIES = ("path", "name", "share")
 KINDS = {
     "str": "text",
     "int": "a whole number",
@@ -109,8 +111,10 @@ def _whole(name: str) -> str:
 def checked(tree: Tree, base: FilePath) -> Recipe:
     """Makes the recipe of a tree, paths relative to `base`; RecipeError lists every problem with its line."""
     value = tree.value
-    if isinstance(value.get("data"), list):
+    if isinstance(value.get("data"), list):  # a list of sources, in short
         value["data"] = {"sources": value["data"]}
+        of_data = {path: line for path, line in tree.places.items() if path[:1] == ("data",)}
+        tree.places.update({("data", "sources", *path[1:]): line for path, line in of_data.items()})
     tree.refuse([*(wrong := list(_problems(tree))), *(_values_of_known_names(value, base) if wrong else ())])
     data = dict(value["data"])
     model = dict(value.get("model") or {})
@@ -119,7 +123,10 @@ def checked(tree: Tree, base: FilePath) -> Recipe:
     parts = {"model": _made(ModelPart, model, ("model",)), "data": _made(DataPart, data, ("data",))}
     parts |= {name: _made(kind, value[name] or {}, (name,)) for name, kind in OPTIONAL.items() if name in value}
     made = Recipe(task=value["task"], **parts, training=training)
-    problems += [*_contradictions(made), *problems_of_training(training, generates=made.spec.generates)]
+    problems += _contradictions(made)
+    for path, problem in problems_of_training(training, generates=made.spec.generates):
+        of_shares = path == ("training", "mixture") and bool(made.data.sources)
+        problems.append(_at_its_source(made.data.sources or [], problem) if of_shares else (path, problem))
     tree.refuse(problems)
     return made
 
@@ -149,9 +156,7 @@ def _problem_of_name(path: Path) -> str | None:
         return None
     if path[0] == "training" and len(path) > 2 and f"training.{path[1]}" in known:
         return None
-    endings = [name for name in known if name.rpartition(".")[2] == path[-1]]
-    hint = f" Did you mean {endings[0]}?" if endings else did_you_mean(full, known)
-    return f"{full} is not known.{hint}"
+    return f"{full} is not known.{hint_for_entry(full, known)}"
 
 
 def _problems(tree: Tree) -> Found:
@@ -161,7 +166,7 @@ def _problems(tree: Tree) -> Found:
     if task not in TASKS:
         at: Path = ("task",) if "task" in value else ()
         said = "task is missing" if task is None else f"task: {task!r} is not one of them"
-        yield at, f"{said}.{did_you_mean(str(task), TASKS)} Tasks: {', '.join(TASKS)}."
+        yield at, f"{said}.{hint_for_task(str(task), TASKS)} Tasks: {', '.join(TASKS)}."
     for part, kind in (PARTS | OPTIONAL).items():
         yield from _problems_of_part(value.get(part), kind, (part,))
     if "data" not in value:
@@ -197,9 +202,7 @@ def _unknown(value: Mapping[str, object], known: Collection[str], path: Path) ->
     for name in value:
         if name not in known:
             full = ".".join((*path, str(name)))
-            elsewhere = [other for other in known_paths() if other.rpartition(".")[2] == name]
-            hint = f" Did you mean {elsewhere[0]}?" if elsewhere else did_you_mean(str(name), known)
-            yield (*path, str(name)), f"{full} is not known.{hint}"
+            yield (*path, str(name)), f"{full} is not known.{hint_for_entry(str(name), known_paths(), known)}"
 
 
 def _mismatch(value: object, hint: Any, metadata: Mapping[str, Any]) -> str | None:
@@ -275,30 +278,47 @@ def _resolve(data: JSONObject, model: JSONObject, training: JSONObject, base: Fi
 
 def _resolve_sources(sources: list[Any], training: JSONObject, base: FilePath) -> Found:
     """Makes the paths of sources absolute and names them, in place; their shares become `training.mixture`."""
-    shares = {}
-    at = ("data", "sources")
-    for one in sources:
-        if not isinstance(one, dict) or not isinstance(one.get("path"), str) or one.keys() - {"path", "name", "share"}:
+    shares: dict[str, Any] = {}
+    all_of_them: Path = ("data", "sources")
+    for number, one in enumerate(sources):
+        at = (*all_of_them, str(number))
+        if not isinstance(one, dict) or not isinstance(one.get("path"), str):
             yield at, f"data.sources: {one!r} is not of the form {{path: FILE, name: NAME, share: 0.3}}."
+            return
+        if unknown := [str(name) for name in one if name not in SOURCE_ENTRIES]:
+            hint = did_you_mean(unknown[0], SOURCE_ENTRIES)
+            said = f"{unknown[0]} is not known.{hint} A source has: {', '.join(SOURCE_ENTRIES)}."
+            yield (*at, unknown[0]), f"data.sources: {said}"
             return
         one["name"] = str(one.get("name") or FilePath(one["path"]).stem)
         one["path"] = absolute(one["path"], base)
         try:
             files(one["path"])
         except PlaceError as error:
-            yield at, f"data.sources: {error}"
+            yield (*at, "path"), f"data.sources: {error}"
         if one["name"] in shares:
-            yield at, f"data.sources: two are called {one['name']!r}. Give each a name of its own."
+            yield (*at, "name"), f"data.sources: two are called {one['name']!r}. Give each a name of its own."
         shares[one["name"]] = one.get("share")
     given = [name for name, share in shares.items() if share is not None]
     if not given:
         return
     if missing := [name for name in shares if name not in given]:
-        yield at, f"data.sources: {missing[0]!r} has no share, and {given[0]!r} has one. Give all of them one, or none."
+        number = list(shares).index(missing[0])
+        said = f"data.sources: {missing[0]!r} has no share, and {given[0]!r} has one. Give all of them one, or none."
+        yield (
+            (*all_of_them, str(number)),
+            said,
+        )
     for name in ("mixture", "mixture_schedule"):
         if training.get(name) is not None:
             yield ("training", name), f"training.{name}: the shares are in data.sources. Keep one of them."
     training["mixture"] = shares
+
+
+def _at_its_source(sources: Sequence[Mapping[str, Any]], problem: str) -> tuple[Path, str]:
+    """Returns a problem of `training.mixture`, which was made of the shares of sources, at the source that it names."""
+    named = [str(number) for number, one in enumerate(sources) if f"of {one['name']!r}" in problem]
+    return ("data", "sources", *named[:1], "share"), f"data.sources: {problem.removeprefix('training: ')}"
 
 
 def _contradictions(recipe: Recipe) -> Found:

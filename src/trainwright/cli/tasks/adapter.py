@@ -16,7 +16,7 @@ from trainwright.cli.tasks.source import TaskSource, first_line
 from trainwright.distributed.device import accelerator, placed, supports_bf16
 from trainwright.errors import MissingPackageError, needs_package
 
-NEEDS_PEFT = "lora needs the package peft: pip install 'trainwright[peft]'"
+NEEDS_PEFT = "lora needs the package peft: pip install peft"
 
 
 def quantized(bits: str | None) -> JSONObject:

@@ -1,131 +1,194 @@
-"""Findings in the rows of a recipe, with row numbers and the cure: errors before training, and notes."""
+"""Findings in the rows of a recipe, before they are encoded. Each names rows as the user knows them, and has a cure.
+
+Checks that need no recipe are those of `preflight/table_checks.py`; both give findings of the check-up's kind.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.tasks.conversations import ConversationError, Shape, is_conversation
+from trainwright.preflight.check_registry import Finding, look_at_table
+from trainwright.preflight.table_checks import MOST_LABELS
+from trainwright.preflight.tables import MOST_LISTED, Table
 
-Column = Callable[[str], Iterable[object]]  # name of a column -> its cells, in the order of the rows
 TEXTS = ("text", "text_pair", "source", "target")
-MOST = 5  # rows, or labels, that a line names
-MOST_LABELS = 1000  # with more of them, a column has numbers or texts
+FAR = 2  # times the tokens that are read of a text
+ENTRY = "data.columns"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """A problem in the rows, and the entry of the recipe that it belongs to."""
-
-    path: tuple[str, ...]
-    text: str
-    is_error: bool = False
+def described(finding: Finding) -> str:
+    """Returns a finding as a line, with the entry of the recipe that it belongs to."""
+    return f"{finding.entry}: {finding.evidence}" + (f" {finding.cure}" if finding.cure else "")
 
 
-def rows_named(numbers: Sequence[int]) -> str:
-    """Names rows by their numbers, counted from 1 without a header: `rows 3, 17, 30, ... (12)`."""
-    shown = ", ".join(map(str, numbers[:MOST]))
-    return f"row{'s' * (len(numbers) > 1)} {shown}" + (f", ... ({len(numbers)})" if len(numbers) > MOST else "")
-
-
-def find(recipe: Recipe, part: str, column: Column, numbers: Sequence[int]) -> Iterator[Finding]:
-    """Yields what is odd in the rows of a part.
+def table_of(
+    recipe: Recipe,
+    part: str,
+    columns: Mapping[str, Callable[[], Sequence[object]]],
+    *,
+    name_of: Callable[[int], str],
+    twice: Iterable[tuple[str, str]] = (),
+) -> Table:
+    """Returns the rows of a part, `train` or `eval`, with what the recipe says of their columns.
 
     Args:
-        recipe: says which columns have which roles.
-        part: `train` or `eval`, for the messages.
-        column: returns the cells of a column, of all rows.
-        numbers: of the rows that are used, from 1.
+        recipe: names columns by their roles.
+        part: for messages.
+        columns: cells of each column, read when they are asked for.
+        name_of: returns the name of a row, by its place.
+        twice: file and name of columns that come twice.
     """
-    used = set(numbers)
+    named = recipe.data.labels if isinstance(recipe.data.labels, dict) else {}
+    roles = [role for role in (*recipe.spec.needs, *recipe.spec.takes) if recipe.column(role) in columns]
+    has_label = "label" in roles
+    has_classes = has_label and "labels" in recipe.spec.only
+    return Table(
+        part=part,
+        columns=columns,
+        name_of=name_of,
+        label=recipe.column("label") if has_classes else None,
+        numbers=(recipe.column("label"),) if has_label and not has_classes else (),
+        used=tuple(recipe.column(role) for role in roles),
+        twice=tuple(twice),
+        renamed={str(value): str(name) for value, name in named.items()},
+        entries={recipe.column(role): f"{ENTRY}.{role}" for role in roles},
+    )
 
-    def cells(role: str) -> Iterator[tuple[int, object]]:
-        return (one for one in enumerate(column(recipe.column(role)), start=1) if one[0] in used)
 
+def find(recipe: Recipe, table: Table) -> Iterator[Finding]:
+    """Yields what is odd in the rows of a part."""
     for role in (*recipe.spec.needs, *recipe.spec.takes):
         if role in TEXTS and (role in recipe.spec.needs or role in recipe.data.columns):
-            yield from _of_texts(recipe, part, role, cells(role))
+            yield from _of_texts(recipe, table, role)
     label = next((role for role in ("label", "tags") if role in recipe.spec.needs), None)
     if label is not None:
-        yield from _of_labels(recipe, part, label, cells(label))
+        yield from _of_labels(recipe, table, label)
+    yield from look_at_table(table)
 
 
-def _of_texts(recipe: Recipe, part: str, role: str, cells: Iterable[tuple[int, object]]) -> Iterator[Finding]:
-    path = ("data", "columns", role)
+def _of_texts(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
+    entry = f"{ENTRY}.{role}"
+    column = recipe.column(role)
+    cells = table.columns[column]()
     empty = []
-    for number, cell in cells:
+    for place, cell in enumerate(cells):
         if isinstance(cell, (list, tuple, dict)):
             is_chat = is_conversation(cell)
-            cure = "this looks like chat data: set task: chat." if is_chat else "name a column of text, or join it."
-            text = f"row {number} of {part} holds a {type(cell).__name__} in the column {recipe.column(role)!r}; {cure}"
-            return (yield Finding(path=path, text=text, is_error=True))
+            yield Finding(
+                "error",
+                f"{table.name_of(place)} of {table.part} holds a {type(cell).__name__} in the column {column!r}.",
+                "This looks like chat data: set task: chat." if is_chat else "Name a column of text, or join it.",
+                check="texts",
+                rows=table.names([place]),
+                entry=entry,
+            )
+            return
         if cell is None or not str(cell).strip():
-            empty.append(number)
+            empty.append(place)
     if empty:
         what = "1 row has" if len(empty) == 1 else f"{len(empty)} rows have"
-        text = f"{what} no {role} in {part}: {rows_named(empty)}. Take them out, or fill them in."
-        yield Finding(path=path, text=text)
+        yield Finding(
+            "warning",
+            f"{what} no {role} in {table.part}: {table.listed(empty, cells=cells)}.",
+            "Take them out, or fill them in.",
+            check="texts",
+            rows=table.names(empty),
+            entry=entry,
+        )
 
 
-def _of_labels(recipe: Recipe, part: str, role: str, cells: Iterable[tuple[int, object]]) -> Iterator[Finding]:
+def _of_labels(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
+    entry = f"{ENTRY}.{role}"
     missing: list[int] = []
     rows_of: defaultdict[str, list[int]] = defaultdict(list)
-    for number, cell in cells:
+    for place, cell in enumerate(table.columns[recipe.column(role)]()):
         if cell is None or cell == "":
-            missing.append(number)
+            missing.append(place)
         elif role == "label":
-            rows_of[str(cell)].append(number)
+            rows_of[str(cell)].append(place)
     if missing:
-        which = f"{rows_named(missing)}. Fill them in, or take them out."
-        text = f"{len(missing)} of the {part} rows {'has' if len(missing) == 1 else 'have'} no label: {which}"
-        yield Finding(path=("data", "columns", role), text=text, is_error=True)
-    if "labels" not in recipe.spec.only or len(rows_of) > MOST_LABELS:
-        return
-    named = recipe.data.labels if isinstance(recipe.data.labels, dict) else {}
-    renamed = {str(value): str(name) for value, name in named.items()}
-    yield from _alike(rows_of, renamed)
-    single = [(label, rows[0]) for label, rows in rows_of.items() if len(rows) == 1]
-    if part == "train" and single:
-        shown = ", ".join(f"{label!r} (row {row})" for label, row in single[:MOST])
-        more = f", ... ({len(single)})" if len(single) > MOST else ""
-        text = f"labels with a single row: {shown}{more}. One row is trained or evaluated, never both: add rows, or "
-        yield Finding(path=("data", "columns", role), text=f"{text}leave them out by data.where.")
+        text = next((recipe.column(one) for one in TEXTS if one in recipe.spec.needs), None)
+        texts = None if text is None else table.columns[text]()
+        yield Finding(
+            "error",
+            f"{len(missing)} of the {table.part} rows {'has' if len(missing) == 1 else 'have'} no label: "
+            f"{table.listed(missing, cells=texts)}.",
+            "Fill them in, or take them out.",
+            check="missing_labels",
+            rows=table.names(missing),
+            entry=entry,
+        )
+    single = [label for label, places in rows_of.items() if len(places) == 1]
+    if table.part == "train" and single and table.label is not None and len(rows_of) <= MOST_LABELS:
+        shown = ", ".join(f"{label!r} ({table.name_of(rows_of[label][0])})" for label in single[:MOST_LISTED])
+        more = f", ... ({len(single)})" if len(single) > MOST_LISTED else ""
+        yield Finding(
+            "warning",
+            f"labels with a single row: {shown}{more}. One row is trained or evaluated, never both.",
+            "Add rows, or leave them out by data.where.",
+            check="single_labels",
+            rows=table.names([rows_of[label][0] for label in single]),
+            entry=entry,
+        )
 
 
-def _alike(rows_of: Mapping[str, Sequence[int]], renamed: Mapping[str, str]) -> Iterator[Finding]:
-    """Yields labels that only case or blanks tell apart, and that the recipe does not give one name."""
-    groups: defaultdict[str, list[str]] = defaultdict(list)
-    for label in rows_of:
-        groups[" ".join(label.split()).casefold()].append(label)
-    for labels in groups.values():
-        if len({renamed.get(label, label) for label in labels}) > 1:
-            common = max(labels, key=lambda label: len(rows_of[label])).strip()
-            shown = ", ".join(f"{label!r} ({rows_named(rows_of[label])})" for label in labels)
-            pairs = ", ".join(f'"{label}": {common}' for label in labels)
-            text = f"labels that differ only by case or blanks: {shown}. To make them one, list all: {{{pairs}, ...}}."
-            yield Finding(path=("data", "labels"), text=text)
+def cut_texts(table: Table, column: str, *, length: int, is_wanted: bool) -> Iterator[Finding]:
+    """Yields the rows of which less than half is read, as a word is a token or more.
+
+    Args:
+        table: has the rows.
+        column: of texts, or lists of words.
+        length: tokens that are read.
+        is_wanted: the user has set this length.
+    """
+    cells = table.columns[column]()
+    words: dict[int, int] = {}
+    for place, cell in enumerate(cells):
+        # A word and the blank after it are two characters or more.
+        if isinstance(cell, str) and len(cell) > 2 * FAR * length:
+            words[place] = len(cell.split())
+        elif isinstance(cell, (list, tuple)):
+            words[place] = len(cell)
+    places = sorted((place for place, num in words.items() if num > FAR * length), key=lambda place: -words[place])
+    if places:
+        have = "1 row of it has" if len(places) == 1 else f"{len(places)} rows of it have"
+        yield Finding(
+            "note" if is_wanted else "warning",
+            f"{length} tokens are read of a text of {table.part}, and {have} more than {FAR * length} words, up to "
+            f"{words[places[0]]}: {table.listed(places, cells=cells)}. The rest is cut off.",
+            "Split such texts into several rows, or let them begin with the part that matters.",
+            check="cut_texts",
+            rows=table.names(places),
+            entry="data.max_length",
+        )
 
 
-def of_conversations(
-    shape: Shape, part: str, rows: Iterable[Mapping[str, object]], numbers: Sequence[int]
-) -> tuple[list[int], Iterator[Finding]]:
-    """Returns the numbers of the rows that are conversations, and the problems of the others."""
-    used = set(numbers)
+def of_conversations(shape: Shape, table: Table) -> tuple[list[int], Iterator[Finding]]:
+    """Returns the places of the rows that are conversations, and the problems of the others."""
+    names = list(shape.columns.values())
     wrong = defaultdict[str, list[int]](list)
-    for number, row in enumerate(rows, start=1):
-        if number in used:
-            try:
-                shape.messages(row)
-            except ConversationError as error:
-                wrong[str(error)].append(number)
-    bad = {number for rows_of in wrong.values() for number in rows_of}
-    good = [number for number in numbers if number not in bad]
-    path = ("data", "columns", next(iter(shape.columns)))
+    good: list[int] = []
+    for place, cells in enumerate(zip(*(table.columns[name]() for name in names), strict=True)):
+        try:
+            shape.messages(dict(zip(names, cells, strict=True)))
+        except ConversationError as error:
+            wrong[str(error)].append(place)
+        else:
+            good.append(place)
 
     def found() -> Iterator[Finding]:
+        first = table.columns[names[0]]() if wrong else []
         for problem, of in wrong.items():
-            yield Finding(path=path, text=f"left out of {part}: {rows_named(of)}: {problem}.", is_error=not good)
+            yield Finding(
+                "warning" if good else "error",
+                f"left out of {table.part}: {table.listed(of, cells=first)}: {problem}.",
+                check="conversations",
+                rows=table.names(of),
+                entry=f"{ENTRY}.{next(iter(shape.columns))}",
+            )
+        yield from look_at_table(table)
 
     return good, found()

@@ -25,10 +25,12 @@ from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
 from trainwright.run.checks import make_output_dir
+from trainwright.support.units import count_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+    from trainwright.preflight.check_registry import Finding
     from trainwright.trainer import Trainer
 
 
@@ -40,8 +42,18 @@ NOT_SHOWN = ("_runtime", "_per_second", "epoch")
 Say = Callable[[str, str], None]  # (topic, line)
 
 
-def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
-    """Puts data and model into a trainer; RecipeError: they do not fit the settings, and nothing was trained."""
+def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] | None = None) -> Trainer:
+    """Puts data and model into a trainer.
+
+    Args:
+        recipe: says what to train.
+        tree: has the places of its entries.
+        say: shows a line about a topic.
+        found: gets what is odd in the rows, in the place of `say`.
+
+    Raises:
+        RecipeError: data and model do not fit the settings; nothing was trained.
+    """
     from trainwright.data.seeding import set_seed
     from trainwright.seq2seq_trainer import Seq2SeqTrainer
     from trainwright.trainer import Trainer
@@ -53,7 +65,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     except OSError as error:
         tree.refuse([(("training", "output_dir"), f"training.{error}")])
     set_seed(args.seed)  # a new head is drawn at random
-    material = load(recipe, tree)
+    material = load(recipe, tree, found)
     if not len(material.eval) and args.eval_strategy != "no":
         tree.refuse(
             [
@@ -67,7 +79,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     build: Callable[..., TaskObjects] = getattr(task_builders, recipe.task.replace("-", "_"))
     with quiet_transformers(), without_retries():
         parts = build(material, args)
-    for note in material.notes:
+    for note in material.notes if found is None else ():
         say("note", note)
     held = "" if parts.eval is None else f", {len(parts.eval)} to evaluate on"
     say("data", f"{counted(len(parts.train), 'sample')} to train on{held}, {parts.about}")
@@ -75,11 +87,11 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say) -> Trainer:
     num = sum(parameter.numel() for parameter in parts.model.parameters())
     log_often_enough(args, recipe, len(parts.train))
     model = parts.model
-    say("model", f"{type(model).__name__} of {num / 1e6:.1f} million parameters, {weights}")
+    say("model", f"{type(model).__name__} of {count_text(num)} parameters, {weights}")
     if recipe.lora is not None:
         model = with_adapter(parts.model, material)
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        say("lora", f"{trained / 1e6:.2f} million parameters are trained: {described(recipe.lora)}")
+        say("lora", f"{count_text(trained)} parameters are trained: {described(recipe.lora)}")
     return (Seq2SeqTrainer if recipe.spec.generates else Trainer)(
         model=model,
         args=args,
@@ -111,17 +123,26 @@ def log_often_enough(args: TrainingArguments, recipe: Recipe, num_samples: int) 
 
 
 def rehearse(recipe: Recipe, tree: Tree, say: Say) -> None:
-    """Reads data and model, and shows the plan of the run; trains nothing and writes nothing."""
+    """Reads data and model, and shows the plan of the run; trains nothing and writes nothing.
+
+    Raises what training would raise before step 1.
+    """
     from trainwright.config.summary import run_summary
-    from trainwright.run import build, console
+    from trainwright.run import build, checks, console
     from trainwright.run.internals import Internals
+    from trainwright.run.train import check_evaluation
 
     with tempfile.TemporaryDirectory() as scratch:
         recipe = dataclasses.replace(recipe, training={**recipe.training, "output_dir": scratch})
         trainer = make_trainer(recipe, tree, say)
         args = trainer.args
+        checks.check_has_samples(trainer.train_dataset)
         loader = trainer.get_train_dataloader()
+        checks.check_has_batches(loader, args)
         plan = build.step_plan(args, trainer.set_initial_training_values(args, loader))
+        console.check_run(args, build.rule_facts(plan, trainer, args.device))
+        checks.check_trainable(trainer.model, args.mixed_precision)
+        check_evaluation(trainer)
         trainer.state.compute_steps(args, plan.max_steps)
         lines = run_summary(args, plan, trainer.state, device=args.device, num_replicas=args.world_size)
         lines += console.source_lines(args, loader, plan, Internals(trainer).engine)

@@ -8,11 +8,13 @@ import gzip
 import json
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from trainwright._types import JSONObject, counted
 from trainwright.cli.recipe.recipe_reader import files
@@ -20,8 +22,16 @@ from trainwright.cli.recipe.schema import DataPart, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks import findings
 from trainwright.cli.tasks.conversations import Shape, find_shape
+from trainwright.data.identity import SampleId
+from trainwright.data.row_names import ONE_SOURCE, row_names
 from trainwright.errors import DataError, MissingPackageError, did_you_mean, needs_package
 from trainwright.hub.access import dataset_problem, offline, without_retries
+from trainwright.preflight.check_registry import Finding
+from trainwright.preflight.table_checks import MOST_LABELS
+from trainwright.preflight.tables import Table
+
+if TYPE_CHECKING:
+    from _csv import Reader as CsvReader
 
 Rows: TypeAlias = Any  # a list of rows, or a datasets.Dataset: both have a length and give rows by number
 ModelConfig: TypeAlias = Any  # a configuration of transformers: each kind of model has its own class and fields
@@ -38,20 +48,57 @@ class TaskSource:
     train: Rows
     eval: Rows  # empty if nothing is held out
     shape: Shape | None = None  # for the task chat: the columns of its conversations
-    notes: list[str] = field(default_factory=list)  # findings in the rows, for the console
-    source_of: dict[int, str] = field(default_factory=dict)  # by the id of a row, where rows come from several sources
+    found: list[Finding] = field(default_factory=list)  # what is odd in the rows
+    twice: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by part: file and name of such columns
 
     @property
     def parts(self) -> list[tuple[str, Rows]]:
         """Returns the parts that have rows, by name."""
         return [(name, rows) for name, rows in (("train", self.train), ("eval", self.eval)) if len(rows)]
 
+    @property
+    def notes(self) -> list[str]:
+        """Returns what is odd in the rows, for the console."""
+        return [findings.described(finding) for finding in self.found]
+
+    def table(self, part: str, rows: Rows) -> Table:
+        """Returns the rows of a part as a table."""
+        is_dataset = hasattr(rows, "column_names")
+        columns: dict[str, Callable[[], Sequence[object]]] = {}
+        for name in rows.column_names if is_dataset else rows[0] if len(rows) else ():
+            columns[name] = partial(_cells, rows, name)
+        names = partial(self.names, rows)
+
+        @cache
+        def all_names() -> list[SampleId]:
+            return names()
+
+        return findings.table_of(
+            self.recipe,
+            part,
+            columns,
+            name_of=lambda place: str(all_names()[place]),
+            twice=self.twice.get(part, ()),
+        )
+
     def by_source(self) -> dict[str, list[Row]]:
         """Returns the rows to train on of each source, in the order of the sources."""
         rows: dict[str, list[Row]] = {source["name"]: [] for source in self.recipe.data.sources or ()}
         for row in self.train:
-            rows[self.source_of[id(row)]].append(row)
+            rows[row.name.source].append(row)
         return rows
+
+    def names(self, rows: Rows) -> list[SampleId]:
+        """Returns the names of rows: their places in the files or the dataset, or the values of `id_column`."""
+        column = self.recipe.training.get("id_column")
+        if hasattr(rows, "column_names"):
+            names = row_names(rows, id_column=column)
+            return [names.name_of(number) for number in range(len(rows))]
+        if column is None:
+            return [row.name for row in rows]
+        if len(rows) and column not in rows[0]:
+            self.wrong(f"no column is called {column!r}.{did_you_mean(column, list(rows[0]))}", "training", "id_column")
+        return [replace(row.name, key=row[column]) for row in rows]
 
     def wrong(self, problem: str, *path: str) -> NoReturn:
         """Raises a RecipeError that names the entry at `path`."""
@@ -67,22 +114,37 @@ class TaskSource:
         return role in self.recipe.data.columns
 
 
-def load(recipe: Recipe, tree: Tree) -> TaskSource:
-    """Reads the data of a recipe; RecipeError: files or columns are not there, or no row is left."""
-    material = TaskSource(recipe, tree, [], [])
+def _cells(rows: Rows, name: str) -> Sequence[object]:
+    return list(rows[name]) if hasattr(rows, "column_names") else [row.get(name) for row in rows]
+
+
+def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> TaskSource:
+    """Reads the data of a recipe.
+
+    Args:
+        recipe: says which data.
+        tree: has the places of its entries.
+        found: gets what is odd in the rows, also where it is an error.
+
+    Raises:
+        RecipeError: files or columns are not there, rows cannot be trained, or no row is left.
+    """
+    material = TaskSource(recipe, tree, [], [], found=[] if found is None else found)
     try:
         if recipe.data.dataset is not None:
             train, held = _of_dataset(recipe.data)
         else:
-            train = _of_files(material, recipe.data.train)
+            names = file_names(recipe.data)
+            train = _of_files(material, recipe.data.train, names)
             for source in recipe.data.sources or ():
-                train += (rows := _of_files(material, source["path"]))
-                material.source_of |= {id(row): source["name"] for row in rows}
-            held = None if recipe.data.eval is None else _of_files(material, recipe.data.eval)
+                train += _of_files(material, source["path"], names, source=source["name"])
+            held = None if recipe.data.eval is None else _of_files(material, recipe.data.eval, names, source="eval")
     except (DataError, MissingPackageError) as error:
         material.wrong(str(error), "data", "train" if recipe.data.dataset is None else "dataset")
     train = _used(material, "train", train)
     held = None if held is None else _used(material, "eval", held)
+    wrong = [finding for finding in material.found if finding.severity == "error"]
+    tree.refuse([(tuple(finding.entry.split(".")), findings.described(finding)) for finding in wrong])
     train = _shuffled(train, recipe.data.split_seed)
     if held is None and recipe.data.eval_share > 0:
         num = int(len(train) * recipe.data.eval_share)
@@ -106,49 +168,69 @@ def load(recipe: Recipe, tree: Tree) -> TaskSource:
 def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
     """Returns the rows that `where` chooses, and that are conversations in a chat; looks at what they hold."""
     _check_columns(material, rows)
-    recipe = material.recipe
-    is_dataset = hasattr(rows, "column_names")
-    numbers = _chosen(rows, recipe.data.where) if recipe.data.where else list(range(1, len(rows) + 1))
-
-    def column(name: str) -> Iterable[object]:
-        return rows[name] if is_dataset else (row.get(name) for row in rows)
-
-    if material.shape is not None:
-        names = list(material.shape.columns.values())
-        cells = (dict(zip(names, values, strict=True)) for values in zip(*map(column, names), strict=True))
-        numbers, found = findings.of_conversations(material.shape, part, cells, numbers)
-    else:
-        found = findings.find(recipe, part, column, numbers)
-    for finding in found:
-        if finding.is_error:
-            material.wrong(finding.text, *finding.path)
-        material.notes.append(f"{'.'.join(finding.path)}: {finding.text}")
-    if len(numbers) == len(rows):
+    if material.recipe.data.where:
+        rows = _at(rows, _chosen(rows, material.recipe.data.where))
+    if len(rows) == 0:
         return rows
-    indices = [number - 1 for number in numbers]
-    return rows.select(indices) if is_dataset else [rows[index] for index in indices]
+    table = material.table(part, rows)
+    if material.shape is None:
+        material.found += findings.find(material.recipe, table)
+        return rows
+    places, found = findings.of_conversations(material.shape, table)
+    material.found += found
+    return _at(rows, places)
 
 
-def _of_files(material: TaskSource, paths: str | Sequence[str] | None) -> list[Row]:
-    named = [paths] if isinstance(paths, str) else list(paths or ())
-    return [row for one in named for path in files(one) for row in _of_file(material, path)]
+def _at(rows: Rows, places: list[int]) -> Rows:
+    """Returns the rows at some places, from 0."""
+    if len(places) == len(rows):
+        return rows
+    return rows.select(places) if hasattr(rows, "column_names") else [rows[place] for place in places]
 
 
-def _of_file(material: TaskSource, path: Path) -> list[Row]:
+def _paths(named: str | Sequence[str] | None) -> list[Path]:
+    """Returns the files that an entry of a recipe names."""
+    return [path for one in ([named] if isinstance(named, str) else named or ()) for path in files(one)]
+
+
+def file_names(data: DataPart) -> dict[Path, str]:
+    """Returns how each file of a recipe is shown: without its directory, unless another one has the same name."""
+    named = [data.train, data.eval, *(source["path"] for source in data.sources or ())]
+    paths = list(dict.fromkeys(path for one in named for path in _paths(one)))
+    uses = Counter(path.name for path in paths)
+    return {path: path.name if uses[path.name] == 1 else path.as_posix() for path in paths}
+
+
+def _of_files(
+    material: TaskSource, named: str | Sequence[str] | None, names: Mapping[Path, str], *, source: str = ONE_SOURCE
+) -> list[FileRow]:
+    return [row for path in _paths(named) for row in _of_file(material, path, file=names[path], source=source)]
+
+
+def _of_file(material: TaskSource, path: Path, *, file: str, source: str) -> list[FileRow]:
     """Reads a file, in the encoding that its bytes suggest where it is not UTF-8 and the recipe names none."""
     data = material.recipe.data
     try:
-        return list(read_rows(path, data))
+        rows = list(read_rows(path, data, file=file, source=source))
     except DataError as error:
         if not isinstance(error.__cause__, UnicodeDecodeError) or data.encoding is not None:
             raise
-        found = _encoding(path)
+        data = replace(data, encoding=_encoding(path))
         try:
-            rows = list(read_rows(path, replace(data, encoding=found)))
+            rows = list(read_rows(path, data, file=file, source=source))
         except DataError:
             raise error from None
-        material.notes.append(f"{path} is not UTF-8 and is read as {found}; data.encoding sets another.")
-        return rows
+        material.found.append(
+            Finding(
+                "note",
+                f"{path} is not UTF-8 and is read as {data.encoding}; data.encoding sets another.",
+                check="encoding",
+                entry="data.encoding",
+            )
+        )
+    twice = [(file, name) for name in columns_twice(path, data)]
+    material.twice.setdefault("eval" if source == "eval" else "train", []).extend(twice)
+    return rows
 
 
 def _encoding(path: Path) -> str:
@@ -165,7 +247,7 @@ def _encoding(path: Path) -> str:
 
 
 def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
-    with needs_package("data.dataset needs a package: pip install 'trainwright[datasets]'"):
+    with needs_package("data.dataset needs the package datasets: pip install datasets"):
         import datasets
     assert data.dataset is not None
     is_here = Path(data.dataset).is_dir()
@@ -216,12 +298,12 @@ def is_range(name: str) -> bool:
 
 
 def _chosen(rows: Rows, where: JSONObject) -> list[int]:
-    """Returns the numbers, from 1, of the rows in which the columns have the values."""
+    """Returns the places of the rows in which the columns have the values."""
     wanted = {name: _values([value]) for name, value in where.items()}
     shown = rows.select_columns(list(wanted)) if hasattr(rows, "column_names") else rows
     return [
         number
-        for number, row in enumerate(shown, start=1)
+        for number, row in enumerate(shown)
         if all(str(row.get(name)) in values for name, values in wanted.items())
     ]
 
@@ -252,6 +334,18 @@ def texts(cells: Iterable[object]) -> list[str]:
 
 
 Row = dict[str, Any]  # Any: a cell of a table
+Numbered: TypeAlias = "Iterator[tuple[int | None, Row]]"  # line at which a row begins (None: no lines), and the row
+
+
+class FileRow(Row):
+    """A row of a file, with its name."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, row: Row, name: SampleId) -> None:
+        super().__init__(row)
+        self.name = name
+
 
 SUFFIXES = {
     ".csv": "csv",
@@ -271,11 +365,25 @@ IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
 MAX_CELL = 1 << 30  # characters: a text may be a whole book
 
 
-def read_rows(path: Path, data: DataPart) -> Iterator[Row]:
-    """The rows of a file, or the images of a directory; DataError: it is not what its suffix (or `format`) says."""
+def read_rows(path: Path, data: DataPart, *, file: str | None = None, source: str = ONE_SOURCE) -> Iterator[FileRow]:
+    """Yields the rows of a file, or the images of a directory.
+
+    Args:
+        path: the file.
+        data: says how it is read.
+        file: name of the file in the names of the rows; None: the last part of the path.
+        source: name of the dataset to which the rows belong.
+
+    Raises:
+        DataError: the file is not what its suffix (or `format`) says.
+    """
     kind = format_of(path, data.format)
+    shown = path.name if file is None else file
     try:
-        yield from READERS[kind](path, data)
+        for number, (line, row) in enumerate(READERS[kind](path, data)):
+            key = str(Path(row["image"]).relative_to(path)) if kind == "images" else None
+            place = number if line is None else line
+            yield FileRow(row, SampleId(source, place, shown, is_line=line is not None, key=key))
     except UnicodeDecodeError as error:
         name = data.encoding or "UTF-8"
         raise DataError(f"{path} is not text in {name}: {error}. Say its encoding with data.encoding.") from error
@@ -300,12 +408,32 @@ def _open(path: Path, data: DataPart) -> IO[str]:
     return path.open(encoding=encoding, newline="")
 
 
-def _csv(path: Path, data: DataPart) -> Iterator[Row]:
+def _csv(path: Path, data: DataPart) -> Numbered:
     csv.field_size_limit(MAX_CELL)
     with _open(path, data) as file:
         delimiter = data.delimiter or _delimiter(file.readline())
         file.seek(0)
-        yield from _table(csv.reader(file, delimiter=delimiter), path, has_header=data.header)
+        yield from _table(_records(csv.reader(file, delimiter=delimiter)), path, has_header=data.header)
+
+
+def _records(reader: CsvReader) -> Iterator[tuple[int, list[str]]]:
+    """Yields the line at which each record begins, and its cells: a quoted text may take several lines."""
+    line = 1
+    for cells in reader:
+        yield line, cells
+        line = reader.line_num + 1
+
+
+def columns_twice(path: Path, data: DataPart) -> list[str]:
+    """Returns the names of columns that the first line of a table has more than once."""
+    kind = format_of(path, data.format)
+    if kind not in ("csv", "tsv") or not data.header:
+        return []
+    with _open(path, data) as file:
+        line = file.readline()
+    delimiter = data.delimiter or ("\t" if kind == "tsv" else _delimiter(line))
+    names = next(csv.reader([line], delimiter=delimiter), [])
+    return [name for name, uses in Counter(names).items() if uses > 1 and name.strip()]
 
 
 def _delimiter(first_line: str) -> str:
@@ -316,18 +444,18 @@ def _delimiter(first_line: str) -> str:
         return ","
 
 
-def _tsv(path: Path, data: DataPart) -> Iterator[Row]:
+def _tsv(path: Path, data: DataPart) -> Numbered:
     if data.delimiter is not None:
         yield from _csv(path, data)
         return
     with _open(path, data) as file:
-        cells = (line.rstrip("\r\n").split("\t") for line in file if line.strip())
+        cells = ((number, line.rstrip("\r\n").split("\t")) for number, line in enumerate(file, start=1) if line.strip())
         yield from _table(cells, path, has_header=data.header)
 
 
-def _table(lines: Iterator[list[str]], path: Path, *, has_header: bool) -> Iterator[Row]:
+def _table(lines: Iterator[tuple[int, list[str]]], path: Path, *, has_header: bool) -> Numbered:
     names: list[str] | None = None
-    for number, cells in enumerate(lines, start=1):
+    for number, cells in lines:
         if not cells:
             continue
         if names is None:
@@ -337,10 +465,10 @@ def _table(lines: Iterator[list[str]], path: Path, *, has_header: bool) -> Itera
         if len(cells) != len(names):
             said = f"{path}:{number}: it has {counted(len(cells), 'column')}; the lines before it have {len(names)}."
             raise DataError(f"{said} Quote texts that hold the delimiter, or set data.delimiter.")
-        yield dict(zip(names, cells, strict=True))
+        yield number, dict(zip(names, cells, strict=True))
 
 
-def _json(path: Path, data: DataPart) -> Iterator[Row]:
+def _json(path: Path, data: DataPart) -> Numbered:
     with _open(path, data) as file:
         try:
             value = json.load(file)
@@ -352,10 +480,10 @@ def _json(path: Path, data: DataPart) -> Iterator[Row]:
         value = next((inner for inner in value.values() if isinstance(inner, list)), None)
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
         raise DataError(f"{path} holds no list of objects.")
-    yield from value
+    yield from ((None, row) for row in value)
 
 
-def _jsonl(path: Path, data: DataPart) -> Iterator[Row]:
+def _jsonl(path: Path, data: DataPart) -> Numbered:
     with _open(path, data) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -365,51 +493,64 @@ def _jsonl(path: Path, data: DataPart) -> Iterator[Row]:
                     raise DataError(f"{path}:{number}: this is not JSON: {error}.") from None
                 if not isinstance(row, dict):
                     raise DataError(f"{path}:{number}: an object belongs on each line, and this is none.")
-                yield row
+                yield number, row
 
 
-def _parquet(path: Path, data: DataPart) -> Iterator[Row]:
-    with needs_package("Parquet needs the package pyarrow: pip install 'trainwright[datasets]'"):
+def _parquet(path: Path, data: DataPart) -> Numbered:
+    with needs_package("Parquet needs the package pyarrow: pip install pyarrow"):
         from pyarrow import parquet
     for batch in parquet.ParquetFile(path).iter_batches():
-        yield from batch.to_pylist()
+        yield from ((None, row) for row in batch.to_pylist())
 
 
-def _text(path: Path, data: DataPart) -> Iterator[Row]:
+def _text(path: Path, data: DataPart) -> Numbered:
     with _open(path, data) as file:
         whole = file.read()
-    if data.sample_by == "document":
-        parts = [whole]
-    elif data.sample_by == "paragraph":
-        parts = re.split(r"\r?\n[ \t]*\r?\n", whole)
-    else:
-        parts = whole.splitlines()
-    if data.pattern is None:
-        yield from ({"text": part.strip()} for part in parts if part.strip())
-        return
-    pattern = re.compile(data.pattern, re.DOTALL if data.sample_by != "line" else 0)
-    yield from (match.groupdict() for part in parts if (match := pattern.search(part)) is not None)
+    pattern = None if data.pattern is None else re.compile(data.pattern, re.DOTALL if data.sample_by != "line" else 0)
+    for line, part in _parts(whole, data.sample_by):
+        if pattern is not None:
+            match = pattern.search(part)
+            if match is not None:
+                yield line + part.count("\n", 0, match.start()), match.groupdict()
+        elif text := part.strip():
+            blank = part[: len(part) - len(part.lstrip())]
+            yield line + blank.count("\n"), {"text": text}
 
 
-def _conll(path: Path, data: DataPart) -> Iterator[Row]:
+def _parts(whole: str, sample_by: str) -> Iterator[tuple[int, str]]:
+    """Yields the lines, paragraphs or the whole of a text, each with the number of its first line."""
+    parts: Iterable[str] = [whole]
+    if sample_by == "line":
+        parts = whole.splitlines(keepends=True)
+    elif sample_by == "paragraph":  # with the blank lines between them, which count as lines
+        parts = re.split(r"(\r?\n[ \t]*\r?\n)", whole)
+    line = 1
+    for part in parts:
+        yield line, part.rstrip("\r\n") if sample_by == "line" else part
+        line += part.count("\n")
+
+
+def _conll(path: Path, data: DataPart) -> Numbered:
     """A word a line with what is said of it, blank lines between sentences, as CoNLL's tasks have them."""
     with _open(path, data) as file:
         words: list[list[str]] = []
+        first = 1
         for number, line in enumerate(file, start=1):
             cells = line.split("\t") if "\t" in line else line.split()
             cells = [cell.strip() for cell in cells]
             if not any(cells):
                 if words:
-                    yield _sentence(words)
+                    yield first, _sentence(words)
                 words = []
             elif not line.startswith(("# ", "-DOCSTART-")):  # a hashtag is a word, and "#<tab>O" is one too
                 if words and len(cells) != len(words[0]):
                     raise DataError(
                         f"{path}:{number}: it has {counted(len(cells), 'column')}; the line before {len(words[0])}."
                     )
+                first = first if words else number
                 words.append(cells)
         if words:
-            yield _sentence(words)
+            yield first, _sentence(words)
 
 
 def _sentence(words: list[list[str]]) -> Row:
@@ -417,14 +558,14 @@ def _sentence(words: list[list[str]]) -> Row:
     return {"words": columns[0], "tags": columns[-1], **{str(i): column for i, column in enumerate(columns)}}
 
 
-def _images(path: Path, data: DataPart) -> Iterator[Row]:
+def _images(path: Path, data: DataPart) -> Numbered:
     """A directory for each label."""
     for image in sorted(path.rglob("*")):
         if image.suffix.lower() in IMAGES:
-            yield {"image": str(image), "label": image.parent.name}
+            yield None, {"image": str(image), "label": image.parent.name}
 
 
-READERS: dict[str, Callable[[Path, DataPart], Iterator[Row]]] = {
+READERS: dict[str, Callable[[Path, DataPart], Numbered]] = {
     "csv": _csv,
     "tsv": _tsv,
     "json": _json,
@@ -470,7 +611,7 @@ def find_labels(material: TaskSource, role: str) -> Labels:
             material.wrong(
                 f"the {part} rows have labels that are not listed: {', '.join(unknown[:5])}.{hint}", "data", "labels"
             )
-    if len(labels.names) < 2 or len(labels.names) > findings.MOST_LABELS:
+    if len(labels.names) < 2 or len(labels.names) > MOST_LABELS:
         where = material.recipe.column(role)
         said = "only one label" if len(labels.names) < 2 else f"{len(labels.names)} labels"
         material.wrong(f"the column {where!r} has {said}: {', '.join(labels.names[:5])}.", "data", "columns", role)

@@ -29,9 +29,21 @@ from trainwright.cli.tasks.chat import AnswerMask, end_tokens, use_template
 from trainwright.cli.tasks.conversations import ConversationError
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
 from trainwright.cli.tasks.source import Labels, ModelConfig, Row, Rows, TaskSource, find_labels, is_range, texts
-from trainwright.cli.tasks.task_objects import Columns, TaskObjects, pieces, shown, text_objects, text_parts
+from trainwright.cli.tasks.task_objects import (
+    ROW_OF_SAMPLE,
+    Columns,
+    TaskObjects,
+    note_cut_texts,
+    origin_of,
+    pieces,
+    shown,
+    text_objects,
+    text_parts,
+)
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
+from trainwright.data.row_names import RowOrigin
 from trainwright.errors import DataError, needs_package
+from trainwright.preflight.check_registry import Finding
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -66,6 +78,8 @@ def _text_pair_objects(
 ) -> TaskObjects:
     roles = ["text", *(["text_pair"] if material.has("text_pair") else [])]
     tokenizer, config, length = text_parts(material, args, roles, **settings)
+    for role in roles:
+        note_cut_texts(material, role, length)
     names = [material.recipe.column(role) for role in roles]
     label_column = material.recipe.column("label")
 
@@ -97,6 +111,7 @@ def token_classification(material: TaskSource, args: TrainingArguments) -> TaskO
     if not tokenizer.is_fast:
         said = "this tokenizer cannot say which word a token is of; a fast one is needed."
         material.wrong(said, "model", "tokenizer")
+    note_cut_texts(material, "words", length)
     words, tags = (material.recipe.column(role) for role in ("words", "tags"))
 
     def encode(columns: Columns) -> Columns:
@@ -135,7 +150,11 @@ def causal_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
 
     def encode(columns: Columns) -> Columns:
         rows = tokenizer(texts(columns[column]), add_special_tokens=False, verbose=False)["input_ids"]
-        return {"input_ids": [piece for row in rows for piece in pieces([*row, *end], length)]}
+        cut = [pieces([*row, *end], length) for row in rows]
+        return {
+            "input_ids": [piece for found in cut for piece in found],
+            ROW_OF_SAMPLE: [row for row, found in enumerate(cut) for _ in found],
+        }
 
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     about = f"{len(tokenizer)} tokens in the vocabulary"
@@ -164,8 +183,9 @@ def chat(material: TaskSource, args: TrainingArguments) -> TaskObjects:
         except ConversationError as error:
             material.wrong(f"{error}.", "data", "columns")
         cut = [{name: ids[:length] for name, ids in row.items()} for row in found]
-        kept = [row for row in cut if any(label != IGNORE_INDEX for label in row["labels"][1:])]
-        return {name: [row[name] for row in kept] for name in ("input_ids", "labels")}
+        kept = [number for number, row in enumerate(cut) if any(label != IGNORE_INDEX for label in row["labels"][1:])]
+        entries = {name: [cut[number][name] for number in kept] for name in ("input_ids", "labels")}
+        return {**entries, ROW_OF_SAMPLE: kept}
 
     collator = DataCollatorForTokenClassification(tokenizer)
     objects = text_objects(material, config, tokenizer, encode, data_collator=collator)
@@ -180,9 +200,13 @@ def chat(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     share = 1 - labels.count(IGNORE_INDEX) / len(labels)
     left = len(material.train) - len(objects.train)
     if left:
-        material.notes.append(
-            f"data.max_length: {counted(left, 'conversation')} without an answer in the "
-            f"first {length} tokens: left out."
+        material.found.append(
+            Finding(
+                "warning",
+                f"{counted(left, 'conversation')} without an answer in the first {length} tokens: left out.",
+                check="answers",
+                entry="data.max_length",
+            )
         )
     names = list(shape.columns.values())
     where = f"the column{'s' * (len(names) > 1)} {', '.join(names)}"
@@ -198,7 +222,8 @@ def masked_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
 
     def encode(columns: Columns) -> Columns:
         found = tokenizer(texts(columns[column]), truncation=True, max_length=length, return_overflowing_tokens=True)
-        return {name: list(found[name]) for name in ("input_ids", "attention_mask")}
+        row_of = found.get(ROW_OF_SAMPLE, range(len(columns[column])))
+        return {**{name: list(found[name]) for name in ("input_ids", "attention_mask")}, ROW_OF_SAMPLE: list(row_of)}
 
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=material.recipe.data.mask_share)
     scores = {"compute_metrics": task_metrics.guessed_tokens, "preprocess_logits": task_metrics.best_guess}
@@ -210,6 +235,8 @@ def seq2seq(material: TaskSource, args: TrainingArguments) -> TaskObjects:
     """Makes the objects of a translation, or any text from a text."""
     tokenizer, config, source_length = text_parts(material, args, ["source", "target"], begins=False)
     target_length = max_length(material, tokenizer, config, name="max_target_length")
+    note_cut_texts(material, "source", source_length)
+    note_cut_texts(material, "target", target_length, setting="max_target_length")
     source, target = (material.recipe.column(role) for role in ("source", "target"))
 
     def encode(columns: Columns) -> Columns:
@@ -226,8 +253,11 @@ def seq2seq(material: TaskSource, args: TrainingArguments) -> TaskObjects:
 class Images:
     """Dataset of pixels and labels."""
 
-    def __init__(self, rows: Rows, image: Callable[[Row], Pixels], label_column: str, labels: Labels) -> None:
+    def __init__(
+        self, rows: Rows, origin: RowOrigin, image: Callable[[Row], Pixels], label_column: str, labels: Labels
+    ) -> None:
         self._rows = rows
+        self.origin = origin
         self._image = image
         self._label_column = label_column
         self._labels = labels
@@ -249,7 +279,9 @@ def image_classification(material: TaskSource, args: TrainingArguments) -> TaskO
     label_column = material.recipe.column("label")
     is_of_pixels = is_range(column)
     reader = _of_pixels(material, column, config) if is_of_pixels else _of_files(material, column, processor, config)
-    parts = {name: Images(rows, reader, label_column, labels) for name, rows in material.parts}
+    parts = {
+        name: Images(rows, origin_of(material, rows), reader, label_column, labels) for name, rows in material.parts
+    }
     try:
         parts["train"][0]
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import numpy as np
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.image_processing_utils import BaseImageProcessor
 
+from trainwright.cli.tasks import findings
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
 from trainwright.cli.tasks.source import ModelConfig, Row, Rows, TaskSource, texts
 from trainwright.config.arguments import TrainingArguments
+from trainwright.data.identity import fingerprint
 from trainwright.data.mixture import MixtureDataset
+from trainwright.data.row_names import RowOrigin
 
 Dataset: TypeAlias = Any  # rows of ours, a list, or a datasets.Dataset
 Processor: TypeAlias = "PreTrainedTokenizerBase | BaseImageProcessor"
@@ -41,16 +46,74 @@ def shown(names: list[str], most: int = 8) -> str:
     return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")
 
 
-def encoded(rows: Rows, encode: Callable[[Columns], Columns]) -> Dataset:
-    """Encodes rows, a thousand at a time (columns to columns), into samples, of which there may be more or fewer."""
+class Samples(list[Row]):
+    """Samples of a task, and where they come from."""
+
+    def __init__(self, samples: Iterable[Row], origin: RowOrigin) -> None:
+        super().__init__(samples)
+        self.origin = origin
+
+
+# Column of what a tokenizer returns: the row of each sample, where there are more or fewer samples than rows.
+ROW_OF_SAMPLE = "overflow_to_sample_mapping"
+
+
+def encoded(material: TaskSource, rows: Rows, encode: Callable[[Columns], Columns]) -> Dataset:
+    """Encodes rows, a thousand at a time (columns to columns), into samples that know their origin.
+
+    `encode` returns the row of each sample, as a column `overflow_to_sample_mapping`, if that is not one for each.
+    """
     if hasattr(rows, "column_names"):
-        return rows.map(encode, batched=True, batch_size=BATCH, remove_columns=rows.column_names)
+        return _encoded_dataset(material, rows, encode)
     samples: list[Row] = []
+    row_of: list[int] = []
     for start in range(0, len(rows), BATCH):
         part = rows[start : start + BATCH]
         columns = encode({name: [row.get(name) for row in part] for name in part[0]})
+        row_of += [start + row for row in columns.pop(ROW_OF_SAMPLE, range(len(part)))]
         samples += [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    return Samples(samples, origin_of(material, rows, row_of))
+
+
+def _encoded_dataset(material: TaskSource, rows: Rows, encode: Callable[[Columns], Columns]) -> Dataset:
+    """Encodes the rows of a `datasets.Dataset`."""
+
+    def with_rows(columns: Columns, indices: list[int]) -> Columns:
+        found = encode(columns)
+        row_of = found.get(ROW_OF_SAMPLE, range(len(indices)))
+        return {**found, ROW_OF_SAMPLE: [indices[row] for row in row_of]}
+
+    samples = rows.map(with_rows, batched=True, batch_size=BATCH, with_indices=True, remove_columns=rows.column_names)
+    origin = origin_of(material, rows, samples[ROW_OF_SAMPLE][:])
+    samples = samples.remove_columns(ROW_OF_SAMPLE)
+    samples.origin = origin
     return samples
+
+
+def origin_of(material: TaskSource, rows: Rows, row_of: Sequence[int] | None = None) -> RowOrigin:
+    """Returns the origin of samples.
+
+    Args:
+        material: names the rows.
+        rows: from which the samples are made.
+        row_of: row of each sample; None: each row is one. Samples of a row that was cut get numbers of their parts.
+    """
+    names = material.names(rows)
+    if hasattr(rows, "column_names"):
+        tables = rows.with_format("arrow").iter(BATCH)
+        contents = [fingerprint(row) for table in tables for row in table.to_pylist()]
+    else:
+        contents = [fingerprint(row) for row in rows]
+    if row_of is not None:
+        num_parts = Counter(row_of)
+        parts: Counter[int] = Counter()
+        found = []
+        for row in row_of:
+            found.append(replace(names[row], part=parts[row]) if num_parts[row] > 1 else names[row])
+            parts[row] += 1
+        names = found
+        contents = [contents[row] for row in row_of]
+    return RowOrigin(names, np.asarray(contents, dtype=np.uint64))
 
 
 def pieces(ids: list[int], length: int, *, least: int = 2) -> list[list[int]]:
@@ -71,9 +134,25 @@ def text_parts(
     return tokenizer, config, max_length(material, tokenizer, config)
 
 
+def note_cut_texts(material: TaskSource, role: str, length: int, *, setting: str = "max_length") -> None:
+    """Notes the rows of which less than half is read.
+
+    Args:
+        material: has the rows, and gets what is found.
+        role: of the column that is cut.
+        length: tokens that are read.
+        setting: entry of `data` that sets this length.
+    """
+    is_wanted = (getattr(material.recipe.data, setting) or material.recipe.data.max_length) is not None
+    for part, rows in material.parts:
+        table = material.table(part, rows)
+        column = material.recipe.column(role)
+        material.found += findings.cut_texts(table, column, length=length, is_wanted=is_wanted)
+
+
 def _mixed(material: TaskSource, encode: Callable[[Columns], Columns]) -> MixtureDataset:
     """Encodes the rows of each source."""
-    return MixtureDataset({name: encoded(rows, encode) for name, rows in material.by_source().items()})
+    return MixtureDataset({name: encoded(material, rows, encode) for name, rows in material.by_source().items()})
 
 
 def text_objects(
@@ -84,13 +163,14 @@ def text_objects(
     **others: Any,  # fields of TaskObjects
 ) -> TaskObjects:
     """Encodes the rows, loads the model, and makes the objects of a task over text."""
-    train: Any = encoded(material.train, encode) if not material.source_of else _mixed(material, encode)
+    has_sources = material.recipe.data.sources
+    train: Any = _mixed(material, encode) if has_sources else encoded(material, material.train, encode)
     if len(train) == 0:
         material.wrong("no text is left that has two tokens or more.", "data", "train")
     return TaskObjects(
         model=load_model(material, config),
         train=train,
-        eval=encoded(material.eval, encode) if len(material.eval) else None,
+        eval=encoded(material, material.eval, encode) if len(material.eval) else None,
         processing_class=tokenizer,
         **others,
     )

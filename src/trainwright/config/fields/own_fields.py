@@ -252,9 +252,14 @@ class OurFields(FieldGroup, group="Ours"):
     )
     ledger: bool | str = not_compared(
         False,
-        "Write visits, tokens and losses of each training sample to ledger.parquet; a text: the column of its id.",
+        "Write visits, tokens and losses of each training sample to ledger.parquet; a text: as id_column too.",
         bare_flag=True,
         shares_name=True,
+        since="0.3",
+    )
+    id_column: str | None = not_compared(
+        None,
+        "Column whose values name rows in the ledger, the quarantine and messages (None: index, or line of a file).",
         since="0.3",
     )
     max_skipped_share: float = tunable(
@@ -289,6 +294,19 @@ class OurFields(FieldGroup, group="Ours"):
         None,
         "Megabytes a second that copies to checkpoint_mirror send at most (None: no limit).",
         limits=Range(0, open_low=True, optional=True),
+        since="0.3",
+    )
+    live_control: bool | str = not_compared(
+        False,
+        "Take commands of `trainwright ctl` while training; a text: repeat those in the journal of that run.",
+        bare_flag=True,
+        since="0.3",
+    )
+    average: dict[str, Any] | str | None = tunable(
+        None,
+        "Keep an average of the weights beside them: ema, swa or lawa, or {'kind': 'ema', 'decay': 0.9999, ...}.",
+        on_resume="continues the average of the checkpoint; one of another kind begins at this step",
+        syntax=("dict",),
         since="0.3",
     )
 

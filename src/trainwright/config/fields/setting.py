@@ -66,8 +66,15 @@ class Range:
         return above and below
 
     def __str__(self) -> str:
-        low = f"{'above' if self.open_low else 'at least'} {self.low:g}"
-        return low if self.high is None else f"{low} and {'below' if self.open_high else 'at most'} {self.high:g}"
+        low = f"{'above' if self.open_low else 'at least'} {_written(self.low)}"
+        return (
+            low if self.high is None else f"{low} and {'below' if self.open_high else 'at most'} {_written(self.high)}"
+        )
+
+
+def _written(number: float) -> str:
+    """Returns a limit with all its digits."""
+    return f"{number:.0f}" if math.isfinite(number) and number == int(number) else f"{number:g}"
 
 
 COUNT = Range(1, whole=True)

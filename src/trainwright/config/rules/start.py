@@ -7,7 +7,6 @@ a rule is a warning, said once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from trainwright._types import counted
 from trainwright.config.coerce import parse_steps
@@ -42,14 +41,17 @@ def resolve_best_metric(args: Arguments, eval_names: tuple[str, ...] = ()) -> Re
     if args.metric_for_best_model is None:
         return None
     metric = str(args.metric_for_best_model).removeprefix("eval_")
-    fitting = [name for name in eval_names if metric.startswith(f"{name}_")]
+    sets: dict[str, str | None] = {name: name for name in eval_names}
+    if value_of(args, "average") is not None:  # evaluates each set once more
+        averages: dict[str, str | None] = {f"average_{name}": name for name in eval_names}
+        sets |= averages or {"average": None}
+    fitting = [name for name in sets if metric.startswith(f"{name}_")]
     chosen = max(fitting, key=len, default=None)
     prefix = "eval" if chosen is None else f"eval_{chosen}"
     if f"eval_{metric}".removeprefix(f"{prefix}_") in COMPUTED_BY_EVALUATION:
         return None
-    return RequiredMetric(
-        name=f"eval_{metric}", prefix=prefix, eval_set=chosen if chosen or not eval_names else eval_names[0]
-    )
+    eval_set = next(iter(eval_names), None) if chosen is None else sets[chosen]
+    return RequiredMetric(name=f"eval_{metric}", prefix=prefix, eval_set=eval_set)
 
 
 # -- the length of the run --------------------------------------------------------------------------------------------
@@ -217,35 +219,41 @@ def warmup_is_whole(args: Arguments, facts: RunFacts) -> str | None:
     return None
 
 
-def _never(args: Arguments, facts: RunFacts, what: str) -> str | None:
+def _is_beyond(args: Arguments, length: int, what: str) -> bool:
+    """Returns whether the user set an interval in steps that never comes due."""
     steps = getattr(args, f"{what}_steps")
-    if facts.max_steps is None or getattr(args, f"{what}_strategy") != "steps" or not isinstance(steps, (int, float)):
-        return None
+    if getattr(args, f"{what}_strategy") != "steps" or not isinstance(steps, (int, float)):
+        return False
     is_default = steps == defaults_of(type(args)).get(f"{what}_steps")  # a default need not be reached in a short run
     sources = ("eval_steps", "logging_steps") if what == "eval" else (f"{what}_steps",)  # None: as often as the log
     is_default = is_default or not any(was_asked_for(args, name) for name in sources)
-    if is_default or 0 < steps <= facts.max_steps:
-        return None
-    but = "" if what == "logging" else "; after the last step it is done once"
-    return (
-        f"{what}_steps={steps} is not reached in a run of {counted(facts.max_steps, 'step')} ({_length_field(args)})"
-        f"{but}. Lower {what}_steps (below 1 it is a share of all steps), or set {what}_strategy='epoch' or 'no'."
-        if steps > 0
-        else f"{what}_steps={steps} never comes due{but}. Give a positive {what}_steps, or {what}_strategy='no'."
-    )
-
-
-for _called, _what in (("logging_is_reached", "logging"), ("saving_is_reached", "save")):
-    _names = ("num_train_epochs", "max_steps", f"{_what}_strategy", f"{_what}_steps")
-    rule(Stage.WARNING, *_names, called=_called)(partial(_never, what=_what))
+    return not is_default and not 0 < steps <= length
 
 
 @rule(
-    Stage.WARNING, "num_train_epochs", "max_steps", "logging_strategy", "logging_steps", "eval_strategy", "eval_steps"
+    Stage.WARNING,
+    *("num_train_epochs", "max_steps", "logging_strategy", "logging_steps", "eval_strategy", "eval_steps"),
+    *("save_strategy", "save_steps"),
 )
-def evaluation_is_reached(args: Arguments, facts: RunFacts) -> str | None:
-    is_told = args.eval_steps == args.logging_steps and args.logging_strategy == "steps"
-    return None if is_told else _never(args, facts, "eval")
+def intervals_are_reached(args: Arguments, facts: RunFacts) -> str | None:
+    length = facts.max_steps
+    if length is None:
+        return None
+    beyond = [what for what in ("logging", "eval", "save") if _is_beyond(args, length, what)]
+    if "logging" in beyond and "eval" in beyond and args.eval_steps == args.logging_steps:
+        beyond.remove("eval")  # eval_steps was left to logging_steps
+    if not beyond:
+        return None
+    given = " and ".join(f"{what}_steps={getattr(args, f'{what}_steps')}" for what in beyond)
+    is_one = len(beyond) == 1
+    is_positive = all(getattr(args, f"{what}_steps") > 0 for what in beyond)
+    never = f"{'is' if is_one else 'are'} not reached" if is_positive else f"never {'comes' if is_one else 'come'} due"
+    run = f"{never} in a run of {counted(length, 'step')} ({_length_field(args)})"
+    late = " and ".join({"eval": "an evaluation", "save": "a save"}[what] for what in beyond if what != "logging")
+    at_the_end = f"; the run ends with {late}" if late else ""
+    cure = f"Lower {'it' if is_one else 'them'}" if is_positive else "Write a positive number of steps"
+    strategies = " and ".join(f"{what}_strategy" for what in beyond)
+    return f"{given} {run}{at_the_end}. {cure} (below 1: a share of all steps), or set {strategies} to 'epoch' or 'no'."
 
 
 @rule(Stage.WARNING, "num_train_epochs", "max_steps", "profile")

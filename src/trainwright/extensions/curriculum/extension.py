@@ -232,7 +232,14 @@ class CurriculumRun(Extension):
         columns = {} if self._keeps_ledger else self._samples.ledger.columns
         num = self._now.num_samples
         ledger = {name: torch.from_numpy(column[:num].copy()) for name, column in columns.items()}
-        return {"asked": self._asked, "steps": [*self._steps], "ledger": ledger, **self._order.state_dict()}
+        data = self._samples.rows.about()
+        return {
+            "asked": self._asked,
+            "steps": [*self._steps],
+            "ledger": ledger,
+            "data": data,
+            **self._order.state_dict(),
+        }
 
     def _continue_from(self, checkpoint: SavedRun, position: int) -> bool:
         """Takes over the state of a checkpoint; returns False where it has none, or one of other data."""
@@ -244,7 +251,8 @@ class CurriculumRun(Extension):
             return False
         state = entry.state()
         try:
-            if state["steps"][0] != self._now.num_samples:
+            is_of_them = state["steps"][0] == self._now.num_samples
+            if not is_of_them or ("data" in state and not self._samples.rows.is_same(state["data"])):
                 logger.warning("%s has weights of other data: samples are shuffled until it is asked.", checkpoint.path)
                 return False
             self._order.load_state_dict(state, position=position)

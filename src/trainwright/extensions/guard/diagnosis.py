@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainwright._types import Optimizer
+from trainwright.support.tensor_tree import local_part
 
 WEIGHTS = "the weights"
 STATE = "the optimizer state"
@@ -71,8 +72,7 @@ def _bad_rates(optimizer: Optimizer) -> Iterator[str]:
 
 
 def _is_sound(tensor: torch.Tensor, *, allows_infinity: bool = False) -> bool:
-    values = tensor.detach()
-    values = values.to_local() if hasattr(values, "to_local") else values  # of a sharded tensor, the part that is here
+    values = local_part(tensor)
     if not values.is_floating_point() or values.numel() == 0:
         return True
     try:

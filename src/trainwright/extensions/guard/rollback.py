@@ -15,12 +15,13 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._types import Optimizer, Scheduler
 from trainwright.config.plans import GuardPlan
 from trainwright.errors import BadStepError
+from trainwright.optim.schedules import schedule_memory
 from trainwright.state.progress import Progress
+from trainwright.support.tensor_tree import local_part
 
 
 class Snapshot(Protocol):
@@ -73,9 +74,9 @@ class MemorySnapshot:
         for tensor in self._tensors():
             known, copy = before.get(id(tensor), (None, None))
             if copy is not None and known is tensor:
-                copy.copy_(_local(tensor))
+                copy.copy_(local_part(tensor))
             else:
-                copy = _local(tensor).to("cpu", copy=True)
+                copy = local_part(tensor).to("cpu", copy=True)
             self._copies[id(tensor)] = tensor, copy
         self._states = {parameter: dict(state) for parameter, state in self._optimizer.state.items()}
         self._undo = schedule_memory(self._scheduler)
@@ -89,7 +90,7 @@ class MemorySnapshot:
         for parameter, state in self._states.items():
             self._optimizer.state[parameter] = dict(state)
         for tensor, copy in self._copies.values():
-            _local(tensor).copy_(copy)
+            local_part(tensor).copy_(copy)
         self._undo()
         return self._step
 
@@ -175,34 +176,3 @@ def make_rollback(
     snapshot = MemorySnapshot(model, optimizer, scheduler, every=every) if every > 0 else SavedSnapshot(load_newest)
     num_left_out = math.ceil(plan.rollback_skip_samples / samples_per_step)
     return Rollback(snapshot, most=plan.max_rollbacks, num_left_out=num_left_out)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of a sharded tensor that this process has, sharing its memory; any other tensor as it is."""
-    tensor = tensor.detach()
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-def schedule_memory(scheduler: Scheduler) -> Callable[[], None]:
-    """Remembers where a schedule, its parts and the groups of its optimizer are; returns what puts them back.
-
-    Shallow copies are enough: a step of torch's schedules replaces values, and changes none in place.
-    """
-    schedules = list(_parts(scheduler))
-    before = [(one, dict(vars(one))) for one in schedules]
-    groups = [(group, dict(group)) for group in schedules[0].optimizer.param_groups] if schedules else []
-
-    def undo() -> None:
-        for one, attributes in before:
-            vars(one).update(attributes)
-        for group, values in groups:
-            group.update(values)
-
-    return undo
-
-
-def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
-    if not isinstance(scheduler, LRScheduler):
-        return []
-    lists = [value for value in vars(scheduler).values() if isinstance(value, (list, tuple))]
-    return [scheduler, *(part for inner in lists for one in inner for part in _parts(one))]

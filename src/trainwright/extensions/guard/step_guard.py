@@ -45,10 +45,10 @@ import torch
 from trainwright._types import GUARD_STATE_NAME, Batch, JSONObject, Optimizer, is_count
 from trainwright.checkpoint.training_state import save_json
 from trainwright.config.plans import GuardPlan
-from trainwright.distributed.device import kind_of, pins_memory
+from trainwright.distributed.device import DelayedScalar, kind_of
 from trainwright.extensions.guard.diagnosis import WEIGHTS
 from trainwright.extensions.guard.history import NO_BOUND, SpikeHistory
-from trainwright.extensions.guard.rollback import Rollback, schedule_memory
+from trainwright.extensions.guard.rollback import Rollback
 from trainwright.extensions.incidents.incident_log import (
     NON_FINITE,
     SPIKE,
@@ -59,7 +59,8 @@ from trainwright.extensions.incidents.incident_log import (
     error_of,
 )
 from trainwright.loop.extension import Decision, Extension, MicroBatch, Run, SavedRun, Sink, StepFacts
-from trainwright.state.progress import Progress
+from trainwright.optim.schedules import schedule_memory
+from trainwright.state.progress import INCIDENTS, Progress
 from trainwright.support.loss_normalization import LossOutput
 
 GradNorm: TypeAlias = torch.Tensor | float | None
@@ -277,7 +278,9 @@ class HostGuard(Extension):
         threshold = 0.0 if self._spikes is None or kind != SPIKE else self._spikes.threshold
         step = progress.state.global_step + 1
         incident = Incident(kind=kind, step=step, action=action, what=what, values=values, threshold=threshold)
+        before = progress.clock.mark(INCIDENTS)
         incident = self._log.record(incident, progress.window)
+        progress.clock.mark(before)
         if action == "rollback":
             assert self._rollback is not None
             progress.is_updating = True  # an error from here on saves nothing
@@ -376,6 +379,7 @@ class DeviceGuard(Extension):
     """
 
     name = "guard"
+    refuses_late = True
 
     def __init__(
         self,
@@ -394,8 +398,7 @@ class DeviceGuard(Extension):
         self._is_read = True  # the optimizer reads `found_inf`
         self._at_once = HostGuard(policy, log, mean=mean, writes=writes)
         self._found_inf = torch.zeros((), device=device)
-        self._copy = torch.zeros((), pin_memory=pins_memory(device))
-        self._event = torch.Event(device) if pins_memory(device) else None
+        self._flag = DelayedScalar(device)
         # A step whose flag is not read, its window, and its undoing.
         self._waiting: tuple[int, object, Callable[[], None]] | None = None
 
@@ -425,9 +428,7 @@ class DeviceGuard(Extension):
         is_made = self._policy == "warn"
         zero = grad_norm * 0.0 + loss_of(progress, self._mean) * 0.0 if is_made else grad_norm * 0.0
         torch.ne(zero, 0.0, out=self._found_inf)
-        self._copy.copy_(self._found_inf, non_blocking=True)
-        if self._event is not None:
-            self._event.record()
+        self._flag.send(self._found_inf)
         if not is_made:
             optimizer.found_inf = self._found_inf
         undo = nothing if is_made else schedule_memory(facts.scheduler)
@@ -444,9 +445,7 @@ class DeviceGuard(Extension):
             return
         step, window, undo = self._waiting
         self._waiting = None
-        if self._event is not None:
-            self._event.synchronize()
-        if self._copy.item() == 0.0:
+        if self._flag.read() == 0.0:
             self._log.accept()
             return
         undo()

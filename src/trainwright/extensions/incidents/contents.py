@@ -86,7 +86,9 @@ class Evidence:
     found: Findings | None = None  # by that second run; None: there was none
     rows: list[tuple[int, int]] = field(default_factory=list)  # samples that are bad by themselves: micro-batch, row
     samples: list[Any] = field(default_factory=list)  # the same, as the dataset numbers them
-    all_samples: list[list[Any]] = field(default_factory=list)  # of each micro-batch
+    names: list[str] = field(default_factory=list)  # and as the user knows them
+    described: list[JSONObject] = field(default_factory=list)  # and with their fingerprints, for files
+    all_names: list[list[str]] = field(default_factory=list)  # names of all samples of each micro-batch
     trained: list[torch.Tensor] = field(default_factory=list)  # losses of the step, where there was no second run
     weights: Mapping[str, torch.Tensor] | None = None  # gathered from all processes, where each has a part of them
 
@@ -159,7 +161,7 @@ def cause_in(details: JSONObject, seen: Evidence) -> list[str] | None:
     if details["kind"] in (REQUEST, HANG):
         return None
     origin = seen.found.origin if seen.found is not None else ""
-    return [details["kind"], origin or details["what"], *map(str, seen.samples or seen.rows)]
+    return [details["kind"], origin or details["what"], *map(str, seen.names or seen.rows)]
 
 
 def cause_of(folder: Path) -> list[str] | None:
@@ -175,13 +177,18 @@ def words_for(seen: Evidence) -> str:
     """Says which samples made a bad value, as far as that was found."""
     if not seen.rows:
         return ""
-    rows = ", ".join(str(row) if len(seen.all_samples) == 1 else f"{row} of micro-batch {n}" for n, row in seen.rows)
-    many = "s" if len(seen.rows) > 1 else ""
-    if not seen.samples:
-        return f"Row{many} {rows} of its batch made it."
-    samples = ", ".join(map(str, seen.samples))
-    cure = f"trainer.quarantine([{samples}]) leaves {'them' if many else 'it'} out"
-    return f"Sample{many} {samples} of the training data made it (row{many} {rows}); {cure}."
+    places = [place_text(number, row) for number, row in seen.rows]
+    if not seen.names:
+        text = ", ".join(places)
+        return f"{text[:1].upper()}{text[1:]} made it."
+    made = ", ".join(f"{name} ({place})" for name, place in zip(seen.names, places, strict=True))
+    named = ", ".join(repr(part) for name in seen.names for part in name.split(" + "))
+    return f"{made} made it; trainer.quarantine([{named}]) excludes {'it' if len(seen.names) == 1 else 'them'}."
+
+
+def place_text(micro_batch: int, item: int) -> str:
+    """Returns the place of a sample in a step, both numbers from 0."""
+    return f"micro-batch {micro_batch}, item {item}"
 
 
 def fill(folder: Path, window: Window, seen: Evidence, *, engine: Engine, model: Any, is_hang: bool) -> dict[str, str]:
@@ -241,8 +248,8 @@ def about(window: Window, seen: Evidence, *, run: RecordedRun, args: Any, engine
         "run_id": run.run_id,
         "epoch": run.progress.epoch,
         "num_processes": engine.num_processes,
-        "samples": seen.all_samples,
-        "bad_samples": seen.samples,
+        "samples": seen.all_names,
+        "bad_samples": seen.described,
         "bad_rows": seen.rows,
         "weights_not_finite": weights_not_finite(model),
         "entries_not_finite": [entries_not_finite(batch) for batch in window.batches],

@@ -38,6 +38,7 @@ class Incident:
     threshold: float = 0.0  # of a spike, in robust deviations; 0: there is none
     # of the dataset, those that are bad by themselves, where they were found
     samples: tuple[Any, ...] = ()  # Any: indices, or what else the order of the user's dataset gives
+    names: tuple[str, ...] = ()  # names of these samples, such as "reviews.csv:130", which `trainer.quarantine` takes
     path: str = ""  # directory of the bundle; empty: none was written
     note: str = ""  # where the value began, which samples do it, and how to replay it; empty: it was not looked for
 

@@ -26,6 +26,7 @@ from trainwright.checkpoint.rng import States
 from trainwright.checkpoint.store import CheckpointStore, flush, link_unchanged
 from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
+from trainwright.data.row_names import NamesOf
 from trainwright.engine.base import Engine
 from trainwright.errors import BadStepError, BundleError, add_note
 from trainwright.extensions.incidents import bundle, contents
@@ -59,13 +60,30 @@ HANG_TIMEOUT_S = 20.0  # for the bundle of a hang
 
 
 class IncidentRecorder(Extension):
-    """Writes the bundles of one run below its output directory; `hooks` is the trainer."""
+    """Writes the bundles of one run below its output directory.
+
+    Args:
+        hooks: the trainer.
+        run: gives the step.
+        engine: of the run.
+        folder: the output directory.
+        names: names of the samples of the training data.
+    """
 
     name = "incidents"
     order = 100  # after a bad step was rewound by others, and before them where it begins
 
-    def __init__(self, hooks: contents.LossHooks, run: contents.RecordedRun, engine: Engine, folder: str) -> None:
+    def __init__(
+        self,
+        hooks: contents.LossHooks,
+        run: contents.RecordedRun,
+        engine: Engine,
+        folder: str,
+        *,
+        names: NamesOf,
+    ) -> None:
         self._hooks = hooks
+        self._names = names
         self._run = run
         self._forward_states: ForwardStates | None = None  # None: no bundle of a bad step is wanted
         self._engine = engine
@@ -134,7 +152,7 @@ class IncidentRecorder(Extension):
         written = incident
         if rank == writer:
             path, note = self._write(window, seen, details)
-            written = replace(incident, samples=tuple(seen.samples), note=note, path=path)
+            written = replace(incident, samples=tuple(seen.samples), names=tuple(seen.names), note=note, path=path)
         return engine.gather_objects(written)[writer]
 
     def _cure(self) -> str:
@@ -184,7 +202,7 @@ class IncidentRecorder(Extension):
         finally:
             rng.restore(states)
         is_exact = found is not None and not found.error
-        seen = Evidence(states=states, is_exact=is_exact, found=found, all_samples=self._samples(window))
+        seen = Evidence(states=states, is_exact=is_exact, found=found, all_names=self._names_in(window))
         path, _ = self._write(window, seen, {"kind": contents.REQUEST, "step": self._step, "what": reason})
         if not path:
             raise BundleError(f"No bundle could be written to {self._root}; the log has the reason.")
@@ -235,7 +253,7 @@ class IncidentRecorder(Extension):
         """
         before = self._states_before(window)
         engine = self._engine
-        seen = Evidence(all_samples=self._samples(window), states=before)
+        seen = Evidence(all_names=self._names_in(window), states=before)
         if engine.holds_parts and (error or engine.updates_in_clip):  # of this process alone, or too late
             return seen
         progress = self._run.progress
@@ -258,8 +276,11 @@ class IncidentRecorder(Extension):
             if engine.holds_parts:
                 engine.begin_epoch(self._hooks.model)
         sizes = [find_batch_size(batch) for batch in window.batches]
-        if [len(ids) for ids in seen.all_samples] == sizes:
-            seen.samples = [seen.all_samples[number][row] for number, row in seen.rows]
+        if [len(names) for names in seen.all_names] == sizes:
+            samples = self._samples(window)
+            seen.samples = [samples[number][row] for number, row in seen.rows]
+            seen.names = [seen.all_names[number][row] for number, row in seen.rows]
+            seen.described = [one for sample in seen.samples for one in self._names.described(sample)]
         return seen
 
     def _num_losses(self, window: Window | None) -> int:
@@ -308,6 +329,10 @@ class IncidentRecorder(Extension):
         if loader is None or not loader.position.names_rows or not all(window.sample_ids):
             return []
         return [list(ids) for ids in window.sample_ids]
+
+    def _names_in(self, window: Window) -> list[list[str]]:
+        """Names of the samples of each micro-batch."""
+        return [list(map(self._names.text, ids)) for ids in self._samples(window)]
 
     # -- writing -------------------------------------------------------------------------------------------------------
 

@@ -27,12 +27,14 @@ import torch
 from torch.nn import functional
 from torch.utils.data import IterableDataset
 
-from trainwright._types import IGNORE_INDEX, LEDGER_NAME, Batch, DatasetLike, Piece, SampleIds, has_length
+from trainwright._types import IGNORE_INDEX, LEDGER_NAME, Batch, DatasetLike, Piece, SampleIds
 from trainwright.checkpoint.deferred_io import IMMEDIATE
-from trainwright.data.ledger import Array, Ledger, read_columns, write_table
+from trainwright.data.ledger import Array, Ledger, write_table
+from trainwright.data.row_names import NamesOf
 from trainwright.data.streaming.stream_state import is_shuffled_stream
 from trainwright.engine.base import Engine
-from trainwright.errors import DataError, ModelError
+from trainwright.errors import ModelError
+from trainwright.extensions.ledger.rows import LedgerRows
 from trainwright.loop.extension import Extension, MicroBatch, Run, SavedRun, Sink
 from trainwright.support.loss_kernels import token_losses
 from trainwright.support.loss_normalization import LossOutput, LossRule, stands_in
@@ -120,7 +122,7 @@ class SampleLosses(Extension):
         engine: joins processes.
         smoothing: of labels.
         dataset: of the training; a mixture tells the source of each sample.
-        id_column: its column whose values name the samples; None: they are named by their number.
+        names: of its samples.
         keeps_ledger: visits and losses of each sample are wanted, beside those of sources.
         writes: this process writes files.
         folder: directory of the run, in which its ledger is written at the end.
@@ -138,7 +140,7 @@ class SampleLosses(Extension):
         *,
         settle_guard: Callable[[], None],
         dataset: DatasetLike,
-        id_column: str | None,
+        names: NamesOf,
         smoothing: float,
         keeps_ledger: bool,
         writes: bool,
@@ -151,19 +153,13 @@ class SampleLosses(Extension):
         self._engine = engine
         self._smoothing = smoothing
         self._dataset = dataset
-        self._id_column = id_column
         has_sources = getattr(getattr(dataset, "curriculum", None), "has_sources", True)
         self._locate = getattr(dataset, "source_of", None) if has_sources else None
         self._said: set[str] = set()
-        if keeps_ledger and isinstance(dataset, IterableDataset):
-            if id_column is not None:
-                raise DataError(
-                    f"ledger={id_column!r} reads ids by index when the ledger is written, and the training data is a "
-                    "stream. With ledger=True its samples are named by their source and place."
-                )
-            if self._locate is not None and is_shuffled_stream(dataset):
-                self._say("there is no ledger: a stream of the mixture is shuffled, and its samples have no place")
-                keeps_ledger = False
+        self.rows = LedgerRows(names)
+        if keeps_ledger and isinstance(dataset, IterableDataset) and self._locate and is_shuffled_stream(dataset):
+            self._say("there is no ledger: a stream of the mixture is shuffled, and its samples have no place")
+            keeps_ledger = False
         self.ledger = Ledger() if keeps_ledger else None  # of all processes, since the last `joined`
         self._own = Ledger() if keeps_ledger and engine.num_replicas > 1 else self.ledger  # of this one, since then
         self._formula: Formula | None = None
@@ -442,7 +438,7 @@ class SampleLosses(Extension):
             return
         path = checkpoint.entry(self.name).path
         if path is not None:
-            self.ledger.merge(read_columns(path))
+            self.ledger.merge(self.rows.read(path))
         elif checkpoint.entry("curriculum").path is None:
             logger.warning("%s has no %s: the ledger begins with this run.", checkpoint.path, LEDGER_NAME)
 
@@ -460,36 +456,26 @@ class SampleLosses(Extension):
 
     def finish(self, run: Run) -> None:
         """Writes the ledger of the run into its directory."""
-        self._write(self._folder, IMMEDIATE)
+        self._write(self._folder, IMMEDIATE, is_end=True)
 
     def close(self) -> None:
         """Lets go of the run."""
         self._run = None
 
-    def _write(self, folder: Path, sink: Sink) -> None:
+    def _write(self, folder: Path, sink: Sink, *, is_end: bool = False) -> None:
         ledger = self.joined()
         if ledger is None or not self._writes:
             return
         if not ledger.last_step.any():
             self._say("the ledger is empty: no micro-batch was trained by training_step of the trainer")
-        parts = self._dataset.sources.items() if self._locate else ()
-        sizes = {name: len(rows) if has_length(rows) else None for name, rows in parts} or None
-        num = len(self._dataset) if has_length(self._dataset) else None
         about = {
             "step": self._run.progress.state.global_step,
-            "num_samples": num,
-            "sources": sizes,
             "is_mean": self._is_tried and self._formula is None,
+            **self.rows.about(),
         }
-        table = ledger.table(about, locate=self._locate, ids=self._ids if self._id_column else None)
-        sink.put((), lambda nothing: write_table(table, folder / LEDGER_NAME))
-
-    def _ids(self, samples: list[int]) -> list[Any]:  # Any: the values of the user's column
-        """The values of the id column; of rows that hold one."""
-        name = self._id_column
-        if hasattr(self._dataset, "column_names"):
-            return self._dataset.select_columns([name]).select(samples)[name][:]  # type: ignore[no-any-return]
-        return [self._dataset[one][name] for one in samples]
+        noted = ledger.noted()
+        self.rows.read_contents(noted, is_end=is_end)
+        sink.put((), lambda nothing: write_table(self.rows.table(noted, about), folder / LEDGER_NAME))
 
 
 def kept_losses(loss: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -8,11 +8,21 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from trainwright._types import DataLoaderLike, DatasetLike, counted, has_length, is_count
+from trainwright._types import DataLoaderLike, DatasetLike, counted, has_length
+from trainwright.checkpoint.checkpoint import Checkpoint
+from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.loader import Loader
 from trainwright.data.positions import position_of
-from trainwright.data.quarantine import QUARANTINE_NAME, Sample, add_to_quarantine, read_quarantine
+from trainwright.data.quarantine import (
+    QUARANTINE_NAME,
+    Sample,
+    add_to_quarantine,
+    note_sizes,
+    read_quarantine,
+)
+from trainwright.data.row_names import NamesOf, RowNames
 from trainwright.errors import DataError
+from trainwright.extensions.quarantine.entries import CURE, Found, entries_of, find_samples
 from trainwright.loop.extension import Extension, Run
 
 logger = logging.getLogger(__name__)
@@ -24,22 +34,32 @@ class Quarantine(Extension):
     Args:
         folder: directory whose file names them.
         dataset: the training data.
+        names: names of its samples.
         agree: calls a function in the main process and returns its result in all of them.
     """
 
     name = "quarantine"
 
     def __init__(
-        self, folder: str, dataset: DatasetLike, agree: Callable[[Callable[[], set[Sample]]], set[Sample]]
+        self,
+        folder: str,
+        dataset: DatasetLike,
+        names: NamesOf,
+        agree: Callable[[Callable[[], Found]], Found],
     ) -> None:
         self._folder = folder
         self._dataset = dataset
+        self._names = names
         self._agree = agree
-        self._excluded: set[Sample] = set()  # since the run began
+        self._excluded: frozenset[Sample] = frozenset()  # its samples, and those excluded since the run began
 
     def before_plan(self, run: Run, dataloader: DataLoaderLike) -> None:
         """Excludes the samples that are in quarantine already. All processes call it."""
-        excluded = self._agree(lambda: read_quarantine(self._folder))
+        found = self._agree(self._found)
+        excluded = set(found.samples)
+        self._excluded = found.samples
+        for note in found.notes:
+            logger.warning("%s", note)
         if not excluded:
             return
         position = position_of(dataloader)
@@ -61,28 +81,44 @@ class Quarantine(Extension):
             effect,
         )
 
+    def _found(self) -> Found:
+        """Reads the file, in the main process, and finds its samples in the data."""
+        read = read_quarantine(self._folder)
+        if not read.entries:
+            return Found(frozenset())
+        names = self._names()
+        if read.sizes is None and any(isinstance(entry, int) for entry in read.entries):
+            self._take_numbers(names)
+        return find_samples(read, self._dataset, names)
+
+    def _take_numbers(self, names: RowNames) -> None:
+        """Warns of numbers, which version 0.2 wrote, and notes for which data they hold from now on.
+
+        Raises DataError if the newest checkpoint of the directory was written for another number of rows.
+        """
+        store = CheckpointStore(self._folder)
+        newest = next(iter(store.steps()[-1:]), None)
+        cursor = None if newest is None else Checkpoint(store.path(newest)).cursor
+        trained = None if cursor is None or cursor.get("unit") else cursor.get("num_samples")
+        if trained is not None and len(names) not in (0, trained):
+            raise DataError(
+                f"{QUARANTINE_NAME} in {self._folder} has numbers of samples (version 0.2 wrote them). The training "
+                f"data had {counted(trained, 'row')} in checkpoint-{newest}, and has {len(names)} now, so the numbers "
+                f"would exclude other rows. {CURE}"
+            )
+        logger.warning(
+            "%s in %s has numbers of samples, as version 0.2 wrote them. They are right only for the data of then. "
+            "trainer.quarantine writes names, which stay right when the data changes.",
+            QUARANTINE_NAME,
+            self._folder,
+        )
+        note_sizes(self._folder, names.sizes)
+
     def exclude(self, loader: Loader, samples: Iterable[Sample]) -> None:
         """Excludes more samples from the next window on; the loader then asks for a new count of the steps."""
-        excluded = read_quarantine(self._folder) | self._excluded | set(samples)
-        loader.exclude(excluded, len(self._dataset) if has_length(self._dataset) else 0)
+        excluded = self._agree(self._found).samples | self._excluded | set(samples)
+        loader.exclude(set(excluded), len(self._dataset) if has_length(self._dataset) else 0)
         self._excluded = excluded
-
-
-def checked_samples(samples: Iterable[Any], dataset: DatasetLike, column: str | None) -> list[Sample]:
-    """Returns samples to exclude, each once; DataError for one that names no sample of the dataset."""
-    num_samples = len(dataset) if has_length(dataset) else 0
-    is_endless = num_samples == 0 and isinstance(dataset, IterableDataset)
-    found: dict[Sample, None] = {}  # each once, in this order
-    for sample in samples:
-        if column is not None and type(sample) in (int, str):
-            found[column, sample] = None
-        elif column is None and is_count(sample) and (is_endless or sample < num_samples):
-            found[int(sample)] = None
-        else:
-            kind = f"a value of the column {column!r}" if column is not None else "the index of a sample"
-            has = "" if is_endless or column is not None else f": the training dataset has {num_samples}"
-            raise DataError(f"{sample!r} is not {kind}{has}.")
-    return list(found)
 
 
 def exclude(
@@ -90,6 +126,7 @@ def exclude(
     column: str | None,
     *,
     dataset: DatasetLike,
+    names: RowNames,
     folder: str,
     writes: bool,
     quarantine: Quarantine | None,
@@ -98,16 +135,17 @@ def exclude(
     """Adds samples to the quarantine of a directory, and of the run under way; see `Trainer.quarantine`.
 
     Args:
-        samples: indices, places in a stream, or values of a column.
-        column: by whose values rows are told apart; None for indices and places.
+        samples: names, indices, places in a stream, or values of a column.
+        column: by whose values rows are told apart; None for names, indices and places.
         dataset: the training data.
+        names: names of its samples.
         folder: the directory.
         writes: this process writes the file.
         quarantine: of the run under way; None outside of a training.
         loader: of the run under way.
     """
-    found = checked_samples(samples, dataset, column)
+    found = entries_of(samples, dataset, names, column=column)
     if quarantine is not None and loader is not None:
-        quarantine.exclude(loader, found)
+        quarantine.exclude(loader, [sample for numbers in found.values() for sample in numbers])
     if writes:
         add_to_quarantine(folder, found)

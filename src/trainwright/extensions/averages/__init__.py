@@ -1,0 +1,1 @@
+"""Averages of the weights: exponential, of all entries, or of the last ones."""

@@ -1,0 +1,1 @@
+"""Live control: commands to a run under way."""

@@ -1,0 +1,142 @@
+"""Finds the samples of the quarantine file in the training data as it is now, and describes samples for the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from trainwright._types import DatasetLike, counted, is_count
+from trainwright.data.identity import Followed, SampleId, Seen, follow, listed
+from trainwright.data.quarantine import QUARANTINE_NAME, Entry, Named, Quarantined, Sample, Sizes
+from trainwright.data.row_names import RowNames, row_names
+from trainwright.errors import DataError
+
+CURE = (
+    f"Delete their lines in {QUARANTINE_NAME} and name them again by trainer.quarantine, or name rows by a column that "
+    "does not change: id_column='id'."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Samples to exclude, and sentences about the ones that are not where they were."""
+
+    samples: frozenset[Sample]
+    notes: tuple[str, ...] = ()
+
+
+def find_samples(quarantined: Quarantined, dataset: DatasetLike, names: RowNames) -> Found:
+    """Returns the samples that the entries of the file are now.
+
+    Raises DataError for entries that cannot be matched with the data.
+    """
+    samples: set[Sample] = set()
+    notes: list[str] = []
+    numbers = [entry for entry in quarantined.entries if isinstance(entry, int)]
+    if numbers and quarantined.sizes is not None and dict(quarantined.sizes) != names.sizes:
+        raise DataError(
+            f"{QUARANTINE_NAME} has numbers of samples (version 0.2 wrote them) of {_described(quarantined.sizes)}. "
+            f"The training data is {_described(names.sizes)} now, so they would exclude other rows. {CURE}"
+        )
+    samples.update(numbers)
+    columns: dict[str, list[int | str]] = {}
+    for entry in quarantined.entries:
+        if isinstance(entry, tuple):
+            columns.setdefault(entry[0], []).append(entry[1])
+    for column, values in columns.items():
+        samples.update(_of_column(dataset, column, values, notes))
+    named = {entry.name: entry.seen for entry in quarantined.entries if isinstance(entry, Named)}
+    found = follow(named, names)
+    samples.update(number for numbers in found.numbers.values() for number in numbers)
+    notes += notes_of(found)
+    if found.unmatched:
+        raise DataError(
+            f"{QUARANTINE_NAME} names {listed(found.unmatched)} without the content of "
+            f"{'the row' if len(found.unmatched) == 1 else 'the rows'}, and the data has other rows now. {CURE}"
+        )
+    return Found(frozenset(samples), tuple(notes))
+
+
+def notes_of(found: Followed) -> list[str]:
+    """Returns sentences about samples that are not where they were."""
+    notes = []
+    moved = [f"{old} is {new}" for old, new in found.moved.items() if str(old) != str(new)]
+    if moved:
+        notes.append(f"Rows have moved since they came into quarantine: {listed(moved)}.")
+    if found.changed:
+        notes.append(
+            f"Rows have other content now than in quarantine, and are trained: {listed(found.changed)}. "
+            "trainer.quarantine excludes them again."
+        )
+    if found.gone:
+        notes.append(f"Rows in quarantine are not in the training data any more: {listed(found.gone)}.")
+    return notes
+
+
+def _described(sizes: Sizes) -> str:
+    return ", ".join(
+        f"{name!r}, a stream" if size is None else f"{name!r} with {counted(size, 'row')}"
+        for name, size in sizes.items()
+    )
+
+
+def _of_column(dataset: DatasetLike, column: str, values: Iterable[int | str], notes: list[str]) -> Iterable[Sample]:
+    """Returns the samples with some values of a column; those of a stream are found by them when it is read."""
+    if isinstance(dataset, IterableDataset):
+        return [(column, value) for value in values]
+    names = row_names(dataset, id_column=column)
+    found: list[Sample] = []
+    missing = []
+    for value in values:
+        numbers = names.numbers_of(SampleId("", 0, key=value))
+        found += numbers
+        if not numbers:
+            missing.append(value)
+    if missing:
+        notes.append(f"Rows in quarantine are not in the training data any more: {listed(missing)} in {column!r}.")
+    return found
+
+
+def entries_of(
+    samples: Iterable[Any], dataset: DatasetLike, names: RowNames, *, column: str | None
+) -> dict[Entry, tuple[Sample, ...]]:
+    """Returns the entries for the samples that a user named, with their samples; each once.
+
+    Raises DataError for one that names no sample of the dataset.
+    """
+    found: dict[Entry, tuple[Sample, ...]] = {}
+    for sample in samples:
+        if column is not None:
+            if type(sample) not in (int, str):
+                raise DataError(f"{sample!r} is not a value of the column {column!r}.")
+            found[column, sample] = tuple(_of_column(dataset, column, [sample], []))
+            continue
+        for number in _numbers_of(sample, names):
+            name = names.name_of(number)
+            key = names.id_column
+            if name.key is not None and key is not None:
+                found[key, name.key] = (number,)
+            else:
+                seen = Seen(names.fingerprint_of(number), names.size_of(name))
+                found[Named(name, seen)] = (number,)
+    return found
+
+
+def _numbers_of(sample: Any, names: RowNames) -> list[int]:
+    if isinstance(sample, SampleId):
+        return names.find(str(sample))
+    if isinstance(sample, str):
+        return names.find(sample)
+    if is_count(sample):
+        try:
+            names.source_and_place(int(sample))
+        except IndexError:
+            pass
+        else:
+            return [int(sample)]
+    num = len(names)
+    has = f": the training dataset has {num}" if num else ""
+    raise DataError(f"{sample!r} is not the index of a sample{has}.")

@@ -1,0 +1,616 @@
+"""Measures levers on the first samples of a run: seconds of a step with and without them, and whether it is the same.
+
+Time decides how much is measured. First come two sizes of micro-batches, from which the time of a step, and so of the
+run and of measuring, is estimated; then the split of batches by length, whose tokens are known from the lengths; then
+the other levers, on as many micro-batches as time allows.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice, pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from trainwright._types import Batch, DataLoaderLike, Item, JSONObject
+from trainwright.checkpoint.rng import unchanged_random_states
+from trainwright.config import resolve
+from trainwright.config.fields import value_of
+from trainwright.data.balanced_batches import BatchRebalanceSampler
+from trainwright.data.columns import is_columnar
+from trainwright.data.length_sampler import fetch_items
+from trainwright.data.order import ShuffledOrder
+from trainwright.distributed.device import has_compiler, kind_of, runs_flash_attention, synchronize
+from trainwright.errors import ModelError
+from trainwright.preflight import padding, remembered
+from trainwright.preflight.prove import allowed_gap, gap, no_dropout
+from trainwright.preflight.remembered import Measured
+from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, losses_of_window
+from trainwright.run import build
+from trainwright.run.dry_run import first_batches
+from trainwright.run.input_pipeline import length_input
+from trainwright.run.internals import Internals
+from trainwright.run.train import noise_on_embeddings
+from trainwright.support.hooks import is_overridden
+from trainwright.support.loss_kernels import choose as choose_kernel
+from trainwright.support.loss_kernels import without_logits
+from trainwright.support.model_facts import core_model, is_causal_lm
+from trainwright.support.patches import attention_of, repeated_blocks, with_attention
+from trainwright.support.tensor_tree import tensors_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+ATTENTION = "attn_implementation"  # the lever that is no field of the arguments
+# Settings of batches that are split by length.
+SPLIT = ("train_sampling_strategy", "per_device_train_batch_size", "gradient_accumulation_steps")
+SHARE = 0.02  # share of the run's time that measuring may take
+MIN_STEPS = 100  # steps of a run below which 2 % do not pay for a measurement
+MIN_STEPS_KNOWN = 25  # the same, where an earlier run has measured
+NUM_TIMED = 3  # timed steps; the shortest counts, since other work on the machine only adds time
+NUM_BATCHES = 4  # batches of a window used to measure a step
+WORTH_KEEPING = 0.97  # share of the time before that a lever must stay below
+WORTH_SUGGESTING = 0.9  # the same, for what is only suggested
+COMPILE_S = 30.0  # seconds that must be left before a lever is tried that compiles
+WORKER_S = 2.0  # the same, for workers to start
+LENGTHS_S = 0.2  # seconds in which lengths of samples are read
+NUM_LENGTHS = 4096  # lengths that are read, at most
+SLOW_READING = 0.05  # share of a step that reading its batches takes before workers are tried
+MUCH_PADDING = 0.2  # share of padding inside of samples that is worth a sentence
+MIN_PROVED = 8  # samples with which the split of batches is proved
+
+now = perf_counter
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Lever:
+    """Settings that may make a step faster."""
+
+    name: str
+    settings: JSONObject
+    setup_s: float = 0.0  # seconds that it may take before its first step
+    changes_update: bool = False  # the update is another too, and is compared as well
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One lever, its measurement and its result."""
+
+    lever: str
+    settings: JSONObject
+    result: str  # "kept", or "rejected", "suggested" or "not measured" with the reason
+    ratio: float | None = None  # time of a step, in that without it
+    proof: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        return self.result == "kept"
+
+    @property
+    def is_suggested(self) -> bool:
+        return self.result.startswith("suggested")
+
+    def line(self) -> str:
+        """Returns the row for the console, with the settings as one would type them."""
+        kind, _, reason = self.result.partition(": ")
+        ratio = "" if self.ratio is None else f"about {self.ratio:.2f} x the time; "
+        return f"{kind}: {in_words(self.settings) or self.lever} ({ratio}{reason})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Settings to train with, how they were found, and a sentence about both."""
+
+    settings: JSONObject = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    note: str = ""
+
+    def lines(self) -> list[str]:
+        """Returns the choice for the console, and a line for each suggestion."""
+        return [self.note, *(row.line() for row in self.rows if row.is_suggested)]
+
+    def to_dict(self) -> JSONObject:
+        """Returns plain values, as for JSON."""
+        return {"settings": self.settings, "note": self.note, "rows": [asdict(row) for row in self.rows]}
+
+
+def in_words(settings: Mapping[str, object]) -> str:
+    """Returns settings as one would type them."""
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+
+class TooShort(ModelError):
+    """The run does not pay for a measurement."""
+
+    @classmethod
+    def of(cls, num_steps: int | None) -> TooShort:
+        """The error for a run of so many steps; None: nobody knows how many."""
+        steps = "an unknown number of" if num_steps is None else str(num_steps)
+        return cls(f"{SHARE:.0%} of a run of {steps} steps do not pay for it")
+
+
+class FirstSamples:
+    """The first micro-batches of a loader, and batches of any of their samples."""
+
+    def __init__(self, loader: DataLoaderLike, number: int) -> None:
+        self._loader = loader
+        self.batches, self.read_s = _read(loader, number)  # the seconds are those of one batch
+        batches: Any = getattr(loader, "batch_sampler", None)
+        self.groups: list[list[int]] | None = None  # indices of the samples of each batch; None: they stay together
+        if isinstance(loader, DataLoader) and type(getattr(batches, "order", None)) is ShuffledOrder:
+            with unchanged_random_states():
+                self.groups = [list(batch) for batch in islice(iter(batches), number)]
+
+    def collated(self, groups: Sequence[Sequence[int]]) -> list[Batch]:
+        """Returns a batch of each group of samples."""
+        chosen = [list(group) for group in groups]
+        return list(DataLoader(self._loader.dataset, batch_sampler=chosen, collate_fn=self._loader.collate_fn))
+
+
+def _read(loader: DataLoaderLike, number: int) -> tuple[list[Batch], float]:
+    """Returns the first batches, and the seconds in which this process reads one."""
+    marks: list[float] = []
+    batches: list[Batch] = []
+    with unchanged_random_states():
+        for batch in first_batches(loader, max(number + 1, NUM_TIMED + 1)):
+            marks.append(now())
+            batches += [batch] if len(batches) < number else []
+    steps = [after - before for before, after in pairwise(marks)]
+    return batches, statistics.median(steps) if steps else 0.0
+
+
+class Measurement:
+    """Times and gradients of steps over the first samples, with one choice of settings or another."""
+
+    def __init__(self, trainer: AnyTrainer, restore: Any) -> None:
+        self._trainer = trainer
+        self._restore = restore
+        self._started = now()
+        copied = self._copy({})
+        loader = copied.get_train_dataloader()
+        plan = build.step_plan(copied.args, copied.set_initial_training_values(copied.args, loader))
+        if plan.has_open_end or plan.max_steps < MIN_STEPS_KNOWN:
+            raise TooShort.of(None if plan.has_open_end else plan.max_steps)
+        self._num_steps = plan.max_steps
+        self._micro_batches = resolve.micro_batches(copied.args)
+        self._first = FirstSamples(loader, min(self._micro_batches, NUM_BATCHES))
+        self._read_s = self._first.read_s * self._micro_batches  # in a step
+        self._length_of = length_input(trainer.processing_class) or "input_ids"
+        self._item_s = 0.0  # in which the length of one sample is read
+        self._lengths = self._sampled_lengths()
+        self._facts = remembered.facts_of(
+            trainer.model, trainer.args, Internals(trainer).engine.device, remembered.shapes_of(self._widths())
+        )
+        self._name = remembered.digest_of(self._facts)
+        self._known = remembered.read(self._name)
+        if self._known.cost is None and plan.max_steps < MIN_STEPS:
+            raise TooShort.of(plan.max_steps)
+        self._cost = self._known.cost or self._measured_cost()
+        self._ratios: dict[str, float] = {}  # of levers that were timed now
+        self._step_s = self._cost.seconds(self._micro_batches, self._plain_tokens() * self._micro_batches)
+        self._budget_s = SHARE * self._num_steps * (self._step_s + self._read_s)
+        self._kept: JSONObject = {}
+        self._split_ratio = 1.0
+        self._groups = self._first.groups  # samples of the first micro-batches under the settings kept so far
+
+    # -- the samples -----------------------------------------------------------------------------------------------
+
+    def _sampled_lengths(self) -> NDArray[np.int64] | None:
+        """Lengths of samples drawn at random, those of a step at least; None where samples have no length."""
+        dataset = self._trainer.train_dataset
+        if self._first.groups is None:
+            return None
+        drawn = np.random.default_rng(0).integers(len(dataset), size=min(len(dataset), NUM_LENGTHS)).tolist()
+        lengths: list[int] = []
+        begun = now()
+        for start in range(0, len(drawn), 64):
+            found = self._lengths_of(fetch_items(dataset, drawn[start : start + 64]))
+            if found is None:
+                return None
+            lengths += found
+            if now() - begun > LENGTHS_S:
+                break
+        if not (is_columnar(dataset) and dataset.format["type"] != "custom"):  # there the table knows the lengths
+            self._item_s = (now() - begun) / len(lengths)
+        window = len(self._first.groups[0]) * self._micro_batches
+        return np.asarray(lengths, dtype=np.int64) if len(lengths) >= window else None
+
+    def _lengths_of(self, items: Sequence[Item]) -> list[int] | None:
+        found = [item.get(self._length_of) if isinstance(item, Mapping) else None for item in items]
+        try:
+            return [len(value) for value in found]  # type: ignore[arg-type]  # TypeError: it has no length
+        except TypeError:
+            return None
+
+    def _lengths_here(self, samples: Sequence[int]) -> list[int]:
+        lengths = self._lengths_of(fetch_items(self._trainer.train_dataset, samples))
+        assert lengths is not None, "other samples have lengths"
+        return lengths
+
+    def _widths(self) -> dict[str, float]:
+        """Sizes of the batches, for the name under which their times are remembered."""
+        if self._lengths is not None:
+            return {f"p{p}": float(np.percentile(self._lengths, p)) for p in (50, 90, 100)}
+        tensors = [tensor for tensor in tensors_of(self._first.batches) if tensor.ndim]
+        return {"elements": float(max((tensor.numel() for tensor in tensors), default=0))}
+
+    def _plain_tokens(self) -> float:
+        """Tokens of a micro-batch, padding included."""
+        if self._lengths is None or self._first.groups is None:
+            return 0.0
+        return padding.plain_tokens(self._lengths, len(self._first.groups[0]))
+
+    # -- a step ----------------------------------------------------------------------------------------------------
+
+    def _copy(self, settings: JSONObject) -> AnyTrainer:
+        trainer = self._trainer
+        fields = {name: value for name, value in settings.items() if name != ATTENTION}
+        fields |= {"speed": None, "average_tokens_across_devices": False}  # the divisor is not shared between processes
+        parts = {"lr_scheduler": None, "_created_lr_scheduler": False}
+        if "per_device_train_batch_size" not in settings:
+            parts["_train_batch_size"] = trainer._train_batch_size
+        return copy_of(trainer, fields, **parts)
+
+    @contextmanager
+    def _trying(self, settings: JSONObject) -> Iterator[AnyTrainer]:
+        """Returns a copy of the trainer with its model set up as in a run with the settings."""
+        copied = self._copy(settings)
+        engine = Internals(self._trainer).engine
+        with ExitStack() as stack:
+            stack.callback(self._restore)
+            stack.enter_context(unchanged_random_states())
+            stack.enter_context(with_attention(copied.model, settings.get(ATTENTION)))
+            keeps = Internals(copied).uses_outputs()
+            stack.enter_context(
+                build.patched(copied.args, copied.model, engine, keeps_outputs=keeps, noise=noise_on_embeddings(copied))
+            )
+            copied.model.train()
+            yield copied
+
+    def _step(self, copied: AnyTrainer, batches: Sequence[Batch]) -> torch.Tensor:
+        """The loss of a window; gradients are left."""
+        copied.model.zero_grad(set_to_none=True)
+        return torch.stack([loss.float() for loss in losses_of_window(copied, batches)]).sum()
+
+    def _optimizer(self, copied: AnyTrainer) -> Any:
+        """Returns a new optimizer; None if the trainer has one, because its state must not change."""
+        if copied.optimizer is not None:
+            return None
+        return Internals(copied).make_optimizer(copied.model, self._num_steps)
+
+    def _found(self, copied: AnyTrainer, batches: Sequence[Batch], *, updates: bool = False) -> Tensors:
+        """Loss and gradients of a step, or the change of the weights by its update."""
+        with unchanged_random_states():
+            loss = self._step(copied, batches)
+        named = [(name, p) for name, p in copied.model.named_parameters() if p.grad is not None]
+        found = {"loss": loss.detach().cpu()}
+        if not updates:
+            return found | {name: p.grad.detach().float().cpu() for name, p in named}
+        before = {name: p.detach().float().cpu().clone() for name, p in named}
+        self._optimizer(copied).step()
+        return found | {name: p.detach().float().cpu() - before[name] for name, p in named}
+
+    def _tried(self, settings: JSONObject, batches: Sequence[Batch], *, updates: bool = False) -> Tensors:
+        with self._trying(settings) as copied:
+            return self._found(copied, batches, updates=updates)
+
+    def _tried_without_dropout(self, settings: JSONObject, batches: Sequence[Batch]) -> Tensors:
+        with no_dropout(self._trainer.model):
+            return self._tried(settings, batches)
+
+    def _seconds(
+        self,
+        copied: AnyTrainer,
+        batches: Sequence[Batch],
+        *,
+        updates: bool = False,
+        reads: Iterator[object] | None = None,
+        num_warm: int = 1,
+    ) -> float:
+        """Shortest time of a step after `num_warm` that set things up; where given, batches are read before each."""
+        optimizer = self._optimizer(copied) if updates else None
+        device = Internals(self._trainer).engine.device
+        seconds = []
+        for _ in range(num_warm + NUM_TIMED):
+            begun = now()
+            if reads is not None:
+                list(islice(reads, len(batches)))
+            self._step(copied, batches)
+            if optimizer is not None:
+                optimizer.step()
+            synchronize(device)
+            seconds.append(now() - begun)
+        return min(seconds[num_warm:])
+
+    def _measured_cost(self) -> padding.StepCost:
+        """Times two sizes of micro-batches; a whole one where its samples stay together."""
+        groups = self._first.groups
+        size = 1 if groups is None else len(groups[0])
+        with self._trying({}) as copied:
+            if groups is None or self._lengths is None or size < 2:
+                return padding.StepCost(0.0, self._seconds(copied, self._first.batches[:1]), 0.0)
+            rows = (groups[0][: max(size // 16, 1)], groups[0][: max(size // 2, 2)])
+            tokens, large_tokens = (len(some) * max(self._lengths_here(some)) for some in rows)
+            small, large = self._first.collated(rows)
+            one_s = self._seconds(copied, [small])
+            two_s = self._seconds(copied, [small, small], num_warm=0)
+            large_s = self._seconds(copied, [large], num_warm=0)
+        return padding.StepCost.through(one_s, two_s, large_s, tokens=tokens, large_tokens=large_tokens)
+
+    # -- the choice ------------------------------------------------------------------------------------------------
+
+    def choose(self) -> Choice:
+        """Tries one lever after the other, as far as the budget goes."""
+        first_s = self._step_s + self._read_s
+        rows: list[Row] = []
+        for attempt in (self._split, self._others, self._workers):
+            rows += attempt()
+        ratio = (self._step_s + self._read_s) / first_s if first_s else 1.0
+        rows += self._suggestions()
+        remembered.write(self._name, Measured(self._cost, self._ratios), self._facts)
+        how = "measured" if self._known.cost is None else "proved, with times of earlier runs,"
+        spent = f"{how} in {now() - self._started:.1f} s of {self._budget_s:.1f} s"
+        note = f"{in_words(self._kept)}: a step in {ratio:.2f} x the time" if self._kept else "no lever is kept"
+        return Choice(settings=self._kept, rows=tuple(rows), note=f"{note}, {spent}")
+
+    def _left(self) -> float:
+        return self._budget_s - (now() - self._started)
+
+    # -- batches split by length -----------------------------------------------------------------------------------
+
+    def _split(self) -> list[Row]:
+        """Splits batches by length, so that each step trains on the same samples; no row where that does not apply."""
+        groups = self._first.groups
+        if groups is None or self._lengths is None or self._fixed_batches():
+            return []
+        size = len(groups[0])
+        found = padding.best_split(self._lengths, batch_size=size, micro_batches=self._micro_batches, cost=self._cost)
+        if found is None or found.ratio > WORTH_KEEPING:
+            return []
+        values = ("batch_rebalance", size * self._micro_batches // found.num_groups, found.num_groups)
+        settings: JSONObject = dict(zip(SPLIT, values, strict=True))
+        row = Row("batches split by length", settings, "kept", ratio=round(found.ratio, 3))
+        reading_s = self._item_s * len(self._trainer.train_dataset)
+        if reading_s > self._budget_s:
+            why = f"to read the lengths of all samples takes about {reading_s:.0f} s, a column of lengths less"
+            return [replace(row, result=f"suggested: {why}")]
+        window = [index for group in groups for index in group]
+        some = window[:MIN_PROVED]
+        whole = [some[start : start + size] for start in range(0, len(some), size)]
+        parts = self._by_length(some, min(found.num_groups, len(some) // 2))
+        plain = self._tried_without_dropout({}, self._first.collated(whole))
+        difference = _difference(self._tried_without_dropout(settings, self._first.collated(parts)), plain)
+        row = replace(row, proof=f"without dropout loss and gradients differ by {difference:.1e}")
+        limit = allowed_gap(self._trainer)
+        if difference > limit:
+            return [replace(row, result=f"rejected: its result is another; {limit:.0e} is allowed")]
+        self._kept = settings
+        self._split_ratio = found.ratio
+        self._step_s *= found.ratio
+        self._groups = self._by_length(window, found.num_groups * len(groups) // self._micro_batches)
+        return [row]
+
+    def _fixed_batches(self) -> bool:
+        """Returns whether the arguments, several processes or the user's code need the batches as they are."""
+        trainer = self._trainer
+        args = trainer.args
+        names = ("get_train_dataloader", "_get_dataloader", "_get_train_sampler", "get_batch_samples")
+        return (
+            is_overridden(trainer, *names)
+            or args.auto_find_batch_size
+            or args.dataloader_drop_last
+            or args.world_size > 1
+            or args.train_batch_size != args.per_device_train_batch_size
+            or args.gradient_accumulation_steps != self._micro_batches
+        )
+
+    def _by_length(self, samples: list[int], num_parts: int) -> list[list[int]]:
+        order = BatchRebalanceSampler(self._lengths_here(samples), len(samples), 1, max(num_parts, 1), shuffle=False)
+        return [[samples[place] for place in part] for part in order.indices(0)]
+
+    # -- other levers ----------------------------------------------------------------------------------------------
+
+    def _others(self) -> list[Row]:
+        """Tries what leaves the samples of each micro-batch as they are."""
+        rows: list[Row] = []
+        levers = list(self._levers())
+        if not levers:
+            return rows
+        probe, probe_s = self._probe(len(levers))
+        plain: Tensors | None = None
+        for lever in levers:
+            needed = (NUM_TIMED + 2) * probe_s * (2 if plain is None else 1) + lever.setup_s
+            if needed > self._left():
+                left = f"{max(self._left(), 0):.1f} s of the {self._budget_s:.1f} s are left"
+                rows.append(Row(lever.name, lever.settings, f"not measured: it may take {needed:.1f} s, and {left}"))
+                continue
+            try:
+                plain = self._tried({}, probe) if plain is None else plain
+                row = self._try(lever, probe, plain)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+                row = Row(lever.name, lever.settings, f"rejected: {reason}")
+            rows.append(row)
+            if row.is_kept and row.ratio is not None:
+                self._kept = self._kept | row.settings
+                self._step_s *= row.ratio
+        return rows
+
+    def _probe(self, num_levers: int) -> tuple[list[Batch], float]:
+        """Micro-batches for which time is left, or a part of one, and the seconds of a step over them."""
+        groups = self._groups
+        num_groups = self._kept.get("gradient_accumulation_steps", self._micro_batches)
+        each_s = self._step_s / num_groups
+        fits = self._left() / max((num_levers + 1) * (NUM_TIMED + 2) * each_s, 1e-9)
+        if groups is None:
+            chosen = self._first.batches[: max(int(fits), 1)]
+            return chosen, each_s * len(chosen)
+        if fits >= 1:
+            groups = groups[: int(fits)]
+            return self._first.collated(groups), each_s * len(groups)
+        group = groups[0]
+        rows = min(max(round(len(group) * fits), len(group) // 8, 2), len(group))
+        return self._first.collated([group[:rows]]), each_s * rows / len(group)
+
+    def _levers(self) -> Iterator[Lever]:
+        """Those that apply to the model, the arguments and the device, the quickest to try first."""
+        args = self._trainer.args
+        device = Internals(self._trainer).engine.device
+        core = core_model(self._trainer.model)
+        find = getattr(core, "get_output_embeddings", None)
+        if value_of(args, "loss_kernel") is None and callable(find) and find() is not None:
+            yield Lever("loss kernel", {"loss_kernel": choose_kernel("auto", runs_triton=kind_of(device).runs_triton)})
+        current = attention_of(core)
+        if current == "eager":
+            yield Lever("attention", {ATTENTION: "sdpa"})
+        if current in ("eager", "sdpa") and runs_flash_attention(device):
+            yield Lever("attention", {ATTENTION: "flash_attention_2"})
+        makes_optimizer = self._trainer.optimizer is None and self._trainer.optimizer_cls_and_kwargs is None
+        if makes_optimizer and args.optim == "adamw_torch":
+            yield Lever("fused optimizer", {"optim": "adamw_torch_fused"}, changes_update=True)
+        if not args.torch_compile and has_compiler(device) and repeated_blocks(self._trainer.model):
+            settings = {"torch_compile": "regional", "torch_compile_backend": "inductor"}
+            yield Lever("regional compile", settings, setup_s=COMPILE_S)
+
+    def _try(self, lever: Lever, probe: list[Batch], plain: Tensors) -> Row:
+        """The row of a lever on top of those kept; `plain` is loss and gradients of the probe without any."""
+        row = Row(lever.name, lever.settings, "kept")
+        known = self._known.ratios.get(_key(lever))
+        if known is not None and known > WORTH_KEEPING:
+            return replace(row, ratio=known, result="rejected: it was not faster in an earlier run")
+        if (kernel := lever.settings.get("loss_kernel")) is not None and (reason := self._unused(kernel)):
+            return replace(row, result=f"rejected: {reason}")
+        settings = self._kept | lever.settings
+        updates = lever.changes_update
+        plain = self._tried({}, probe, updates=True) if updates else plain
+        before_s = self._timed(self._kept, probe, updates=updates) if known is None else 0.0
+        limit = allowed_gap(self._trainer)
+        seconds = None
+        with self._trying(settings) as copied:
+            difference = _difference(self._found(copied, probe, updates=updates), plain)
+            if difference <= limit and known is None:
+                self._restore()
+                seconds = self._seconds(copied, probe, updates=updates)
+        proof = f"{'the update differs' if updates else 'loss and gradients differ'} by {difference:.1e}"
+        if difference > limit and not updates:  # it may be that only the draws of dropout are others
+            plain = self._tried_without_dropout({}, probe)
+            difference = _difference(self._tried_without_dropout(settings, probe), plain)
+            proof = f"without dropout loss and gradients differ by {difference:.1e}"
+        row = replace(row, proof=proof)
+        if difference > limit:
+            what = "update" if updates else "result"
+            return replace(row, result=f"rejected: its {what} is another; {limit:.0e} is allowed")
+        if known is None:
+            seconds = self._timed(settings, probe, updates=updates) if seconds is None else seconds
+            whole_s = self._step_s if updates else before_s  # an update comes once in a step, whatever the probe is
+            known = 1 + (seconds - before_s) / whole_s if whole_s else 1.0
+            self._ratios[_key(lever)] = known
+        row = replace(row, ratio=round(known, 3))
+        return row if known <= WORTH_KEEPING else replace(row, result="rejected: it is not faster")
+
+    def _timed(self, settings: JSONObject, batches: Sequence[Batch], *, updates: bool) -> float:
+        with self._trying(settings) as copied:
+            return self._seconds(copied, batches, updates=updates)
+
+    def _unused(self, kernel: str) -> str | None:
+        """Returns the reason why a kernel cannot compute the model's loss; None if it can."""
+        internals = Internals(self._trainer)
+        obstacle = internals.engine.changes_layers
+        keeps = internals.uses_outputs()
+        runs_triton = kind_of(internals.engine.device).runs_triton
+        with without_logits(
+            self._trainer.model, kernel, keeps_outputs=keeps, obstacle=obstacle, runs_triton=runs_triton
+        ) as reason:
+            return reason
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _workers(self) -> list[Row]:
+        """Compares batches that other processes read with those that this one reads."""
+        args = self._trainer.args
+        cores = (os.cpu_count() or 1) // max(args.world_size, 1)
+        settings = {"dataloader_num_workers": min(4, cores - 1)}
+        row = Row("workers", settings, "kept")
+        if args.dataloader_num_workers or cores < 2:
+            return []
+        if self._read_s < SLOW_READING * self._step_s:
+            share = self._read_s / max(self._step_s, 1e-9)
+            return [replace(row, result=f"not measured: reading takes {share:.1%} of the time of a step")]
+        if WORKER_S + 2 * (NUM_TIMED + 2) * (self._step_s + self._read_s) > self._left():
+            return [replace(row, result="not measured: the time is used up")]
+        number = min(self._kept.get("gradient_accumulation_steps", self._micro_batches), NUM_BATCHES)
+        here = FirstSamples(self._copy(self._kept).get_train_dataloader(), number)
+        with unchanged_random_states():
+            reads = iter(self._copy(self._kept | settings).get_train_dataloader())
+            found = list(islice(reads, number))
+        pairs = zip(tensors_of(found), tensors_of(here.batches), strict=True)
+        if not all(torch.equal(*pair) for pair in pairs):
+            return [replace(row, result="suggested: samples draw random numbers, and would draw others")]
+        without_compiler = {name: value for name, value in self._kept.items() if name != "torch_compile"}
+        with self._trying(without_compiler) as copied:
+            seconds = self._seconds(copied, here.batches, reads=reads)
+            alone = self._seconds(copied, here.batches)
+        before = here.read_s * number + alone
+        row = replace(row, ratio=round(seconds / before, 3), proof="the batches are the same")
+        if seconds > WORTH_KEEPING * before:
+            return [replace(row, result="rejected: it is not faster")]
+        self._read_s = max(seconds - alone, 0.0)
+        self._kept = self._kept | settings
+        return [row]
+
+    # -- what is only suggested ------------------------------------------------------------------------------------
+
+    def _suggestions(self) -> list[Row]:
+        """Ways to form batches with which a step has other samples, and padding inside of the samples."""
+        groups = self._first.groups
+        args = self._trainer.args
+        if groups is None or self._lengths is None or self._lengths.min() < 1:
+            return []
+        if (share := self._padded_share(groups[0])) > MUCH_PADDING:
+            why = f"suggested: {share:.0%} of the tokens of the samples are padding; a collator pads each batch less"
+            return [Row("samples without padding", {}, why)]
+        others = padding.other_batches(
+            self._lengths,
+            batch_size=len(groups[0]),
+            micro_batches=self._micro_batches,
+            cost=self._cost,
+            packs=is_causal_lm(self._trainer.model) and args.world_size == 1,
+        )
+        found = [replace(other, ratio=other.ratio / self._split_ratio) for other in others]
+        why = "a step would have other samples, so it is left to you"
+        return [
+            Row(other.name, other.settings, f"suggested: {other.note}{why}", ratio=round(other.ratio, 3))
+            for other in found
+            if other.ratio < WORTH_SUGGESTING
+        ]
+
+    def _padded_share(self, samples: Sequence[int]) -> float:
+        """Share of the tokens of samples that their own masks leave out."""
+        items = fetch_items(self._trainer.train_dataset, samples)
+        masks = [item.get("attention_mask") for item in items if isinstance(item, Mapping)]
+        found = [np.asarray(mask) for mask in masks if mask is not None]
+        total = sum(mask.size for mask in found)
+        return 1 - sum(float(mask.sum()) for mask in found) / total if total else 0.0
+
+
+def _key(lever: Lever) -> str:
+    """Returns the name under which the time of a lever is remembered."""
+    return in_words(lever.settings)
+
+
+def _difference(ours: Tensors, plain: Tensors) -> float:
+    """Returns the larger difference of loss and gradients, each as a share of the largest value."""
+    losses = [{"loss": found["loss"]} for found in (plain, ours)]
+    others = [{name: one for name, one in found.items() if name != "loss"} for found in (plain, ours)]
+    found = [gap(*losses), gap(*others)]
+    return max(found) if all(one == one for one in found) else float("inf")

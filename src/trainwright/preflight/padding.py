@@ -1,0 +1,146 @@
+"""What padding costs: tokens and seconds of a step for each way to form batches, from lengths of samples alone.
+
+A step of B samples in one batch computes B x longest tokens. The same samples, sorted by length and split into
+micro-batches (`train_sampling_strategy="batch_rebalance"`), have less padding in the sum, and each micro-batch has a
+fixed cost. The model of the time of a step is
+
+    seconds = per_step_s + micro-batches x per_batch_s + tokens x per_token_s        padding counts as tokens
+
+Worked example: lengths 48 30 20 10, and costs of 5, 10 and 1. One batch takes 5 + 10 + 4 x 48 = 207; two batches
+(48) (30 20 10) take 5 + 2 x 10 + 48 + 3 x 30 = 163.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from trainwright._types import JSONObject
+from trainwright.data.balanced_batches import BatchRebalanceSampler
+from trainwright.data.length_sampler import TokenBudget, get_length_grouped_indices
+from trainwright.data.packing import PackedOrder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Lengths = NDArray[np.int64]
+
+PARTS = (2, 4, 8, 16)  # micro-batches into which a batch may be split
+NUM_STEPS = 32  # steps over which tokens are averaged, at most
+SIMILAR = 0.03  # a split that is slower by less than this, and has fewer micro-batches, is preferred
+BUDGET_STEP = 64  # token budgets and lengths of rows are multiples of it
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Time of a step, forward and backward."""
+
+    per_step_s: float
+    per_batch_s: float  # for each micro-batch
+    per_token_s: float  # for each token, padding included
+
+    @classmethod
+    def through(cls, one_s: float, two_s: float, large_s: float, *, tokens: int, large_tokens: int) -> StepCost:
+        """The costs by three steps: of one and of two batches of `tokens`, and of a batch of `large_tokens`."""
+        token_s = max((large_s - one_s) / max(large_tokens - tokens, 1), 0.0)
+        batch_s = min(max(two_s - one_s - token_s * tokens, 0.0), one_s)
+        return cls(max(one_s - batch_s - token_s * tokens, 0.0), batch_s, token_s)
+
+    def seconds(self, num_batches: float, num_tokens: float, num_steps: float = 1.0) -> float:
+        return num_steps * self.per_step_s + num_batches * self.per_batch_s + num_tokens * self.per_token_s
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Micro-batches of a step, and its time as a share of that without the split."""
+
+    num_groups: int
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class OtherBatches:
+    """Settings that train on other samples in a step, and the time of an epoch as a share of that without them."""
+
+    name: str
+    settings: JSONObject
+    ratio: float
+    note: str = ""  # what else there is to do
+
+
+def plain_tokens(lengths: Lengths, batch_size: int) -> float:
+    """Mean tokens of a batch of `batch_size` samples in the order of `lengths`, padding included."""
+    usable = lengths[: len(lengths) // batch_size * batch_size].reshape(-1, batch_size)
+    return float(batch_size * usable.max(axis=1).mean())
+
+
+def split_tokens(lengths: Lengths, window: int, num_groups: int) -> float:
+    """Mean tokens of a step of `window` samples that is split into `num_groups` micro-batches by length."""
+    some = lengths[: min(len(lengths) // window, NUM_STEPS) * window].tolist()
+    order = BatchRebalanceSampler(some, window, 1, num_groups, shuffle=False)
+    return order.num_tokens(0) * window / len(some)
+
+
+def best_split(lengths: Lengths, *, batch_size: int, micro_batches: int, cost: StepCost) -> Split | None:
+    """The fastest split of a step; None where there is none that is faster.
+
+    Args:
+        lengths: of samples in random order, at least those of one step.
+        batch_size: samples of a micro-batch.
+        micro_batches: of a step, before the split.
+        cost: of a micro-batch.
+    """
+    window = batch_size * micro_batches
+    plain_s = cost.seconds(micro_batches, micro_batches * plain_tokens(lengths, batch_size))
+    found = [Split(micro_batches, 1.0)]
+    for parts in PARTS:
+        if batch_size % parts == 0 and batch_size > parts:
+            num_groups = micro_batches * parts
+            seconds = cost.seconds(num_groups, split_tokens(lengths, window, num_groups))
+            found.append(Split(num_groups, seconds / plain_s if plain_s else 1.0))
+    least = min(split.ratio for split in found)
+    chosen = next(split for split in found if split.ratio <= least + SIMILAR)
+    return None if chosen.num_groups == micro_batches else chosen
+
+
+def other_batches(
+    lengths: Lengths, *, batch_size: int, micro_batches: int, cost: StepCost, packs: bool
+) -> list[OtherBatches]:
+    """Ways to form batches that change which samples a step has; `packs`: whether the model may be packed."""
+    num = len(lengths) // batch_size * batch_size
+    lengths = lengths[:num]
+    longest = int(lengths.max())
+    mean = float(lengths.mean())
+
+    def seconds(num_batches: int, num_tokens: float) -> float:
+        return cost.seconds(num_batches, num_tokens, num_batches / micro_batches)
+
+    plain_s = seconds(num // batch_size, plain_tokens(lengths, batch_size) * num / batch_size)
+
+    def share(num_batches: int, num_tokens: float) -> float:
+        return seconds(num_batches, num_tokens) / plain_s if plain_s else 1.0
+
+    generator = torch.Generator().manual_seed(0)
+    grouped = get_length_grouped_indices(lengths.tolist(), batch_size * micro_batches, generator=generator)
+    tokens = plain_tokens(lengths[grouped], batch_size) * num / batch_size
+    settings: JSONObject = {"train_sampling_strategy": "group_by_length"}
+    found = [OtherBatches("grouping by length", settings, share(num // batch_size, tokens))]
+    budget = _multiple(max(batch_size * mean, longest))
+    by_tokens = TokenBudget(lengths, budget, seed=0)
+    settings = {"max_tokens_per_batch": budget}
+    ratio = share(len(by_tokens), by_tokens.num_tokens(0))
+    found.append(OtherBatches("token budget", settings, ratio, "in place of per_device_train_batch_size; "))
+    if packs:
+        row = _multiple(longest)
+        rows = max(round(batch_size * mean / row), 1)
+        packed = PackedOrder(lengths, row, rows, seed=0)
+        settings = {"packing": "best_fit", "packing_length": row, "per_device_train_batch_size": rows}
+        found.append(OtherBatches("packing", settings, share(len(packed), packed.num_tokens(0))))
+    return found
+
+
+def _multiple(tokens: float) -> int:
+    return -(-int(np.ceil(tokens)) // BUDGET_STEP) * BUDGET_STEP

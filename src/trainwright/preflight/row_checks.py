@@ -1,0 +1,258 @@
+"""Checks of single rows of the data: labels, lengths, and evaluation rows that are trained on. Each names the rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+
+from torch import nn
+
+from trainwright._types import counted, has_length
+from trainwright.config.fields import value_of
+from trainwright.data.identity import fingerprint
+from trainwright.preflight.check_registry import CheckFacts, Finding, check, error
+from trainwright.preflight.rows import Rows, shown_rows
+from trainwright.support import model_facts
+
+STACKS = "default_data_collator"
+# Collators that leave labels as they are, and those that leave the lengths of rows.
+KEEPS_LABELS = (
+    STACKS,
+    "DefaultDataCollator",
+    "DataCollatorWithPadding",
+    "DataCollatorForTokenClassification",
+    "DataCollatorForSeq2Seq",
+)
+KEEPS_LENGTHS = (*KEEPS_LABELS, "DataCollatorForLanguageModeling", "DataCollatorWithFlattening")
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForImageClassification")
+MOST_NAMED = 10  # rows that a finding lists for programs
+MOST_COMPARED = 1000  # rows that are read whole and compared by content
+MUCH_HELD_OUT = 0.01  # share of the evaluation rows; a few short texts may well come twice
+
+
+def names_of(rows: Rows, places: Sequence[int]) -> tuple[str, ...]:
+    """Returns the names of the first rows."""
+    return tuple(rows.name_of(place) for place in places[:MOST_NAMED])
+
+
+def num_classes(model: nn.Module) -> int | None:
+    """Returns the number of classes of a label, for models whose class shows that labels are classes."""
+    core = model_facts.core_model(model)
+    name = type(core).__name__
+    config = getattr(core, "config", None)
+    if name.endswith(CLASSIFIERS):
+        is_choice = getattr(config, "problem_type", None) in (None, "single_label_classification")
+        number = getattr(config, "num_labels", None)
+        return number if is_choice and number is not None and number > 1 else None
+    head = core.get_output_embeddings() if hasattr(core, "get_output_embeddings") else None
+    weight = getattr(head, "weight", None)
+    return None if weight is None else int(weight.shape[0])
+
+
+def fails_beyond_classes(facts: CheckFacts) -> bool:
+    """Returns whether a label beyond the classes certainly ends the run, by an IndexError of torch's cross-entropy.
+
+    It does in a classifier of transformers that gets the labels as they are; a language model may never use the first.
+    """
+    kind = type(model_facts.core_model(facts.model))
+    is_known = kind.__module__.startswith("transformers.") and kind.__name__.endswith(CLASSIFIERS)
+    return is_known and facts.loss_is_the_models and facts.model_gets_batches
+
+
+CLASSES_CURE = "Load the model with the right num_labels, or number the labels from 0 (and mask with -100)."
+
+
+@check(when="start", needs=("rows",), about="labels that the model has no class for, anywhere in the data")
+def classes(facts: CheckFacts) -> Iterator[Finding]:
+    assert facts.rows is not None  # `needs` it
+    if facts.collator not in KEEPS_LABELS or not facts.loss_is_the_models:
+        return
+    limit = num_classes(facts.model)
+    if limit is None:
+        return
+    for part, rows in (("training", facts.rows), *(facts.eval_rows or {}).items()):
+        wrong = dict(found for name in label_entries(facts, rows) for found in rows.outside(name, limit))
+        if not wrong:
+            continue
+        places = list(wrong)
+        values = ", ".join(map(str, dict.fromkeys(wrong[place] for place in places[:MOST_NAMED])))
+        have = "row has a label" if len(wrong) == 1 else "rows have labels"
+        is_read = rows is facts.rows and rows.batches is not None
+        yield error(
+            f"{rows.what}{len(wrong)} {part} {have} beyond the classes of the model, which scores 0 to {limit - 1}: "
+            f"{values} in {shown_rows(rows, places, facts.processing_class)}.",
+            CLASSES_CURE,
+            rows=names_of(rows, places),
+            ends_run=is_read and fails_beyond_classes(facts),
+        )
+
+
+def label_entries(facts: CheckFacts, rows: Rows) -> list[str]:
+    """Returns the entries of rows that are labels, or become labels in the collator."""
+    names = {*facts.label_names, *(("label", "label_ids") if "labels" in facts.label_names else ())}
+    return [name for name in rows.names if name in names]
+
+
+@check(when="start", needs=("rows",), about="samples that differ in length, and no collator that pads them")
+def ragged(facts: CheckFacts) -> Iterator[Finding]:
+    rows = facts.rows
+    assert rows is not None
+    if facts.collator != STACKS or value_of(facts.args, "packing") is not None or facts.args.train_batch_size == 1:
+        return
+    # Of an entry that the first sample has as None, or as a text, the collator makes nothing.
+    taken = [name for name in rows.names if name != "label" and (facts.taken is None or name in facts.taken)]
+    for name in taken:
+        sizes = rows.sizes(name)
+        usual = Counter(sizes)
+        if len(usual) == 1:
+            continue
+        pair = _unequal_in_batch(rows, sizes) if rows.batches is not None else _unequal(sizes)
+        if pair is None:
+            continue
+        first, second = pair
+        where = "are in one batch" if rows.batches is not None else "may come into one batch"
+        yield Finding(
+            "error" if rows.batches is not None else "warning",
+            f"{rows.what}samples differ in length: {name!r} has {_said(sizes[first])} in {rows.name_of(first)} and "
+            f"{_said(sizes[second])} in {rows.name_of(second)}, which {where}, and nothing pads them.",
+            "Pass processing_class=tokenizer (one with a pad token), or a data_collator that pads.",
+            rows=names_of(rows, pair),
+            ends_run=rows.batches is not None,
+        )
+        return
+
+
+def _said(size: Hashable) -> str:
+    return counted(size, "element") if isinstance(size, int) else f"the shape {size}"
+
+
+def _unequal(sizes: Sequence[Hashable]) -> tuple[int, int] | None:
+    """Returns the first place that has a size, and the first that has another."""
+    sized = [place for place, size in enumerate(sizes) if size is not None]
+    other = next((place for place in sized if sizes[place] != sizes[sized[0]]), None)
+    return None if other is None else (sized[0], other)
+
+
+def _unequal_in_batch(rows: Rows, sizes: Sequence[Hashable]) -> tuple[int, int] | None:
+    """Returns two rows of one batch, the first in training, that have different sizes."""
+    places = {number: place for place, number in enumerate(rows.numbers)}
+    for batch in rows.batches or ():
+        found = [places[number] for number in batch]
+        pair = _unequal([sizes[place] for place in found])
+        if pair is not None:
+            return found[pair[0]], found[pair[1]]
+    return None
+
+
+def positions_of(model: nn.Module) -> int | None:
+    """Returns how many positions a model was made for."""
+    config = getattr(model_facts.core_model(model), "config", None)
+    found = getattr(config, "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def too_long(model: nn.Module, evidence: str, *, rows: tuple[str, ...] = ()) -> Finding:
+    """Returns the finding of a row with more tokens than the model has positions."""
+    learned = any(isinstance(m, nn.Embedding) and "position" in n for n, m in model.named_modules())
+    limit = positions_of(model)
+    cure = f"Cut samples at {limit} tokens (truncation=True, max_length={limit})."
+    return Finding("error" if learned else "warning", evidence, cure, rows=rows)
+
+
+@check(when="start", needs=("rows",), about="rows longer than the model was made for, anywhere in the data")
+def long_rows(facts: CheckFacts) -> Iterator[Finding]:
+    limit = positions_of(facts.model)
+    is_packed = value_of(facts.args, "packing") is not None
+    if limit is None or is_packed or facts.collator not in KEEPS_LENGTHS:
+        return
+    assert facts.rows is not None
+    for part, rows in (("training", facts.rows), *(facts.eval_rows or {}).items()):
+        sizes = rows.sizes("input_ids") if "input_ids" in rows.names else []
+        lengths = {place: size for place, size in enumerate(sizes) if isinstance(size, int)}
+        places = sorted((p for p, length in lengths.items() if length > limit), key=lambda p: -lengths[p])
+        if places:
+            have = "row has" if len(places) == 1 else "rows have"
+            yield too_long(
+                facts.model,
+                f"{rows.what}{len(places)} {part} {have} more than the {limit} tokens that "
+                f"{type(facts.model).__name__} was made for, up to {lengths[places[0]]}: "
+                f"{shown_rows(rows, places, facts.processing_class)}.",
+                rows=names_of(rows, places),
+            )
+
+
+@check(when="start", needs=("rows", "eval_rows"), about="evaluation rows that are in the training data")
+def held_out(facts: CheckFacts) -> Iterator[Finding]:
+    train = facts.rows
+    assert train is not None
+    assert facts.eval_rows is not None
+    for part, rows in facts.eval_rows.items():
+        names = [
+            name
+            for name in rows.names
+            if name in train.names
+            and name not in label_entries(facts, rows)
+            and (facts.taken is None or name in facts.taken)
+        ]
+        if not names:
+            continue
+        same = _same_rows(train, rows, names)
+        if not same.found:
+            continue
+        share = len(same.found) / max(same.num_compared, 1)
+        if share >= MUCH_HELD_OUT or not facts.is_brief:
+            places = list(same.found)
+            are = "row is" if len(places) == 1 else "rows are"
+            yield Finding(
+                "warning" if share >= MUCH_HELD_OUT else "note",
+                f"{rows.what}{len(places)} of {same.num_compared} {part} {are} "
+                f"in the training data too, {share:.1%}: {_pairs(train, rows, same)}. "
+                f"The first: {shown_rows(rows, places[:1], facts.processing_class)}.",
+                "Leave them out of one of the two: a score on rows that were trained says nothing about new ones.",
+                rows=names_of(rows, places),
+            )
+
+
+def _pairs(train: Rows, rows: Rows, same: _Same) -> str:
+    """Names evaluation rows with the training rows that are the same, and says of how many these were looked for."""
+    places = list(same.found)
+    pairs = [f"{rows.name_of(place)} is {train.name_of(same.found[place])}" for place in places[:MOST_NAMED]]
+    more = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
+    seen = "" if len(train) == train.num_rows else f" ({len(train)} of {train.num_rows} training rows looked at)"
+    return ", ".join(pairs) + more + seen
+
+
+class _Same:
+    """Evaluation rows by place with the place of the same training row, out of the number that was compared."""
+
+    def __init__(self, num_compared: int) -> None:
+        self.num_compared = num_compared
+        self.found: dict[int, int] = {}
+
+
+def _same_rows(train: Rows, rows: Rows, names: Sequence[str]) -> _Same:
+    """Finds evaluation rows whose entries `names` are those of a training row: by a quick key, then by content."""
+    first = rows.item(0)
+    # A text or a list tells rows apart better than a number.
+    long_ones = (name for name in names if has_length(first.get(name)))
+    telling = next(long_ones, names[0])
+    wanted = rows.keys(telling)
+    of_key: dict[Hashable, list[int]] = {key: [] for key in wanted}
+    for place, key in enumerate(train.keys(telling)):
+        if key in of_key:
+            of_key[key].append(place)
+    candidates = [place for place, key in enumerate(wanted) if of_key[key]]
+    is_cut = len(candidates) > MOST_COMPARED
+    if is_cut:
+        candidates = candidates[:MOST_COMPARED]
+    same = _Same(candidates[-1] + 1 if is_cut else len(rows))
+    contents: dict[int, int] = {}
+    for place in candidates:
+        content = fingerprint({name: rows.item(place).get(name) for name in names})
+        for other in of_key[wanted[place]][:MOST_NAMED]:
+            if other not in contents:
+                contents[other] = fingerprint({name: train.item(other).get(name) for name in names})
+            if contents[other] == content:
+                same.found[place] = other
+                break
+    return same

@@ -1,0 +1,124 @@
+"""Which rows of a trainer's data its checks look at, and what stands between the rows and the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from trainwright._types import DataLoaderLike
+from trainwright.config.fields import value_of
+from trainwright.data import columns
+from trainwright.data.row_names import ONE_SOURCE
+from trainwright.preflight.check_registry import CheckFacts
+from trainwright.preflight.row_checks import label_entries
+from trainwright.preflight.rows import Budget, Rows, batches_of, names_by, rows_of
+from trainwright.preflight.tables import Table
+from trainwright.run import input_pipeline
+from trainwright.support import model_facts
+from trainwright.support.hooks import is_overridden
+
+AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
+
+# To look at a row takes 3 to 10 us. A model of `LARGE` parameters takes 50 us or more for a sample on any device, and
+# each sample comes several times; of the data of a smaller model fewer rows are looked at.
+AT_START = Budget(rows=20_000, size_bytes=8_000_000)
+LARGE = 20_000_000
+LEAST_ROWS = 64
+IN_FULL = Budget(rows=200_000, size_bytes=200_000_000, seconds=3.0)
+
+
+def with_rows(trainer: AnyTrainer, facts: CheckFacts, dataloader: DataLoaderLike | None) -> CheckFacts:
+    """Adds rows of the data to facts about a trainer.
+
+    Args:
+        trainer: has the data.
+        facts: brief ones before a run, for which little is read: the rows that the run trains, in their order.
+        dataloader: of the training data, which gives the order of the rows; None: the order is not known.
+    """
+    if is_overridden(trainer, "get_train_dataloader", "_get_dataloader", "_remove_unused_columns"):
+        return facts
+    facts = replace(
+        facts,
+        collator=_name_of_collator(trainer.data_collator) if facts.model_gets_batches else None,
+        taken=taken_entries(trainer),
+    )
+    budget = _budget_at_start(facts) if facts.is_brief else IN_FULL
+    batches = _batches(trainer, facts, dataloader, budget)
+    id_column = value_of(trainer.args, "id_column")
+    name_of = names_by(trainer.train_dataset, ONE_SOURCE, id_column)
+    rows = rows_of(trainer.train_dataset, budget, name_of=name_of, batches=batches, only_batches=facts.is_brief)
+    if rows is None:
+        return facts
+    eval_rows: dict[str, Rows] = {}
+    if trainer.eval_dataset is not None:
+        of_sets = replace(budget, rows=max(budget.rows, LEAST_ROWS))
+        eval_rows = dict(_eval_rows(trainer.eval_dataset, of_sets, id_column))
+    parts = {"training": rows, **eval_rows}
+    tables = [table for part, of_part in parts.items() for table in _tables(facts, part, of_part)]
+    return replace(facts, rows=rows, eval_rows=eval_rows or None, tables=tables or None)
+
+
+def _budget_at_start(facts: CheckFacts) -> Budget:
+    num = int(facts.plan.num_train_samples) if facts.plan is not None else 0
+    if num > LEAST_ROWS:
+        size = sum(parameter.numel() for parameter in facts.model.parameters())
+        num = max(int(num * min(size / LARGE, 1.0)), LEAST_ROWS)
+    return replace(AT_START, rows=min(num, AT_START.rows))
+
+
+def _batches(
+    trainer: AnyTrainer, facts: CheckFacts, dataloader: DataLoaderLike | None, budget: Budget
+) -> Iterator[Sequence[int]] | None:
+    """Returns the rows of the batches that a run trains, in order; None where this order is not known."""
+    # Pieces of samples that are packed are no rows, and a curriculum decides its order under way.
+    is_packed = value_of(trainer.args, "packing") is not None
+    has_curriculum = getattr(trainer.train_dataset, "curriculum", None) is not None
+    if dataloader is None or facts.plan is None or is_packed or has_curriculum:
+        return None
+    return batches_of(dataloader, min(facts.plan.max_steps, budget.rows) * facts.plan.micro_batches)
+
+
+def _eval_rows(sets: Any, budget: Budget, id_column: str | None) -> Iterator[tuple[str, Rows]]:
+    """Yields rows of each evaluation set by its name."""
+    for name, dataset in sets.items() if isinstance(sets, dict) else [("evaluation", sets)]:
+        if str(name).startswith("train"):  # a score on rows that are trained is wanted
+            continue
+        prefix = "eval" if dataset is sets else str(name)
+        found = rows_of(dataset, budget, name_of=names_by(dataset, prefix, id_column))
+        if found is not None:
+            yield str(name), found
+
+
+def _tables(facts: CheckFacts, part: str, rows: Rows) -> Iterator[Table]:
+    """Yields the texts of rows as a table, if there are any; before a run only where labels are texts."""
+    first = rows.item(0)
+    texts = [name for name in rows.names if isinstance(first.get(name), str)]
+    label = next((name for name in label_entries(facts, rows) if name in texts), None)
+    if not texts or (facts.is_brief and label is None):
+        return
+    config = getattr(model_facts.core_model(facts.model), "config", None)
+    is_number = label is not None and getattr(config, "num_labels", None) == 1
+    yield Table(
+        part=f"the {part} data",
+        columns={name: partial(rows.column, name) for name in texts},
+        name_of=rows.name_of,
+        label=None if is_number else label,
+        numbers=(label,) if is_number and label is not None else (),
+    )
+
+
+def _name_of_collator(collator: Any) -> str | None:
+    """Returns the name of a collator of transformers; None for any other."""
+    name = getattr(collator, "__name__", type(collator).__name__)
+    return name if columns.module_of(collator).startswith("transformers.") else None
+
+
+def taken_entries(trainer: AnyTrainer) -> frozenset[str] | None:
+    """Returns the entries of a sample that reach the model; None: all do, or a collator of the user's gets them."""
+    keeps_all = input_pipeline.keeps_all_columns(trainer.args, trainer.model, trainer.columns)
+    if keeps_all or columns.is_own(trainer.data_collator):
+        return None
+    trainer._set_signature_columns_if_needed()
+    return frozenset(trainer._signature_columns)

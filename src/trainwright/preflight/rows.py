@@ -1,0 +1,482 @@
+"""Rows of a dataset for the checks: which of them are looked at, and how they are read without a trace.
+
+Before a run only data is read that runs no code of the user's: lists, a `datasets.Dataset` without a transform, and
+mixtures and subsets of these. A dataset with a `__getitem__` of its own may draw random numbers, keep state or take
+seconds, so it is read by `trainer.check()` alone. A stream is never read here.
+"""
+
+from __future__ import annotations
+
+import random
+import reprlib
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, Subset
+
+from trainwright._types import DatasetLike, counted, has_length
+from trainwright.data.columns import is_columnar
+from trainwright.data.mixture import MixtureDataset
+from trainwright.data.row_names import RowNames, row_names
+from trainwright.errors import DataError
+
+# Any: cells of a row are the user's own types.
+
+MOST_SHOWN = 3  # rows that a finding shows
+MOST_CHARACTERS = 60  # of a text that a finding shows
+PLAIN = ("Value", "ClassLabel")  # features of the package datasets whose cells need no decoding
+BLOCK = 64  # rows by which the size of the others is estimated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How much may be looked at.
+
+    Attributes:
+        rows: most rows.
+        size_bytes: most bytes of the columns of a `datasets.Dataset`.
+        seconds: most time to read rows of a dataset of the user's own class; None: it is not read.
+    """
+
+    rows: int
+    size_bytes: int
+    seconds: float | None = None
+
+
+class Cells(Protocol):
+    """Rows that were read, by their place from 0."""
+
+    names: tuple[str, ...]
+
+    def __len__(self) -> int: ...
+
+    def sizes(self, name: str) -> Sequence[Hashable]:
+        """Returns the length of each cell of a column, or its shape; None where it has neither."""
+
+    def outside(self, name: str, limit: int) -> list[tuple[int, int]]:
+        """Returns place and value of labels below 0 or not below the limit, one for each row; -100 is no label."""
+
+    def keys(self, name: str) -> Sequence[Hashable]:
+        """Returns for each cell of a column a value that equal cells share, and that is quickly computed."""
+
+    def column(self, name: str) -> list[Any]:
+        """Returns the cells of a column."""
+
+    def item(self, place: int) -> Mapping[str, Any]:
+        """Returns a row."""
+
+
+class Items:
+    """Rows in Python's own types."""
+
+    def __init__(self, items: Sequence[Mapping[str, Any]]) -> None:
+        self._items = items
+        self.names = tuple(items[0]) if items else ()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def sizes(self, name: str) -> list[Hashable]:
+        cells = self.column(name)
+        return [len(cell) if type(cell) is list else _size(cell) for cell in cells]
+
+    def column(self, name: str) -> list[Any]:
+        return [item.get(name) for item in self._items]
+
+    def outside(self, name: str, limit: int) -> list[tuple[int, int]]:
+        found = []
+        for place, cell in enumerate(self.column(name)):
+            if type(cell) is int and 0 <= cell < limit:
+                continue
+            wrong = _outside(cell, limit)
+            if wrong is not None:
+                found.append((place, wrong))
+        return found
+
+    def keys(self, name: str) -> list[Hashable]:
+        return [cell if type(cell) is str else _key(cell) for cell in self.column(name)]
+
+    def item(self, place: int) -> Mapping[str, Any]:
+        return self._items[place]
+
+
+class ArrowCells:
+    """Rows of a `datasets.Dataset`, as a table of pyarrow: nothing is converted but what a finding shows."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table.combine_chunks()
+        self.names = tuple(table.column_names)
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def _lists(self, name: str) -> tuple[Any, Any, Any]:
+        """Returns the lengths of the lists in a column, where each begins, and their values one after the other."""
+        import pyarrow.compute as pc
+
+        column = self._table.column(name)
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        values = pc.list_flatten(column).to_numpy(zero_copy_only=False)
+        return lengths, np.cumsum(lengths) - lengths, values
+
+    def _is_of_lists(self, name: str) -> bool:
+        from pyarrow import types
+
+        kind = self._table.schema.field(name).type
+        return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+    def _is_of_integers(self, name: str) -> bool:
+        from pyarrow import types
+
+        kind = self._table.schema.field(name).type
+        return bool(types.is_integer(kind.value_type if self._is_of_lists(name) else kind))
+
+    def sizes(self, name: str) -> Sequence[Hashable]:
+        if not self._is_of_lists(name):
+            return [None] * len(self)
+        lengths: list[Hashable] = self._lists(name)[0].tolist()
+        return lengths
+
+    def outside(self, name: str, limit: int) -> list[tuple[int, int]]:
+        if not self._is_of_integers(name):
+            return []
+        if self._is_of_lists(name):
+            lengths, _, values = self._lists(name)
+            rows = np.repeat(np.arange(len(lengths)), lengths)
+        else:
+            column = self._table.column(name)
+            rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+            values = column.drop_null().to_numpy()
+        wrong = np.flatnonzero(((values < 0) & (values != -100)) | (values >= limit))
+        _, first = np.unique(rows[wrong], return_index=True)
+        return [(int(rows[at]), int(values[at])) for at in wrong[first]]
+
+    def column(self, name: str) -> list[Any]:
+        cells: list[Any] = self._table.column(name).to_pylist()
+        return cells
+
+    def keys(self, name: str) -> Sequence[Hashable]:
+        if not self._is_of_lists(name):
+            return self.column(name)
+        lengths, starts, values = self._lists(name)
+        has_some = lengths > 0
+        parts = [lengths.tolist()]
+        for at in (starts, starts + lengths // 2, starts + lengths - 1):
+            part = np.zeros(len(lengths), dtype=values.dtype)
+            part[has_some] = values[at[has_some]]
+            parts.append(part.tolist())
+        return list(zip(*parts, strict=True))
+
+    def item(self, place: int) -> Mapping[str, Any]:
+        row: Mapping[str, Any] = self._table.slice(place, 1).to_pylist()[0]
+        return row
+
+
+def _size(cell: Any) -> Hashable:
+    if isinstance(cell, (list, tuple)):
+        return len(cell)
+    shape = getattr(cell, "shape", None)
+    return tuple(shape) if shape else None
+
+
+def _outside(label: Any, limit: int) -> int | None:
+    """Returns the first of whole numbers that is no class; None where there is none, or they are something else."""
+    if isinstance(label, (torch.Tensor, np.ndarray, np.generic)):
+        label = label.tolist()
+    if not isinstance(label, list):
+        label = [label]
+    if not label or not isinstance(label[0], int) or isinstance(label[0], bool):
+        return None
+    wrong = (one for one in label if not 0 <= one < limit and one != -100)
+    return next(wrong, None)
+
+
+def _key(cell: Any) -> Hashable:
+    """Returns a value that equal cells share, in whatever form they are: of a list its length and three elements."""
+    if isinstance(cell, (list, tuple)):
+        num = len(cell)
+        return (num, _plain(cell[0]), _plain(cell[num // 2]), _plain(cell[-1])) if num else (0, 0, 0, 0)
+    if isinstance(cell, (torch.Tensor, np.ndarray)) and cell.ndim > 1:
+        return tuple(cell.shape), float(cell.sum())
+    if isinstance(cell, (torch.Tensor, np.ndarray)) and cell.ndim == 1:
+        num = len(cell)
+        return (num, *cell[[0, num // 2, num - 1]].tolist()) if num else (0, 0, 0, 0)
+    if isinstance(cell, (torch.Tensor, np.ndarray, np.generic)):
+        return _plain(cell.item())
+    return _plain(cell)
+
+
+def _plain(cell: Any) -> Hashable:
+    return cell if isinstance(cell, (int, float, str)) else type(cell).__name__
+
+
+class Rows:
+    """Rows of one dataset that are looked at.
+
+    Attributes:
+        names: entries of a row.
+        numbers: by place the number of the row, as the trainer knows it.
+        num_rows: rows of the dataset.
+        batches: numbers of the rows of each batch that this process trains, in order; None: their order is not known.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[tuple[Sequence[int], Cells]],
+        *,
+        num_rows: int,
+        name_of: Callable[[int], str],
+        batches: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self._parts = [cells for _, cells in parts]
+        self.numbers = [number for numbers, _ in parts for number in numbers]
+        self.names = tuple(dict.fromkeys(name for cells in self._parts for name in cells.names))
+        self.num_rows = num_rows
+        self.batches = batches
+        self._name_of = name_of
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def what(self) -> str:
+        """Says how many rows were looked at, where it was not all; ends with a blank."""
+        return "" if len(self) == self.num_rows else f"Of {len(self)} of {counted(self.num_rows, 'row')} looked at: "
+
+    def sizes(self, name: str) -> list[Hashable]:
+        return self._joined(name, lambda cells: cells.sizes(name))
+
+    def _joined(self, name: str, read: Callable[[Cells], Sequence[Any]]) -> list[Any]:
+        """Returns what is read of a column of each part; None for the rows of one that does not have it."""
+        return [
+            value for cells in self._parts for value in (read(cells) if name in cells.names else [None] * len(cells))
+        ]
+
+    def outside(self, name: str, limit: int) -> list[tuple[int, int]]:
+        found = []
+        start = 0
+        for cells in self._parts:
+            if name in cells.names:
+                found += [(start + place, value) for place, value in cells.outside(name, limit)]
+            start += len(cells)
+        return found
+
+    def keys(self, name: str) -> list[Hashable]:
+        return self._joined(name, lambda cells: cells.keys(name))
+
+    def column(self, name: str) -> list[Any]:
+        return self._joined(name, lambda cells: cells.column(name))
+
+    def item(self, place: int) -> Mapping[str, Any]:
+        for cells in self._parts:
+            if place < len(cells):
+                return cells.item(place)
+            place -= len(cells)
+        raise IndexError(place)
+
+    def name_of(self, place: int) -> str:
+        """Returns the name of the row at a place."""
+        return self._name_of(self.numbers[place])
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def rows_of(
+    dataset: DatasetLike,
+    budget: Budget,
+    *,
+    name_of: Callable[[int], str],
+    batches: Iterator[Sequence[int]] | None = None,
+    only_batches: bool = False,
+) -> Rows | None:
+    """Reads rows of a dataset within a budget; None where it cannot be read without a trace, or has no named entries.
+
+    Args:
+        dataset: any dataset.
+        budget: most rows and bytes.
+        name_of: returns the name of a row.
+        batches: numbers of the rows of the batches in the order of training; None: it is not known.
+        only_batches: read the rows of the batches, where they are known; otherwise all rows, or a sample of them.
+    """
+    if isinstance(dataset, IterableDataset) or not has_length(dataset) or len(dataset) == 0:
+        return None
+    num_rows = len(dataset)
+    known = None if batches is None else list(_within(batches, budget.rows))
+    if known is not None and only_batches:
+        numbers = list(dict.fromkeys(number for batch in known for number in batch))
+    elif num_rows <= budget.rows:
+        numbers = list(range(num_rows))
+    else:
+        numbers = random.Random(0).sample(range(num_rows), k=budget.rows)
+    parts = _parts(dataset, numbers, budget)
+    if not parts:
+        return None
+    if known is not None:
+        read = {number for of_part, _ in parts for number in of_part}
+        known = [batch for batch in known if read.issuperset(batch)]
+    return Rows(parts, num_rows=num_rows, name_of=name_of, batches=known)
+
+
+def _within(batches: Iterator[Sequence[int]], most: int) -> Iterator[Sequence[int]]:
+    """Yields batches of at most so many rows together."""
+    num = 0
+    for batch in batches:
+        num += len(batch)
+        if num > most:
+            return
+        yield batch
+
+
+def _parts(dataset: DatasetLike, numbers: list[int], budget: Budget) -> list[tuple[Sequence[int], Cells]] | None:
+    if isinstance(dataset, MixtureDataset):
+        return _parts_of_mixture(dataset, numbers, budget)
+    if type(dataset) is Subset:
+        return _renumbered(_parts(dataset.dataset, [int(dataset.indices[n]) for n in numbers], budget), numbers)
+    cells: Cells | None = None
+    if getattr(type(dataset), "__getitem__", None) in (list.__getitem__, tuple.__getitem__):
+        cells = _of_items([dataset[number] for number in numbers])
+    elif is_columnar(dataset):
+        if dataset.format["type"] != "custom":
+            cells = _of_columns(dataset, numbers, budget)
+    elif budget.seconds is not None:
+        cells = _of_items(list(_read(dataset, numbers, budget.seconds)))
+    return None if cells is None else [(numbers[: len(cells)], cells)]
+
+
+def _renumbered(
+    parts: list[tuple[Sequence[int], Cells]] | None, numbers: Sequence[int]
+) -> list[tuple[Sequence[int], Cells]] | None:
+    """Returns parts with the numbers of the dataset around theirs; parts may end early, and keep the order."""
+    if parts is None or len(parts) != 1:
+        return None
+    return [(numbers[: len(parts[0][1])], parts[0][1])]
+
+
+def _parts_of_mixture(
+    dataset: MixtureDataset, numbers: Sequence[int], budget: Budget
+) -> list[tuple[Sequence[int], Cells]] | None:
+    of_source: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = {}
+    for number in numbers:
+        name, row = dataset.source_of(number)
+        of_source.setdefault(name, []).append(number)
+        rows.setdefault(name, []).append(row)
+    found: list[tuple[Sequence[int], Cells]] = []
+    for name, of_this in of_source.items():
+        found += _renumbered(_parts(dataset.sources[name], rows[name], budget), of_this) or ()
+    return found or None
+
+
+def _of_items(items: list[Any]) -> Items | None:
+    return Items(items) if items and all(isinstance(item, Mapping) for item in items) else None
+
+
+def _of_columns(dataset: Any, numbers: list[int], budget: Budget) -> ArrowCells | None:
+    names = [name for name, feature in dataset.features.items() if _is_plain(feature)]
+    if not names:
+        return None
+    table = dataset.select_columns(names).with_format("arrow")
+    first = table[numbers[:BLOCK]]
+    most = max(int(budget.size_bytes / max(first.nbytes / len(first), 1)), BLOCK)
+    return ArrowCells(first if len(numbers) <= BLOCK else table[numbers[:most]])
+
+
+def _is_plain(feature: Any) -> bool:
+    inner = getattr(feature, "feature", None)
+    if inner is not None:
+        return type(feature).__name__ in ("List", "LargeList", "Sequence") and type(inner).__name__ in PLAIN
+    return type(feature).__name__ in PLAIN and getattr(feature, "dtype", "") not in ("binary", "large_binary")
+
+
+def _read(dataset: Any, numbers: Iterable[int], seconds: float) -> Iterator[Any]:
+    """Yields rows until the time is over; none after one that cannot be read, which the training will say."""
+    end = time.monotonic() + seconds
+    for number in numbers:
+        try:
+            yield dataset[number]
+        except Exception:
+            return
+        if time.monotonic() > end:
+            return
+
+
+def batches_of(dataloader: Any, num_batches: int) -> Iterator[list[int]] | None:
+    """Yields the rows of the first batches of the first epoch; None where their order cannot be computed."""
+    from trainwright.data.batches import EpochBatches
+
+    batches = getattr(dataloader, "batch_sampler", None)
+    if not isinstance(batches, EpochBatches) or not batches.order_of(0).is_computable:
+        return None
+    found = (_flat(batch) for batch in batches.computed(0, 0))
+    return islice(found, num_batches)
+
+
+def _flat(batch: Sequence[Any]) -> list[int]:
+    """Returns the indices of a batch; a group of indices that makes a batch counts as its indices."""
+    return [index for one in batch for index in (one if isinstance(one, (list, tuple)) else [one])]
+
+
+# -- showing -----------------------------------------------------------------------------------------------------------
+
+_texts = reprlib.Repr()
+_texts.maxstring = MOST_CHARACTERS
+_texts.maxlist = 8
+
+
+def quoted(cell: object) -> str:
+    """Returns a cell as in Python's code, so that blanks and odd characters are seen, and cut in the middle."""
+    return _texts.repr(cell)
+
+
+def sample_of(item: Mapping[str, Any], processing_class: Any) -> str:
+    """Returns the text of a row, quoted; decoded from its tokens, or its first entry, where it has none."""
+    text = next((cell for cell in item.values() if isinstance(cell, str)), None)
+    ids = item.get("input_ids")
+    if text is None and ids is not None and hasattr(processing_class, "decode"):
+        ids = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
+        half = MOST_CHARACTERS // 2  # a token is a character or more
+        try:
+            shown = ids if len(ids) <= MOST_CHARACTERS else [*ids[:half], *ids[-half:]]
+            text = str(processing_class.decode(shown, skip_special_tokens=True))
+        except Exception:  # ids that the tokenizer does not have
+            text = None
+    if text is not None:
+        return quoted(text)
+    entry = next(iter(item.values()), None)
+    return quoted(entry.tolist() if isinstance(entry, torch.Tensor) else entry)
+
+
+def shown_rows(rows: Rows, places: Sequence[int], processing_class: Any, *, most: int = MOST_SHOWN) -> str:
+    """Names rows, each with a sample of its text: `train[17] 'some text', train[30] 'other' and 10 more`."""
+    parts = [f"{rows.name_of(place)} {sample_of(rows.item(place), processing_class)}" for place in places[:most]]
+    more = f" and {len(places) - most} more" if len(places) > most else ""
+    return ", ".join(parts) + more
+
+
+def names_by(dataset: DatasetLike, source: str, id_column: str | None) -> Callable[[int], str]:
+    """Returns a function from the number of a row to its name; names are looked for when the first one is wanted.
+
+    Args:
+        dataset: any dataset with a length.
+        source: name of the rows, where neither the dataset nor its rows have one: `source[17]`.
+        id_column: column whose values name rows; None, or not there: they are named by file and line, or by number.
+    """
+
+    @cache
+    def names() -> RowNames:
+        sources = dataset if isinstance(dataset, MixtureDataset) else MixtureDataset({source: dataset})
+        try:
+            found = row_names(sources, id_column=id_column)
+            found.name_of(0)
+        except DataError:
+            return row_names(sources)
+        return found
+
+    return lambda number: str(names().name_of(number))

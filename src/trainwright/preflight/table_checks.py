@@ -1,0 +1,163 @@
+"""Checks of tables, before their rows are encoded: labels in several forms, and traces of how a file was made.
+
+The command line looks at the rows of its files, a check-up at the texts of a dataset.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from trainwright.preflight.check_registry import Finding, check_tables, warning
+from trainwright.preflight.tables import Table
+
+MOST_LABELS = 1000  # a column with more of them has numbers or texts
+RARE = 20  # a label is a slip of another one that has so many times its rows
+LEAST_LETTERS = 4  # labels that are shorter differ by one letter without being slips
+MOST_NAMES = 5  # columns that a finding names
+DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*")
+
+
+@check_tables(about="labels that differ by their form: number, case, blanks, one letter")
+def label_forms(table: Table) -> Iterator[Finding]:
+    if table.label is None:
+        return
+    rows_of: defaultdict[str, list[int]] = defaultdict(list)
+    for place, cell in enumerate(table.columns[table.label]()):
+        if isinstance(cell, (str, int, float)) and cell != "":
+            rows_of[str(cell)].append(place)
+    if len(rows_of) > MOST_LABELS:
+        return
+    for how, form in (("by case or blanks", _folded), ("as texts, and are one number", _number)):
+        for labels in _grouped(rows_of, form):
+            if len({table.renamed.get(label, label) for label in labels}) > 1:
+                yield _alike(table, how, labels, rows_of)
+    for slip, meant in _slips(rows_of):
+        if table.renamed.get(slip, slip) != table.renamed.get(meant, meant):
+            yield _alike(table, "by one letter", [meant, slip], rows_of)
+
+
+def _alike(table: Table, how: str, labels: Sequence[str], rows_of: dict[str, list[int]]) -> Finding:
+    common = max(labels, key=lambda label: len(rows_of[label])).strip()
+    shown = ", ".join(f"{label!r} ({table.listed(rows_of[label])})" for label in labels)
+    pairs = ", ".join(f'"{label}": {common}' for label in labels)
+    is_in_file = bool(table.entries)
+    cure = f"To make them one, list all: {{{pairs}, ...}}." if is_in_file else "Write them alike, or number them so."
+    rare = min(labels, key=lambda label: len(rows_of[label]))
+    found = warning(f"labels that differ only {how}: {shown}.", cure, rows=table.names(rows_of[rare]))
+    return replace(found, entry="data.labels" if is_in_file else "")
+
+
+def _grouped(labels: Iterable[str], form: Callable[[str], Hashable]) -> list[list[str]]:
+    """Returns the labels that have one form, where there are several."""
+    groups: defaultdict[Hashable, list[str]] = defaultdict(list)
+    for label in labels:
+        found = form(label)
+        if found is not None:
+            groups[found].append(label)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _folded(label: str) -> str:
+    return " ".join(label.split()).casefold()
+
+
+def _number(label: str) -> float | None:
+    """Returns the number that a label is, None for a word; those that blanks tell apart are found as texts."""
+    if label != label.strip() or "_" in label:
+        return None
+    try:
+        number = float(label)
+    except ValueError:
+        return None
+    return number if number == number else None
+
+
+def _slips(rows_of: dict[str, list[int]]) -> Iterator[tuple[str, str]]:
+    """Yields rare labels with the frequent one from which a letter tells them: left out, added, changed or swapped."""
+    long_ones = {label: len(rows) for label, rows in rows_of.items() if len(label) >= LEAST_LETTERS}
+    near: defaultdict[str, list[str]] = defaultdict(list)
+    for label in long_ones:
+        for at in range(len(label)):
+            near[label[:at] + label[at + 1 :]].append(label)
+        near[label].append(label)
+    seen: set[str] = set()
+    for labels in near.values():
+        meant = max(labels, key=long_ones.__getitem__)
+        for slip in labels:
+            if slip not in seen and long_ones[slip] * RARE <= long_ones[meant] and _is_slip(slip, meant):
+                seen.add(slip)
+                yield slip, meant
+
+
+def _is_slip(slip: str, meant: str) -> bool:
+    """Returns whether two words differ by one letter; `B-LOC` and `I-LOC`, or `day 1` and `day 2`, are two labels."""
+    start = next((at for at, (a, b) in enumerate(zip(slip, meant, strict=False)) if a != b), min(len(slip), len(meant)))
+    rest = (slip[start:], meant[start:])
+    end = next((at for at, (a, b) in enumerate(zip(*(one[::-1] for one in rest), strict=False)) if a != b), None)
+    cut = min(map(len, rest)) if end is None else end
+    changed = [one[: len(one) - cut] for one in rest]
+    letters = "".join(changed)
+    if not letters.isalpha() or _folded(slip) == _folded(meant):
+        return False
+    is_swap = len(changed[0]) == 2 and changed[0] == changed[1][::-1]
+    is_prefix = start == 0 and (slip[1:2] in "-_" or meant[1:2] in "-_")
+    return (is_swap or max(map(len, changed)) == 1) and not is_prefix
+
+
+@check_tables(about="the names of the columns again among the rows, as where files were joined")
+def repeated_header(table: Table) -> Iterator[Finding]:
+    if len(table.columns) < 2:  # a word may well be the name of its column
+        return
+    names = list(table.columns)
+    first = table.columns[names[0]]()
+    places = [place for place, cell in enumerate(first) if isinstance(cell, str) and cell.strip() == names[0]]
+    for name in names[1:] if places else ():
+        cells = table.columns[name]()
+        places = [place for place in places if isinstance(cell := cells[place], str) and cell.strip() == name]
+    if places:
+        repeat = "row of it repeats" if len(places) == 1 else "rows of it repeat"
+        adds = f" It adds {table.label!r} to the labels." if table.label is not None else ""
+        found = Finding(
+            "error" if table.label is not None else "warning",
+            f"{len(places)} {repeat} the names of the columns in {table.part}: "
+            f"{table.listed(places)} ({', '.join(map(repr, names[:MOST_NAMES]))}).{adds}",
+            "Take such lines out: they are left where files were joined.",
+            rows=table.names(places),
+        )
+        yield replace(found, entry=table.entry(table.label) or "data")
+
+
+@check_tables(when="file", about="a column whose name comes twice in the first line of a file")
+def column_twice(table: Table) -> Iterator[Finding]:
+    of_file: defaultdict[str, list[str]] = defaultdict(list)
+    for file, name in table.twice:
+        of_file[file].append(name)
+    for file, names in of_file.items():
+        is_used = any(name in table.used for name in names)
+        which = "column" if len(names) == 1 else "columns"
+        found = Finding(
+            "error" if is_used else "warning",
+            f"the first line of {file} has the {which} {', '.join(map(repr, names))} twice, and only the last is read.",
+            "Give each column a name of its own.",
+        )
+        used = next((name for name in names if name in table.used), None)
+        yield replace(found, entry=table.entry(used) or "data")
+
+
+@check_tables(about="decimal commas in columns of numbers")
+def decimal_commas(table: Table) -> Iterator[Finding]:
+    for name in table.numbers:
+        cells = table.columns[name]()
+        places = [place for place, cell in enumerate(cells) if isinstance(cell, str) and DECIMAL_COMMA.fullmatch(cell)]
+        if places:
+            have = "row has a decimal comma" if len(places) == 1 else "rows have decimal commas"
+            found = Finding(
+                "error",
+                f"{len(places)} {have} in the column {name!r} of {table.part}: {table.listed(places, cells=cells)}.",
+                "Write 3.5 for 3,5: export the table again in English format, or replace the commas.",
+                rows=table.names(places),
+            )
+            yield replace(found, entry=table.entry(name))

@@ -1,0 +1,53 @@
+"""Table: cells of rows before they are encoded, by column, for the checks of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from trainwright.preflight.rows import quoted
+
+MOST_LISTED = 5  # rows that a finding names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows with texts, numbers and labels as they were written.
+
+    Attributes:
+        part: of the data, for messages.
+        columns: cells by column, in the order of the rows; they are read when a check asks for them.
+        name_of: returns the name of the row at a place, from 0.
+        label: column of labels that are classes; None: there is no such column.
+        numbers: columns that hold numbers.
+        used: columns that are trained on.
+        twice: columns that come twice in the first line of a file, with the name of the file.
+        renamed: labels, as written, that get another name.
+        entries: entries of a configuration file, by column.
+    """
+
+    part: str
+    columns: Mapping[str, Callable[[], Sequence[object]]]
+    name_of: Callable[[int], str]
+    label: str | None = None
+    numbers: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+    twice: tuple[tuple[str, str], ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    entries: Mapping[str, str] = field(default_factory=dict)
+
+    def listed(self, places: Sequence[int], *, cells: Sequence[object] | None = None) -> str:
+        """Names rows, with their cells: `reviews.csv:3 'text', reviews.csv:17 ' ', ... (12)`."""
+        shown = [
+            self.name_of(place) if cells is None else f"{self.name_of(place)} {quoted(cells[place])}"
+            for place in places[:MOST_LISTED]
+        ]
+        return ", ".join(shown) + (f", ... ({len(places)})" if len(places) > MOST_LISTED else "")
+
+    def names(self, places: Sequence[int]) -> tuple[str, ...]:
+        """Returns the names of the first rows, for programs."""
+        return tuple(self.name_of(place) for place in places[:MOST_LISTED])
+
+    def entry(self, column: str | None) -> str:
+        """Returns the entry of the configuration file that names a column; empty if there is none."""
+        return "" if column is None else self.entries.get(column, "")

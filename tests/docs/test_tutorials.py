@@ -1,0 +1,79 @@
+"""What the tutorials show besides Python: the Slurm script runs, and the file of the README trains to predictions."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainwright.cli.recipe.recipe_reader import checked, read_tree
+
+ROOT = Path(__file__).parents[2]
+
+# Stands in for Slurm's srun: two tasks on this machine, with the variables that Slurm sets.
+SRUN = """#!/bin/bash
+for rank in 0 1; do
+    SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=2 SLURM_STEP_NUM_TASKS=2 SLURM_JOB_ID=7 "$@" &
+    pids="$pids $!"
+done
+code=0
+for pid in $pids; do wait $pid || code=$?; done
+exit $code
+"""
+
+
+def block(page: str, language: str, containing: str = "") -> str:
+    """The first block of a language on a page that has a text in it."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    return next(one for one in found if containing in one)
+
+
+@pytest.mark.process
+@pytest.mark.slow  # two processes that import torch
+@pytest.mark.timeout(300)
+def test_the_slurm_script_trains_in_its_tasks_and_requeues_after_the_signal(tmp_path: Path) -> None:
+    script = block("docs/tutorials/cluster.md", "bash", "#SBATCH")
+    train = block("docs/tutorials/cluster.md", "python")
+    (tmp_path / "train.py").write_text(
+        train.replace('TrainingArguments("', 'TrainingArguments(use_cpu=True, output_dir="')
+    )
+    (tmp_path / "job.sh").write_text(script)
+    tools = {
+        "srun": SRUN,
+        "scontrol": '#!/bin/bash\n[ "$1" = show ] && echo 127.0.0.1 || echo "$@" >> requeued\n',
+        "python": f'#!/bin/bash\nexec {sys.executable} "$@"\n',
+    }
+    for name, text in tools.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src"), "SLURM_JOB_NODELIST": "n1"}
+    environment = {**os.environ, **given, "SLURM_JOB_ID": "7"}
+    done = subprocess.run(
+        ["bash", "job.sh"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    assert "x 2 processes" in done.stdout
+    assert (tmp_path / "runs" / "cluster" / "checkpoint-16").is_dir()
+    assert not (tmp_path / "requeued").exists()
+    (tmp_path / "srun").write_text("#!/bin/bash\nexit 138\n")
+    stopped = subprocess.run(["bash", "job.sh"], cwd=tmp_path, env=environment, timeout=60)
+    assert stopped.returncode == 138
+    assert (tmp_path / "requeued").read_text().split() == ["requeue", "7"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorials/converse.md"])
+def test_files_of_the_command_line_have_known_entries(page: str, tmp_path: Path) -> None:
+    text = block(page, "yaml")
+    value = yaml.safe_load(text)
+    (tmp_path / "reviews.csv").write_text("text,label\nfine,good\npoor,bad\n")
+    (tmp_path / "conversations.jsonl").write_text('{"messages": []}\n')
+    (tmp_path / "config.yaml").write_text(text)
+    recipe = checked(read_tree(tmp_path / "config.yaml"), tmp_path)
+    assert recipe.task == value["task"]
+    assert set(value["training"]) <= set(recipe.training)

@@ -1,0 +1,47 @@
+"""A run of two processes that gets commands: `control_of_two.py FOLDER`. The test beside it judges."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests._support.two_processes import tell
+from tests.contract import doubles
+from trainwright import TrainerCallback
+from trainwright.support.inbox import Inbox
+
+FOLDER = Path(sys.argv[1])
+RANK = int(os.environ["RANK"])
+STEPS = 40
+
+
+class Sends(TrainerCallback):
+    """Sends commands after step 3; notes rate and steps. Steps take 50 ms from then on, so that seconds pass."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.rates.append(kwargs["optimizer"].param_groups[0]["lr"])
+        if state.global_step == 3 and RANK == 0:
+            for words in (["lr", 3e-4], ["save"]):
+                Inbox(FOLDER).send({"words": words, "by": "a test"})
+        if state.global_step >= 3:
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sends = Sends()
+    settings = {
+        "live_control": True,
+        "max_steps": STEPS,
+        "lr_scheduler_type": "constant",
+        "save_strategy": "steps",
+        "save_steps": STEPS,
+        "logging_steps": STEPS,
+    }
+    trainer = doubles.trainer(FOLDER, settings=settings, callbacks=[sends])
+    trainer.train()
+    weights = {name: value.flatten().tolist() for name, value in doubles.weights(trainer).items()}
+    tell(rates=sends.rates, weights=weights, saved=sorted(path.name for path in FOLDER.glob("checkpoint-*")))
