@@ -261,6 +261,14 @@ def printable(text: str, *, lines: bool = False) -> str:
     return text if text.isprintable() else text.translate(_LINE_ESCAPES if lines else _ESCAPES)
 
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+def is_url(path: object) -> bool:
+    """Returns True for text such as `s3://bucket/run`, False for a path."""
+    return isinstance(path, str) and _URL.match(path) is not None
+
+
 _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)  # in the name of an environment variable
 SHORTEST_SECRET = 6
 LONG_SECRET = 8  # of this length on, a secret is found inside a longer word too

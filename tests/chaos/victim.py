@@ -35,9 +35,9 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from trainwright import Trainer, TrainingArguments
+from trainwright._types import is_url
 from trainwright.checkpoint import remote, weights
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import is_url
 from trainwright.checkpoint.store import CheckpointStore
 
 NUM_SAMPLES = 40

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from trainwright import TrainingArguments
 from trainwright.checkpoint import remote as remote_module
 from trainwright.checkpoint.remote import RemoteStore
 from trainwright.checkpoint.store import CheckpointStore
@@ -108,6 +109,34 @@ def test_a_checkpoint_may_be_named_by_its_url(tmp_path: Path, url: str) -> None:
     for missing in (f"{url}/checkpoint-5", url):
         with pytest.raises(CheckpointNotFoundError, match="it has no manifest there"):
             trained(tmp_path / "third", None, missing)
+
+
+def test_output_dir_may_be_a_url(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_CACHE", str(tmp_path / "cache"))
+    whole = trained(tmp_path / "whole", None, None)
+    for last in (4, LAST):
+        again = make_trainer(
+            tmp_path, save_strategy="steps", save_steps=2, save_total_limit=1, max_steps=LAST, callbacks=[StopAt(last)]
+        )
+        again.args = again.args.__class__(**again.args.to_dict() | {"output_dir": url})
+        again.train(resume_from_checkpoint="auto")
+        assert Path(again.args.output_dir).parent == tmp_path / "cache" / "runs"
+        assert again.args.checkpoint_mirror == url
+        assert steps(url) == [last]
+        shutil.rmtree(tmp_path / "cache")
+    assert not differing(weights(again.model), weights(whole.model))
+
+
+def test_a_second_url_beside_that_of_output_dir_is_refused(url: str) -> None:
+    with pytest.raises(ArgumentError, match="A run has one URL"):
+        TrainingArguments(output_dir=url, checkpoint_mirror=f"{url}/other")
+    assert TrainingArguments(output_dir=url, checkpoint_mirror=url).checkpoint_mirror == url
+
+
+def test_a_key_in_the_url_of_output_dir_is_refused_and_told_nobody() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        TrainingArguments(output_dir="s3://me:secret-word@bucket/run")
+    assert "secret-word" not in str(caught.value)
 
 
 def away(*args: Any, **kwargs: Any) -> None:

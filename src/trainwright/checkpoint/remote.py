@@ -47,15 +47,9 @@ FIRST_PAUSE_S = 0.5
 # Files of a run beside its checkpoints that are copied too, and a directory of them.
 RUN_FILES = (JOURNAL_NAME, QUARANTINE_NAME, LEDGER_NAME)
 RUN_FOLDER = "incidents"
-_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _FOLDER = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
 
 FileSystem = Any  # fsspec's: an optional package has its class, and each store has its own
-
-
-def is_url(path: object) -> bool:
-    """Returns True for text such as `s3://bucket/run`, False for a path."""
-    return isinstance(path, str) and _URL.match(path) is not None
 
 
 def reason(error: BaseException) -> str:
@@ -111,7 +105,7 @@ class RemoteStore:
 
         The newest run is the one that wrote last; within one run the step decides, and no clock.
         """
-        found = [one for step in self._folders() if (one := self.manifest(step)) is not None]
+        found = [one for step in self.steps() if (one := self.manifest(step)) is not None]
         last: dict[str, float] = {}
         for one in found:
             last[one.run_id] = max(one.written_at, last.get(one.run_id, one.written_at))
@@ -128,7 +122,7 @@ class RemoteStore:
             return None
         return manifest if manifest is not None and manifest.step == step else None
 
-    def _folders(self) -> list[int]:
+    def steps(self) -> list[int]:
         """Returns the steps of all directories of checkpoints, complete or not."""
         return sorted(int(match[1]) for name in self.names() if (match := _FOLDER.match(name)))
 
@@ -223,7 +217,7 @@ class RemoteStore:
 
     def clean(self) -> None:
         """Removes what uploads and deletions have left that were cut off; only the holder of the URL may call it."""
-        for step in self._folders():
+        for step in self.steps():
             names = self.find(_name(step))
             if not names or (MARK_NAME in names and self.manifest(step) is None):
                 self.remove(step)

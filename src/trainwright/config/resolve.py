@@ -14,7 +14,7 @@ from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.average import parse_average
 from trainwright.config.behaviour import behaviour_of
-from trainwright.config.coerce import StepRange, parse_steps
+from trainwright.config.coerce import StepRange, parse_steps, staging_of
 from trainwright.config.enums import word
 from trainwright.config.fields import value_of
 from trainwright.config.protocol import Arguments
@@ -296,10 +296,13 @@ def mirror(args: Arguments, folder: str) -> plans.MirrorPlan | None:
         return None
     below = Path(folder).relative_to(args.output_dir).as_posix()
     speed = value_of(args, "mirror_max_mb_per_s")
+    limit = value_of(args, "mirror_total_limit")
+    if limit is None and args.output_dir == staging_of(url):  # the user's limit is that of the URL
+        limit = checkpoint(args).keep_last
     return plans.MirrorPlan(
         url=url.rstrip("/") if below == "." else f"{url.rstrip('/')}/{below}",
         every_s=value_of(args, "mirror_every"),
-        keep_last=value_of(args, "mirror_total_limit"),
+        keep_last=limit,
         bytes_per_s=None if speed is None else speed * 1e6,
     )
 

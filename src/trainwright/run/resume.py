@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright._types import DatasetLike, counted
+from trainwright._types import DatasetLike, counted, is_url
 from trainwright.checkpoint.checkpoint import Checkpoint
-from trainwright.checkpoint.remote import is_url
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.plans import OPEN_END, StepPlan
