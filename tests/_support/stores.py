@@ -14,7 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -27,7 +27,7 @@ class Store:
     """One kind of store: the packages that it needs, and a context that yields a fresh URL."""
 
     packages: tuple[str, ...]
-    url: Callable[[], contextmanager[str]]
+    url: Callable[[], AbstractContextManager[str]]
 
 
 def free_port() -> int:

@@ -16,6 +16,8 @@ from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.remote import MARK_NAME, RemoteStore
 from trainwright.errors import ArgumentError, CheckpointError, MissingPackageError
 
+from .._support.stores import fresh_url
+
 FILES = {"model.safetensors": b"weights" * 9_000, "empty.txt": b"", "rng/rng_state_0.pth": b"\0\1random"}
 
 
@@ -181,6 +183,44 @@ def test_a_process_that_ends_at_any_call_of_a_deletion_leaves_a_whole_checkpoint
         store.clean()
         is_there = bool(store.manifests())
         assert set(store.find("checkpoint-20")) == ({*FILES, MANIFEST_NAME} if is_there else set())
+
+
+@pytest.mark.process
+def test_the_parts_of_an_upload_that_was_cut_off_are_removed_from_s3(
+    servers: Callable[[str], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WRITE_BYTES", 5 << 20)  # the smallest part that S3 takes
+    with fresh_url("s3", servers) as url:
+        store = RemoteStore(url)
+        bucket, _, prefix = store._root.partition("/")
+
+        def unfinished() -> list[str]:
+            found = store._fs.call_s3("list_multipart_uploads", Bucket=bucket)
+            return [one["Key"] for one in found.get("Uploads", ())]
+
+        large = tmp_path / "checkpoint-7" / "model.safetensors"
+        large.parent.mkdir()
+        large.write_bytes(bytes(11 << 20))
+        manifest = Manifest(step=7, run_id="run", files=describe_files(large.parent))
+        sent: list[int] = []
+
+        def fails_late(num_bytes: int) -> None:
+            sent.append(num_bytes)
+            if sum(sent) > 8 << 20:
+                raise ConnectionError("reset")
+
+        failing = RemoteStore(url, pace=fails_late)
+        with pytest.raises(ConnectionError):
+            failing.upload(large.parent, manifest)
+        assert unfinished() == []  # discarded at once
+        parts = {"Bucket": bucket, "Key": f"{prefix}/checkpoint-7/model.safetensors"}
+        store._fs.call_s3("create_multipart_upload", **parts)  # as a killed process leaves it
+        store._fs.call_s3("create_multipart_upload", Bucket=bucket, Key="of/others.bin")
+        store.clean()
+        assert unfinished() == ["of/others.bin"]
+        assert store.find("checkpoint-7") == {}
+        store.upload(large.parent, manifest)
+        assert list(store.problems(manifest)) == []
 
 
 def test_clean_leaves_checkpoints_that_others_put_there(store_url: str, tmp_path: Path) -> None:

@@ -105,7 +105,8 @@ class RemoteStore:
 
         The newest run is the one that wrote last; within one run the step decides, and no clock.
         """
-        found = [one for step in self.steps() if (one := self.manifest(step)) is not None]
+        with ThreadPoolExecutor(NUM_AHEAD, thread_name_prefix="trainwright-manifests") as pool:
+            found = [one for one in pool.map(self.manifest, self.steps()) if one is not None]
         last: dict[str, float] = {}
         for one in found:
             last[one.run_id] = max(one.written_at, last.get(one.run_id, one.written_at))
@@ -337,7 +338,8 @@ class RemoteStore:
                     one.cancel()
 
     def _read(self, path: str, start: int, stop: int) -> bytes:
-        return self.retried(lambda: self._fs.cat_file(path, start=start, end=stop))
+        found: bytes = self.retried(lambda: self._fs.cat_file(path, start=start, end=stop))
+        return found
 
     def retried(self, call: Callable[[], Any]) -> Any:
         """Calls a function of the store up to 5 times, with growing pauses, until it raises no passing error."""
