@@ -232,6 +232,16 @@ class CheckpointPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorPlan:
+    """Settings of the copies under a URL."""
+
+    url: str  # such as s3://bucket/run
+    every_s: float | None = None  # least seconds between two checkpoints that are copied; None: each is
+    keep_last: int | None = None  # newest copies to keep, the best one included; None: all
+    bytes_per_s: float | None = None  # limit of the speed; None: no limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GuardPlan:
     """Policies for bad steps."""
 
