@@ -422,7 +422,7 @@ def _source(name: str, dataset: Any, id_column: str | None) -> SourceRows:
 
 def table_rows(dataset: Any) -> NDArray[np.int64] | None:
     """Returns the table row of each sample of a `datasets.Dataset` after a shuffle or a selection; None: all rows."""
-    chosen = getattr(dataset, "_indices", None)  # the package has no public name for it
+    chosen = dataset._indices  # the package has no public name for it
     return None if chosen is None else chosen.column(0).to_numpy().astype(np.int64)
 
 
