@@ -141,7 +141,7 @@ class FSDP2Engine(FSDPEngine):
 def pass_as_the_root(sharded: Any) -> None:  # Any: a module that torch gives another class
     """Passes through a sharded model without computing, so that torch takes it as the root of its modules from now on.
 
-    Otherwise the module whose forward pass comes first would be taken as the root.
+    Otherwise the module with the first forward pass would be taken as the root.
     """
     from torch.distributed.fsdp import register_fsdp_forward_method
 
@@ -247,7 +247,7 @@ def _shard_on_any_device(accelerator: Accelerator, plugin: FullyShardedDataParal
     if state.device.type == "cpu":
         state.device = torch.device("cpu")  # accelerate numbers it by process, and torch wants it without a number
     if mixed != "no" and plugin.fsdp_version == 2:
-        # What a model computes in fp32, such as its loss, stays so; `_return_fp32_outputs` converts the rest.
+        # Outputs in fp32, such as the loss, stay so; `_return_fp32_outputs` converts the rest.
         plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
 
 
@@ -349,7 +349,7 @@ def _final_norm(model: nn.Module) -> nn.Module | None:
 
 
 def check_wrapped_classes(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> None:
-    """Raises ModelError where the model lacks a class of layers that the plugin wraps, and names similar ones."""
+    """Raises ModelError if the model lacks a class of layers that the plugin wraps, and names similar ones."""
     there = {type(module).__name__.removeprefix("FSDP"): None for module in model.modules()}
     for name in [name for name in plugin.transformer_cls_names_to_wrap or () if name not in there]:
         near = difflib.get_close_matches(name, there, n=3, cutoff=0.4) or list(there)[:5]

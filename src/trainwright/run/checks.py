@@ -49,6 +49,7 @@ OWN_EXTENSIONS = (
     "ledger",
     "lease",
     "loss_scale",
+    "mirror",
     "quarantine",
     "recorded_metrics",
     "speed",

@@ -1,4 +1,4 @@
-"""Changes to a model for one run: each is applied before it and undone after it, where it can be undone.
+"""Changes to a model for one run: each is applied before it and undone after it if possible.
 
 Activation checkpointing, compiled blocks, fused kernels (Liger), noise on embeddings (NEFTune), detection of overflow,
 special tokens, state of recurrent models.
@@ -36,9 +36,9 @@ ATTENTION = "attention"  # value of the option `save`
 def checkpointed_activations(model: nn.Module, options: Options | None, *, pins_memory: bool = False) -> Iterator[None]:
     """Turns checkpointing on for a run and off after it, unless the user had turned it on already.
 
-    Of a model without transformers' methods for it, the layers in its ModuleLists (or Sequentials, if it has no list)
-    are checkpointed; without any it is a ModelError. `options` are `every_n_layers`, `offload`, `save`, and arguments
-    of torch's `checkpoint`. `pins_memory`: offloaded activations lie in pinned memory.
+    For a model without transformers' methods for it, the layers in its ModuleLists (or Sequentials, if it has no list)
+    are checkpointed; without any it is a ModelError. `options` are `every_n_layers`, `offload`, `save`, and
+    arguments of torch's `checkpoint`. `pins_memory`: offloaded activations are in pinned memory.
     """
     name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
     was_on = getattr(model, f"is_{name}_checkpointing", False)  # asking by the older name warns
@@ -261,7 +261,7 @@ def add_noise_to_embeddings(model: nn.Module, alpha: float) -> torch.utils.hooks
     """Adds noise of at most `alpha / sqrt(tokens x dimensions)` to the input embeddings, in training mode only.
 
     Returns:
-        The handle of the hook, whose `remove()` ends it.
+        The handle of the hook; `remove()` ends it.
     """
     find = getattr(core_model(model), "get_input_embeddings", None)
     if find is None:
@@ -312,7 +312,7 @@ def overflow_detection(model: nn.Module) -> Iterator[None]:
 def align_special_tokens(model: nn.Module, processing_class: object) -> dict[str, int]:
     """Sets pad, bos and eos in a model's configuration to the tokenizer's, if the tokenizer has them.
 
-    Further end tokens that the configuration lists stay. Returns what was changed. Not undone after training: the
+    Further end tokens that the configuration lists stay. Returns the changes. Not undone after training: the
     saved model must know the tokens it was trained with.
     """
     is_processor = is_instance_of(processing_class, "transformers.processing_utils", "ProcessorMixin")
