@@ -19,7 +19,7 @@ def python(code: str, **environment: str) -> str:
 
 def test_the_commands_are_those_that_the_issue_names() -> None:
     before = ["init", "check", "train", "resume", "runs", "report", "compare", "verify", "export"]
-    assert [*before, "push", "ctl", "ledger", "replay", "schema", "env"] == COMMANDS
+    assert [*before, "eval", "predict", "push", "ctl", "ledger", "replay", "schema", "env"] == COMMANDS
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

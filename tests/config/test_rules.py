@@ -462,6 +462,15 @@ CAUTION = [
 # rule: settings without effect, the nearest settings with one
 IDLE = [
     ("checkpointing_settings", {"activation_checkpointing_kwargs": {"a": 1}}, {"activation_checkpointing": True}),
+    (
+        "kept_activations_of_compiled_layers",
+        {
+            "activation_checkpointing": True,
+            "activation_checkpointing_kwargs": {"save": "attention"},
+            "torch_compile": True,
+        },
+        {"torch_compile": False},
+    ),
     ("tpu_metrics", {"debug": "tpu_metrics_debug"}, {"debug": ""}),
     ("timeout_of_workers", {"dataloader_timeout": 5.0}, {"dataloader_num_workers": 1}),
     ("liger_settings", {"liger_kernel_config": {"rope": True}}, {"use_liger_kernel": True}),

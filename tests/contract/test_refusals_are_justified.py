@@ -47,6 +47,7 @@ OURS = (
     "evaluation.eval_loop.StreamingMetric.result",  # metrics by batch
     "evaluation.eval_loop.PredictionAccumulator.output",  # a recorded number with the name of a metric
     "support.loss_kernels",
+    "support.patches._check_kept",  # activations that are kept
     "data.columns.named_columns",
     "data.columns.check_named",  # columns that a class or a collator names
     "loop.step.divide_by_items",
@@ -99,6 +100,7 @@ PASSED_ON = (
     "engine.sharded_state._write",
     "distributed.world.reading_launchers_variables",
     "run.checks.make_output_dir",
+    "run.refusal.with_known_keywords",  # a TypeError of Python itself there
 )
 
 ROWS = (

@@ -149,3 +149,28 @@ def test_rows_without_content_are_refused_where_the_number_of_rows_differs(tmp_p
         DataError, match=r"names train\[3\] without the content of the row, and the data has other rows"
     ):
         trained_numbers(tmp_path, Changing(ROWS[1:]))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (list, "id_column='nr' is not in row 0 of the source 'train'"),
+        (as_table, "id_column='nr' is not a column of the source 'train', which has"),
+        (lambda rows: {"a": rows, "b": [{**row, "nr": 0.5} for row in rows]}, "is not in row 0 of the source 'a'"),
+        (lambda rows: [{**row, "nr": 0.5} for row in rows], "holds 0.5 in row 0"),
+        (lambda rows: iter_stream(rows), "the training data is a stream"),
+    ],
+    ids=["list", "datasets", "mixture", "fraction", "stream"],
+)
+def test_an_id_column_that_names_no_rows_is_an_error_before_the_first_step(
+    make: Callable[[list[Any]], Data], said: str, tmp_path: Path
+) -> None:
+    def name_rows(one: Any) -> None:
+        one.args.id_column = "nr"
+
+    with pytest.raises(DataError, match=said):
+        trained_numbers(tmp_path, make(ROWS), before=name_rows, max_steps=2, num_train_epochs=1)
+
+
+def iter_stream(rows: list[Any]) -> Data:
+    return as_table(rows).to_iterable_dataset()

@@ -64,7 +64,7 @@ def kernel_that_takes(clock: Clock, seconds: float, factor: float = 1.0) -> loss
     return compute
 
 
-def row_of(choice: speed.Choice, name: str) -> measure.Row:
+def row_of(choice: measure.Choice, name: str) -> measure.Row:
     return next(row for row in choice.rows if row.lever == name)
 
 

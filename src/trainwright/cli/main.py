@@ -20,7 +20,7 @@ import typer
 import typer.core
 
 from trainwright import errors
-from trainwright._types import counted, hide, is_url, printable, write_text
+from trainwright._types import counted, hide, is_url, printable, replacing, write_text
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError
 from trainwright.support.log_handler import for_log
@@ -528,6 +528,82 @@ def ledger(
         echo(f"In quarantine in {quarantine}: {counted(len(found), 'sample')}.", err=True)
 
 
+Model = Annotated[Path, typer.Argument(help="A run, a checkpoint, or a model.", metavar="MODEL")]
+Task = Annotated[str | None, typer.Option(help="Task, without a run.", autocompletion=_tasks)]
+WhichWeights = Annotated[str, typer.Option(help="trained or average.", metavar="KIND")]
+
+
+def eval(
+    model: Model,
+    data: Annotated[Path, typer.Option(help="File with rows and their labels.")],
+    overrides: Overrides = None,
+    task: Task = None,
+    weights: WhichWeights = "trained",
+    hardest: Annotated[int, typer.Option(min=0, help="Rows to show by loss.", metavar="N")] = 10,
+    output: Output = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a trained model on other data."""
+    from trainwright.cli.tasks.applied import applied, rows_at
+    from trainwright.cli.tasks.evaluate import evaluate
+    from trainwright.cli.tasks.recipe_run import readable
+    from trainwright.report.evaluation_page import evaluation_page
+
+    with rows_at(data) as file, applied(model, file, task=task, overrides=overrides or (), weights=weights) as one:
+        if one.note:
+            echo(f"From {one.note}", err=True)
+        found = evaluate(one, num_hardest=hardest)
+    if as_json:
+        echo(_json(dataclasses.asdict(found)))
+        return
+    scores = readable({f"eval_{name}": value for name, value in found.metrics.items()})
+    echo(f"{counted(found.num_samples, 'sample')}: {scores}")
+    for row in found.hardest:
+        pair = f" {row['right']} -> {row['predicted']}" if "right" in row else ""
+        echo(f"{row['loss']:8.4g}  {row['name']}{pair}  {row['text']}")
+    path = output or Path("evaluation.html")
+    about = {name: value for name, value in dataclasses.asdict(found).items() if name not in ("task", "num_samples")}
+    note = f"{found.task}, {counted(found.num_samples, 'sample')} of {data}"
+    write_text(path, evaluation_page(title=f"Evaluation of {model}", note=note, **about))
+    echo(f"Written: {path}")
+
+
+def predict(
+    model: Model,
+    data: Annotated[Path, typer.Option(help="File with rows (-: stdin).", show_default=False)] = Path("-"),
+    out: Annotated[Path, typer.Option(help="JSON lines to write (-: stdout).", show_default=False)] = Path("-"),
+    overrides: Overrides = None,
+    task: Task = None,
+    weights: WhichWeights = "trained",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at a time.", metavar="N")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a generated text.", metavar="N")] = 64,
+) -> None:
+    """Write the predictions of a trained model, row by row."""
+    from trainwright.cli.tasks.applied import applied, rows_at
+    from trainwright.cli.tasks.predict import predict
+
+    with (
+        rows_at(data) as file,
+        applied(model, file, task=task, overrides=overrides or (), weights=weights) as one,
+    ):
+        if one.note:
+            echo(f"From {one.note}", err=True)
+        found = (
+            json.dumps(row, ensure_ascii=False)
+            for row in predict(one, batch_size=batch_size, max_new_tokens=max_new_tokens)
+        )
+        if str(out) == "-":
+            for line in found:
+                typer.echo(printable(line))
+            return
+        number = 0
+        with replacing(out) as partial, partial.open("w", encoding="utf-8") as target:
+            for line in found:
+                target.write(f"{line}\n")
+                number += 1
+    echo(f"Written: {out}, {counted(number, 'row')}")
+
+
 def ctl(
     run: Annotated[Path, typer.Argument(help="Output directory of a run with live_control=True.")],
     words: Annotated[
@@ -563,13 +639,13 @@ def env(as_json: AsJson = False) -> None:
 
 
 class OneScreen(typer.core.TyperGroup):
-    """Group of commands with help that fits on a screen: options of the shell's completion and -h are not listed."""
+    """Group of commands with help that fits on a screen: its own options are not listed."""
 
     def get_params(self, ctx: Any) -> list[Any]:  # classes of click, which some versions of typer bring along
         """Returns the options of the program itself."""
         params = super().get_params(ctx)
         for one in params:
-            if one.name in ("show_completion", "install_completion", "help"):
+            if one.name in ("show_completion", "install_completion", "version", "help"):
                 setattr(one, "hidden", True)  # noqa: B010 -- an option has it, other parameters do not
         return params
 
@@ -591,6 +667,8 @@ for _command in (
     compare,
     verify,
     export,
+    eval,
+    predict,
     push,
     ctl,
     ledger,

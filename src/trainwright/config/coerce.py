@@ -125,7 +125,7 @@ def _aliases(args: Arguments) -> Problems:
 
 
 def _converted(args: Arguments, names: Iterable[str], convert: Callable[[str, Any], object]) -> Problems:
-    """Sets fields to what `convert` makes of a name and a value; its ValueErrors are the problems."""
+    """Sets fields to the results of `convert(name, value)`; its ValueErrors are the problems."""
     problems = []
     for name in names:
         try:
@@ -140,7 +140,7 @@ def _enums(args: Arguments) -> Problems:
 
 
 def as_enum(name: str, value: Any) -> Any:  # Any: a word or a member of any enum; a member of the field's enum
-    """The value of a field as a member of its enum; older words mean what they mean today. Raises ArgumentError."""
+    """The value of a field as a member of its enum; older words are translated. Raises ArgumentError."""
     word = value.value if isinstance(value, Enum) else value  # by value, so that the enums of transformers serve too
     older = SETTINGS[name].older_values
     if isinstance(word, str) and word in older:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
-from trainwright.config.average import parse_average
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.coerce import StepRange, parse_steps, staging_of
 from trainwright.config.enums import word
@@ -327,7 +326,11 @@ def guard(args: Arguments) -> plans.GuardPlan:
 def average(args: Arguments) -> plans.AveragePlan | None:
     """Returns the average of the weights that is kept; None without `average`."""
     wanted = value_of(args, "average")
-    return None if wanted is None else parse_average(wanted)
+    if wanted is None:
+        return None
+    from trainwright.config.average import parse_average
+
+    return parse_average(wanted)
 
 
 def profiled(args: Arguments) -> StepRange | None:

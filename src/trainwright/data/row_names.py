@@ -98,7 +98,7 @@ class IndexedRows(SourceRows):
 
     def name_of(self, place: int) -> SampleId:
         row = place if self._indices is None else int(self._indices[place])
-        return SampleId(self.name, row, key=None if self._id_column is None else self._keys[place])
+        return SampleId(self.name, row, key=None if self._id_column is None else self._key_at(place))
 
     def places_of(self, name: SampleId) -> Sequence[int]:
         assert self.size is not None
@@ -136,29 +136,43 @@ class IndexedRows(SourceRows):
             )
         return is_stable
 
-    @cached_property
-    def _keys(self) -> Sequence[str | int]:
+    def _key_at(self, place: int) -> str | int:
+        """Returns the id of a sample; raises DataError if its row has none."""
         column = self._id_column
         assert column is not None
-        if hasattr(self._dataset, "column_names"):
-            if column not in self._dataset.column_names:
-                raise DataError(
-                    f"id_column={column!r} is not a column of the source {self.name!r}, which has "
-                    f"{', '.join(self._dataset.column_names)}."
-                )
-            keys = self._dataset.with_format(None)[column][:]
+        if self._column is not None:
+            key = self._column[place]
         else:
-            keys = [_value(self._read(place), column, self.name) for place in range(len(self._dataset))]
-        wrong = next((key for key in keys if not isinstance(key, str | int) or isinstance(key, bool)), None)
-        if wrong is not None:
+            with drawing_apart():
+                row = self._read(place)
+            try:
+                key = row[column]
+            except (KeyError, TypeError, IndexError):
+                raise DataError(f"id_column={column!r} is not in row {place} of the source {self.name!r}.") from None
+            key = key.item() if hasattr(key, "item") else key
+        if not isinstance(key, str | int) or isinstance(key, bool):
             raise DataError(
-                f"id_column={column!r} holds {wrong!r} in the source {self.name!r}; ids are texts or whole numbers."
+                f"id_column={column!r} holds {key!r} in row {place} of the source {self.name!r}; ids are texts or "
+                "whole numbers."
             )
-        return keys  # type: ignore[no-any-return]
+        return key
+
+    @cached_property
+    def _column(self) -> Sequence[Any] | None:
+        """The ids of a `datasets.Dataset`; None for other datasets, whose rows are read one by one."""
+        column = self._id_column
+        if column is None or not hasattr(self._dataset, "column_names"):
+            return None
+        if column not in self._dataset.column_names:
+            raise DataError(
+                f"id_column={column!r} is not a column of the source {self.name!r}, which has "
+                f"{', '.join(self._dataset.column_names)}."
+            )
+        return self._dataset.with_format(None)[column][:]  # type: ignore[no-any-return]
 
     @cached_property
     def _places_by_key(self) -> Mapping[object, Sequence[int]]:
-        return _places(self._keys)
+        return _places([self._key_at(place) for place in range(len(self._dataset))])
 
     @cached_property
     def _places_by_index(self) -> Mapping[object, Sequence[int]]:
@@ -421,14 +435,6 @@ def _reader(dataset: Any) -> Callable[[int], Any]:
         inner = _reader(dataset.dataset)
         return lambda place: inner(int(dataset.indices[place]))
     return lambda place: dataset[place]
-
-
-def _value(row: Any, column: str, source: str) -> Any:
-    try:
-        value = row[column]
-    except (KeyError, TypeError, IndexError):
-        raise DataError(f"id_column={column!r} is not in a row of the source {source!r}.") from None
-    return value.item() if hasattr(value, "item") else value
 
 
 def _places(values: Sequence[Any]) -> Mapping[object, Sequence[int]]:

@@ -209,8 +209,9 @@ def set_rate(optimizer: Optimizer, scheduler: LRScheduler, rate: float) -> None:
             group["lr"].mul_(factor)
         else:
             group["lr"] = group["lr"] * factor
-    if hasattr(scheduler, "_last_lr"):
-        scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": [float(group["lr"]) for group in groups]})
+    state = scheduler.state_dict()
+    if "_last_lr" in state:
+        scheduler.load_state_dict({**state, "_last_lr": [float(group["lr"]) for group in groups]})
 
 
 def __getattr__(name: str) -> Any:  # a class or a function of transformers

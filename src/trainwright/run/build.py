@@ -503,9 +503,15 @@ def patched(
             from trainwright.support.loss_kernels import without_logits
 
             runs_triton = kind_of(engine.device).runs_triton
-            obstacle = engine.changes_layers
             enter(
-                without_logits(model, kernel, keeps_outputs=keeps_outputs, obstacle=obstacle, runs_triton=runs_triton)
+                without_logits(
+                    model,
+                    kernel,
+                    keeps_outputs=keeps_outputs,
+                    obstacle=engine.hides_output_layer,
+                    runs_triton=runs_triton,
+                    agree=engine.agree,
+                )
             )
         if "underflow_overflow" in args.debug:
             enter(patches.overflow_detection(model))

@@ -29,6 +29,7 @@ from trainwright.config.fields import batch_formers, value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.start import needs_length
 from trainwright.data.mixture import MixtureDataset, as_mixture
+from trainwright.data.row_names import row_names
 from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError, did_you_mean
 from trainwright.loop.extension import Extension
 from trainwright.support import model_facts
@@ -115,7 +116,7 @@ def explain_loss(loss: object, model: Model, error: Exception) -> None:
     raise ModelError(
         f"The loss of {name} has no gradient: no trainable weight takes part in it. It may be computed under "
         "torch.no_grad(), from .detach(), .item() or numpy, or from outputs that only frozen layers make; with "
-        "gradient_checkpointing and frozen embeddings call model.enable_input_require_grads()."
+        "activation_checkpointing and frozen embeddings call model.enable_input_require_grads()."
     ) from error
 
 
@@ -228,13 +229,21 @@ def mixed(args: Any, train_dataset: DatasetLike) -> DatasetLike:
 
 
 def check_id_column(args: Any, train_dataset: DatasetLike) -> None:
-    """Raises DataError for an id column of a stream, whose rows pass by and are not read again for their ids."""
+    """Raises DataError for an id column that the first row of a source lacks.
+
+    So it does for a stream, whose rows pass by and are not read again for their ids.
+    """
     column = resolve.id_column(args)
-    if column is not None and isinstance(train_dataset, IterableDataset):
+    if column is None or train_dataset is None:
+        return
+    if isinstance(train_dataset, IterableDataset):
         raise DataError(
             f"id_column={column!r} names rows that can be read by index, and the training data is a stream. Leave it "
             "out: samples of a stream are named by source and place, and trainer.quarantine takes a column itself."
         )
+    for source in row_names(train_dataset, id_column=column).sources:
+        if source.size:
+            source.name_of(0)
 
 
 def check_mixture(args: Any, train_dataset: DatasetLike) -> None:

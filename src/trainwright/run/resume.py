@@ -417,9 +417,14 @@ def apply_new_settings(
         if length > then.num_steps > 0:
             warn_small_rate(scheduler, args, before=then.num_steps, now=length)
     if num_steps != then.num_steps and then.num_steps > 0 and OPEN_END not in (num_steps, then.num_steps):
-        how = "" if is_own or is_new else "; the rate continues from where it stands to the new end, without a jump"
-        name = "max_steps" if changed.get("max_steps") == lengths else "length"
-        lines.append(f"{name} {then.num_steps} -> {counted(num_steps, 'step')}{how}")
+        how = "" if is_own or is_new else "; the rate continues from its present value to the new end, without a jump"
+        new_length = f"{then.num_steps} -> {counted(num_steps, 'step')}{how}"
+        if "num_train_epochs" in changed:  # one line for both
+            is_of_epochs = [line.startswith("num_train_epochs ") for line in lines]
+            lines[is_of_epochs.index(True)] += f", {new_length}"
+        else:
+            name = "max_steps" if changed.get("max_steps") == lengths else "length"
+            lines.append(f"{name} {new_length}")
     return lines
 
 

@@ -60,6 +60,11 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [tokenizer.convert_tokens_to_ids(mark) for mark in found]  # type: ignore[misc]
 
 
+def rendered_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
+    """Returns messages as the template writes them, up to where the answer begins; ConversationError: it refuses."""
+    return _rendered(tokenizer, messages, prompt=True)
+
+
 class AnswerMask:
     """Converts conversations to ids and labels; only tokens of answers have a label that carries loss.
 

@@ -50,6 +50,21 @@ class Shape:
 
     def messages(self, row: Mapping[str, object]) -> list[Message]:
         """Returns the messages of a row; ConversationError: it is no conversation."""
+        found = self._read(row, with_output=True)
+        if not any(turn["role"] == "assistant" and (turn["content"] or turn.get("tool_calls")) for turn in found):
+            raise ConversationError("it has no answer")
+        return found
+
+    def prompt(self, row: Mapping[str, object]) -> list[Message]:
+        """Returns the messages before the last answer, which may be missing; ConversationError: there are none."""
+        found = self._read(row, with_output=False)
+        while found and found[-1]["role"] == "assistant":
+            found.pop()
+        if not found:
+            raise ConversationError("it has no message to answer")
+        return found
+
+    def _read(self, row: Mapping[str, object], *, with_output: bool) -> list[Message]:
         cells = {role: row.get(name) for role, name in self.columns.items()}
         if "messages" in cells:
             found = _turns(cells["messages"], "user")
@@ -57,12 +72,11 @@ class Shape:
             asked = [cells["instruction"], *([cells["input"]] if cells.get("input") else [])]
             if len(asked) > 1 and all(isinstance(cell, str) for cell in asked):
                 asked = ["\n\n".join(map(str, asked))]
-            found = [turn for cell in asked for turn in _turns(cell, "user")] + _turns(cells["output"], "assistant")
+            found = [turn for cell in asked for turn in _turns(cell, "user")]
+            found += _turns(cells["output"], "assistant") if with_output else []
         system = cells.get("system") or self.system
         if system and found and found[0]["role"] != "system":
             found.insert(0, {"role": "system", "content": str(system)})
-        if not any(turn["role"] == "assistant" and (turn["content"] or turn.get("tool_calls")) for turn in found):
-            raise ConversationError("it has no answer")
         return found
 
 

@@ -274,11 +274,9 @@ def image_classification(material: TaskSource, args: TrainingArguments) -> TaskO
     """Makes the objects of an image classification."""
     labels = find_labels(material, "label")
     config = load_config(material, **labels.for_config)
-    processor = _processor(material)
-    column = material.recipe.column("image")
+    processor = image_processor(material)
     label_column = material.recipe.column("label")
-    is_of_pixels = is_range(column)
-    reader = _of_pixels(material, column, config) if is_of_pixels else _of_files(material, column, processor, config)
+    reader = image_reader(material, processor, config)
     parts = {
         name: Images(rows, origin_of(material, rows), reader, label_column, labels) for name, rows in material.parts
     }
@@ -296,7 +294,17 @@ def image_classification(material: TaskSource, args: TrainingArguments) -> TaskO
     )
 
 
-def _processor(material: TaskSource) -> BaseImageProcessor | None:
+def image_reader(
+    material: TaskSource, processor: BaseImageProcessor | None, config: ModelConfig
+) -> Callable[[Row], Pixels]:
+    """Returns the function that makes pixels of a row."""
+    column = material.recipe.column("image")
+    if is_range(column):
+        return _of_pixels(material, column, config)
+    return _of_files(material, column, processor, config)
+
+
+def image_processor(material: TaskSource) -> BaseImageProcessor | None:
     """Loads the model's image processor; None for a model from scratch."""
     import transformers
 

@@ -1,4 +1,4 @@
-"""Advice: settings that have no effect beside the others. Said once when training starts, never an error."""
+"""Advice: settings that have no effect next to others. Logged once when training starts, never an error."""
 
 from __future__ import annotations
 
@@ -52,6 +52,14 @@ for _called, _setting, _switch in (
     ("generation_configuration", "generation_config", "predict_with_generate"),
 ):
     rule(Stage.ADVICE, _setting, _switch, called=_called)(partial(_without, name=_setting, switch=_switch))
+
+
+@rule(Stage.ADVICE, "activation_checkpointing_kwargs", "torch_compile")
+def kept_activations_of_compiled_layers(args: Arguments) -> str | None:
+    options = value_of(args, "activation_checkpointing_kwargs") or {}
+    if "save" not in options or not value_of(args, "torch_compile"):
+        return None
+    return "save in activation_checkpointing_kwargs has no effect with torch_compile, which hides what layers compute."
 
 
 def _idle(name: str, members: tuple[str, ...], where: str, *switches: str) -> None:

@@ -9,7 +9,6 @@ from numbers import Real
 from typing import Any
 
 from trainwright._types import without_tokens
-from trainwright.config.average import parse_average
 from trainwright.config.coerce import parse_factor, parse_share, parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import SETTINGS, batch_formers, value_of
@@ -62,9 +61,12 @@ def profiled_steps(args: Arguments) -> str | None:
 @rule(Stage.CONSTRUCTION, "average")
 def known_average(args: Arguments) -> str | None:
     wanted = value_of(args, "average")
+    if wanted is None:
+        return None
+    from trainwright.config.average import parse_average
+
     try:
-        if wanted is not None:
-            parse_average(wanted)
+        parse_average(wanted)
     except ValueError as error:
         return f"average={wanted!r}: {error}"
     return None
@@ -95,6 +97,7 @@ def best_by_the_average(args: Arguments) -> str | None:
 LEVERS = (
     "attn_implementation",
     "dataloader_num_workers",
+    "eval_sampling_strategy",
     "gradient_accumulation_steps",
     "loss_kernel",
     "optim",

@@ -22,9 +22,10 @@ CURE = (
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Samples to exclude, and sentences about the ones that are not where they were."""
+    """Samples to exclude, their names, and sentences about the ones that are not where they were."""
 
     samples: frozenset[Sample]
+    names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -57,7 +58,13 @@ def find_samples(quarantined: Quarantined, dataset: DatasetLike, names: RowNames
             f"{QUARANTINE_NAME} names {listed(found.unmatched)} without the content of "
             f"{'the row' if len(found.unmatched) == 1 else 'the rows'}, and the data has other rows now. {CURE}"
         )
-    return Found(frozenset(samples), tuple(notes))
+    shown = tuple(_text(sample, names) for sample in sorted(samples, key=str))
+    return Found(frozenset(samples), shown, tuple(notes))
+
+
+def _text(sample: Sample, names: RowNames) -> str:
+    """Returns the name of a sample for a message: of one that a column names, the value."""
+    return str(sample[1]) if isinstance(sample, tuple) else str(names.name_of(sample))
 
 
 def notes_of(found: Followed) -> list[str]:

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 from trainwright._types import DataLoaderLike, DatasetLike, counted, has_length
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.data.identity import listed
 from trainwright.data.loader import Loader
 from trainwright.data.positions import position_of
 from trainwright.data.quarantine import (
@@ -73,8 +74,9 @@ class Quarantine(Extension):
                 " The order is a sampler's or one of batches formed by length: an epoch keeps its number of batches."
             )
         logger.warning(
-            "In quarantine: %s (%s in %s)%s.%s",
+            "In quarantine: %s, %s (%s in %s)%s.%s",
             counted(len(excluded), "sample"),
+            listed(found.names),
             QUARANTINE_NAME,
             self._folder,
             f", of {num_samples} in the training data" if num_samples else "",

@@ -1,0 +1,179 @@
+"""A trained model in the recipe of its run, with other data: what `trainwright eval` and `predict` work with."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainwright._types import JSONObject, read_json
+from trainwright.checkpoint.weights import ADAPTER_FILES, export_model, weight_files
+from trainwright.cli.recipe.recipe_reader import checked, read_tree
+from trainwright.cli.recipe.schema import TASKS, Recipe
+from trainwright.cli.recipe.yaml_tree import Tree
+from trainwright.cli.tasks.export import CONFIG_NAME, chosen, chosen_checkpoint, export_average, merge
+from trainwright.cli.tasks.recipe_run import RECIPE_NAME
+from trainwright.cli.tasks.source import SUFFIXES
+from trainwright.config.arguments import TrainingArguments
+from trainwright.engine import sharded_state
+from trainwright.errors import ArgumentError, CheckpointNotFoundError, DataError
+
+# Settings of a run that still hold for a finished model.
+KEPT_SETTINGS = (
+    "bf16",
+    "bf16_full_eval",
+    "fp16",
+    "fp16_full_eval",
+    "generation_max_length",
+    "generation_num_beams",
+    "id_column",
+    "include_for_metrics",
+    "per_device_eval_batch_size",
+    "predict_with_generate",
+    "seed",
+    "use_cpu",
+)
+OF_TRAINING_DATA = ("sources", "eval", "dataset", "subset", "max_train_rows", "max_eval_rows", "chat_template")
+WITH_LABELS = ("label", "tags")
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A model and what it is applied to.
+
+    Attributes:
+        recipe: of the run; its data are those given now, and its model is the trained one.
+        tree: of the recipe, with the places of its entries.
+        place: directory with whole weights, tokenizer and configuration.
+        note: which checkpoint of a run was taken, and why; "" if there was no choice.
+    """
+
+    recipe: Recipe
+    tree: Tree
+    place: Path
+    note: str
+
+
+@contextmanager
+def applied(
+    model: Path, data: Path, *, task: str | None, overrides: Sequence[str] = (), weights: str = "trained"
+) -> Iterator[Applied]:
+    """Opens a model for other data; within the context its weights are whole and without an adapter beside them.
+
+    Args:
+        model: directory of a run that `trainwright train` wrote, one of its checkpoints, or a directory with a model.
+        data: file with rows, or a directory of images.
+        task: of a model without a recipe; with one it must be the same, or None.
+        overrides: entries in place of the recipe's, as after `--set`.
+        weights: "trained" or "average".
+
+    Raises:
+        CheckpointNotFoundError: there is no such directory.
+        ArgumentError: there is no recipe and no task.
+        RecipeError: the recipe does not fit.
+    """
+    if not model.is_dir():
+        raise CheckpointNotFoundError(f"There is no directory {model}.")
+    if weights not in ("trained", "average"):
+        raise ArgumentError(f"--weights {weights}: write trained or average.")
+    source, why = chosen(model) if weights == "trained" else chosen_checkpoint(model)
+    note = f"{source}: {why}" if why else ""
+    with tempfile.TemporaryDirectory() as scratch:
+        place = _whole(source, Path(scratch) / "model", weights=weights)
+        tree = _tree(model, task, overrides, scratch=Path(scratch))
+        _point(tree, data, place, output_dir=Path(scratch) / "out")
+        yield Applied(checked(tree, Path.cwd()), tree, place, note)
+
+
+@contextmanager
+def rows_at(data: Path) -> Iterator[Path]:
+    """Opens a file of rows; "-" copies standard input to a file, whose suffix tells JSON lines from lines of text.
+
+    Raises:
+        DataError: there is no such file, or nothing came.
+    """
+    if str(data) != "-":
+        if not data.exists():
+            raise DataError(f"There is no file {data}.")
+        yield data
+        return
+    content = sys.stdin.read()
+    if not content.strip():
+        raise DataError("Standard input is empty. Write a row on each line, or name a file with --data.")
+    suffix = "jsonl" if content.lstrip().startswith("{") else "txt"
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / f"stdin.{suffix}"
+        path.write_text(content, encoding="utf-8")
+        yield path
+
+
+def _whole(source: Path, folder: Path, *, weights: str) -> Path:
+    """Returns a directory with whole weights: the source itself where it has them."""
+    if weights == "average":
+        export_average(source, folder)
+        source = folder
+        folder = folder.with_name("merged")
+    if any((source / name).is_file() for name in ADAPTER_FILES):
+        merge(source, folder)
+        return folder
+    if not weight_files(source) and sharded_state.has_weights(source):
+        export_model(source, folder, parts=sharded_state)
+        return folder
+    return source
+
+
+def _tree(model: Path, task: str | None, overrides: Sequence[str], *, scratch: Path) -> Tree:
+    """Reads the recipe of a run or of the run of a checkpoint; without one that of the task."""
+    places = (model / RECIPE_NAME, model.absolute().parent / RECIPE_NAME)
+    path = next((one for one in places if one.is_file()), None)
+    if path is None:
+        if task is None:
+            raise ArgumentError(
+                f"{model} has no {RECIPE_NAME}, so its task is not known. Name it with --task: {', '.join(TASKS)}."
+            )
+        path = scratch / RECIPE_NAME
+        path.write_text(f"task: {task}\n", encoding="utf-8")
+    tree = read_tree(path, overrides)
+    if task is not None and tree.value.get("task") != task:
+        raise ArgumentError(f"--task {task}, and {path} is of a model for {tree.value.get('task')}. Leave --task out.")
+    return tree
+
+
+def _point(tree: Tree, data: Path, place: Path, *, output_dir: Path) -> None:
+    """Points a recipe at a trained model and at other data; entries that only hold for training are removed."""
+    value = tree.value
+    rows: JSONObject = dict(value["data"]) if isinstance(value.get("data"), dict) else {}
+    training: JSONObject = dict(value.get("training") or {})
+    value["data"] = {name: entry for name, entry in rows.items() if name not in OF_TRAINING_DATA}
+    if any(suffix in SUFFIXES for suffix in data.suffixes) or data.is_dir():
+        value["data"].pop("format", None)
+    value["training"] = {name: entry for name, entry in training.items() if name in KEPT_SETTINGS}
+    value["model"] = {}
+    for name in ("lora", "launch"):
+        value.pop(name, None)
+    labels = _labels(place)
+    has_labels = any(role in WITH_LABELS for role in TASKS[value["task"]].needs) and value["task"] != "regression"
+    if has_labels and labels and value["data"].get("labels") is None:
+        tree.set(("data", "labels"), labels, origin=str(place / CONFIG_NAME))
+    tree.set(("data", "train"), [str(data.absolute())], origin="--data")
+    tree.set(("data", "eval_share"), 0, origin="--data")
+    tree.set(("model", "path"), str(place.absolute()), origin=str(place))
+    for name, setting in {"output_dir": str(output_dir), "report_to": "none", "disable_tqdm": True}.items():
+        tree.set(("training", name), setting, origin="--data")
+
+
+def _labels(place: Path) -> list[str]:
+    """Returns the names of a model's labels, in the order of their numbers; none where it has none."""
+    config = place / CONFIG_NAME
+    named = read_json(config, max_bytes=1 << 24).get("id2label") if config.is_file() else None
+    return [str(named[number]) for number in sorted(named, key=int)] if isinstance(named, dict) else []
+
+
+def arguments_of(one: Applied) -> TrainingArguments:
+    """Returns the arguments of an evaluation."""
+    from trainwright.cli.recipe.recipe_reader import arguments_class
+
+    return arguments_class(generates=one.recipe.spec.generates)(**one.recipe.training)

@@ -1,0 +1,153 @@
+"""`trainwright eval`: the metrics of a trained model on other data, its confusion matrix, and its hardest rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainwright._types import IGNORE_INDEX, JSONObject
+from trainwright.callbacks.progress import PrinterCallback
+from trainwright.cli.tasks import task_builders
+from trainwright.cli.tasks.applied import Applied, arguments_of
+from trainwright.cli.tasks.models import quiet_transformers
+from trainwright.cli.tasks.source import Row, TaskSource, load
+from trainwright.cli.tasks.task_objects import TaskObjects
+from trainwright.support.model_facts import shifts_labels
+
+LONGEST_TEXT = 200
+OF_LABELS = ("text-classification", "image-classification", "token-classification")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Results of an evaluation.
+
+    Attributes:
+        task: of the model.
+        num_samples: samples that were evaluated.
+        metrics: by name, without a prefix.
+        labels: names of the labels; empty where the task has none.
+        confusion: number of samples (of tags: words) by right label, then by predicted label; empty without labels.
+        hardest: rows with the largest losses, the largest first: name, loss, text, and right and predicted label.
+    """
+
+    task: str
+    num_samples: int
+    metrics: dict[str, float]
+    labels: list[str] = field(default_factory=list)
+    confusion: list[list[int]] = field(default_factory=list)
+    hardest: list[JSONObject] = field(default_factory=list)
+
+
+def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
+    """Evaluates a trained model as its run evaluates.
+
+    Args:
+        one: the model and its data, which must have labels.
+        num_hardest: rows in `hardest`; 0 leaves out the second pass over the data that finds them, and the matrix.
+
+    Raises:
+        RecipeError: the data do not fit the task of the model.
+    """
+    from trainwright.seq2seq_trainer import Seq2SeqTrainer
+    from trainwright.trainer import Trainer
+
+    args = arguments_of(one)
+    material = load(one.recipe, one.tree)
+    build: Callable[..., TaskObjects] = getattr(task_builders, one.recipe.task.replace("-", "_"))
+    with quiet_transformers():
+        parts = build(material, args)
+    trainer = (Seq2SeqTrainer if one.recipe.spec.generates else Trainer)(
+        model=parts.model,
+        args=args,
+        data_collator=parts.data_collator,
+        eval_dataset=parts.train,
+        processing_class=parts.processing_class,
+        compute_metrics=parts.compute_metrics,
+        preprocess_logits_for_metrics=parts.preprocess_logits,
+    )
+    trainer.remove_callback(PrinterCallback)  # the caller shows the metrics
+    found = trainer.evaluate()
+    metrics = {name.removeprefix("eval_"): value for name, value in found.items() if name != "epoch"}
+    config: Any = parts.model.config  # each kind of model has its own class
+    names = list(config.id2label.values()) if one.recipe.task in OF_LABELS else []
+    if num_hardest == 0:
+        return Evaluation(task=one.recipe.task, num_samples=len(parts.train), metrics=metrics, labels=names)
+    losses, confusion, guesses = _second_pass(trainer, num_labels=len(names))
+    hardest = []
+    for place in np.argsort(-losses, kind="stable")[:num_hardest].tolist():
+        name = parts.train.origin.names[place]
+        row: JSONObject = {"name": str(name), "loss": float(losses[place]), "text": _text(material, name)}
+        if guesses:
+            right, guessed = guesses[place]
+            row |= {"right": names[right], "predicted": names[guessed]}
+        hardest.append(row)
+    return Evaluation(
+        task=one.recipe.task,
+        num_samples=len(parts.train),
+        metrics=metrics,
+        labels=names,
+        confusion=confusion.tolist() if names else [],
+        hardest=hardest,
+    )
+
+
+def _second_pass(trainer: Any, *, num_labels: int) -> tuple[np.ndarray[Any, Any], Any, list[tuple[int, int]]]:
+    """Returns the loss of each sample, the confusion matrix, and right and guessed label where a sample has one."""
+    model = trainer.model.eval()
+    shifts = shifts_labels(model, declared_only=False)
+    losses: list[float] = []
+    guesses: list[tuple[int, int]] = []
+    confusion = np.zeros((num_labels, num_labels), dtype=np.int64)
+    for batch in trainer.get_eval_dataloader():
+        inputs = trainer._prepare_inputs(batch)
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            logits = model(**inputs).logits
+        labels = inputs["labels"]
+        losses += losses_of_samples(logits, labels, shifts=shifts).tolist()
+        if num_labels:
+            guessed = logits.argmax(dim=-1)
+            counts = labels != IGNORE_INDEX
+            pairs = torch.stack([labels[counts], guessed[counts]], dim=1).tolist()
+            for right, guess in pairs:
+                confusion[right, guess] += 1
+            guesses += [(right, guess) for right, guess in pairs] if labels.ndim == 1 else []
+    return np.nan_to_num(np.asarray(losses), nan=np.inf), confusion, guesses
+
+
+def losses_of_samples(logits: torch.Tensor, labels: torch.Tensor, *, shifts: bool) -> torch.Tensor:
+    """Returns the loss of each sample: the mean cross-entropy of its labels, or the squared error of a number.
+
+    Args:
+        logits: (batch, labels), (batch, tokens, labels), or (batch, 1) of numbers.
+        labels: (batch) or (batch, tokens); `IGNORE_INDEX` does not count.
+        shifts: the label of a token is the next token.
+
+    Returns:
+        Shape (batch), fp32; 0 for a sample without a label.
+    """
+    logits = logits.float()
+    if labels.is_floating_point():
+        return (logits.squeeze(-1) - labels) ** 2
+    if labels.ndim == 1:
+        return nn.functional.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORE_INDEX)
+    if shifts:
+        logits = logits[:, :-1]
+        labels = labels[:, 1:]
+    each = nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=IGNORE_INDEX)
+    return each.sum(dim=1) / (labels != IGNORE_INDEX).sum(dim=1).clamp(min=1)
+
+
+def _text(material: TaskSource, name: Any) -> str:
+    """Returns the beginning of a row's inputs."""
+    row: Row = next((row for row in material.train if row.name.row == name.row and row.name.file == name.file), {})
+    spec = material.recipe.spec
+    columns = [material.recipe.column(role) for role in (*spec.needs, *spec.takes) if role not in ("label", "tags")]
+    cells = [row[column] for column in columns if row.get(column) is not None]
+    text = " | ".join(" ".join(map(str, cell)) if isinstance(cell, list) else str(cell) for cell in cells)
+    return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 3]}..."

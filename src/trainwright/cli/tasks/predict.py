@@ -1,0 +1,235 @@
+"""`trainwright predict`: labels, scores, numbers, tags or texts of a trained model, a JSON object for each row.
+
+Inputs are made as in training, of the same columns; columns with labels need not be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeAlias
+
+import torch
+
+from trainwright._types import JSONObject
+from trainwright.cli.tasks.applied import Applied, arguments_of
+from trainwright.cli.tasks.chat import rendered_prompt
+from trainwright.cli.tasks.conversations import ConversationError, find_shape
+from trainwright.cli.tasks.models import load_config, load_model, max_length, quiet_transformers
+from trainwright.cli.tasks.source import Row, TaskSource, file_names, read_rows, texts
+from trainwright.cli.tasks.task_builders import image_processor, image_reader
+from trainwright.errors import DataError, did_you_mean
+from trainwright.hub.access import without_retries
+
+Predict: TypeAlias = Callable[[list[Row]], list[JSONObject]]
+Loaded: TypeAlias = Any  # a model or tokenizer of transformers: each class has its own methods
+MARKS = 8  # guesses for a hidden word
+
+
+def predict(one: Applied, *, batch_size: int | None = None, max_new_tokens: int = 64) -> Iterator[JSONObject]:
+    """Yields the prediction of each row, in the order of the file.
+
+    Args:
+        one: the model and its data.
+        batch_size: rows at a time; None: `per_device_eval_batch_size` of the run.
+        max_new_tokens: of a text that is generated.
+
+    Yields:
+        `row` (from 1) and by task `label`, `score` and `scores`; `value`; `tags` and `scores`; `text`; `answer`.
+
+    Raises:
+        DataError: a column is missing, or a row cannot be read.
+    """
+    args = arguments_of(one)
+    material = TaskSource(one.recipe, one.tree, [], [])
+    size = batch_size or args.per_device_eval_batch_size
+    rows = _rows(material)
+    first = next(rows, None)
+    if first is None:
+        raise DataError("There is no row to predict for.")
+    _check_columns(material, first)
+    with quiet_transformers(), without_retries():
+        work = _Predictor(material, torch.device(args.device), max_new_tokens=max_new_tokens)
+    every = _chain(first, rows)
+    number = 0
+    while batch := list(islice(every, size)):
+        with torch.no_grad():
+            for found in work.by_task(batch):
+                number += 1
+                yield {"row": number, **found}
+
+
+def _rows(material: TaskSource) -> Iterator[Row]:
+    data = material.recipe.data
+    for path, shown in file_names(data).items():
+        yield from read_rows(path, data, file=shown)
+
+
+def _chain(first: Row, others: Iterable[Row]) -> Iterator[Row]:
+    yield first
+    yield from others
+
+
+def _check_columns(material: TaskSource, row: Row) -> None:
+    """Raises DataError where a column of inputs is missing; labels are not needed."""
+    recipe = material.recipe
+    inputs = [role for role in recipe.spec.needs if role in ("text", "words", "source", "image")]
+    inputs += [role for role in recipe.spec.takes if role == "text_pair" and material.has(role)]
+    for role in inputs:
+        name = recipe.column(role)
+        if name not in row and not (role == "image" and "-" in name):
+            there = ", ".join(map(str, list(row)[:20]))
+            raise DataError(
+                f"No column is called {name!r}, which the model reads as {role}.{did_you_mean(name, list(row))} There "
+                f"are: {there}. Name it with --set data.columns.{role}=COLUMN."
+            )
+
+
+class _Predictor:
+    """A loaded model, and one method for each task."""
+
+    def __init__(self, material: TaskSource, device: torch.device, *, max_new_tokens: int) -> None:
+        from transformers import AutoTokenizer
+
+        self._material = material
+        self._device = device
+        self._max_new_tokens = max_new_tokens
+        task = material.recipe.task
+        config = load_config(material)
+        model: Loaded = load_model(material, config)
+        self._model: Loaded = model.to(device).eval()
+        self._names: dict[int, str] = config.id2label
+        if task == "image-classification":
+            self._read_image = image_reader(material, image_processor(material), config)
+        else:
+            tokenizer: Loaded = AutoTokenizer
+            self._tokenizer: Loaded = tokenizer.from_pretrained(material.recipe.model.path)
+            self._length = max_length(material, self._tokenizer, config)
+            if self._tokenizer.pad_token_id is None:
+                self._tokenizer.pad_token = self._tokenizer.eos_token
+        self.by_task: Predict = getattr(self, f"_{task.replace('-', '_')}")
+
+    def _cells(self, rows: list[Row], role: str) -> list[Any]:
+        name = self._material.recipe.column(role)
+        return [row.get(name) for row in rows]
+
+    def _logits(self, inputs: Loaded) -> torch.Tensor:
+        on_device = {name: value.to(self._device) for name, value in inputs.items()}
+        logits: torch.Tensor = self._model(**on_device).logits.float().cpu()
+        return logits
+
+    def _of_texts(self, rows: list[Row]) -> torch.Tensor:
+        roles = ["text", *(["text_pair"] if self._material.has("text_pair") else [])]
+        cells = [texts(self._cells(rows, role)) for role in roles]
+        return self._logits(
+            self._tokenizer(*cells, truncation=True, max_length=self._length, padding=True, return_tensors="pt")
+        )
+
+    def _labelled(self, logits: torch.Tensor) -> list[JSONObject]:
+        found = []
+        for scores in logits.softmax(dim=-1).tolist():
+            named = {self._names[number]: round(score, 6) for number, score in enumerate(scores)}
+            label = max(named, key=named.__getitem__)
+            found.append({"label": label, "score": named[label], "scores": named})
+        return found
+
+    def _text_classification(self, rows: list[Row]) -> list[JSONObject]:
+        return self._labelled(self._of_texts(rows))
+
+    def _regression(self, rows: list[Row]) -> list[JSONObject]:
+        return [{"value": value} for value in self._of_texts(rows).squeeze(-1).tolist()]
+
+    def _image_classification(self, rows: list[Row]) -> list[JSONObject]:
+        pixels = torch.stack([torch.as_tensor(self._read_image(row)) for row in rows])
+        return self._labelled(self._logits({"pixel_values": pixels}))
+
+    def _token_classification(self, rows: list[Row]) -> list[JSONObject]:
+        words = [[str(word) for word in cell] for cell in self._cells(rows, "words")]
+        inputs = self._tokenizer(
+            words,
+            is_split_into_words=True,
+            truncation=True,
+            max_length=self._length,
+            padding=True,
+            return_tensors="pt",
+        )
+        best = self._logits(inputs).softmax(dim=-1).max(dim=-1)
+        found = []
+        for number, row in enumerate(words):
+            first = {word: at for at, word in reversed(list(enumerate(inputs.word_ids(number)))) if word is not None}
+            places = [first.get(word) for word in range(len(row))]  # None: the word was cut off
+            tags = [None if at is None else self._names[int(best.indices[number, at])] for at in places]
+            scores = [None if at is None else round(float(best.values[number, at]), 6) for at in places]
+            found.append({"tags": tags, "scores": scores})
+        return found
+
+    def _masked_lm(self, rows: list[Row]) -> list[JSONObject]:
+        given = texts(self._cells(rows, "text"))
+        mark = self._tokenizer.mask_token
+        lacking = next((text for text in given if mark not in text), None)
+        if lacking is not None:
+            raise DataError(f"{lacking[:60]!r} has no hidden word. Write {mark} where the model is to guess one.")
+        inputs = self._tokenizer(given, truncation=True, max_length=self._length, padding=True, return_tensors="pt")
+        scores = self._logits(inputs).softmax(dim=-1)
+        found = []
+        for number, ids in enumerate(inputs["input_ids"]):
+            guesses = []
+            for at in (ids == self._tokenizer.mask_token_id).nonzero().flatten().tolist():
+                best = scores[number, at].topk(min(MARKS, scores.shape[-1]))
+                tokens = [self._tokenizer.decode([token]).strip() for token in best.indices.tolist()]
+                values = [round(score, 6) for score in best.values.tolist()]
+                guesses.append([{"token": token, "score": score} for token, score in zip(tokens, values, strict=True)])
+            text = given[number]
+            for guess in guesses:
+                text = text.replace(mark, guess[0]["token"], 1)
+            found.append({"text": text, "guesses": guesses})
+        return found
+
+    def _seq2seq(self, rows: list[Row]) -> list[JSONObject]:
+        given = texts(self._cells(rows, "source"))
+        return [{"text": text} for text in self._generated(given, specials=True)]
+
+    def _causal_lm(self, rows: list[Row]) -> list[JSONObject]:
+        return [{"text": text} for text in self._generated(texts(self._cells(rows, "text")), specials=False)]
+
+    def _chat(self, rows: list[Row]) -> list[JSONObject]:
+        recipe = self._material.recipe
+        shape = find_shape(recipe, list(dict.fromkeys([*rows[0], recipe.column("output")])))
+        if shape is None:
+            raise DataError(
+                f"No column has conversations: {', '.join(map(str, rows[0]))}. Name it with --set "
+                "data.columns.messages=COLUMN, or data.columns.instruction=COLUMN."
+            )
+        try:
+            prompts = [rendered_prompt(self._tokenizer, shape.prompt(row)) for row in rows]
+        except ConversationError as error:
+            raise DataError(f"A row is no conversation: {error}.") from None
+        return [{"answer": text} for text in self._generated(prompts, specials=False)]
+
+    def _generated(self, prompts: list[str], *, specials: bool) -> list[str]:
+        """Returns the text that the model writes after each prompt, or of it; the same in each call."""
+        is_decoder = not self._model.config.is_encoder_decoder
+        self._tokenizer.padding_side = self._tokenizer.truncation_side = "left" if is_decoder else "right"
+        length = self._length
+        positions = getattr(self._model.config, "max_position_embeddings", None)
+        if is_decoder and positions is not None:  # room for what is written
+            length = max(1, min(length, positions - self._max_new_tokens))
+        inputs = self._tokenizer(
+            prompts,
+            add_special_tokens=specials,
+            truncation=True,
+            max_length=length,
+            padding=True,
+            return_tensors="pt",
+        )
+        inputs.pop("token_type_ids", None)
+        on_device = {name: value.to(self._device) for name, value in inputs.items()}
+        ids = self._model.generate(
+            **on_device,
+            max_new_tokens=self._max_new_tokens,
+            do_sample=False,
+            pad_token_id=self._tokenizer.pad_token_id,
+        )
+        new = ids[:, on_device["input_ids"].shape[1] :] if is_decoder else ids
+        decoded: list[str] = self._tokenizer.batch_decode(new, skip_special_tokens=True)
+        return decoded
