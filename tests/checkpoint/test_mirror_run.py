@@ -139,6 +139,25 @@ def test_a_key_in_the_url_of_output_dir_is_refused_and_told_nobody() -> None:
     assert "secret-word" not in str(caught.value)
 
 
+def test_a_resume_behind_copies_of_the_run_is_a_run_of_its_own(tmp_path: Path, url: str) -> None:
+    trained(tmp_path / "first", url)
+    trained(tmp_path / "second", url, f"{url}/checkpoint-4", max_steps=6)
+    newest = RemoteStore(url).manifests()[0]
+    assert newest.step == 6  # not 8, which the run before it wrote
+    assert trained(tmp_path / "third", url, max_steps=6).state.global_step == 6
+
+
+def test_a_download_that_breaks_off_leaves_nothing_half(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path / "first", url, max_steps=4)
+    monkeypatch.setattr(remote_module, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(RemoteStore, "_read", away)
+    with pytest.raises(CheckpointError, match=r"cannot be read \(ConnectionError"):
+        trained(tmp_path / "second", url)
+    assert [path.name for path in (tmp_path / "second").rglob("*") if path.is_file()] == []
+
+
 def away(*args: Any, **kwargs: Any) -> None:
     raise ConnectionError("Could not connect to the endpoint URL")
 
