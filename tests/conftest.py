@@ -11,7 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-pytest_plugins = ["tests._support.tiers"]
+pytest_plugins = ["tests._support.stores", "tests._support.tiers"]
 
 # Before torch is imported anywhere: it reads the number of threads once.
 os.environ |= {

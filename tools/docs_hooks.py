@@ -1,26 +1,32 @@
-"""Hooks of mkdocs: tables of arguments from the declarations of the fields, the architecture from CONTRIBUTING.md."""
+"""Hooks of mkdocs: arguments from the declarations of the fields, members in order, the architecture, the changelog."""
 
 from __future__ import annotations
 
+import html
 import inspect
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-HEAD = "| argument: type = default | meaning, and what a change does to a resume |\n|---|---|"
 DOCS = Path(__file__).parents[1] / "docs"
 REPOSITORY = "https://github.com/trainwright/trainwright/blob/main"
 SECTIONS = ("Architecture", "One batch, walking through", "One checkpoint, walking through", "Resuming a stream")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    for place, made in (
-        ("<!-- arguments -->", arguments),
-        ("<!-- architecture -->", architecture),
-        ("<!-- changelog -->", changelog),
-    ):
-        markdown = markdown.replace(place, made()) if place in markdown else markdown
+    made = {
+        "arguments": arguments,
+        "architecture": architecture,
+        "changelog": changelog,
+        "tasks": tasks,
+        "trainer": trainer,
+    }
+    for name, make in made.items():
+        place = f"<!-- {name} -->"
+        if place in markdown:
+            markdown = markdown.replace(place, make())
     return markdown
 
 
@@ -47,23 +53,68 @@ def _link(found: re.Match[str]) -> str:
 
 
 def arguments() -> str:
-    """A table for each title of groups: type, default, help with limits and older names, what a change means."""
+    """A heading for each argument, under the title of its group: type, default, effect of a change, help."""
     from trainwright.config.fields import WITH_GENERATION
 
-    rows: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     for group in WITH_GENERATION:
         types = inspect.get_annotations(group)
         for name, one in group.settings.items():
-            rows.setdefault(group.group, []).append(_row(name, types[name], one))
-    return "\n\n".join("\n".join([f"### {title}", "", HEAD, *found]) for title, found in rows.items())
+            parts.setdefault(group.group, []).append(_argument(name, types[name], one))
+    return "\n\n".join("\n\n".join([f"## {title}", *found]) for title, found in parts.items())
 
 
-def _row(name: str, kind: str, one: Any) -> str:
+def _argument(name: str, kind: str, one: Any) -> str:
     default = one.default if one.factory is None else one.factory()
     kind = kind.removesuffix(" | None").replace(" | Any", "").replace("enums.", "").replace(" | ", " or ")
-    resumed = "" if one.on_resume is None else f" On a resume: {one.on_resume.replace('on a resume: ', 'since ')}."
-    cells = [f"`{name}`: `{kind}` = `{default!r}`", _help(one) + resumed]
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    badges = [("type", kind), ("default", f"default {default!r}")]
+    if one.on_resume is not None:
+        badges.append(("effect", f"on a resume: {one.on_resume.replace('on a resume: ', 'since ')}"))
+    if not one.searchable:
+        badges.append(("fixed", "not in a search"))
+    if one.since is not None:
+        badges.append(("since", f"since {one.since}"))
+    line = " ".join(f'<span class="badge badge-{sort}">{html.escape(text)}</span>' for sort, text in badges)
+    return f'### `{name}` {{ #{name} .argument }}\n\n<p class="badges">{line}</p>\n\n{_help(one)}'
+
+
+def tasks() -> str:
+    """A section for each task of the command line: its columns, and the file that `trainwright init` writes."""
+    from trainwright.cli.recipe.recipe_reader import template
+    from trainwright.cli.recipe.schema import TASKS
+
+    parts = []
+    for name, spec in TASKS.items():
+        takes = f" It also takes {_listed(spec.takes)}." if spec.takes else ""
+        needs = f"Columns: {_listed(spec.needs)}.{takes}" if spec.needs else f"Columns: any of {_listed(spec.takes)}."
+        about = f"{spec.title[:1].upper()}{spec.title[1:]}. {needs} The model is loaded by `{spec.model_class}`."
+        if spec.adapter is not None:
+            about += " It trains LoRA adapters too."
+        shown = template(name).rstrip().partition("\n")[2]  # without the line for editors
+        file = f"```yaml\n{shown}\n```"
+        parts.append(
+            f"## {name}\n\n{about}\n\n```\ntrainwright init {name}\ntrainwright train config.yaml\n```\n\n{file}"
+        )
+    return "\n\n".join(parts)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def members(name: str, first: Sequence[str]) -> str:
+    """The public methods of a class of `trainwright`, as options of mkdocstrings: those of `first`, then by source."""
+    import trainwright
+
+    kind = getattr(trainwright, name)
+    found = [one for one in vars(kind) if not one.startswith("_") and callable(getattr(kind, one))]
+    ordered = [*first, *(one for one in found if one not in first)]
+    listed = "\n".join(f"        - {one}" for one in ordered)
+    return f"::: {kind.__module__}.{name}\n    options:\n      members:\n{listed}"
+
+
+def trainer() -> str:
+    return members("Trainer", ("train", "evaluate", "predict", "save_model"))
 
 
 def _help(one: Any) -> str:
@@ -77,8 +128,4 @@ def _help(one: Any) -> str:
         parts.append({"duration": "A length of time such as `8h`.", "dict": "Also as a JSON string."}[one.syntax[0]])
     if one.formerly:
         parts.append(f"Formerly {', '.join(f'`{old}`' for old in one.formerly)}.")
-    if not one.searchable:
-        parts.append("Not in a hyperparameter search.")
-    if one.since is not None:
-        parts.append(f"Since {one.since}.")
     return " ".join(parts)

@@ -120,7 +120,7 @@ def bad_sample(folder: Path) -> None:
     plan = (
         r"^(batch|length|optimizer|settings|schedule|time|Key|Notes|classifier\.\w+) |^\[transformers\]|^---|^- MISSING"
     )
-    plan += "|^training on your"
+    plan += "|^training on your|^Notes"
     row = BAD_LINE - 2
     draw(
         "story-bad-sample",

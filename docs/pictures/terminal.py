@@ -23,6 +23,7 @@ from rich.text import Text
 HERE = Path(__file__).parent
 WIDTH = 100
 BAR = re.compile(r"^\s*\d+%\||^\d+ steps \[|^evaluation:")
+STYLES = {"Killed": "bold red", "WARNING": "yellow"}  # by the first word of a line
 OF_OTHERS = re.compile(
     r"^(Failed to load|W\d{4} |Loading weights|Writing model shards|Warning: )"
 )  # lines of other packages
@@ -93,8 +94,7 @@ def pictures(name: str, title: str, commands: list[Command], folder: Path) -> di
     for command in commands:
         console.print(Text.assemble(("$ ", "bold green"), (command.typed, "bold")), soft_wrap=False)
         for line in run(command, folder):
-            style = "bold red" if line == "Killed" else ("yellow" if line.startswith("WARNING") else "")
-            console.print(Text(line, style=style))
+            console.print(Text(line, style=STYLES.get(line.partition(" ")[0], "")))
         console.print()
     drawn = {}
     for mode, theme in (("", SVG_EXPORT_THEME), ("-light", DEFAULT_TERMINAL_THEME)):

@@ -17,7 +17,7 @@ from typing import Any
 
 from trainwright.support import log_handler
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 # Module -> public names that live in it.
 _HOMES: dict[str, tuple[str, ...]] = {

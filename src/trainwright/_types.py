@@ -56,6 +56,7 @@ CURRICULUM_NAME = "curriculum.pt"
 RECORDED_METRICS_NAME = "recorded_metrics.json"
 EXTENSIONS_NAME = "extension_states.pt"
 LEDGER_NAME = "ledger.parquet"
+QUARANTINE_NAME = "quarantine.jsonl"
 AVERAGES_NAME = "weight_averages.pt"
 MANIFEST_NAME = "manifest.json"
 
@@ -258,6 +259,14 @@ _SECRETS = tuple(
 def printable(text: str, *, lines: bool = False) -> str:
     """Returns text for a terminal: control characters as escapes, line breaks and tabs too unless `lines`."""
     return text if text.isprintable() else text.translate(_LINE_ESCAPES if lines else _ESCAPES)
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
+
+def is_url(path: object) -> bool:
+    """Returns True for text such as `s3://bucket/run`, False for a path."""
+    return isinstance(path, str) and _URL.match(path) is not None
 
 
 _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)  # in the name of an environment variable

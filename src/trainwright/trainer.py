@@ -82,22 +82,29 @@ class Trainer:
     """Trains and evaluates a model.
 
     Args:
-        model: a `PreTrainedModel`, a PEFT model, or any `nn.Module` that returns a dict, a ModelOutput, or a tuple
-            with the loss first.
-        args: the settings; default `TrainingArguments("tmp_trainer")`.
-        data_collator: makes a batch of a list of samples; default pads with `processing_class`, or stacks.
-        train_dataset: samples to train on; map-style, iterable, or a `datasets.Dataset`; or a dict of several by name,
-            which are trained on together (`args.mixture`).
-        eval_dataset: samples to evaluate on, or a dict of several sets by name.
-        processing_class: tokenizer, image processor, feature extractor or processor; saved with the model.
-        model_init: makes the model; called again for each `train()`. Takes nothing, or the trial of a search.
-        compute_loss_func: `(outputs, labels, num_items_in_batch) -> loss`, in place of the model's own.
-        compute_metrics: from an `EvalPrediction` to a dict of numbers.
-        callbacks: classes or instances, in addition to the default ones.
-        optimizers: an optimizer and a schedule of your own; None for the one that the arguments name.
-        optimizer_cls_and_kwargs: an optimizer class and its arguments, given the decay groups.
-        preprocess_logits_for_metrics: `(logits, labels) -> logits`, applied to each batch before it is kept.
-        tokenizer: older name of `processing_class`.
+        model (PreTrainedModel | nn.Module): a `PreTrainedModel`, a PEFT model, or any `nn.Module` that returns a dict,
+            a ModelOutput, or a tuple with the loss first.
+        args (TrainingArguments): the settings; default `TrainingArguments("tmp_trainer")`.
+        data_collator (Callable[[list], dict]): makes a batch of a list of samples; default pads with
+            `processing_class`, or stacks.
+        train_dataset (Dataset | IterableDataset | dict[str, Dataset]): samples to train on; map-style, iterable, or a
+            `datasets.Dataset`; or a dict of several by name, which are trained on together (`args.mixture`).
+        eval_dataset (Dataset | dict[str, Dataset]): samples to evaluate on, or a dict of several sets by name.
+        processing_class (PreTrainedTokenizerBase | ProcessorMixin): tokenizer, image processor, feature extractor or
+            processor; saved with the model.
+        model_init (Callable[..., nn.Module]): makes the model; called again for each `train()`. Takes nothing, or the
+            trial of a search.
+        compute_loss_func (Callable[..., torch.Tensor]): `(outputs, labels, num_items_in_batch) -> loss`, in place of
+            the model's own.
+        compute_metrics (Callable[[EvalPrediction], dict]): from an `EvalPrediction` to a dict of numbers.
+        callbacks (list[TrainerCallback]): classes or instances, in addition to the default ones.
+        optimizers (tuple[Optimizer, LRScheduler]): an optimizer and a schedule of your own; None for the one that the
+            arguments name.
+        optimizer_cls_and_kwargs (tuple[type[Optimizer], dict]): an optimizer class and its arguments, given the decay
+            groups.
+        preprocess_logits_for_metrics (Callable[..., torch.Tensor]): `(logits, labels) -> logits`, applied to each batch
+            before it is kept.
+        tokenizer (PreTrainedTokenizerBase): older name of `processing_class`.
 
     Raises:
         MissingModelError, ModelError: no model, two of them, or one without a head.
@@ -393,15 +400,15 @@ class Trainer:
         """Trains the model.
 
         Args:
-            resume_from_checkpoint: directory of a checkpoint to go on from; True for the newest complete one in
-                `output_dir`; "auto" for that or, where there is none, a fresh start; None for
+            resume_from_checkpoint: directory of a checkpoint; True for the newest complete one in `output_dir`;
+                "auto" for that or, without one, a fresh start; None for
                 `args.resume_from_checkpoint`, or a fresh start.
             trial: a trial of a hyperparameter search; outside of one, only `model_init` gets to see it.
-            ignore_keys_for_eval: entries of the model's output that evaluations leave out of the predictions.
+            ignore_keys_for_eval: entries of the model's output that are no predictions.
             model_path: older name of `resume_from_checkpoint`.
 
         Returns:
-            The optimizer steps done in all, the mean loss of those of this call, and the metrics (run time in seconds).
+            The optimizer steps of the whole run, the mean loss of this call, and the metrics (run time in seconds).
 
         Raises:
             CheckpointError: there is no such checkpoint, or it is damaged or of another run.
@@ -665,7 +672,7 @@ class Trainer:
         """Makes the loader of data to predict on.
 
         Args:
-            test_dataset: samples, with or without labels.
+            test_dataset (Dataset): samples, with or without labels.
 
         Returns:
             The loader of this process.
@@ -753,7 +760,11 @@ class Trainer:
         if isinstance(eval_dataset, IterableDataset) or not has_length(eval_dataset):
             return None
         length_of = input_pipeline.length_input(self.processing_class)
-        return input_pipeline.grouped_evaluation(self.args, eval_dataset, length_of) or SequentialSampler(eval_dataset)
+        names = ("get_eval_dataloader", "get_test_dataloader", "evaluation_loop", "prediction_loop")
+        sampler = input_pipeline.evaluation_by_length(
+            self.args, eval_dataset, length_of, has_own_loop=is_overridden(self, *names)
+        )
+        return sampler or SequentialSampler(eval_dataset)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Fills `_signature_columns`: `columns`, or what `forward` takes and labels; and what the collator requires."""
@@ -1680,7 +1691,7 @@ class Trainer:
         """Evaluates the model; several sets (a dict) one after the other.
 
         Args:
-            eval_dataset: data to use in place of the trainer's.
+            eval_dataset (Dataset | dict[str, Dataset]): data to use in place of the trainer's.
             ignore_keys: entries of the model's output that are no predictions.
             metric_key_prefix: first part of the metrics' names; a set's name follows it.
 
@@ -1858,6 +1869,8 @@ class Trainer:
         with torch.no_grad():
             if with_loss:
                 num_items = self._get_num_items_in_batch([inputs], self._services.engine.device)
+                if prediction_loss_only and self._can_skip_logits():
+                    inputs = {**inputs, "skip_logits": True}
                 loss, outputs = self._loss_in_contexts(model, inputs, num_items, return_outputs=True)
                 loss = self._run.evaluated_loss(loss)
             else:
@@ -1866,6 +1879,12 @@ class Trainer:
         if prediction_loss_only:
             return loss, None, None
         return loss, results.split_outputs(outputs, ignore_keys, model=self.model, has_loss=with_loss), labels
+
+    def _can_skip_logits(self) -> bool:
+        """Returns whether the model's forward pass is Liger's, which computes the loss alone if it is asked to."""
+        if not self.args.use_liger_kernel or self._uses_outputs():
+            return False
+        return "skip_logits" in model_facts.forward_parameters(self.model)
 
     @property
     def only_loss_is_evaluated(self) -> bool:
@@ -2277,7 +2296,7 @@ class Trainer:
                 `search.base.SearchSettings`); all others go to the backend's library.
 
         Returns:
-            The best trial; with several objectives those that none is better than.
+            The best trial; with several objectives, the trials that no other dominates.
 
         Raises:
             SearchSpaceError, MissingModelError, DataError: it cannot work as asked; no trial was begun.

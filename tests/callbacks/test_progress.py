@@ -78,6 +78,25 @@ def test_on_a_terminal_there_is_a_bar_with_the_latest_values_and_one_for_the_eva
 
 
 @pytest.mark.process
+def test_a_warning_in_mid_run_has_a_line_of_its_own_above_the_bar() -> None:
+    warns = """
+import logging
+from trainwright import TrainerCallback
+class Warns(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 6:
+            logging.getLogger("trainwright.test").warning("look here")
+trainer.add_callback(Warns)
+trainer.train()
+"""
+    words = script()
+    text = plain(on_a_terminal([words[0], words[1].replace("trainer.train()\n", warns, 1)]))
+    (line,) = [line for line in text.splitlines() if "look here" in line]
+    assert line.rpartition("\r")[2] == "WARNING trainwright: look here"
+    assert re.search(r"12/12 \[", text), "the bar is drawn again"
+
+
+@pytest.mark.process
 def test_no_colours_where_they_are_not_wanted() -> None:
     assert "\x1b[2m" not in on_a_terminal(script(), NO_COLOR="1")
 

@@ -2,8 +2,9 @@
 
 Resumes where there is a checkpoint. With a PLACE the process ends there, as by SIGKILL, when it comes by for the
 COUNT-th time; "anywhere" counts all places of a save. With "behind" checkpoints are written in the background; with
-"all" too, and the run packs a stream in workers, accumulates, evaluates, rotates and loads the best model. Nobody
-outside of this script knows of it: places are overridden hooks and patched calls of the system.
+"all" too, and the run packs a stream in workers, accumulates, evaluates, rotates and loads the best model. With a URL
+in its place checkpoints are copied there, and the calls of the store are places too ("put" alone counts only
+these). Nobody outside of this script knows of it: places are overridden hooks and patched calls of the system.
 
 Run as a script it is a nursery: it imports everything once, and forks a run for each line of JSON on its input, whose
 process id it answers. To an empty line it answers with the exit status of that run (negative: killed by that signal).
@@ -34,7 +35,8 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from trainwright import Trainer, TrainingArguments
-from trainwright.checkpoint import weights
+from trainwright._types import is_url
+from trainwright.checkpoint import remote, weights
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 
@@ -60,7 +62,8 @@ class Countdown:
         self.count = count
 
     def at(self, place: str) -> None:
-        if place == self.place or (self.place == "anywhere" and "training_step" not in place):
+        is_meant = self.place in place if self.place == "put" else self.place == "anywhere"
+        if place == self.place or (is_meant and "training_step" not in place):
             self.count -= 1
             if self.count == 0:
                 os._exit(137)
@@ -106,6 +109,37 @@ def patch_the_system(countdown: Countdown) -> None:
     around(weights, "save_weights", "weights")
 
 
+class DoomedClient:
+    """A client of a store whose process may end before or after each call that changes something."""
+
+    def __init__(self, client: Any, countdown: Countdown) -> None:
+        self._client = client
+        self._countdown = countdown
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        if name not in ("pipe_file", "open", "rm_file", "rm"):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._countdown.at(f"before put: {name}")
+            result = found(*args, **kwargs)
+            self._countdown.at(f"after put: {name}")
+            return result
+
+        return call
+
+
+def patch_the_store(countdown: Countdown) -> None:
+    connect = remote._open
+
+    def doomed_client(url: str) -> tuple[Any, str]:
+        client, root = connect(url)
+        return DoomedClient(client, countdown), root
+
+    remote._open = doomed_client
+
+
 def save_over(folder: str, word: str, place: str, count: str) -> None:
     """Saves the last step once more, with other content."""
     patch_the_system(Countdown(place, int(count)))
@@ -139,6 +173,9 @@ ALL_FEATURES: dict[str, Any] = {
 
 def features_of(how: str) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
     """Model, datasets and settings of a run."""
+    if is_url(how):
+        model, datasets, settings = features_of("behind")
+        return model, datasets, settings | {"checkpoint_mirror": how, "mirror_total_limit": 2}
     if how != "all":
         generator = torch.Generator().manual_seed(1)
         samples = [{"x": torch.randn(FEATURES, generator=generator), "labels": i % 3} for i in range(NUM_SAMPLES)]
@@ -167,6 +204,7 @@ def main(
     torch.set_num_threads(1)
     countdown = Countdown(place, int(count))
     patch_the_system(countdown)
+    patch_the_store(countdown)
     torch.manual_seed(0)
     model, datasets, settings = features_of(behind)
     common: dict[str, Any] = {

@@ -121,6 +121,15 @@ def test_a_resume_takes_new_settings_and_a_directory_that_was_moved(tmp_path: Pa
     done("resume", "moved/checkpoint-4", "--set", "training.max_steps=6")
 
 
+def test_a_learned_tokenizer_is_kept_once_and_found_by_a_resume(tmp_path: Path) -> None:
+    done("train", str(small(tmp_path)))
+    tokenizer = (tmp_path / "run" / "tokenizer.json").read_bytes()
+    assert not (tmp_path / "run" / "tokenizer").exists()
+    done("resume", "run", "--set", "training.max_steps=12")
+    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == tokenizer
+    assert not (tmp_path / "run" / "tokenizer").exists()
+
+
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     text = SMALL.replace("  logging_steps: 2\n", "")
     shown = done("train", str(small(tmp_path, text)), "--dry-run", "--max_steps", "60")

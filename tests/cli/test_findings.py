@@ -217,3 +217,24 @@ def test_rows_far_longer_than_what_is_read_are_named(setting: str, severity: str
     assert (cut["severity"], cut["rows"], cut["entry"]) == (severity, ["table.csv:66"], "data.max_length")
     assert "more than 32 words, up to 42: table.csv:66 'begin word word" in cut["evidence"]
     assert "word  end'" in cut["evidence"]
+
+
+def test_training_says_once_that_rows_are_held_out_and_trained(tmp_path: Path) -> None:
+    path = small(tmp_path)  # of six texts
+    shown = done("train", str(path))
+    assert shown.count("are in the training data too") == 1
+    assert "note      data.eval: 16 of 16 eval rows are in the training data too, 100.0%: table.csv:" in shown
+
+
+def test_a_tokenizer_for_tags_learns_the_words(tmp_path: Path) -> None:
+    """It learnt the text of Python's lists, so that all sentences were alike, which the check-up found."""
+    lines = [f"word{number} O\nis O\nParis B-LOC\n" for number in range(40)]
+    (tmp_path / "tags.conll").write_text("\n".join(lines))
+    text = SMALL.replace(CLASSES, "token-classification").replace("table.csv", "tags.conll")
+    (tmp_path / "config.yaml").write_text(text.replace("vocab_size: 64", "vocab_size: 1000"))
+    report = json.loads(done("check", "config.yaml", "--json"))
+    assert "held_out" not in [one["check"] for one in report["findings"]]
+    (tmp_path / "tags.conll").write_text("\n".join(lines * 2))
+    report = json.loads(done("check", "config.yaml", "--json"))
+    (held,) = (one for one in report["findings"] if one["check"] == "held_out")
+    assert "['word" in held["evidence"]

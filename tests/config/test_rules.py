@@ -27,6 +27,31 @@ BEST = {"load_best_model_at_end": True}
 
 # rule: refused settings, words of the message, the nearest settings that are legal
 ALONE = [
+    (
+        "mirror_is_a_url",
+        {"checkpoint_mirror": "/mnt/run"},
+        "checkpoint_mirror",
+        {"checkpoint_mirror": "file:///mnt/run"},
+    ),
+    ("mirror_is_a_url", {"checkpoint_mirror": 5}, "checkpoint_mirror=5", {"checkpoint_mirror": "s3://bucket/run"}),
+    (
+        "mirror_is_a_url",
+        {"checkpoint_mirror": "sftp://me:secret-word@host/run"},
+        "checkpoint_mirror *** password",
+        {"checkpoint_mirror": "sftp://host/run"},
+    ),
+    (
+        "mirror_is_a_url",
+        {"checkpoint_mirror": "s3://bucket/run?key=AKIAX"},
+        "checkpoint_mirror query",
+        {"checkpoint_mirror": "s3://bucket/run"},
+    ),
+    (
+        "mirror_of_each_node",
+        {"checkpoint_mirror": "s3://bucket/run", "save_on_each_node": True},
+        "checkpoint_mirror save_on_each_node",
+        {"checkpoint_mirror": "s3://bucket/run"},
+    ),
     ("token_is_text", {"hub_token": 5}, "hub_token int", {"hub_token": "hf_x"}),
     (
         "sizes_are_accelerates",
@@ -437,6 +462,15 @@ CAUTION = [
 # rule: settings without effect, the nearest settings with one
 IDLE = [
     ("checkpointing_settings", {"activation_checkpointing_kwargs": {"a": 1}}, {"activation_checkpointing": True}),
+    (
+        "kept_activations_of_compiled_layers",
+        {
+            "activation_checkpointing": True,
+            "activation_checkpointing_kwargs": {"save": "attention"},
+            "torch_compile": True,
+        },
+        {"torch_compile": False},
+    ),
     ("tpu_metrics", {"debug": "tpu_metrics_debug"}, {"debug": ""}),
     ("timeout_of_workers", {"dataloader_timeout": 5.0}, {"dataloader_num_workers": 1}),
     ("liger_settings", {"liger_kernel_config": {"rope": True}}, {"use_liger_kernel": True}),
@@ -507,6 +541,18 @@ IDLE = [
     ("last_batch_of_a_budget", {**BUDGET, "dataloader_drop_last": True}, {"max_tokens_per_batch": None}),
     ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_strategy": "epoch"}),
     ("limit_without_saves", {"save_total_limit": 1, "save_strategy": "no"}, {"save_every": "20min"}),
+    (
+        "mirror_without_saves",
+        {"checkpoint_mirror": "s3://bucket/run", "save_strategy": "no"},
+        {"save_strategy": "epoch"},
+    ),
+    (
+        "mirror_without_saves",
+        {"checkpoint_mirror": "s3://bucket/run", "save_strategy": "no"},
+        {"save_every": "20min"},
+    ),
+    ("settings_of_the_mirror", {"mirror_every": "1h"}, {"checkpoint_mirror": "s3://bucket/run"}),
+    ("settings_of_the_mirror", {"mirror_total_limit": 2}, {"checkpoint_mirror": "s3://bucket/run"}),
     ("kept_beyond_no_limit", {"save_keep_every_steps": 100}, {"save_total_limit": 2}),
     ("kept_beyond_no_limit", {"save_keep_every": "2h"}, {"save_total_limit": 2}),
 ]

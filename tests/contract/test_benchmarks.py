@@ -21,6 +21,7 @@ SMALL = {
     "sizes": "--quick",
     "checkpoint": "--small",
     "sharded_saves": "--small",
+    "remote": "--small",
 }
 
 

@@ -43,7 +43,7 @@ SHOWN = {
         "distributed/test_laid_out.py::test_losses_norms_and_weights_are_those_of_one_process"
     ),
     "the column of `length_column_name`": "effects/data_fields.py::the_length_is_in_this_column",
-    "where a stream ends": "parity/test_stream_tail.py::test_ours_trains_on_a_stream_as_on_the_same_data_with_a_length",
+    "if a stream ends": "parity/test_stream_tail.py::test_ours_trains_on_a_stream_as_on_the_same_data_with_a_length",
     "`dataloader_drop_last` drops": "evaluation/test_eval_loop.py::test_drop_last_drops_nothing_of_a_prediction",
     "`args.resume_from_checkpoint`": "effects/run_fields.py::training_goes_on_from_there",
     "a checkpoint of `save_only_model`": f"{ERRORS}::test_a_checkpoint_of_the_weights_alone",
@@ -63,7 +63,7 @@ SHOWN = {
     "a metric that is an array": (
         "evaluation/test_metrics_of_any_kind.py::test_metrics_of_any_kind_train_and_are_named_before_step_1"
     ),
-    "a step whose loss or gradient": "effects/guard_fields.py::a_step_that_is_not_finite_is_skipped_by_default",
+    "a step with NaN in loss or gradient": "effects/guard_fields.py::a_step_that_is_not_finite_is_skipped_by_default",
     "with `max_grad_norm=0`, one gradient": (
         "parity/test_reproduce.py::test_an_infinite_gradient_that_is_only_measured"
     ),
@@ -82,13 +82,13 @@ SHOWN = {
     "two live runs": "chaos/test_two_runs.py::test_a_second_process_is_refused_and_one_after_a_signal_is_not",
     "saving blocks": "effects/our_fields.py::a_save_is_behind_training_s_back_or_not",
     "without a terminal, or": "test_messages.py::test_a_run_says_each_thing_in_one_line",
-    "`training_args.bin` beside": f"{SNIPPETS}::test_the_arguments_beside_a_model_are_an_object",
+    "`training_args.bin` in a saved model": f"{SNIPPETS}::test_the_arguments_beside_a_model_are_an_object",
     "an override without": f"{SNIPPETS}::test_an_override_of_an_older_version_is_called_with_what_it_takes",
     "`save_safetensors`": f"{SNIPPETS}::test_weights_without_safetensors",
     "a callback that returns": f"{SNIPPETS}::test_a_callback_may_return_a_dict_of_flags",
     "`save_total_limit` counts": "test_run_cut_off.py::test_going_back_begins_another_run",
-    "what a collator or a dataset draws": f"{EXACT}::test_what_workers_draw_comes_back",
-    "`model_init` beside": f"{ERRORS}::test_an_optimizer_for_a_model_that_is_yet_to_be_made",
+    "random draws of a collator or a dataset": f"{EXACT}::test_what_workers_draw_comes_back",
+    "`model_init` together with": f"{ERRORS}::test_an_optimizer_for_a_model_that_is_yet_to_be_made",
     "`fp16=True` has": "effects/precision_fields.py::the_forward_pass_is_in_float16_and_the_loss_is_scaled",
     "a dict of datasets as": "data/test_mixture.py::test_a_union_trains_as_the_sources_one_after_the_other_do",
     "a callback's `on_save`": "checkpoint/test_changes.py::test_checkpoints_verify_with_what_a_listener_made_of_them",

@@ -68,6 +68,7 @@ BROUGHT_ALONG: dict[str, str | tuple[str, ...]] = {
     "schedulefree": "optim",
     "liger_kernel": ("support.patches", "support.loss_kernels"),
     "cut_cross_entropy": "support.loss_kernels",
+    "fsspec": "checkpoint.remote",
 }
 
 

@@ -28,6 +28,9 @@ OURS = (
     "data.streaming.reader.StreamItems.exclude",
     "data.identity",  # names of rows that are kept from run to run
     "extensions.quarantine",
+    "extensions.mirror",
+    "checkpoint.remote",
+    "run.tiers",  # copies of checkpoints under a URL
     "loop.extension.Extensions",  # extensions of one's own
     "run.checks.check_extension",
     "data.packing",
@@ -44,6 +47,7 @@ OURS = (
     "evaluation.eval_loop.StreamingMetric.result",  # metrics by batch
     "evaluation.eval_loop.PredictionAccumulator.output",  # a recorded number with the name of a metric
     "support.loss_kernels",
+    "support.patches._check_kept",  # activations that are kept
     "data.columns.named_columns",
     "data.columns.check_named",  # columns that a class or a collator names
     "loop.step.divide_by_items",
@@ -96,6 +100,7 @@ PASSED_ON = (
     "engine.sharded_state._write",
     "distributed.world.reading_launchers_variables",
     "run.checks.make_output_dir",
+    "run.refusal.with_known_keywords",  # a TypeError of Python itself there
 )
 
 ROWS = (
@@ -157,6 +162,8 @@ OWN_FIELDS = {
     "packing_needs_a_length",
     "open_end_is_possible",
     "token_is_text",
+    "mirror_is_a_url",
+    "mirror_of_each_node",
     "shares_of_sources",
     "mixtures_have_their_order",
 }

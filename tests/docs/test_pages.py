@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
-from trainwright import TrainingArguments
 from trainwright.cli.recipe.schema import LearnPart
 from trainwright.cli.tasks.models import learn
 
 from .._support.small import StopAt
-from .._support.subprocesses import run_python
 from ..parity import data, models
 
 ROOT = Path(__file__).parents[2]
@@ -132,16 +129,3 @@ def test_pages_and_messages_are_plain_english() -> None:
             if id(one) not in prose and STRANGE.search(str(one.value))
         ]
     assert found == []
-
-
-@pytest.mark.process
-@pytest.mark.slow  # `make lint` builds the site too, and fails at a warning
-@pytest.mark.timeout(300)
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    pytest.importorskip("material", reason="the theme is not installed: pip install -e .[test] -c constraints.txt")
-    command = ("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path))
-    run_python(*command, cwd=ROOT, timeout_s=290)
-    pages = {name: (tmp_path / f"reference/{name}/index.html").read_text() for name in ("trainer", "arguments")}
-    assert "Trainer._inner_training_loop" in (tmp_path / "architecture/index.html").read_text()
-    assert all(f"<code>{field.name}</code>" in pages["arguments"] for field in fields(TrainingArguments))
-    assert "hyperparameter_search" in pages["trainer"]

@@ -153,6 +153,16 @@ def has_logits(bench: Bench, **settings: Any) -> set[bool]:
     return made
 
 
+@shows("eval_sampling_strategy")
+def an_evaluation_begins_with_the_longest(bench: Bench) -> None:
+    lengths = [3, 9, 2, 7, 12, 1, 5, 8, 4, 10, 6, 11]
+    rows = [{**row, "input_ids": [0] * length} for row, length in zip(samples(), lengths, strict=True)]
+    for strategy, expected in (("sequential", lengths), ("by_length", sorted(lengths, reverse=True))):
+        trainer = bench.trainer(eval_dataset=rows, eval_sampling_strategy=strategy)
+        order = [index for batch in trainer.get_eval_dataloader().batch_sampler for index in batch]
+        assert [lengths[index] for index in order] == expected
+
+
 @shows("speed")
 def the_chosen_levers_are_used(bench: Bench) -> None:
     choice = speed.Choice(settings={"loss_kernel": "chunked"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,42 @@ def the_first_process_of_each_node_saves_or_of_all(bench: Bench) -> None:
         assert (Path(trainer.args.output_dir) / "model.safetensors").exists() is saves
     bench.as_process(rank=3, local_rank=1)
     assert not each.args.should_save
+
+
+def mirrored_at(tmp: Path, bench: Bench, **settings: Any) -> tuple[list[int], dict[str, Any]]:
+    """The steps of the copies after a run, and the arguments of another one that continues from them."""
+    url = (tmp / "mirror").absolute().as_uri()
+    bench.train(checkpoint_mirror=url, save_strategy="steps", **{"save_steps": 1} | settings)
+    return checkpoints(str(tmp / "mirror")), {"checkpoint_mirror": url}
+
+
+@shows("checkpoint_mirror")
+def checkpoints_are_copied_and_an_empty_directory_goes_on_from_them(bench: Bench) -> None:
+    steps, mirror = mirrored_at(Path("all"), bench)
+    assert steps[-1] == 6
+    again = bench.trainer(**mirror, max_steps=8)
+    assert checkpoints(again.args.output_dir) == []
+    again.train(resume_from_checkpoint="auto")
+    assert again.state.global_step == 8
+    assert checkpoints(again.args.output_dir)[0] == 6
+
+
+@shows("mirror_every")
+def copies_are_further_apart_than_saves(bench: Bench) -> None:
+    assert mirrored_at(Path("rarely"), bench, mirror_every="1h")[0] == [1, 6]  # the first one, and the last
+
+
+@shows("mirror_total_limit")
+def older_copies_go(bench: Bench) -> None:
+    steps, _ = mirrored_at(Path("few"), bench, mirror_total_limit=1)
+    assert steps == [6]
+
+
+@shows("mirror_max_mb_per_s")
+def copies_are_sent_slowly(bench: Bench) -> None:
+    begun = time.monotonic()
+    mirrored_at(Path("slow"), bench, save_steps=6, mirror_max_mb_per_s=0.01)  # several kilobytes
+    assert time.monotonic() - begun > 0.5
 
 
 class Signals(TrainerCallback):

@@ -144,6 +144,10 @@ MEMBERS = {
         "checkpoint_items", prepare=lambda trainer: trainer.checkpoint_items.update(one=torch.nn.Linear(1, 1))
     ),
     "lease": Member("lease", {"save_strategy": "steps", "save_steps": 3, "save_async": False}),
+    "mirror": Member(
+        "mirror",
+        {"save_strategy": "steps", "save_steps": 3, "checkpoint_mirror": "memory://laws/run", "save_total_limit": 1},
+    ),
     "a user's": Member("diary", prepare=lambda trainer: trainer.add_extension(Diary())),
     "another of a user's": Member("mean_loss", prepare=lambda trainer: trainer.add_extension(NotesLoss())),
 }
@@ -289,6 +293,8 @@ def test_events_of_a_step_come_in_their_order(tmp_path: Path) -> None:
     first = entries.index("mark")
     assert entries[:first] == ["open", "model_ready", "before_plan", "begin", "state_dict", "facts"]
     assert entries[first + 1 : first + 6] == ["window", "micro_batch", "micro_batch", "decide", "after_step"]
+    assert entries.index("committed") > entries.index("save")
+    entries.remove("committed")  # from the thread that writes, so at any moment after that
     rest = [entry for entry in entries[first + 6 :] if entry != "settle"]
     assert rest == ["log", "before_save", "check_save", "save", "state_dict", "after_epoch", "finish", "close"]
     for event in ("log", "before_save", "finish"):

@@ -59,7 +59,7 @@ IN_ORDER = Correction("predictions in the order of the data", "predictions come 
 NUM_LOSSES = Correction("a loss for each sample", 'with `include_for_metrics=["loss"]`')
 NAMED_RESUME = Correction("a checkpoint in the arguments", "`args.resume_from_checkpoint` is left to the script")
 WHOLE_EVALUATION = Correction("evaluation of all samples", "`dataloader_drop_last` drops samples of evaluations")
-RENAMED = Correction("weights under renamed keys", "weights whose names `save_pretrained` changes")
+RENAMED = Correction("weights under renamed keys", "weights that `save_pretrained` renames")
 NON_FINITE = Correction("losses that are not finite", "**A loss that is not finite** is logged as 0.0")
 SCALARS = Correction("arrays of one dimension", "predictions that are one number a batch")
 MORE_MODULES = Correction("settings of transformers' models", "with a module that is not a model of transformers")

@@ -130,6 +130,31 @@ def test_a_run_learns_the_same(build: Any, accumulation: int, tmp_path: Path, ca
     assert getattr(ours.model.config, "final_logit_softcapping", None) in (None, 3.0)
 
 
+def test_only_tokens_with_a_label_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def counts(hidden: Any, weight: Any, bias: Any, targets: Any, cap: Any) -> Any:
+        seen.append(len(hidden))
+        assert (targets >= 0).all()
+        return chunked_cross_entropy(hidden, weight, bias, targets, cap)
+
+    items = [{**item, "labels": [-100] * 7 + item["input_ids"][7:]} for item in data.sequences(8)]
+    items[0]["labels"] = [-100] * 9
+    runs = {}
+    for kernel in (None, "chunked"):
+        monkeypatch.setitem(loss_kernels.KERNELS, "chunked", counts)
+        parts = {"train_dataset": items, "loss_kernel": kernel, "max_steps": 2, "per_device_train_batch_size": 4}
+        trainer = make_trainer(
+            tmp_path, model=models.seeded(models.llama), train_sampling_strategy="sequential", **parts
+        )
+        seen.clear()
+        trainer.train()
+        runs[kernel] = weights(trainer.model)
+    assert seen[-2:] == [2 * 3, 2 * 4]
+    for plain_weight, weight in zip(runs[None].values(), runs["chunked"].values(), strict=True):
+        assert torch.allclose(plain_weight, weight, rtol=1e-4, atol=1e-6)
+
+
 def test_logits_are_never_made_in_training(tmp_path: Path) -> None:
     model = models.seeded(models.llama)
     shapes = []

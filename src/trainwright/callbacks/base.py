@@ -22,9 +22,9 @@ class TrainerCallback:
     """Base of callbacks: watches a run and steers it by the flags of `control`.
 
     Every event gets `args`, the `TrainingArguments` of the run; `state`, its record: step, epoch, history; `control`,
-    whose flags it may change in place; and by name `model`, `processing_class` (also as `tokenizer`), `optimizer`,
+    with flags that it may change in place; and by name `model`, `processing_class` (also as `tokenizer`), `optimizer`,
     `lr_scheduler`, `train_dataloader`, `eval_dataloader`, and the objects that the event has of its own. An override
-    takes those that it needs as parameters. It returns a control object that replaces the current one, or None.
+    has the needed ones as parameters. It returns a control object that replaces the current one, or None.
 
     Example:
         class StopAtLoss(TrainerCallback):

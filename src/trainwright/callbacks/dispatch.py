@@ -1,4 +1,4 @@
-"""CallbackHandler: a table of listeners for each event, so that an event nobody listens to costs one look-up."""
+"""CallbackHandler: a table of listeners for each event, so an event without listeners costs one look-up."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CallbackHandler(TrainerCallback):
     `eval_dataloader`; the trainer (and others) may set them at any time.
 
     Args:
-        callbacks: instances, or classes to make one of each, of our TrainerCallback or transformers'.
+        callbacks: instances, or classes to instantiate, of our TrainerCallback or transformers'.
 
     Attributes:
         watchers: internal listeners, called before the callbacks at every event; not among `callbacks`.

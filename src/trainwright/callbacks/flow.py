@@ -151,7 +151,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         }
 
 
-CAUTION = 1.5  # a save may take this many times as long as the longest one before
+CAUTION = 1.5  # factor: a save may take longer than the longest one before
 LOOKS = 0.1  # the clock is read again after this share of the time until something may be due
 
 

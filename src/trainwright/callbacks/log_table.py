@@ -1,4 +1,4 @@
-"""Table of a run on a terminal: a line per evaluation, or per log where there is none; columns that fit the width."""
+"""Table of a run on a terminal: a line per evaluation (per log without evaluations), in columns that fit the width."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LogTable:
         self._by_evaluation = by_evaluation
         self._width = width
         self._names: list[str] = []
-        self._loss: object = None  # of training, since the last evaluation
+        self._loss: object = None  # training loss since the last evaluation
         self._num_rows = 0
 
     def lines(self, step: str, shown: Mapping[str, object]) -> list[str]:

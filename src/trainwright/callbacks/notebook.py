@@ -179,7 +179,7 @@ class _Panel:
 
 
 def bar(done: tuple[int, int] | None, words: Iterable[str], colour: str) -> str:
-    """Returns a bar with words to its right; no bar where it is not known how much there is to do."""
+    """Returns a bar with words to its right; no bar if the total is unknown."""
     track = ""
     if done is not None:
         share = min(done[0] / max(done[1], 1), 1.0)
@@ -204,7 +204,7 @@ class MetricsTable:
         self._columns: dict[Column, None] = {("training", "loss"): None}
 
     def add(self, step: int, logs: Mapping[str, object]) -> None:
-        """Adds a log; one of the same step as the row before, with other values, goes into that row."""
+        """Adds a log; a log of the same step with other values extends that row."""
         values = dict(columns_of(logs))
         if not values:
             return
@@ -215,7 +215,7 @@ class MetricsTable:
             self._rows.append((step, values))
 
     def shown(self) -> list[tuple[int, Values]]:
-        """Returns the rows, at most `MAX_ROWS`: the newest, and of those before them evaluations at equal distances."""
+        """Returns the rows, at most `MAX_ROWS`: the newest, and before them evaluations at equal distances."""
         if len(self._rows) <= MAX_ROWS:
             return self._rows
         older = self._rows[:-NUM_NEWEST]

@@ -104,7 +104,7 @@ class CheckpointManager:
 class JITCheckpointCallback(TrainerCallback):
     """Saves the last finished step and stops after a checkpoint was requested: at the next of its events.
 
-    A trainer whose arguments have `enable_jit_checkpoint` adds one.
+    A trainer with `enable_jit_checkpoint` adds one.
     """
 
     def __init__(self) -> None:

@@ -169,7 +169,7 @@ class ProgressCallback(TrainerCallback):
 
 
 class PrinterCallback(TrainerCallback):
-    """Prints the logs, one line each as in a file; used where the bar is turned off."""
+    """Prints the logs, one line each as in a file; used if the bar is turned off."""
 
     def on_log(
         self, args: Arguments, state: TrainerState, control: TrainerControl, logs: Logs = NO_LOGS, **kwargs: object
@@ -234,13 +234,13 @@ def log_table(*, by_evaluation: bool) -> LogTable:
 
 
 def dimmed(line: str) -> str:
-    """Returns a line in a weaker colour, where the terminal has colours and the user wants them."""
+    """Returns a line in a weaker colour, if the terminal has colours and the user wants them."""
     has_colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return f"\x1b[2m{line}\x1b[0m" if has_colours else line
 
 
 def steps_text(state: TrainerState) -> str:
-    """Returns the steps done, and those of the run where they are known."""
+    """Returns the steps done, and the total if it is known."""
     total = known_steps(state)
     return f"{state.global_step}" if total is None else f"{state.global_step}/{total}"
 

@@ -69,6 +69,7 @@ class CheckpointWriter:
         self._follow_ups: list[Callable[[bool], None]] | None = None  # of what is under way
         # of the checkpoints that the user's code may be changing, in a process that commits; None: no such code is seen
         self._watch: ChangeWatch | None = None
+        self._committed: Callable[[], None] = lambda: None  # called when that code has returned
         self._meet: Callable[[], None] | None = None  # waits until that code has returned in all processes
         self._lock = threading.Lock()
 
@@ -84,6 +85,7 @@ class CheckpointWriter:
         write: Callable[[Path], None],
         after: Callable[[], None],
         may_be_changed: bool = False,
+        committed: Callable[[], None] = lambda: None,
     ) -> None:
         """Writes a checkpoint as a whole, or discards it. Every process calls it.
 
@@ -91,7 +93,8 @@ class CheckpointWriter:
         `in_background` copies now and writes on a thread. `check` raises if there is no room: the main process calls it
         first. `write` writes the files into the directory that it gets, large ones into `sink`; `after` is called when
         the checkpoint is on disk. Where code of the user sees it then (`may_be_changed`), the caller calls
-        `accept_changes` after that code. Raises CheckpointWriteError where the checkpoint, or the one before it, cannot
+        `accept_changes` after that code. `committed` is called when nothing changes the checkpoint any more, in the
+        processes that commit. Raises CheckpointWriteError where the checkpoint, or the one before it, cannot
         be written.
         """
         self.wait()
@@ -105,9 +108,11 @@ class CheckpointWriter:
                 folder, own = _staging(store, manifest.step, ranks, check, writes=writes)
             everybodys = ranks.gather_objects((in_background, may_be_changed))
             in_background = all(wanted for wanted, _ in everybodys)
-            if any(is_seen for _, is_seen in everybodys):
+            is_seen = any(is_seen for _, is_seen in everybodys)
+            if is_seen:
                 self._meet = ranks.barrier
                 self._watch = None if own is None else store.watch_for_changes(manifest.run_id)
+                self._committed = committed
             self.sink = later if in_background else IMMEDIATE
             with self._collecting(), discard_on_failure(store, own):
                 parted = ranks.num_processes > 1
@@ -125,6 +130,8 @@ class CheckpointWriter:
                         store.commit(own, manifest)
                 if own is not None:
                     after()
+                    if not is_seen:
+                        committed()
                 self.longest_s = max(self.longest_s, time.monotonic() - begun)
 
             if own is not None or later.is_shared:
@@ -201,11 +208,19 @@ class CheckpointWriter:
         """
         meet = self._meet
         watch = self._watch
+        committed = self._committed
         self._meet = self._watch = None
         if meet is not None and with_others:
             meet()
-        if watch is not None:
-            self.then(lambda is_written: watch.settle())
+        if watch is None:
+            return
+
+        def settle(is_written: bool) -> None:
+            watch.settle()
+            if is_written:
+                committed()
+
+        self.then(settle)
 
     def wait(self) -> None:
         """Waits for the pending write; a CheckpointWriteError where it could not be written."""

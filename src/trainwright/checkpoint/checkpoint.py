@@ -84,11 +84,7 @@ class Checkpoint:
     @property
     def non_finite_mark(self) -> str | None:
         """Says which values are marked as not finite; None if there are none."""
-        files = {} if self.manifest is None else self.manifest.files
-        for name, entry in files.items():
-            if "non_finite" in entry:
-                return f"{entry['non_finite']} in {name} is not finite"
-        return None
+        return None if self.manifest is None else self.manifest.non_finite_mark
 
     @property
     def identity(self) -> str | int | None:

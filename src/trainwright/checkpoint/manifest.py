@@ -22,7 +22,8 @@ from trainwright._types import (
     TRAINING_ARGS_JSON_NAME,
     JSONObject,
     is_count,
-    read_json,
+    parse_json,
+    read_bytes,
 )
 from trainwright.errors import CheckpointError
 
@@ -54,6 +55,14 @@ class Manifest:
         """Checksum that is equal for copies of one checkpoint only."""
         return _checksum_of(asdict(self))
 
+    @property
+    def non_finite_mark(self) -> str | None:
+        """Says which values are marked as not finite; None if there are none."""
+        for name, entry in self.files.items():
+            if "non_finite" in entry:
+                return f"{entry['non_finite']} in {name} is not finite"
+        return None
+
     def text(self) -> str:
         """Returns the content of the file."""
         values = asdict(self)
@@ -67,11 +76,20 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest | None:
         """Reads the manifest of a checkpoint; None if it has none (another trainer wrote it) or a damaged one."""
         try:
-            values = read_json(folder / MANIFEST_NAME, max_bytes=MAX_BYTES)
+            content = read_bytes(folder / MANIFEST_NAME, max_bytes=MAX_BYTES)
+        except (OSError, ValueError):
+            return None
+        return cls.parse(content)
+
+    @classmethod
+    def parse(cls, content: bytes) -> Manifest | None:
+        """Returns the manifest in the content of its file; None if it is damaged."""
+        try:
+            values = parse_json(content)
             if values.pop("crc32") != _checksum_of(values):
                 return None
             manifest = cls(**values)
-        except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             return None
         return manifest if manifest._is_sound() else None
 
@@ -201,7 +219,7 @@ def differing_files(folder: Path, manifest: Manifest) -> dict[str, str]:
     """
     found = {}
     for name, expected in manifest.files.items():
-        if _is_outside(name):
+        if is_outside(name):
             raise CheckpointError(f"{folder}: {MANIFEST_NAME} names {name!r}, which lies outside of the directory.")
         if _problem_of_file(folder, name, expected, digest) is not None:
             found[name] = "changed" if (folder / name).is_file() else "deleted"
@@ -209,13 +227,14 @@ def differing_files(folder: Path, manifest: Manifest) -> dict[str, str]:
     return found | {name: "added" for name in names if name not in manifest.files}
 
 
-def _is_outside(name: str) -> bool:
+def is_outside(name: str) -> bool:
+    """Returns True for a name in a manifest that leads out of the checkpoint's directory."""
     paths = PurePosixPath(name), PureWindowsPath(name)  # it may come from any system
     return any(path.is_absolute() or path.drive or ".." in path.parts for path in paths)
 
 
 def _problem_of_file(folder: Path, name: str, expected: FileEntry, digest_of: Callable[[Path, str], str]) -> str | None:
-    if _is_outside(name):
+    if is_outside(name):
         return f"{MANIFEST_NAME} names {name!r}, which lies outside of the directory"
     path = folder / name
     kind = next((kind for kind in (DIGEST, OLDER_DIGEST) if kind in expected), None)

@@ -227,7 +227,12 @@ class CheckpointStore:
         flush(staging)
         if self.watch is not None:
             self.watch.add(staging, manifest, final=final)
-        replaced = self._beside(manifest.step, "replaced")
+        return self.place(staging, manifest.step)
+
+    def place(self, staging: Path, step: int) -> Path:
+        """Gives a staged checkpoint, complete and flushed, its final path, and returns that."""
+        final = self.path(step)
+        replaced = self._beside(step, "replaced")
         if os.path.lexists(final):
             _delete(replaced)
             _IN_USE.add(replaced.absolute())  # a reader in this process must not put it back meanwhile

@@ -12,7 +12,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,14 +20,14 @@ import typer
 import typer.core
 
 from trainwright import errors
-from trainwright._types import counted, hide, printable, replacing, write_text
+from trainwright._types import counted, hide, is_url, printable, replacing, write_text
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError
 from trainwright.support.log_handler import for_log
 from trainwright.support.units import size_text
 
 if TYPE_CHECKING:
-    from trainwright.checkpoint.checkpoint import Checkpoint
+    from trainwright.checkpoint.manifest import Manifest
     from trainwright.cli.recipe.schema import Recipe
 
 FAILED = 1
@@ -91,6 +91,11 @@ Processes = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")]
+
+
+def place(text: str) -> Path | str:
+    """Returns a path, or a URL as it is."""
+    return text if is_url(text) else Path(text)
 
 
 def _tasks(incomplete: str) -> list[tuple[str, str]]:
@@ -217,13 +222,23 @@ def check(
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Output directory of a run or a search, or a journal.jsonl.")],
+    run: Annotated[
+        Any, typer.Argument(help="Output directory or URL of a run or a search, or a journal.jsonl.", parser=place)
+    ],
     output: Output = None,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the page up to date until the run ends.")] = False,
 ) -> None:
     """Write an HTML file that shows a run or a search."""
     from trainwright.report.run_page import write_report
 
+    if is_url(run):
+        from trainwright.cli.remote_runs import journal_of
+
+        if watch:
+            raise errors.ArgumentError(f"--watch follows a run in a directory, and {run} is a URL.")
+        with journal_of(run) as folder:
+            echo(f"Written: {write_report(folder, output or Path('report.html'))}")
+        return
     path = write_report(run, output)
     echo(f"Written: {path}")
     if watch:
@@ -232,7 +247,7 @@ def report(
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Output directories of two runs or more.")],
+    runs: Annotated[list[Any], typer.Argument(help="Output directories or URLs of two runs or more.", parser=place)],
     tolerance: Annotated[float, typer.Option(min=0, help="Relative difference of losses that is none.")] = 1e-6,
     output: Output = None,
     as_json: AsJson = False,
@@ -246,7 +261,10 @@ def compare(
             f"compare takes two runs or more, and {runs[0]} is one: trainwright compare {runs[0]} OTHER_RUN. "
             f"`trainwright runs` lists those below a directory; `trainwright report {runs[0]}` shows one."
         )
-    records = read_runs(runs)
+    from trainwright.cli.remote_runs import journal_of
+
+    with ExitStack() as stack:
+        records = read_runs([stack.enter_context(journal_of(run)) for run in runs])
     pairs = partings(records, tolerance)
     first = first_difference(records, tolerance)
     if as_json:
@@ -265,7 +283,7 @@ def compare(
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(help="Directory to look below.", metavar="DIR", exists=True)] = Path("."),
+    folder: Annotated[Any, typer.Argument(help="Directory or URL to look below.", metavar="DIR", parser=place)] = ".",
     as_json: AsJson = False,
 ) -> None:
     """Show the runs below a directory: metrics, arguments that differ, state."""
@@ -273,9 +291,11 @@ def runs(
     from rich.table import Table
     from rich.text import Text
 
+    from trainwright.cli.remote_runs import journals_below
     from trainwright.report.run_table import ago, argument_texts, find_runs, metric_texts, readable_time
 
-    found = find_runs(folder)
+    with journals_below(folder) as local:
+        found = find_runs(local)
     now = time.time()
     if as_json:
         echo(_json([dataclasses.asdict(one) for one in found]))
@@ -341,7 +361,9 @@ def schema(output: Output = None) -> None:
 
 
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or the output directory of a run.")],
+    checkpoint: Annotated[
+        Any, typer.Argument(help="A checkpoint, or the output directory of a run; a path or a URL.", parser=place)
+    ],
     folder: Annotated[Path, typer.Argument(help="Directory to write; it must be empty, or not there.", metavar="DIR")],
     merged: Annotated[bool, typer.Option("--merge", help="Merge an adapter (lora) into the model.")] = False,
     weights: Annotated[str, typer.Option(help="trained, or average: those of a run with `average`.")] = "trained",
@@ -355,19 +377,24 @@ def export(
         raise errors.ArgumentError(f"--weights {weights}: write trained or average.")
     if merged and weights == "average":
         raise errors.ArgumentError("--merge takes trained weights: export the average first, then that with --merge.")
-    source, why = chosen_checkpoint(checkpoint) if weights == "average" else chosen(checkpoint)
-    if why:
-        echo(f"From {source}: {why}")
-    if weights == "average":
-        written = export_average(source, folder)
-    else:
-        written = merge(source, folder) if merged else export_model(source, folder, parts=sharded_state)
+    from trainwright.cli.remote_runs import checkpoint_of
+
+    with checkpoint_of(checkpoint) as local:
+        source, why = chosen_checkpoint(local) if weights == "average" else chosen(local)
+        if why:
+            echo(f"From {source.name if is_url(checkpoint) else source}: {why}")
+        if weights == "average":
+            written = export_average(source, folder)
+        else:
+            written = merge(source, folder) if merged else export_model(source, folder, parts=sharded_state)
     size = sum(path.stat().st_size for path in written)
     echo(f"Written: {folder}, {counted(len(written), 'file')}, {size_text(size)}")
 
 
 def verify(
-    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, or the output directory of a run: all in it.")],
+    checkpoint: Annotated[
+        Any, typer.Argument(help="A checkpoint, or the directory or URL of a run: all in it.", parser=place)
+    ],
     accepts: Annotated[
         bool, typer.Option("--accept", help="List the files as they are now: they were changed on purpose.")
     ] = False,
@@ -377,6 +404,11 @@ def verify(
     from trainwright.checkpoint.checkpoint import Checkpoint
     from trainwright.checkpoint.store import CheckpointStore
 
+    if is_url(checkpoint):
+        if accepts:
+            raise errors.ArgumentError("--accept takes a checkpoint in a directory: what is at a URL is not changed.")
+        _verify_under(checkpoint, as_json=as_json)
+        return
     store = CheckpointStore(checkpoint)
     folders = [store.path(step) for step in store.steps()] or [checkpoint]
     if not checkpoint.is_dir():
@@ -389,12 +421,28 @@ def verify(
         opened = Checkpoint(folder)
         problems[folder] = list(opened.problems())
         if not as_json:
-            echo(f"{folder}: {'damaged' if problems[folder] else intact(opened)}")
+            echo(f"{folder}: {'damaged' if problems[folder] else intact(opened.manifest)}")
             for problem in problems[folder]:
                 echo(f"    {problem}")
     if as_json:
         echo(_json([{"checkpoint": folder, "problems": found} for folder, found in problems.items()]))
     if any(problems.values()):
+        raise typer.Exit(FAILED)
+
+
+def _verify_under(url: str, *, as_json: bool) -> None:
+    from trainwright.cli.remote_runs import verified_under
+
+    found: dict[str, list[str]] = {}
+    for name, manifest, problems in verified_under(url):
+        found[name] = problems
+        if not as_json:
+            echo(f"{name}: {'damaged' if problems or manifest is None else intact(manifest)}")
+            for problem in problems:
+                echo(f"    {problem}")
+    if as_json:
+        echo(_json([{"checkpoint": name, "problems": problems} for name, problems in found.items()]))
+    if any(found.values()):
         raise typer.Exit(FAILED)
 
 
@@ -409,16 +457,15 @@ def _accept(folders: list[Path], *, as_json: bool) -> None:
         return
     for folder, found in results.items():
         checkpoint = Checkpoint(folder)
-        echo(f"{folder}: {intact(checkpoint)}")
+        echo(f"{folder}: {intact(checkpoint.manifest)}")
         for name, kind in found.items():
             echo(f"    {name} was {kind}, and is accepted")
         if problem := find_unreadable(checkpoint):
             echo(f"    no run can resume from it: {problem}")
 
 
-def intact(checkpoint: Checkpoint) -> str:
-    """Returns a line about a checkpoint without a problem."""
-    manifest = checkpoint.manifest
+def intact(manifest: Manifest | None) -> str:
+    """Returns a line about a checkpoint without a problem; `manifest` is None for one of transformers."""
     if manifest is None:
         return "complete; it has no manifest, so its files could not be compared"
     size = sum(entry["size"] for entry in manifest.files.values())

@@ -18,7 +18,7 @@ Given = Mapping[str, Any]  # Any: the values of arguments, of all types
 
 @dataclass
 class Translation:
-    """Keyword arguments in today's names, and the problems of those that could not be translated."""
+    """Keyword arguments in today's names, and the problems of untranslatable ones."""
 
     given: dict[str, Any]
     problems: list[str] = field(default_factory=list)
@@ -209,7 +209,7 @@ def share_of_steps(ratio: float) -> float:
 
 
 def ratio_of_steps(warmup_steps: float) -> float:
-    """The ratio that `warmup_steps` is; 0 where it is a number of steps, which wins over a ratio."""
+    """The ratio that `warmup_steps` is; 0 if it is a number of steps, which wins over a ratio."""
     return warmup_steps if warmup_steps < 1 else 0.0
 
 

@@ -164,7 +164,7 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
         return world
 
     def _start_zero3(self) -> Any:  # transformers' HfDeepSpeedConfig
-        """Has transformers make models in parts where the arguments ask for ZeRO-3: parts need a process group."""
+        """Has transformers make models in parts if the arguments ask for ZeRO-3: parts need a process group."""
         config = resolve.zero3_config(self._typed)
         if config is None:
             return None

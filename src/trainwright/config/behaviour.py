@@ -27,8 +27,7 @@ class Difference:
 
 
 _DRAWS_OF_A_RESUME = Difference(
-    original="a resumed run draws other numbers where a collator draws, or where samples are grouped by length in a "
-    "later epoch",
+    original="a resumed run draws other numbers if a collator draws, or samples are grouped by length in a later epoch",
     ours="it ends with the weights of the uninterrupted run",
 )
 _PASSES_OF_A_RESUME = Difference(
@@ -84,8 +83,9 @@ class Behaviour:
     )
     averages_means_over_window: bool = _corrects(
         Difference(
-            original="BERT, RoBERTa, T5, classifiers on Llama, ... return a mean although they are told the number of "
-            "items: loss and gradients grow with `gradient_accumulation_steps` and the number of processes (since "
+            original="BERT, RoBERTa, T5, classifiers on Llama, ... return a mean although they receive the "
+            "number of items: loss and gradients grow with `gradient_accumulation_steps` and the "
+            "number of processes (since "
             "4.46)",
             ours="the mean over the step's micro-batches and the processes, as one batch gives and as the start of a "
             'run says; `loss_weighting="original"` for the sum, `"batches"` for micro-batches that weigh alike',
@@ -94,7 +94,7 @@ class Behaviour:
     resume_applies_new_settings: bool = _corrects(
         Difference(
             original="a changed learning rate is ignored on a resume, and the schedule of a longer run jumps",
-            ours="what you pass takes effect, and is listed",
+            ours="the new value takes effect, and is listed",
         )
     )
     resume_recomputes_intervals: bool = _corrects(
@@ -106,7 +106,7 @@ class Behaviour:
     )
     resume_of_finished_run_takes_no_step: bool = _corrects(
         Difference(
-            original="a resume of a run that has done all its steps trains one more, where they end within an epoch",
+            original="a resume of a run that has done all its steps trains one more, if they end within an epoch",
             ours="it trains none",
         )
     )
@@ -116,12 +116,12 @@ class Behaviour:
         Difference(
             original="with `dataloader_persistent_workers`, `evaluate(other_dataset)` evaluates the first dataset "
             "again",
-            ours="it evaluates the one that it is given",
+            ours="it evaluates the given dataset",
         )
     )
     resume_restores_callbacks: bool = _corrects(
         Difference(
-            original="without `restore_callback_states_from_checkpoint` a callback starts anew on a resume: early "
+            original="without `restore_callback_states_from_checkpoint` a callback starts again on a resume: early "
             "stopping counts from 0",
             ours="it continues with its saved counters, and the settings that you pass; with the field, also with the "
             "saved settings",
@@ -135,7 +135,7 @@ class Behaviour:
     )
     trains_incomplete_window: bool = _corrects(
         Difference(
-            original="where a stream ends within a window of `gradient_accumulation_steps`, or a sampler before its "
+            original="if a stream ends within a window of `gradient_accumulation_steps`, or a sampler before its "
             "`len()`, its gradients stay for the next pass",
             ours="a step on the last window, as with a dataset",
         )
@@ -150,10 +150,10 @@ class Behaviour:
     )
     removes_prompts_from_predictions: bool = _corrects(
         Difference(
-            original="with a decoder-only model, predictions of `Seq2SeqTrainer` begin with the input, and go on after "
-            "the answer where the input has one",
-            ours="the model is given the prompt, and predictions are what it adds; as with transformers under "
-            "`trainwright.compat.install()`, and where a subclass overrides `prediction_step`",
+            original="with a decoder-only model, predictions of `Seq2SeqTrainer` begin with the input, and "
+            "continue after the answer if the input has one",
+            ours="the model is given the prompt, and predictions are its continuation; as with transformers under "
+            "`trainwright.compat.install()`, and if a subclass overrides `prediction_step`",
         )
     )
     evaluates_in_dataset_order: bool = _corrects(
@@ -170,7 +170,7 @@ class Behaviour:
     )
     skips_nonfinite_steps: bool = _corrects(
         Difference(
-            original="a step whose loss or gradient is NaN makes all weights NaN",
+            original="a step with NaN in loss or gradient makes all weights NaN",
             ours='the step is skipped, and named at the next log; `on_nonfinite="ignore"` updates, as transformers '
             "does",
         )
@@ -192,13 +192,13 @@ class Behaviour:
         Difference(
             original="the column of `length_column_name` is used only if the model takes it, or with "
             "`remove_unused_columns=False`",
-            ours="it is used; the samples are measured where it lacks numbers",
+            ours="it is used; the samples are measured if it lacks numbers",
         )
     )
     sends_seed_and_epoch_to_workers: bool = _corrects(
         Difference(
-            original="what a collator or a dataset draws in a worker process depends on the number of workers, and a "
-            "resume draws anew",
+            original="random draws of a collator or a dataset in a worker process depend on the number of "
+            "workers, and differ after a resume",
             ours="each batch has its own seed: the same numbers with any number of workers, and on a resume",
         ),
         Difference(

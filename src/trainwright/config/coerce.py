@@ -18,6 +18,9 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
+import xxhash
+
+from trainwright._types import is_url, without_tokens
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.enums import DebugOption, IntervalStrategy, SchedulerType
@@ -45,9 +48,31 @@ def verbosity() -> int:
     return logging.getLogger(name).getEffectiveLevel()
 
 
+def staging_of(url: str) -> str:
+    """Returns the directory on this machine of a run whose `output_dir` is a URL, below the user's cache.
+
+    The environment variable TRAINWRIGHT_CACHE names another cache.
+    """
+    cache = os.environ.get("TRAINWRIGHT_CACHE") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "trainwright"
+    )
+    url = url.rstrip("/")
+    name = re.sub(r"[^\w.-]", "_", url.rpartition("/")[2].partition("?")[0])
+    return os.path.join(cache, "runs", f"{name}-{xxhash.xxh3_64(url.encode()).hexdigest()[:8]}")
+
+
 def _output(args: Arguments) -> Problems:
     if args.output_dir is None:
         args.output_dir = "trainer_output"
+    if is_url(args.output_dir):
+        other = value_of(args, "checkpoint_mirror")
+        if other not in (None, args.output_dir):
+            return [
+                f"output_dir is a URL, and checkpoint_mirror={without_tokens(str(other))!r} is another one. A run has "
+                "one URL: leave checkpoint_mirror out, or give output_dir a directory."
+            ]
+        setattr(args, "checkpoint_mirror", args.output_dir)  # noqa: B010 -- arguments of transformers lack the field
+        args.output_dir = staging_of(args.output_dir)
     for name in names_with("path"):
         if (path := value_of(args, name)) is not None:
             setattr(args, name, os.path.expanduser(path))
@@ -100,7 +125,7 @@ def _aliases(args: Arguments) -> Problems:
 
 
 def _converted(args: Arguments, names: Iterable[str], convert: Callable[[str, Any], object]) -> Problems:
-    """Sets fields to what `convert` makes of a name and a value; its ValueErrors are the problems."""
+    """Sets fields to the results of `convert(name, value)`; its ValueErrors are the problems."""
     problems = []
     for name in names:
         try:
@@ -115,7 +140,7 @@ def _enums(args: Arguments) -> Problems:
 
 
 def as_enum(name: str, value: Any) -> Any:  # Any: a word or a member of any enum; a member of the field's enum
-    """The value of a field as a member of its enum; older words mean what they mean today. Raises ArgumentError."""
+    """The value of a field as a member of its enum; older words are translated. Raises ArgumentError."""
     word = value.value if isinstance(value, Enum) else value  # by value, so that the enums of transformers serve too
     older = SETTINGS[name].older_values
     if isinstance(word, str) and word in older:

@@ -55,7 +55,7 @@ OLD_NUMBERS = {name: row.reads for name, row in OLD_NAMES.items() if row.reads i
 def translate(given: Given, defaults: Given) -> Translation:
     """Replace older names in `given`; each warns once. `defaults`: all names that are fields, with their defaults.
 
-    A field given at its default beside its older name does not contradict it: parsers and saved configurations list
+    A field given at its default does not contradict its older name: parsers and saved configurations list
     every field.
     """
     result = Translation({name: value for name, value in given.items() if name in defaults})
@@ -92,7 +92,7 @@ def _translate_one(name: str, original: Given, given: dict[str, Any], defaults: 
 
 
 def unknown_message(name: str, known: Collection[str]) -> str:
-    """Returns the message for an unknown argument, with the one that was probably meant."""
+    """Returns the message for an unknown argument, with a suggestion."""
     return f"{name} is not an argument.{hint_for_argument(name, known)}"
 
 

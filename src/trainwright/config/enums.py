@@ -24,7 +24,7 @@ def word(value: object) -> str:
 
 
 class IntervalStrategy(ExplicitEnum):
-    """Interval of an event: never, every so many optimizer steps, or at the end of each epoch."""
+    """Interval of an event: never, at a number of optimizer steps, or at the end of each epoch."""
 
     NO = "no"
     STEPS = "steps"

@@ -98,7 +98,7 @@ def make_choice_type_function(choices: Sequence[Any]) -> Convert:
     """Makes a function that parses a choice.
 
     Args:
-        choices: values, told apart by their text.
+        choices: values, distinguished by their text.
 
     Returns:
         A function from the text of a choice to the choice; it returns other text as it is.
@@ -116,13 +116,13 @@ def HfArg(
     metadata: dict[str, Any] | None = None,
     **kwargs: Any,
 ) -> Any:  # Any, as dataclasses.field() itself is to a type checker
-    """Declares a dataclass field with what `HfArgumentParser` reads.
+    """Declares a dataclass field with metadata for `HfArgumentParser`.
 
     Args:
         aliases: further names of the option.
         help: its text in `--help`.
         default: default value of the field.
-        default_factory: makes the default, where that is mutable.
+        default_factory: makes the default, if that is mutable.
         metadata: further metadata of the field.
         **kwargs: other arguments of `dataclasses.field`.
 
@@ -247,7 +247,7 @@ def _converter(member: Any) -> Convert:
 
 
 class HfArgumentParser(ArgumentParser):
-    """An ArgumentParser whose options are the fields of dataclasses.
+    """An ArgumentParser with the fields of dataclasses as options.
 
     Ordinary options may be added; their values come back in a namespace after the dataclasses. A dataclass with the
     attribute `_argument_group_name` is shown as one group of that name in --help, others by the groups of their fields.
@@ -277,11 +277,11 @@ class HfArgumentParser(ArgumentParser):
         .args), files named after `args_file_flag`, the command line.
 
         Args:
-            args: words; None: those of the process.
+            args: words; None: `sys.argv`.
             return_remaining_strings: also return the words that no dataclass has a field for.
             look_for_args_file: read the file with the script's name and the suffix .args, if there is one.
             args_filename: file to read instead.
-            args_file_flag: option whose values are names of further files.
+            args_file_flag: option that names further files.
 
         Returns:
             Instances in the order of the dataclasses; then a namespace of options added by hand, if there are any;

@@ -1,4 +1,4 @@
-"""Frozen plans: the decisions made before training, once. They do not record where a decision came from."""
+"""Frozen plans: the decisions made before training, once. They do not record the origin of a decision."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ OPEN_END = sys.maxsize
 class StepPlan:
     """Length of a run, in epochs, steps and batches."""
 
-    num_epochs: int  # epochs begun (the last one may be cut short); very large where the data has no length
+    num_epochs: int  # epochs begun (the last one may be cut short); very large if the data has no length
     steps_per_epoch: int  # optimizer steps in a full epoch
     batches_per_epoch: int  # micro-batches in a full epoch, per process
-    max_steps: int  # optimizer steps of the whole run; OPEN_END where the run ends with the data, whenever that is
+    max_steps: int  # optimizer steps of the whole run; OPEN_END if the run ends with the data
     micro_batches: int  # micro-batches in an optimizer step (gradient accumulation)
     num_examples: int  # samples in the training data
     num_train_samples: float  # samples that the whole run trains on, repeats counted
@@ -55,7 +55,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderPlan:
-    """Settings of a loader. Fields without a comment are those of torch's DataLoader (`workers`: `num_workers`)."""
+    """Settings of a loader. Fields without a comment belong to torch's DataLoader (`workers`: `num_workers`)."""
 
     batch_size: int  # samples per batch on this process
     seed: int  # base of the order of samples; epoch e is shuffled with `seed + e`
@@ -232,6 +232,16 @@ class CheckpointPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MirrorPlan:
+    """Settings of the copies under a URL."""
+
+    url: str  # such as s3://bucket/run
+    every_s: float | None = None  # least seconds between two checkpoints that are copied; None: each is
+    keep_last: int | None = None  # newest copies to keep, the best one included; None: all
+    bytes_per_s: float | None = None  # limit of the speed; None: no limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GuardPlan:
     """Policies for bad steps."""
 
@@ -292,3 +302,8 @@ class EvalPlan:
     averages_batches: bool = False  # the loss is the mean of the batches' losses, by rows, not that of all items
     memory_share: float = 0.6  # share of free memory for results; beyond it they go to a file
     spill_folder: str | None = None  # folder of that file; None: the system's temporary folder
+
+    @property
+    def joins_results(self) -> bool:
+        """Returns True if results become one array, whose rows do not depend on the batches that they were in."""
+        return not (self.streams_metrics or self.averages_batches or "loss" in self.include) and self.concat_batches

@@ -1,4 +1,4 @@
-"""Arguments for people: as plain values, by group, what differs from defaults or checkpoint, a run in a few lines."""
+"""Arguments for people: as plain values, by group, differences from defaults or checkpoint, a run in a few lines."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def grouped(kind: type) -> dict[str, list[Field[Any]]]:
 def differing(args: DataclassInstance) -> JSONObject:
     """Returns the arguments that differ from their defaults, as plain values, with marks in the place of tokens.
 
-    Serves transformers' arguments too. An alias that repeats its new name is left out.
+    Serves transformers' arguments too. An alias that repeats its new name is omitted.
     """
     result = {}
     for field, default in _settled_defaults(type(args), verbosity(), runs_in_kubeflow()):

@@ -153,8 +153,8 @@ _STOPPING = Elsewhere(
     file="Early stopping is a callback of a script: EarlyStoppingCallback(early_stopping_patience=3).",
 )
 _PREFERENCES = Elsewhere(
-    script="Preference training is in TRL, whose trainers run on Trainwright: see docs/compat.md.",
-    file="Preference training is in TRL, whose trainers run on Trainwright in a script: see docs/compat.md.",
+    script="Preference training is in TRL, and its trainers run on Trainwright: see docs/compat.md.",
+    file="Preference training is in TRL, and its trainers run on Trainwright in a script: see docs/compat.md.",
 )
 _CHAT = Elsewhere(
     script="Tokenize conversations with the tokenizer's chat template; a configuration file has `task: chat`.",
@@ -282,7 +282,7 @@ def normal(name: object) -> str:
 
 
 def hint_for_argument(name: str, known: Collection[str]) -> str:
-    """Returns a sentence, with a space before it, that names what was meant by an unknown training argument.
+    """Returns a sentence, with a space before it, that suggests a name for an unknown training argument.
 
     Args:
         name: the unknown name.
@@ -308,7 +308,7 @@ def hint_for_entry(name: str, known: Sequence[str], near: Collection[str] | None
     Args:
         name: the unknown name, with or without its parents.
         known: all entries with their parents, as `training.learning_rate`.
-        near: names that the spelling is compared with (None: those of all entries).
+        near: names to compare the spelling with (None: all entries).
 
     Returns:
         The sentence; empty if nothing is near.
@@ -333,7 +333,7 @@ def hint_for_keyword(name: str, parameters: Collection[str], fields: Collection[
 
     Args:
         name: the unknown name.
-        parameters: those that it has.
+        parameters: its parameters.
         fields: names of the training arguments.
 
     Returns:

@@ -15,7 +15,7 @@ MARKER_MODULE = "transformers.integrations.deepspeed"
 
 
 def mark(config: Mapping[str, Any], *, on_cpu: bool) -> Any:  # transformers' HfDeepSpeedConfig
-    """Makes transformers partition new models for as long as the returned object exists.
+    """Makes transformers partition new models while the returned object exists.
 
     `config` is DeepSpeed's, with "auto" replaced by every known value.
     """
@@ -38,7 +38,7 @@ def whole_models() -> Iterator[None]:
 
 @contextmanager
 def keeping_the_mark() -> Iterator[ModuleType | None]:
-    """Restores the marker at the end, which accelerate replaces; yields its module, or None where nothing is marked."""
+    """Restores the marker at the end, which accelerate replaces; yields its module, or None if nothing is marked."""
     module = sys.modules.get(MARKER_MODULE)
     reference = getattr(module, "_hf_deepspeed_config_weak_ref", None)
     before = None if reference is None else reference()

@@ -108,6 +108,19 @@ class LengthGroupedSampler(Sampler[int]):
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=self.generator))
 
 
+class SortedByLength(Sampler[int]):
+    """All samples, longest first. Attribute `places`: the indices in this order, by which results are put back."""
+
+    def __init__(self, lengths: Sequence[int] | Lengths) -> None:
+        self.places: NDArray[np.int64] = np.argsort(-np.asarray(lengths), kind="stable")
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.places.tolist())
+
+
 # -- orders of whole batches -----------------------------------------------------------------------------------------
 
 

@@ -26,11 +26,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from trainwright._types import Item, JSONObject, is_count
+from trainwright._types import QUARANTINE_NAME, Item, JSONObject, is_count
 from trainwright.data.identity import SampleId, Seen, as_hex, of_hex
 from trainwright.errors import DataError
 
-QUARANTINE_NAME = "quarantine.jsonl"
 NO_PLACES = (
     "A place names a sample of a stream only where all processes and workers read the whole stream, in the same order "
     "in each epoch. Name samples by a column whose values differ: trainer.quarantine(['doc-3'], column='id')."

@@ -13,7 +13,13 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampl
 from trainwright._types import DatasetLike, has_length
 from trainwright.config.plans import LoaderPlan, MixturePlan, SamplingPlan
 from trainwright.data.cursor import Cursor, OrderKind, is_same_order, raise_another_order
-from trainwright.data.length_sampler import LengthGroupedSampler, Lengths, lengths_digest, sample_lengths
+from trainwright.data.length_sampler import (
+    LengthGroupedSampler,
+    Lengths,
+    SortedByLength,
+    lengths_digest,
+    sample_lengths,
+)
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.order import FeistelOrder, Order, SamplerOrder, ShuffledOrder
 from trainwright.errors import DataError
@@ -89,6 +95,11 @@ def evaluation_by_length(dataset: DatasetLike, plan: SamplingPlan, generator: to
     sampler = LengthGroupedSampler(plan.batch_size, lengths=_lengths(dataset, plan), generator=generator)
     sampler.length_column = plan.length_column
     return sampler
+
+
+def sorted_evaluation(dataset: DatasetLike, plan: SamplingPlan) -> SortedByLength:
+    """Samples of an evaluation, longest first."""
+    return SortedByLength(_lengths(dataset, plan))
 
 
 def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:

@@ -157,7 +157,7 @@ def _handlers(plan: EnginePlan, *, in_group: bool) -> Iterator[KwargsHandler]:
 
 @functools.cache
 def _accumulation() -> type[GradientAccumulationPlugin]:
-    """Class of accelerate's settings of accumulation that finds what differs from its defaults by its fields.
+    """Class of accelerate's settings of accumulation that finds differences from its defaults by its fields.
 
     The original's `to_kwargs` empties the environment of the process for it, and takes longer than all else there.
     """

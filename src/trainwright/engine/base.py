@@ -44,7 +44,7 @@ class Engine:
         self._scaler: torch.amp.GradScaler | None = getattr(accelerator, "scaler", None)
         self._optimizer: Optimizer = None
         self.defers_skips = False  # `step` does not wait to learn whether a fused optimizer skipped (fp16)
-        self._skip_flag: torch.Tensor | None = None  # of an update whose outcome only the device knows
+        self._skip_flag: torch.Tensor | None = None  # for an update with an outcome that only the device knows
         self._clipped: list[nn.Parameter] | None = None  # from `clip` to `zero_grad`, where both walk the same model
 
     # -- models ----------------------------------------------------------------------------------------------------
@@ -111,10 +111,10 @@ class Engine:
         self.accelerator.gradient_state.sync_gradients = is_last
 
     def backward(self, loss: torch.Tensor, *, gradient: torch.Tensor | None = None) -> None:
-        """Computes the gradients of a loss and adds them to those of the window; for fp16 they are scaled here.
+        """Computes the gradients of a loss and adds them to the gradients of the window; for fp16 they are scaled here.
 
-        A replaced `accelerator.backward` is called as the original Trainer calls it. Accelerate's own does what is done
-        here, and divides the loss by one before.
+        A replaced `accelerator.backward` is called as in the original Trainer. Accelerate's own does the same
+        work, and divides the loss by one before.
 
         Args:
             loss: a scalar with its graph, divided for the window already.
@@ -253,7 +253,7 @@ class Engine:
         """
 
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
-        """Context of `model.generate`, whose value is the keywords that it needs where processes share a model."""
+        """Context of `model.generate`, with the keywords that it needs if processes share a model."""
         return nullcontext({})
 
     @property
@@ -277,11 +277,11 @@ class Engine:
         return None
 
     def whole_tensor(self, parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
-        """Gathers a tensor that lies over the processes as a parameter does. All processes call it.
+        """Gathers a tensor that is distributed over the processes like a parameter. All processes call it.
 
         Args:
             parameter: of the model.
-            part: what this process has of the tensor; its type and device may be others than those of the parameter.
+            part: local part of the tensor; its type and device may differ from the parameter's.
 
         Returns:
             The whole tensor in all processes.
@@ -294,11 +294,16 @@ class Engine:
 
     @property
     def changes_layers(self) -> str | None:
-        """Reason for which layers of the user's model do not run whole and uncompiled; None where they do."""
+        """Reason for which layers of the user's model do not run whole and uncompiled; None if they do."""
         plan = self._plan
         if plan.fsdp is not None or plan.deepspeed is not None or plan.parallel is not None:
             return "a process may hold only a part of the output layer"
         return None if plan.compile.backend is None else "torch_compile compiles the whole model"
+
+    @property
+    def hides_output_layer(self) -> str | None:
+        """Reason for which the output layer is not whole when a model computes its loss; None where it is."""
+        return self.changes_layers
 
     @property
     def writes_parts(self) -> bool:
@@ -331,7 +336,7 @@ class Engine:
         return state
 
     def load_optimizer_state(self, optimizer: Optimizer, state: StateDict) -> None:
-        """Loads a state as `optimizer_state` returns it, which all processes have; each keeps what it holds."""
+        """Loads a state as `optimizer_state` returns it, which all processes have; each keeps its part."""
         optimizer.load_state_dict(state)
 
     # -- between processes -----------------------------------------------------------------------------------------
@@ -348,7 +353,7 @@ class Engine:
     def gather(self, value: Any) -> Any:
         """Gathers a nested value of tensors from all replicas, concatenated along the first dimension in their order.
 
-        First dimensions may differ; where another one does, what is missing is -100.
+        First dimensions may differ; if another one does, missing values are -100.
         """
         return value
 

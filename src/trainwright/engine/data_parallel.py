@@ -1,6 +1,6 @@
 """DataParallel: several GPUs in one process, to each of which torch copies the model for every forward pass.
 
-A batch is split over the devices, and their losses are reduced to the one that a single device would have: a sum where
+A batch is split over the devices, and their losses are reduced to the loss that a single device would have: a sum if
 each part was divided by the items of the whole window, otherwise a mean weighted by the samples of each part.
 """
 
@@ -101,7 +101,7 @@ class ReplicatedModel(nn.DataParallel):  # type: ignore[type-arg]
         return inputs, parts
 
     def gather(self, outputs: Any, output_device: Any) -> Any:
-        """Joins the outputs of the devices as those of one batch, each scalar as that batch would have it."""
+        """Joins the outputs of the devices as the outputs of one batch."""
         first = outputs[0]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Was asked to gather along dimension 0, but all input tensors were scala")

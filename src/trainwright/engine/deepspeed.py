@@ -178,7 +178,7 @@ class DeepSpeedEngine(DistributedEngine):
 
     def backward(self, loss: torch.Tensor, *, gradient: torch.Tensor | None = None) -> None:
         self._was_applied = None
-        # DeepSpeed begins the backward pass itself. The product is a new tensor: where the model returned the loss and
+        # DeepSpeed begins the backward pass itself. The product is a new tensor: if the model returned the loss and
         # there is no ZeRO, hooks on the model's outputs would divide its gradient by the accumulation.
         loss = loss * (1.0 if gradient is None else gradient)
         if is_from(self.accelerator.backward, "accelerate"):
@@ -334,7 +334,7 @@ def is_partitioned(module: nn.Module) -> bool:
 
 
 def whole_weights(module: nn.Module, *, keeps: bool) -> dict[str, torch.Tensor]:
-    """Gathers weights, in fp32 where they are trained, to the CPU; none unless `keeps`. All processes call it."""
+    """Gathers weights, in fp32 if they are trained, to the CPU; none unless `keeps`. All processes call it."""
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -464,7 +464,7 @@ def _flat_parts(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _link(optimizer: Optimizer) -> None:
-    """Links parameters to their states anew: stages 1 and 2 do it once, when there may be none yet."""
+    """Links parameters to their states again: stages 1 and 2 do it once, when there may be none yet."""
     if hasattr(optimizer, "_lazy_init_hp_params_optimizer_state"):
         optimizer._hp_optimizer_states_linked = False
         optimizer._lazy_init_hp_params_optimizer_state()

@@ -92,6 +92,18 @@ class FSDP2Engine(FSDPEngine):
 
     _hooked: nn.Module | None = None
 
+    @property
+    def hides_output_layer(self) -> str | None:
+        """None where accelerate shards it with the last norm: gathered once, from the forward to the backward pass."""
+        from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
+
+        policy = self._plugin.auto_wrap_policy
+        if self._plan.compile.backend is not None:
+            return super().hides_output_layer
+        if getattr(policy, "func", policy) is size_based_auto_wrap_policy:
+            return "min_num_params shards the output layer by itself, which is gathered for its own forward pass only"
+        return None
+
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         check_wrapped_classes(model, self._plugin)
         whole = make_optimizer(model)
@@ -129,7 +141,7 @@ class FSDP2Engine(FSDPEngine):
 def pass_as_the_root(sharded: Any) -> None:  # Any: a module that torch gives another class
     """Passes through a sharded model without computing, so that torch takes it as the root of its modules from now on.
 
-    Otherwise the module whose forward pass comes first would be taken as the root.
+    Otherwise the module with the first forward pass would be taken as the root.
     """
     from torch.distributed.fsdp import register_fsdp_forward_method
 
@@ -235,7 +247,7 @@ def _shard_on_any_device(accelerator: Accelerator, plugin: FullyShardedDataParal
     if state.device.type == "cpu":
         state.device = torch.device("cpu")  # accelerate numbers it by process, and torch wants it without a number
     if mixed != "no" and plugin.fsdp_version == 2:
-        # What a model computes in fp32, such as its loss, stays so; `_return_fp32_outputs` converts the rest.
+        # Outputs in fp32, such as the loss, stay so; `_return_fp32_outputs` converts the rest.
         plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, output_dtype=None)
 
 
@@ -337,7 +349,7 @@ def _final_norm(model: nn.Module) -> nn.Module | None:
 
 
 def check_wrapped_classes(model: nn.Module, plugin: FullyShardedDataParallelPlugin) -> None:
-    """Raises ModelError where the model lacks a class of layers that the plugin wraps, and names similar ones."""
+    """Raises ModelError if the model lacks a class of layers that the plugin wraps, and names similar ones."""
     there = {type(module).__name__.removeprefix("FSDP"): None for module in model.modules()}
     for name in [name for name in plugin.transformer_cls_names_to_wrap or () if name not in there]:
         near = difflib.get_close_matches(name, there, n=3, cutoff=0.4) or list(there)[:5]

@@ -18,7 +18,7 @@ from trainwright._types import Optimizer
 
 
 def of_one_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Groups tensors that one operation can take together: the whole ones, and those (DTensors) of each device mesh."""
+    """Groups tensors that one operation can take together: whole tensors, and the DTensors of each device mesh."""
     kinds: dict[object, list[torch.Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
@@ -29,7 +29,7 @@ def clip_each_kind(parameters: Iterable[nn.Parameter], max_norm: float) -> torch
     """Scales all gradients so that their joint 2-norm is at most `max_norm`, as torch does for tensors of one kind.
 
     Args:
-        parameters: their gradients may be whole or sharded, on any device meshes; parameters without one are skipped.
+        parameters: their gradients may be whole or sharded, on any device meshes; others are skipped.
         max_norm: limit of the joint norm; infinity measures without clipping.
 
     Returns:
@@ -57,7 +57,7 @@ def norm_of_each_kind(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
 
 
 def step_each_kind(optimizer: Optimizer) -> None:
-    """Has an optimizer whose groups mix whole and sharded tensors update one kind at a time.
+    """Has an optimizer with groups of whole and sharded tensors update one kind at a time.
 
     Operations on many tensors at once (`fused`, `foreach`) take one kind only. Its `step` is replaced if groups are
     mixed; the groups themselves stay as they are.
@@ -84,7 +84,7 @@ class StepCall:
     """Whether a gradient scaler called an optimizer's step.
 
     Attributes:
-        is_made: the step was called; the scaler does not call it where it has read that gradients overflowed.
+        is_made: the step was called; the scaler does not call it if it has read that gradients overflowed.
         found_inf: flag with which the scaler lets a fused optimizer skip on the device: a scalar, not 0 where
             gradients overflowed. None for other optimizers.
     """
@@ -98,7 +98,7 @@ class StepCall:
 
 @contextmanager
 def noting_step(optimizer: Optimizer) -> Iterator[StepCall]:
-    """Notes a call of an optimizer's step within the context, also where the method was replaced."""
+    """Notes a call of an optimizer's step within the context, even if the method was replaced."""
     call = StepCall()
     step = optimizer.step
     before = vars(optimizer).get("step")

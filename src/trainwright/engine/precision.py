@@ -23,7 +23,7 @@ def autocast_forward(
     """Runs the model's `forward` under autocast within the context, as accelerate does it.
 
     Outputs are converted to fp32, for metrics and for losses outside of the model; in training only if `keeps_outputs`,
-    since outputs that nobody uses would only cost memory.
+    since unused outputs would only cost memory.
     """
     dtype = DTYPES.get(plan.mixed)
     if dtype is None:

@@ -1,7 +1,7 @@
-"""Engines whose processes each hold a part of the parameters: their base, and tensor parallelism.
+"""Engines with a part of the parameters in each process: their base, and tensor parallelism.
 
 The base synchronizes gradients and gathers checkpoints. In tensor parallelism the model was sharded when it was loaded;
-it communicates between the processes itself, and those that share layers get the same batches.
+it communicates between the processes itself, and processes that share layers get the same batches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class ShardedEngine(DistributedEngine):
-    """Base of engines that train a model whose parameters are sharded over the processes."""
+    """Base of engines that train a model with parameters sharded over the processes."""
 
     def __init__(self, plan: EnginePlan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)

@@ -1,6 +1,6 @@
 """Sharded state of model and optimizer: written and read as torch's distributed checkpoints, gathered, scattered.
 
-The files lie where accelerate writes them. They are read on any number of processes, sharded or whole. Torch unpickles
+The files are in the places of accelerate. They are read on any number of processes, sharded or whole. Torch unpickles
 their metadata and all entries that are no tensors, and a checkpoint may come from a stranger. So the reader lets the
 metadata name only the classes that it consists of, and reads entries as plain tensors and numbers: no code can run.
 """
@@ -106,7 +106,7 @@ def _dress(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
 
 
 def whole_tensor(outer: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """Gathers a tensor that lies over the processes as `outer` does, and of which this process has the part `local`."""
+    """Gathers a tensor distributed over the processes like `outer`, from the part `local` of this process."""
     if not isinstance(outer, DTensor):
         return local
     dressed: Any = _dress(outer, local.to(outer.device))
@@ -152,7 +152,7 @@ def weights_in(folder: Path) -> Iterator[tuple[str, str, torch.Tensor]]:
 
 
 def optimizer_in(folder: Path) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yields the pieces of the optimizer's state of a sharded checkpoint, as `weights_in` those of the weights."""
+    """Yields the pieces of the optimizer's state of a sharded checkpoint, as `weights_in` does for the weights."""
     if has_optimizer(folder):
         for file, name, values in pieces(folder / OPTIMIZER, under="optimizer"):
             yield f"{OPTIMIZER}/{file}", name, values
@@ -214,7 +214,7 @@ def _options(model: nn.Module, *, whole: bool = False) -> StateDictOptions:
 def read(folder: Path, *, under: str, into: StateDict | None = None) -> StateDict:
     """Reads the entry `under` of a checkpoint's folder of the model or of the optimizer. Each process reads for itself.
 
-    Returns `into`, tensors, perhaps sharded, that take what is read; None: new whole tensors on the CPU. What cannot be
+    Returns `into`, tensors, perhaps sharded, for the values; None: new whole tensors on the CPU. What cannot be
     read, or lacks something, is a CheckpointError.
     """
     try:
@@ -244,14 +244,14 @@ class SafeReader(FileSystemReader):
     """Reads metadata and refuses to load any class that is not part of metadata."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # Any: as torch's method
-        """Reads the metadata; a CheckpointError where it names another class, or a file outside of the checkpoint."""
+        """Reads the metadata; a CheckpointError if it names another class, or a file outside of the checkpoint."""
         content = (Path(self.path) / DESCRIPTION).read_bytes()
         if len(content) > MAX_DESCRIPTION_BYTES:
             raise CheckpointError(f"its description has {len(content)} bytes")
         metadata: Metadata = _Unpickler(io.BytesIO(content)).load()
         for info in metadata.storage_data.values():
             if Path(info.relative_path).name != info.relative_path:
-                raise CheckpointError(f"it names {info.relative_path!r}, which lies outside of it")
+                raise CheckpointError(f"it names {info.relative_path!r}, which is outside of it")
         metadata.storage_meta = None
         return metadata
 

@@ -75,7 +75,19 @@ def evaluation_loop(
         num_seen = int(session.total(torch.tensor(num_seen)))
     if num_seen == 0 and known in (None, 0):
         logger.warning("The evaluation set is empty: its dataloader gave no batch, so there is no loss and no metric.")
-    return results.output(prefix, num_samples=num_seen if known is None else known, found_labels=found_labels)
+    return results.output(
+        prefix,
+        num_samples=num_seen if known is None else known,
+        found_labels=found_labels,
+        places=_places_of(dataloader),
+    )
+
+
+def _places_of(dataloader: object) -> np.ndarray[Any, Any] | None:
+    """Returns the indices of the samples in the order of a dataloader that sorts them; None where it does not."""
+    sampler = getattr(getattr(dataloader, "batch_sampler", None), "sampler", None)
+    places = getattr(sampler, "places", None)
+    return places if isinstance(places, np.ndarray) else None
 
 
 def _collect(
@@ -253,10 +265,15 @@ class PredictionAccumulator:
             result = self.session.compute_metrics(prediction, compute_result=is_last)
             self._metrics = result if is_last else self._metrics
 
-    def output(self, prefix: str, *, num_samples: int, found_labels: bool) -> EvalLoopOutput:
-        """Returns the results; `num_samples` were seen by all processes, and metrics are named `<prefix>_...`."""
+    def output(
+        self, prefix: str, *, num_samples: int, found_labels: bool, places: np.ndarray[Any, Any] | None = None
+    ) -> EvalLoopOutput:
+        """Returns the results; `num_samples` were seen by all processes, and metrics are named `<prefix>_...`.
+
+        `places` are the indices of the samples in the order in which they were seen, if that is not their own.
+        """
         session = self.session
-        predictions, labels, inputs, losses = (collector.result() for collector in self._collectors)
+        predictions, labels, inputs, losses = (_in_order(one.result(), places) for one in self._collectors)
         if self._stream is not None:
             self._metrics = self._stream.result() if found_labels else {}
         elif predictions is not None and labels is not None and session.compute_metrics and not self._by_batch:
@@ -282,6 +299,14 @@ class PredictionAccumulator:
         if recorded.agreed_bytes:
             recorded.receive(session.collect(recorded.message()))
         return mean_of(torch.stack(sums), skip_non_finite=session.plan.skip_non_finite), recorded.take()
+
+
+def _in_order(value: Nested, places: np.ndarray[Any, Any] | None) -> Nested:
+    """Returns rows in the order of their indices; `places` are the indices of these rows."""
+    if places is None or value is None:
+        return value
+    inverse = np.argsort(places)
+    return map_nested(lambda leaf: leaf[inverse], value)  # type: ignore[no-any-return]
 
 
 def _prefixed(metrics: object, prefix: str, losses: dict[str, float]) -> dict[str, Any]:

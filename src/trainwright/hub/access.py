@@ -15,7 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, Offl
 from huggingface_hub.utils import logging as client_logging
 
 TIMEOUT_S = 10
-# Files of which the cache has one where a model, a tokenizer or an image processor was downloaded.
+# Files in the cache if a model, a tokenizer or an image processor was downloaded.
 DESCRIPTIONS = ("config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 LOCAL = "neither a directory nor in the cache of downloads, and"
 OFFLINE = "HF_HUB_OFFLINE"

@@ -1,4 +1,4 @@
-"""The model card: collects its contents, draws the losses, writes it. A card that somebody edited is left alone."""
+"""The model card: collects its contents, draws the losses, writes it. An edited card is left alone."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def settings(args: Arguments) -> dict[str, object]:
 
 
 def license_of(repo: str, *, token: str | None) -> str | None:
-    """Returns the license that a model's repository names; None where it names none or cannot be asked."""
+    """Returns the license that a model's repository names; None if it names none or is unreachable."""
     from huggingface_hub import HfApi
 
     try:

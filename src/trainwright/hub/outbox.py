@@ -1,4 +1,4 @@
-"""Files for the Hub: which files are uploaded, and the outbox where they wait, one directory for each upload.
+"""Files for the Hub: which files are uploaded, and the outbox in which they wait, one directory for each upload.
 
 The outbox survives a killed run. Its files are hard links to the files of a checkpoint (copies if links are impossible
 or a file may change), so neither later saves nor the deletion of old checkpoints alter an upload. This module does not
@@ -135,7 +135,7 @@ class Outbox:
         self._lock = threading.Lock()
 
     def put(self, ticket: Ticket, *, linked: Mapping[str, Path], copied: Mapping[str, Path] | None = None) -> Upload:
-        """Adds an upload, as a whole or not at all: linked files that nobody changes any more, and copied ones."""
+        """Adds an upload, as a whole or not at all: links to final files, and copies of others."""
         name = f"{time.time_ns():020d}-{next(self._numbers)}"
         partial = self.folder / f"{name}{PARTIAL}"
         final = self.folder / name
@@ -179,7 +179,7 @@ class Outbox:
 
 
 def is_over(upload: Upload, later: Ticket) -> bool:
-    """Returns True if a later upload puts its files where this one would, which makes this one unnecessary."""
+    """Returns True if a later upload has the same destination, which makes this one unnecessary."""
     mine = upload.ticket
     is_same_place = (mine.revision, mine.path) == (later.revision, later.path)
     return is_same_place and (mine.repo is None or later.repo is None or mine.repo == later.repo)

@@ -1,4 +1,4 @@
-"""Uploader: what a run uploads, when, and what happens to a failed upload. It never stops or delays training.
+"""Uploader: files to upload, the time to do so, and the handling of a failed upload. It never stops or delays training.
 
 Every upload waits in the outbox until the Hub has it, and one upload runs at a time. When training ends, the uploader
 sends the saves made in the meantime and the failed uploads, only the newest for each destination. Uploads that still
@@ -164,7 +164,7 @@ class Uploader:
         return not self.progress.is_done()
 
     def open(self) -> str:
-        """Makes the repository; returns its name, the short one where the Hub is away, or raises if the Hub refuses."""
+        """Makes the repository; returns its name, the short one without the Hub, or raises if the Hub refuses."""
         try:
             return self._repo()
         except Exception as error:
@@ -179,7 +179,7 @@ class Uploader:
             return self._name
 
     def _repo(self) -> str:
-        """Returns the full name of the repository; makes it, and the branch if one is named, unless they are there."""
+        """Returns the full name of the repository; makes it and the named branch unless they exist."""
         if self.repo is None:
             repo = str(self._api.create_repo(self._name, private=self._private, exist_ok=True).repo_id)
             if self._revision not in (None, "main") and not str(self._revision).startswith("refs/"):
@@ -231,7 +231,7 @@ class Uploader:
         when_there(ready)
 
     def _stage(self, checkpoint: Path, path: str | None, *, message: str, step: int) -> list[Upload]:
-        """Puts the files into the outbox, and copies those of the model into the output directory."""
+        """Puts the files into the outbox, and copies the files of the model into the output directory."""
         try:
             model = outbox.files_below(checkpoint, without=outbox.NOT_OF_THE_MODEL)
             ticket = Ticket(repo=self.repo, revision=self._revision, message=message, step=step)
@@ -328,7 +328,7 @@ class Uploader:
         return self._lane.submit(send)
 
     def finish(self, *, unless: Callable[[], bool] = bool) -> list[Upload]:
-        """Waits for uploads, makes up for failed ones, returns what the Hub lacks; at once when `unless` says so."""
+        """Waits for uploads, makes up for failed ones, returns the missing ones; at once when `unless` says so."""
         if self.is_busy:
             logger.info("Waiting for an upload to the Hub.")
             self.progress.wait_until_done(unless=unless)
@@ -387,7 +387,7 @@ def without_bars() -> Iterator[None]:
 
 
 def in_a_line(error: BaseException) -> str:
-    """Returns an error in one line, with its cause where it says more; clients add lines of advice."""
+    """Returns an error in one line, with its cause if it says more; clients add lines of advice."""
     first = without_tokens((str(error).strip().splitlines() or [""])[0])
     said = f"{type(error).__name__}: {first}" if first else type(error).__name__
     cause = None if error.__cause__ is None else in_a_line(error.__cause__)

@@ -2,8 +2,8 @@
 
 It begins with the environment of the run: versions, commit, hardware, data, arguments without tokens.
 
-A run that is killed and resumed writes to the same file; `read` then gives what an uninterrupted run would have
-written: what a dead run logged after the step that was resumed is superseded.
+A run that is killed and resumed writes to the same file; `read` then gives the entries of an uninterrupted
+run: logs of the dead run after the resumed step are superseded.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ Journal: TypeAlias = NullJournal | FileJournal
 
 
 class OpenFile:
-    """A file that is open to append lines; begins a new one where a killed process left half a line."""
+    """A file that is open to append lines; begins a new line if a killed process left half a line."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,7 +205,7 @@ def number(value: Any) -> float:
 
 
 def read(path: str | Path, run_id: str | None = None) -> Record:
-    """Reads a run from its journal (or its directory): the one of `run_id`, or the last that began.
+    """Reads a run from its journal (or its directory): the run of `run_id`, or the last that began.
 
     Raises FileNotFoundError if there is no journal, ValueError if it has no such run.
     """
@@ -237,7 +237,7 @@ def lines(path: Path) -> Iterator[Entry]:
 
 
 def of_one_run(entries: Iterable[Entry]) -> Record:
-    """Makes the record of a run's entries: later ones win, and those beyond the step of a resume are superseded."""
+    """Makes the record of a run's entries: later ones win, and entries beyond the step of a resume are superseded."""
     kept: list[Entry] = []
     for entry in entries:
         if entry["kind"] == "resume":
@@ -356,7 +356,7 @@ class WarningRecorder(logging.Handler):
 
 
 def facts_of_run(args: Arguments, device: torch.device, data: Mapping[str, object]) -> JSONObject:
-    """Returns what the journal of a run says at its start; `data` are the datasets by name.
+    """Returns the first entry of the journal of a run; `data` are the datasets by name.
 
     By host, id and start of the process a reader can tell whether it still runs.
     """

@@ -11,6 +11,7 @@ overrides costs nothing in a step. The events of one step, in order:
     after_step    the step is counted
     settle, log, evaluated, before_save
                   where a log, an evaluation or a save is due
+    committed     the checkpoint is on the disk, perhaps several steps later
     rewind        in place of all that follows, where the step does not count
 """
 
@@ -255,6 +256,15 @@ class Extension:
     def check_save(self) -> None:
         """Raises CheckpointWriteError where nothing may be written now; only the process that writes calls it."""
 
+    def committed(self, checkpoint: Path) -> None:
+        """A checkpoint is on the disk, and code of the user has changed what it wanted to change in it.
+
+        Only processes that write checkpoints call it, perhaps on the thread that wrote it, before the next save begins.
+
+        Args:
+            checkpoint: its directory.
+        """
+
     def mark(self) -> Mark:
         """Returns what `rewind` needs to go back to this moment: the beginning of a window."""
 
@@ -311,6 +321,7 @@ FORWARD = (
     "evaluated",
     "before_save",
     "check_save",
+    "committed",
     "mark",
     "state_dict",
     "load_state_dict",
@@ -343,6 +354,7 @@ class Extensions:
     evaluated: tuple[Callable[[Run, Evaluate], dict[str, float]], ...]
     before_save: tuple[Callable[[Run], None], ...]
     check_save: tuple[Callable[[], None], ...]
+    committed: tuple[Callable[[Path], None], ...]
     save: tuple[Callable[[Path, Sink], None], ...]
     load: tuple[Callable[[SavedRun], None], ...]
     finish: tuple[Callable[[Run], None], ...]

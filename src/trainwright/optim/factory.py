@@ -421,7 +421,7 @@ ADAPTERS: dict[str, Callable[[Foreign, nn.Module], None]] = {
 
 
 def adapted(optimizer: Foreign, model: nn.Module) -> Optimizer:
-    """Returns an optimizer that can be saved and resumed: torch's can, those of some other packages are changed."""
+    """Returns an optimizer that can be saved and resumed: some of other packages are changed for that."""
     if (complete := ADAPTERS.get(type(optimizer).__module__.partition(".")[0])) is not None:
         complete(optimizer, model)
     return cast(Optimizer, optimizer)

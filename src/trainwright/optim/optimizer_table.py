@@ -1,8 +1,8 @@
 """Table of optimizers by name: class, its arguments, its `optim_args`, its limits.
 
-A limit takes the optimizer's name and the arguments and returns a message or None: what is reported before step 1.
+A limit takes the optimizer's name and the arguments and returns a message or None: the problem to report before step 1.
 
-The arguments are those that transformers gives the same name. Adding an optimizer is adding a row.
+The arguments equal transformers' for the same name. Adding an optimizer is adding a row.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Optimizers made of others: one for each parameter (layer-wise training), and Muon beside AdamW.
+"""Optimizers made of others: one for each parameter (layer-wise training), and Muon together with AdamW.
 
 Layer-wise training steps as soon as a gradient is there, so no two gradients exist at once, which saves their memory.
-For the trainer, the many optimizers look like one, whose `step()` has nothing left to do; a schedule moves the rates of
+For the trainer, the many optimizers look like one with an empty `step()`; a schedule moves the rates of
 all of them through its `param_groups`.
 
 Muon (Jordan et al., 2024) orthogonalises the update of a matrix. It is meant for the weights inside of a network, not
-for embeddings, the output layer, biases and norms: AdamW updates those. With `adjust_lr_fn="match_rms_adamw"` (the
+for embeddings, the output layer, biases and norms: AdamW updates them. With `adjust_lr_fn="match_rms_adamw"` (the
 default here; Liu et al., 2025) its updates are as large as AdamW's, so that one learning rate and one weight decay
 serve both.
 """
@@ -38,7 +38,7 @@ class LayerWiseDummyOptimizer(Optimizer):
 
     Args:
         optimizer_dict: parameter -> its optimizer.
-        **kwargs: `lr`, the rate that is shown where there is no optimizer.
+        **kwargs: `lr`, the rate that is shown without an optimizer.
     """
 
     def __init__(self, optimizer_dict: Mapping[torch.Tensor, Optimizer] | None = None, **kwargs: object) -> None:

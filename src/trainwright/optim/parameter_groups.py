@@ -34,7 +34,7 @@ def get_parameter_names(
 
     Args:
         model: the module.
-        forbidden_layer_types: types of layers whose parameters are left out.
+        forbidden_layer_types: types of layers to exclude.
         forbidden_layer_names: patterns, searched in the path relative to each enclosing module, in lower case.
 
     Returns:
@@ -64,7 +64,7 @@ def decay_groups(model: nn.Module, decay_names: Iterable[str], weight_decay: flo
 def with_decay(
     groups: Iterable[Group], model: nn.Module, decay_names: Iterable[str], weight_decay: float
 ) -> list[Group]:
-    """The groups with a decay in each; split by the two kinds of parameters where there is any decay."""
+    """The groups with a decay in each; split by the two kinds of parameters if any decays."""
     if weight_decay == 0:
         return [{"weight_decay": 0.0, **group} for group in groups]
     names = set(decay_names)
@@ -191,7 +191,7 @@ def sets_own_rates(args: Arguments) -> bool:
 
 
 def own_rates(model: nn.Module, args: Arguments) -> dict[str, float]:
-    """Returns the base rate of each trainable parameter, by name; ArgumentError where a pattern fits none.
+    """Returns the base rate of each trainable parameter, by name; ArgumentError if a pattern fits none.
 
     It replaces `learning_rate` in the parameter's group; the schedule multiplies it like any other. `lr_groups` maps
     regular expressions, searched in the parameter's name, to a rate (a number) or a factor (text such as "0.1x") of the

@@ -74,14 +74,20 @@ class CheckReport:
         return tuple(one for one in self.findings if one.check == check)
 
     def with_findings(self, findings: Iterable[Finding], looked: Iterable[str]) -> CheckReport:
-        """Returns the report together with what other checks found that looked before it."""
+        """Returns the report together with the findings of other checks, which take the place of those of their names.
+
+        Args:
+            findings: what the others found.
+            looked: names of the checks that looked, also those without a finding.
+        """
         findings = list(findings)
-        looked = set(looked)
-        fine = looked - {one.check for one in findings}
+        found = {one.check for one in findings}
+        looked = found.union(looked)
+        fine = looked - found - set(self.passed) - {one.check for one in self.findings}
         return replace(
             self,
-            findings=_gravest_first([*findings, *self.findings]),
-            passed=(*(name for name in self.passed if name not in looked), *sorted(fine)),
+            findings=_gravest_first([*findings, *(one for one in self.findings if one.check not in found)]),
+            passed=(*sorted(fine), *(name for name in self.passed if name not in found)),
             not_done=tuple((name, reason) for name, reason in self.not_done if name not in looked),
         )
 

@@ -63,7 +63,7 @@ def labels(facts: CheckFacts) -> Iterator[Finding]:
             f"{model_facts.label_cure(facts.model)} If the labels have another name, set label_names.",
         )
     elif not facts.is_brief:
-        yield note(f"Found in the first batch: {', '.join(found)}.")
+        yield note(f"Labels in the batches: {', '.join(found)}.")
 
 
 MUCH_PADDING = 0.5

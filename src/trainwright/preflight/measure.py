@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from trainwright._types import Batch, DataLoaderLike, Item, JSONObject
+from trainwright._types import Batch, DataLoaderLike, Item, JSONObject, has_length
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
@@ -186,7 +186,7 @@ class Measurement:
         self._first = FirstSamples(loader, min(self._micro_batches, NUM_BATCHES))
         self._read_s = self._first.read_s * self._micro_batches  # in a step
         self._length_of = length_input(trainer.processing_class) or "input_ids"
-        self._item_s = 0.0  # in which the length of one sample is read
+        self._item_s = 0.0  # seconds in which the length of one sample is read
         self._lengths = self._sampled_lengths()
         self._facts = remembered.facts_of(
             trainer.model, trainer.args, Internals(trainer).engine.device, remembered.shapes_of(self._widths())
@@ -211,19 +211,23 @@ class Measurement:
         if self._first.groups is None:
             return None
         drawn = np.random.default_rng(0).integers(len(dataset), size=min(len(dataset), NUM_LENGTHS)).tolist()
+        lengths, self._item_s = self._read_lengths(dataset, drawn)
+        window = len(self._first.groups[0]) * self._micro_batches
+        return None if lengths is None or len(lengths) < window else lengths
+
+    def _read_lengths(self, dataset: Any, samples: Sequence[int]) -> tuple[NDArray[np.int64] | None, float]:
+        """Returns lengths of the first of these samples, as many as time allows, and the seconds that one takes."""
         lengths: list[int] = []
         begun = now()
-        for start in range(0, len(drawn), 64):
-            found = self._lengths_of(fetch_items(dataset, drawn[start : start + 64]))
+        for start in range(0, len(samples), 64):
+            found = self._lengths_of(fetch_items(dataset, samples[start : start + 64]))
             if found is None:
-                return None
+                return None, 0.0
             lengths += found
             if now() - begun > LENGTHS_S:
                 break
-        if not (is_columnar(dataset) and dataset.format["type"] != "custom"):  # there the table knows the lengths
-            self._item_s = (now() - begun) / len(lengths)
-        window = len(self._first.groups[0]) * self._micro_batches
-        return np.asarray(lengths, dtype=np.int64) if len(lengths) >= window else None
+        is_table = is_columnar(dataset) and dataset.format["type"] != "custom"  # which knows the lengths of its lists
+        return np.asarray(lengths, dtype=np.int64), 0.0 if is_table else (now() - begun) / max(len(lengths), 1)
 
     def _lengths_of(self, items: Sequence[Item]) -> list[int] | None:
         found = [item.get(self._length_of) if isinstance(item, Mapping) else None for item in items]
@@ -353,7 +357,7 @@ class Measurement:
         """Tries one lever after the other, as far as the budget goes."""
         first_s = self._step_s + self._read_s
         rows: list[Row] = []
-        for attempt in (self._split, self._others, self._workers):
+        for attempt in (self._split, self._evaluation, self._others, self._workers):
             rows += attempt()
         ratio = (self._step_s + self._read_s) / first_s if first_s else 1.0
         rows += self._suggestions()
@@ -417,6 +421,30 @@ class Measurement:
     def _by_length(self, samples: list[int], num_parts: int) -> list[list[int]]:
         order = BatchRebalanceSampler(self._lengths_here(samples), len(samples), 1, max(num_parts, 1), shuffle=False)
         return [[samples[place] for place in part] for part in order.indices(0)]
+
+    def _evaluation(self) -> list[Row]:
+        """Sorts evaluations by length, where the split of batches has shown that padding changes nothing."""
+        trainer = self._trainer
+        args = trainer.args
+        dataset = trainer.eval_dataset
+        dataset = next(iter(dataset.values()), None) if isinstance(dataset, dict) else dataset
+        names = ("get_eval_dataloader", "evaluation_loop", "prediction_loop", "_get_eval_sampler")
+        is_free = value_of(args, "eval_sampling_strategy") == "sequential" and not is_overridden(trainer, *names)
+        if not (self._kept and is_free and args.eval_strategy != "no" and has_length(dataset)):
+            return []
+        size = args.eval_batch_size
+        lengths, item_s = self._read_lengths(dataset, range(min(len(dataset), NUM_LENGTHS)))
+        if isinstance(dataset, IterableDataset) or lengths is None or len(lengths) < 2 * size:
+            return []
+        before = padding.plain_tokens(lengths, size)
+        after = padding.plain_tokens(np.sort(lengths), size)
+        saved_s = (before - after) * self._cost.per_token_s / 3 / size  # a forward pass is a third of a step
+        settings = {"eval_sampling_strategy": "by_length"}
+        row = Row("evaluation sorted by length", settings, "kept", ratio=round(after / before, 3))
+        if after > WORTH_KEEPING * before or saved_s < 2 * item_s:
+            return []
+        self._kept = self._kept | settings
+        return [replace(row, proof="padding changes nothing, as the split of batches has shown")]
 
     # -- other levers ----------------------------------------------------------------------------------------------
 

@@ -227,7 +227,7 @@ def resume(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
         "state_dict() does not hold. For random draws in samples set seed_samples=True."
     )
     what = f"{counted(len(names), 'weight')} {'differs' if len(names) == 1 else 'differ'}"
-    return False, f"{what} after {counted(num_steps, 'step')}, by {largest:.2g} of the largest", cure
+    return False, f"{what} after {counted(num_steps, 'step')}, by {largest:.2g} relative to the largest value", cure
 
 
 def _check_samples(trainer: AnyTrainer) -> None:
@@ -261,7 +261,7 @@ def accumulation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
 
     seen = gap(*both())
     allowed = allowed_gap(trainer)
-    evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} of the largest"
+    evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} relative to the largest one"
     if seen <= allowed:
         return True, evidence, ""
     if value_of(trainer.args, "loss_weighting") != "items":
@@ -324,7 +324,7 @@ def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
             "be imported, not in the script itself"
         ) from error
     seen = gap(one, two)
-    evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} of the largest"
+    evidence = f"the gradients of {WINDOW} samples differ by {seen:.2g} relative to the largest one"
     cure = (
         "A loss that is a mean over label items needs average_tokens_across_devices=True and a model that takes "
         "num_items_in_batch, or loss_weighting='items'; batch normalisation needs SyncBatchNorm."

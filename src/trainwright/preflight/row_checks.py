@@ -187,30 +187,42 @@ def held_out(facts: CheckFacts) -> Iterator[Finding]:
     assert train is not None
     assert facts.eval_rows is not None
     for part, rows in facts.eval_rows.items():
-        names = [
-            name
-            for name in rows.names
-            if name in train.names
-            and name not in label_entries(facts, rows)
-            and (facts.taken is None or name in facts.taken)
-        ]
-        if not names:
-            continue
-        same = _same_rows(train, rows, names)
-        if not same.found:
-            continue
-        share = len(same.found) / max(same.num_compared, 1)
-        if share >= MUCH_HELD_OUT or not facts.is_brief:
-            places = list(same.found)
-            are = "row is" if len(places) == 1 else "rows are"
-            yield Finding(
-                "warning" if share >= MUCH_HELD_OUT else "note",
-                f"{rows.what}{len(places)} of {same.num_compared} {part} {are} "
-                f"in the training data too, {share:.1%}: {_pairs(train, rows, same)}. "
-                f"The first: {shown_rows(rows, places[:1], facts.processing_class)}.",
-                "Leave them out of one of the two: a score on rows that were trained says nothing about new ones.",
-                rows=names_of(rows, places),
-            )
+        labels = label_entries(facts, rows)
+        there = [name for name in rows.names if name in train.names and name not in labels]
+        names = [name for name in there if facts.taken is None or name in facts.taken]
+        for finding in rows_in_both(train, rows, names, part=part, processing_class=facts.processing_class):
+            if finding.severity != "note" or not facts.is_brief:
+                yield finding
+
+
+def rows_in_both(
+    train: Rows, rows: Rows, names: Sequence[str], *, part: str, processing_class: object = None
+) -> Iterator[Finding]:
+    """Yields a finding where evaluation rows are in the training data: a note where they are few.
+
+    Args:
+        train: rows of the training data.
+        rows: of an evaluation set.
+        names: entries that make two rows the same, such as a text, and not its label.
+        part: name of the evaluation set.
+        processing_class: decodes tokens, for the sample that is shown.
+    """
+    same = _same_rows(train, rows, names) if names else _Same(0)
+    if not same.found:
+        return
+    share = len(same.found) / same.num_compared
+    places = list(same.found)
+    are = "row is" if len(places) == 1 else "rows are"
+    cure = "Leave them out of one of the two: a score on rows that were trained says nothing about new ones."
+    if len(places) >= 2 * MOST_NAMED and len(set(same.found.values())) * 2 < len(places):
+        cure = f"Many of them are one and the same: look at the texts, and at what the tokenizer makes of them. {cure}"
+    yield Finding(
+        "warning" if share >= MUCH_HELD_OUT else "note",
+        f"{rows.what}{len(places)} of {same.num_compared} {part} {are} in the training data too, {share:.1%}: "
+        f"{_pairs(train, rows, same)}. The first: {shown_rows(rows, places[:1], processing_class)}.",
+        cure,
+        rows=names_of(rows, places),
+    )
 
 
 def _pairs(train: Rows, rows: Rows, same: _Same) -> str:

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from trainwright._types import DataLoaderLike
 from trainwright.config.fields import value_of
 from trainwright.data import columns
-from trainwright.data.row_names import ONE_SOURCE
+from trainwright.data.row_names import ONE_SOURCE, RowOrigin
+from trainwright.distributed.device import kind_of
 from trainwright.preflight.check_registry import CheckFacts
 from trainwright.preflight.row_checks import label_entries
 from trainwright.preflight.rows import Budget, Rows, batches_of, names_by, rows_of
@@ -21,10 +22,11 @@ from trainwright.support.hooks import is_overridden
 
 AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
-# To look at a row takes 3 to 10 us. A model of `LARGE` parameters takes 50 us or more for a sample on any device, and
-# each sample comes several times; of the data of a smaller model fewer rows are looked at.
+# To look at a row takes 3 to 10 us, and the whole look a fiftieth of the run at most. A model of these sizes takes
+# longer than 500 us for a sample; of the data of a smaller model fewer rows are looked at.
 AT_START = Budget(rows=20_000, size_bytes=8_000_000)
-LARGE = 20_000_000
+LARGE_ON_CPU = 1_000_000  # parameters
+LARGE_ON_ACCELERATOR = 100_000_000
 LEAST_ROWS = 64
 IN_FULL = Budget(rows=200_000, size_bytes=200_000_000, seconds=3.0)
 
@@ -54,7 +56,7 @@ def with_rows(trainer: AnyTrainer, facts: CheckFacts, dataloader: DataLoaderLike
     eval_rows: dict[str, Rows] = {}
     if trainer.eval_dataset is not None:
         of_sets = replace(budget, rows=max(budget.rows, LEAST_ROWS))
-        eval_rows = dict(_eval_rows(trainer.eval_dataset, of_sets, id_column))
+        eval_rows = dict(_eval_rows(trainer.eval_dataset, of_sets, id_column, is_brief=facts.is_brief))
     parts = {"training": rows, **eval_rows}
     tables = [table for part, of_part in parts.items() for table in _tables(facts, part, of_part)]
     return replace(facts, rows=rows, eval_rows=eval_rows or None, tables=tables or None)
@@ -64,7 +66,8 @@ def _budget_at_start(facts: CheckFacts) -> Budget:
     num = int(facts.plan.num_train_samples) if facts.plan is not None else 0
     if num > LEAST_ROWS:
         size = sum(parameter.numel() for parameter in facts.model.parameters())
-        num = max(int(num * min(size / LARGE, 1.0)), LEAST_ROWS)
+        large = LARGE_ON_ACCELERATOR if kind_of(facts.device).is_accelerator else LARGE_ON_CPU
+        num = max(int(num * min(size / large, 1.0)), LEAST_ROWS)
     return replace(AT_START, rows=min(num, AT_START.rows))
 
 
@@ -80,10 +83,12 @@ def _batches(
     return batches_of(dataloader, min(facts.plan.max_steps, budget.rows) * facts.plan.micro_batches)
 
 
-def _eval_rows(sets: Any, budget: Budget, id_column: str | None) -> Iterator[tuple[str, Rows]]:
-    """Yields rows of each evaluation set by its name."""
+def _eval_rows(sets: Any, budget: Budget, id_column: str | None, *, is_brief: bool) -> Iterator[tuple[str, Rows]]:
+    """Yields rows of each evaluation set by its name; not again before a run those that know where they come from."""
     for name, dataset in sets.items() if isinstance(sets, dict) else [("evaluation", sets)]:
         if str(name).startswith("train"):  # a score on rows that are trained is wanted
+            continue
+        if is_brief and isinstance(getattr(dataset, "origin", None), RowOrigin):  # compared when its files were read
             continue
         prefix = "eval" if dataset is sets else str(name)
         found = rows_of(dataset, budget, name_of=names_by(dataset, prefix, id_column))

@@ -201,18 +201,16 @@ def _key(cell: Any) -> Hashable:
     """Returns a value that equal cells share, in whatever form they are: of a list its length and three elements."""
     if isinstance(cell, (list, tuple)):
         num = len(cell)
-        return (num, _plain(cell[0]), _plain(cell[num // 2]), _plain(cell[-1])) if num else (0, 0, 0, 0)
+        return (num, _key(cell[0]), _key(cell[num // 2]), _key(cell[-1])) if num else (0, 0, 0, 0)
+    if isinstance(cell, Mapping):
+        return tuple([_key(value) for value in cell.values()])
     if isinstance(cell, (torch.Tensor, np.ndarray)) and cell.ndim > 1:
         return tuple(cell.shape), float(cell.sum())
     if isinstance(cell, (torch.Tensor, np.ndarray)) and cell.ndim == 1:
         num = len(cell)
         return (num, *cell[[0, num // 2, num - 1]].tolist()) if num else (0, 0, 0, 0)
     if isinstance(cell, (torch.Tensor, np.ndarray, np.generic)):
-        return _plain(cell.item())
-    return _plain(cell)
-
-
-def _plain(cell: Any) -> Hashable:
+        cell = cell.item()
     return cell if isinstance(cell, (int, float, str)) else type(cell).__name__
 
 

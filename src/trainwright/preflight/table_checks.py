@@ -9,6 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from trainwright.preflight.check_registry import Finding, check_tables, warning
 from trainwright.preflight.tables import Table
@@ -44,7 +45,9 @@ def _alike(table: Table, how: str, labels: Sequence[str], rows_of: dict[str, lis
     shown = ", ".join(f"{label!r} ({table.listed(rows_of[label])})" for label in labels)
     pairs = ", ".join(f'"{label}": {common}' for label in labels)
     is_in_file = bool(table.entries)
-    cure = f"To make them one, list all: {{{pairs}, ...}}." if is_in_file else "Write them alike, or number them so."
+    cure = "Write them the same way, or map them to one number."
+    if is_in_file:
+        cure = f"To make them one, list all: {{{pairs}, ...}}."
     rare = min(labels, key=lambda label: len(rows_of[label]))
     found = warning(f"labels that differ only {how}: {shown}.", cure, rows=table.names(rows_of[rare]))
     return replace(found, entry="data.labels" if is_in_file else "")
@@ -94,17 +97,19 @@ def _slips(rows_of: dict[str, list[int]]) -> Iterator[tuple[str, str]]:
 
 def _is_slip(slip: str, meant: str) -> bool:
     """Returns whether two words differ by one letter; `B-LOC` and `I-LOC`, or `day 1` and `day 2`, are two labels."""
-    start = next((at for at, (a, b) in enumerate(zip(slip, meant, strict=False)) if a != b), min(len(slip), len(meant)))
-    rest = (slip[start:], meant[start:])
-    end = next((at for at, (a, b) in enumerate(zip(*(one[::-1] for one in rest), strict=False)) if a != b), None)
-    cut = min(map(len, rest)) if end is None else end
-    changed = [one[: len(one) - cut] for one in rest]
-    letters = "".join(changed)
-    if not letters.isalpha() or _folded(slip) == _folded(meant):
+    start = _num_common(slip, meant)
+    end = _num_common(slip[start:][::-1], meant[start:][::-1])
+    changed = [slip[start : len(slip) - end], meant[start : len(meant) - end]]
+    if not "".join(changed).isalpha() or _folded(slip) == _folded(meant):
         return False
     is_swap = len(changed[0]) == 2 and changed[0] == changed[1][::-1]
     is_prefix = start == 0 and (slip[1:2] in "-_" or meant[1:2] in "-_")
     return (is_swap or max(map(len, changed)) == 1) and not is_prefix
+
+
+def _num_common(one: str, other: str) -> int:
+    """Returns how many letters two words have in common at their beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 @check_tables(about="the names of the columns again among the rows, as where files were joined")

@@ -37,7 +37,7 @@ def comparison(records: dict[str, Record], *, tolerance: float = TOLERANCE) -> s
     num_points = NUM_POINTS // max(len(shared) * len(records), 1)
     charts = []
     for name in shared:
-        # Overlapping curves all stay visible: later ones are thinner, and each has its own dash pattern.
+        # Overlapping curves all stay visible: later curves are thinner, and each has its own dash pattern.
         curves = [
             Curve(label, *record.series(name), dash=i % 4, width=max(5 - 1.5 * i, 2))
             for i, (label, record) in enumerate(records.items())

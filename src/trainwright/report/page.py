@@ -1,6 +1,6 @@
 """Parts of all pages: document, tiles, charts, tables. A page holds all that it needs, and asks no address.
 
-uPlot (MIT licence, beside it in `assets`) draws the charts in the browser, from JSON in the page.
+uPlot (MIT licence, in `assets`) draws the charts in the browser, from JSON in the page.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def figure(
 ) -> str:
     """Returns a chart: values beneath the pointer, zoom by dragging, a logarithmic axis.
 
-    `explains`: its legend names the kinds of marks. `num_points`: of a curve with more, so many. `labels`: the
+    `explains`: its legend names the kinds of marks. `num_points`: maximum for each curve. `labels`: the
     categories of the other axis, by number from 0. `points`: points, not lines.
     """
     drawn = [asdict(curve) | dict(zip("xy", thinned(curve.x, curve.y, num_points), strict=True)) for curve in curves]

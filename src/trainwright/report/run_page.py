@@ -1,4 +1,4 @@
-"""Report of a run, or of a search, as one HTML file; once, or again and again for as long as the run is alive."""
+"""Report of a run, or of a search, as one HTML file; once, or repeatedly until the run ends."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from trainwright.report.page import (
     table,
     tiles,
 )
-from trainwright.report.run_table import STOPPED, best_of, last_start, summary
+from trainwright.report.run_table import STOPPED, best_of, last_start, metrics_of, summary
 from trainwright.search.search_record import SEARCH_NAME, SearchRecord
 from trainwright.support.units import count_text, duration_text, size_text
 
 WATCH_S = 5  # from one version of a page to the next
-# Drawn nowhere: what only grows or says how long an evaluation took, and the sums of a run. A table has them.
+# Not drawn: values that only grow, times of evaluations, and the sums of a run. A table has them.
 NOT_DRAWN = (
     "epoch",
     "total_flos",
@@ -44,7 +44,7 @@ NOT_DRAWN = (
 )
 BY_SOURCE = ("loss", "tokens", "samples")  # values of a mixture's sources, logged as loss/<source> and so on
 LAST = ("Evaluation speed, samples/s", "Memory, bytes")  # charts at the end of the page
-# Kinds of entries that are written as they happen, and what the time before one went into.
+# Kinds of entries that are written as they happen, and the activity of the time before each.
 TIMED = {"start": "", "resume": "", "log": "training", "evaluation": "evaluation", "save": "saving"}
 PHASES = {
     "data": "Data",
@@ -58,7 +58,7 @@ PHASES = {
     "logging": "Logging and callbacks",
     "callbacks": "Logging and callbacks",
 }
-COUNTED = "Losses since the last log"  # an incident that counts those that have entries of their own, if guarded
+COUNTED = "Losses since the last log"  # an incident that sums up incidents with entries of their own, if guarded
 
 
 def write_report(run: str | Path, output: str | Path | None = None, *, watch: bool = False) -> Path:
@@ -66,7 +66,7 @@ def write_report(run: str | Path, output: str | Path | None = None, *, watch: bo
 
     Args:
         run: the directory, or the journal.
-        output: file to write; `report.html` beside the journal if None.
+        output: file to write; None: `report.html` in the directory of the journal.
         watch: returns when the run has ended; until then the page is written again whenever the journal is, and loads
             itself again.
     """
@@ -109,6 +109,9 @@ def facts(record: Record, title: str) -> Iterator[tuple[str, str, str]]:
     losses = [value for value in record.series("loss")[1] if math.isfinite(value)]
     if best is not None:
         yield f"Best {readable(best.name).lower()}", f"{best.value:.4g}", f"at step {best.step}"
+        others = [name for name in metrics_of(record, best) if name != best.name and not name.endswith("loss")]
+        for name in others[:1]:  # metric of the task
+            yield readable(name), f"{metrics_of(record, best)[name]:.4g}", f"at step {best.step}"
     elif losses:
         yield "Loss", f"{losses[-1]:.4g}", "last logged"
     num_resumes = len(record.of("resume"))
@@ -179,7 +182,7 @@ def incidents(record: Record) -> list[Entry]:
 
 
 def warnings(record: Record) -> list[Entry]:
-    """Returns the warnings without those for bad steps, which repeat the text of an incident."""
+    """Returns the warnings other than for bad steps, which repeat the text of an incident."""
     told = {entry["text"] for entry in record.of("incident")}
     return [entry for entry in record.of("warning") if entry.get("text") not in told]
 
@@ -234,7 +237,7 @@ def charts(record: Record) -> Iterator[str]:
 
 
 def place(name: str, names: list[str]) -> tuple[str, str]:
-    """Returns the chart of a logged value, and its curve there; `names` are those of the evaluation datasets."""
+    """Returns the chart of a logged value, and its curve there; `names`: of the evaluation datasets."""
     if "_mem_" in name:
         return LAST[1], readable(name).lower()
     rest = name.removeprefix("eval_")
@@ -254,7 +257,7 @@ def place(name: str, names: list[str]) -> tuple[str, str]:
 
 
 def time_by_phase(record: Record) -> dict[str, float]:
-    """Returns seconds by phase: as measured; by the journal's times where a process was killed or still runs."""
+    """Returns seconds by phase: as measured; by the journal's times if a process was killed or still runs."""
     total = defaultdict[str, float](float)
     seen = defaultdict[str, float](float)
     before = None

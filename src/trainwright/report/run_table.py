@@ -22,8 +22,8 @@ class RunSummary:
     """One run."""
 
     name: str
-    metrics: dict[str, float]  # of the evaluation that is best
-    arguments: dict[str, object]  # those that differ between the runs
+    metrics: dict[str, float]  # best evaluation
+    arguments: dict[str, object]  # values that differ between the runs
     state: str
     steps: str  # steps done, and the total if known
     best: str  # name and value of the metric that decides which checkpoint is best
@@ -59,7 +59,7 @@ def _journals(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def summary(record: Record, name: str, *, arguments: Mapping[str, object] | None = None) -> RunSummary:
-    """Returns the line of a run in a table of runs; `arguments` are those that differ from other runs."""
+    """Returns the line of a run in a table of runs; `arguments`: values that differ from other runs."""
     starts = [entry for entry in record.entries if entry["kind"] in ("start", "resume")]
     last = starts[-1] if starts else {}
     steps = [entry.get("step", 0) for entry in record.entries if isinstance(entry.get("step"), int)]

@@ -137,16 +137,35 @@ def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass
 
 
 def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: DatasetLike) -> list[Extension]:
-    """Returns the extensions of a run that are needed before its model and data: the lease and the quarantine."""
+    """Returns the extensions of a run that are needed before its model and data.
+
+    These are the lease, the quarantine, and the copies under a URL.
+    """
     from trainwright.extensions.lease.extension import DirectoryLease
     from trainwright.extensions.quarantine.extension import Quarantine
 
     may_save = resolve.checkpoint(args).may_save
+    wait_s = value_of(args, "output_dir_wait_s")
     dataset = as_mixture(dataset)  # a dict that was assigned since the constructor
-    return [
-        DirectoryLease(folder, engine.agree, may_save=may_save, wait_s=value_of(args, "output_dir_wait_s")),
+    found: list[Extension] = [
+        DirectoryLease(folder, engine.agree, may_save=may_save, wait_s=wait_s),
         Quarantine(args.output_dir, dataset, NamesOf(dataset, id_column=resolve.id_column(args)), engine.agree),
     ]
+    mirror = resolve.mirror(args, folder)
+    if mirror is not None and may_save:
+        from trainwright.extensions.mirror.extension import RunMirror
+
+        found.append(
+            RunMirror(
+                mirror,
+                folder,
+                engine.agree,
+                writes=args.should_save,
+                wait_s=wait_s,
+                overwrites=getattr(args, "overwrite_output_dir", None),
+            )
+        )
+    return found
 
 
 def extensions_of_training(
@@ -484,9 +503,15 @@ def patched(
             from trainwright.support.loss_kernels import without_logits
 
             runs_triton = kind_of(engine.device).runs_triton
-            obstacle = engine.changes_layers
             enter(
-                without_logits(model, kernel, keeps_outputs=keeps_outputs, obstacle=obstacle, runs_triton=runs_triton)
+                without_logits(
+                    model,
+                    kernel,
+                    keeps_outputs=keeps_outputs,
+                    obstacle=engine.hides_output_layer,
+                    runs_triton=runs_triton,
+                    agree=engine.agree,
+                )
             )
         if "underflow_overflow" in args.debug:
             enter(patches.overflow_detection(model))

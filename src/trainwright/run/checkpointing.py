@@ -174,6 +174,10 @@ class Checkpointer:
                 if not (part.is_for_resume and self.args.save_only_model):
                     part.write(self, hooks, run, folder)
 
+        def committed() -> None:
+            for tell in run.extensions.committed:
+                tell(store.path(step))
+
         self.writer.save(
             store,
             manifest,
@@ -184,6 +188,7 @@ class Checkpointer:
             write=write,
             after=lambda: rotate(store, self.args, run_id=manifest.run_id, newest=step, best=best),
             may_be_changed=may_change_checkpoints(hooks),
+            committed=committed,
         )
 
     def store(self, folder: str, model: Any) -> CheckpointStore:

@@ -49,6 +49,7 @@ OWN_EXTENSIONS = (
     "ledger",
     "lease",
     "loss_scale",
+    "mirror",
     "quarantine",
     "recorded_metrics",
     "speed",
@@ -115,7 +116,7 @@ def explain_loss(loss: object, model: Model, error: Exception) -> None:
     raise ModelError(
         f"The loss of {name} has no gradient: no trainable weight takes part in it. It may be computed under "
         "torch.no_grad(), from .detach(), .item() or numpy, or from outputs that only frozen layers make; with "
-        "gradient_checkpointing and frozen embeddings call model.enable_input_require_grads()."
+        "activation_checkpointing and frozen embeddings call model.enable_input_require_grads()."
     ) from error
 
 

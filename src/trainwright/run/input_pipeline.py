@@ -39,11 +39,19 @@ def train_sampler(
     return sampler_factory.training_order(dataset, plan)
 
 
-def grouped_evaluation(args: Any, dataset: DatasetLike, length_of: str | None) -> Any:
-    """The order by length that evaluations have in the original with group_by_length; None where they are in order."""
+def evaluation_by_length(args: Any, dataset: DatasetLike, length_of: str | None, *, has_own_loop: bool) -> Any:
+    """The order by length that an evaluation has; None where it is in the order of the data.
+
+    With `eval_sampling_strategy="by_length"` the longest samples come first, and the evaluation puts its results back
+    into the order of the data, which a loop of the user's would not do. In the original, with `group_by_length`, the
+    order is drawn.
+    """
+    plan = resolve.sampling(args, batch_size=args.eval_batch_size, seed=0, num_processes=1, length_of=length_of)
+    is_sorted = value_of(args, "eval_sampling_strategy") == "by_length" and not has_own_loop
+    if is_sorted and resolve.evaluation(args).joins_results:
+        return sampler_factory.sorted_evaluation(dataset, plan)
     if args.train_sampling_strategy != "group_by_length" or behaviour_of(args).evaluates_in_dataset_order:
         return None
-    plan = resolve.sampling(args, batch_size=args.eval_batch_size, seed=0, num_processes=1, length_of=length_of)
     seed = args.seed if args.data_seed is None else args.data_seed
     return sampler_factory.evaluation_by_length(dataset, plan, torch.Generator().manual_seed(seed))
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright._types import DatasetLike, counted
+from trainwright._types import DatasetLike, counted, is_url
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.behaviour import behaviour_of
@@ -34,7 +34,9 @@ logger = logging.getLogger(__name__)
 # -- which checkpoint -------------------------------------------------------------------------------------------------
 
 
-def open_checkpoint(asked: str | bool | None, output_dir: str, engine: Engine) -> Checkpoint | None:
+def open_checkpoint(
+    asked: str | bool | None, output_dir: str, engine: Engine, *, mirror: str | None = None
+) -> Checkpoint | None:
     """Opens the checkpoint to resume from in all processes; the main process chooses and verifies it.
 
     Args and errors are those of `find_checkpoint`.
@@ -42,7 +44,7 @@ def open_checkpoint(asked: str | bool | None, output_dir: str, engine: Engine) -
     found: list[Checkpoint] = []
 
     def choose() -> Path | None:
-        checkpoint = find_checkpoint(asked, output_dir)
+        checkpoint = find_checkpoint(asked, output_dir, mirror=mirror)
         if checkpoint is None:
             return None
         found.append(checkpoint)
@@ -54,22 +56,35 @@ def open_checkpoint(asked: str | bool | None, output_dir: str, engine: Engine) -
     return found[0] if found else Checkpoint(path)
 
 
-def find_checkpoint(asked: str | bool | None, output_dir: str) -> Checkpoint | None:
+def find_checkpoint(asked: str | bool | None, output_dir: str, *, mirror: str | None = None) -> Checkpoint | None:
     """The checkpoint to resume from: the newest complete one for True and "auto", the named one if it verifies.
 
-    Raises CheckpointNotFoundError where there is none, but for "auto"; CheckpointError where the named one is damaged.
+    `mirror` is a URL with copies of checkpoints; one that is found there, or named by its URL, is downloaded into
+    `output_dir`. Raises CheckpointNotFoundError where there is none, but for "auto"; CheckpointError where the named
+    one is damaged, or the mirror cannot be read and there is none here.
     """
     if asked is None or asked is False:
         return None
+    store = CheckpointStore(output_dir)
     if asked is not True and asked != "auto":
-        return verified(asked)
-    latest = CheckpointStore(output_dir).latest(lambda found: found.find_problem() or find_unreadable(found))
+        if not is_url(asked):
+            return verified(asked)
+        from trainwright.run.tiers import fetch_named
+
+        return fetch_named(asked, store)
+    if mirror is None:
+        latest = store.latest(lambda found: found.find_problem() or find_unreadable(found))
+    else:
+        from trainwright.run.tiers import newest_of_tiers
+
+        latest = newest_of_tiers(store, mirror, why_not=find_unreadable)
     if latest is None and asked == "auto":
         return None
     if latest is None:
+        beside = "" if mirror is None else f" or at checkpoint_mirror={mirror!r}"
         raise CheckpointNotFoundError(
-            f"No valid checkpoint found in output directory ({output_dir}): resume_from_checkpoint=True, but there is "
-            "no complete checkpoint. Start without it, or name the directory of a checkpoint."
+            f"No valid checkpoint found in output directory ({output_dir}){beside}: resume_from_checkpoint=True, but "
+            "there is no complete checkpoint. Start without it, or name the directory of a checkpoint."
         )
     return latest
 
@@ -397,9 +412,14 @@ def apply_new_settings(
         if length > then.num_steps > 0:
             warn_small_rate(scheduler, args, before=then.num_steps, now=length)
     if num_steps != then.num_steps and then.num_steps > 0 and OPEN_END not in (num_steps, then.num_steps):
-        how = "" if is_own or is_new else "; the rate continues from where it stands to the new end, without a jump"
-        name = "max_steps" if changed.get("max_steps") == lengths else "length"
-        lines.append(f"{name} {then.num_steps} -> {counted(num_steps, 'step')}{how}")
+        how = "" if is_own or is_new else "; the rate continues from its present value to the new end, without a jump"
+        new_length = f"{then.num_steps} -> {counted(num_steps, 'step')}{how}"
+        if "num_train_epochs" in changed:  # one line for both
+            is_of_epochs = [line.startswith("num_train_epochs ") for line in lines]
+            lines[is_of_epochs.index(True)] += f", {new_length}"
+        else:
+            name = "max_steps" if changed.get("max_steps") == lengths else "length"
+            lines.append(f"{name} {new_length}")
     return lines
 
 

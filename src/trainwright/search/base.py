@@ -44,7 +44,7 @@ class BestRun(NamedTuple):
 
     Attributes:
         run_id: its id; its directory is `run-<id>`, unless `hp_name` named it.
-        objective: value of `compute_objective`, a list where there are several.
+        objective: value of `compute_objective`, a list for several directions.
         hyperparameters: arguments of the trial.
         run_summary: summary of the backend: Ray's analysis, the id of a W&B sweep.
     """
@@ -68,7 +68,7 @@ class SearchSettings:
 
     Attributes:
         failed_trials: "continue" records a failed trial and starts the next one; "stop" raises its error.
-        pruned_checkpoints: of a trial that is ended early: "keep" what it had saved, "save" its last step too, or
+        pruned_checkpoints: of a trial that is ended early: "keep" its checkpoints, "save" its last step too, or
             "delete" them.
         load_best_trial: load the model of the best trial at the end.
         resume_search: continue a study in `storage`: its trials count, and an interrupted one is resumed.
@@ -134,7 +134,7 @@ class TrainerHandle:
 
 @dataclass(slots=True, kw_only=True)
 class SearchState:
-    """State of a running search in the trainer; functions are those given to `hyperparameter_search`, or defaults."""
+    """State of a running search in the trainer; functions come from `hyperparameter_search`, or are defaults."""
 
     backend: SearchBackend
     plan: SearchPlan
@@ -176,7 +176,7 @@ def default_compute_objective(metrics: dict[str, float]) -> float:
         metrics: of an evaluation, by name.
 
     Returns:
-        The sum of the metrics without loss, times and memory; `eval_loss` where there are no others.
+        The sum of the metrics without loss, times and memory; `eval_loss` if there are no others.
     """
     scores = {
         name: value
@@ -291,7 +291,7 @@ def check_options(given: Params, known: Iterable[str], *, backend: str) -> None:
 
 
 def checked_objective(compute: Callable[..., Objective], metrics: JSONObject, plan: SearchPlan) -> Objective:
-    """Computes the objective of an evaluation: a float, or a list of as many as there are directions."""
+    """Computes the objective of an evaluation: a float, or a list with an entry for each direction."""
     objective = compute(metrics)
     values = list(objective) if isinstance(objective, (list, tuple)) else [objective]
     if len(values) != len(plan.directions):

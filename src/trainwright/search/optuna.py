@@ -164,7 +164,7 @@ def take_up(study: optuna.Study) -> int:
 
 
 def best_of(study: optuna.Study, attempts: TrialRunner) -> BestRun | list[BestRun]:
-    """Returns the best trial of the study, including those of earlier runs; SearchError if no trial was completed."""
+    """Returns the best trial of the study, including trials of earlier runs; SearchError if no trial was completed."""
     if not any(trial.state == TrialState.COMPLETE for trial in study.get_trials(deepcopy=False)):
         attempts.require_one()
         raise SearchError("No trial of the study was completed, so there is no best trial.")

@@ -1,4 +1,4 @@
-"""Ray Tune: trials side by side in processes of their own, to which a function that makes the trainer anew travels."""
+"""Ray Tune: trials side by side in processes of their own, which receive a function that makes the trainer again."""
 
 from __future__ import annotations
 

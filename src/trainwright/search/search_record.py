@@ -94,7 +94,7 @@ class SearchRecord:
 
 
 def finished(id: str, params: JSONObject, outcome: TrialResult) -> TrialRecord:
-    """Makes the record of a completed or pruned trial; one with a non-finite objective counts as failed."""
+    """Makes the record of a completed or pruned trial; a non-finite objective counts as failed."""
     values = [] if outcome.objective is None else values_of(outcome.objective)
     is_bad = not all(math.isfinite(value) for value in values)
     if is_bad:
@@ -118,7 +118,7 @@ def finished(id: str, params: JSONObject, outcome: TrialResult) -> TrialRecord:
 def importance(trials: Sequence[TrialRecord], objective: int = 0) -> dict[str, float]:
     """Returns the share of the objective's variance that each parameter explains, from 0 to 1, largest first.
 
-    Of numbers the squared correlation of ranks; of others the variance between their groups, without interactions.
+    For numbers, the squared correlation of ranks; otherwise the variance between their groups, without interactions.
     """
     done = [trial for trial in trials if trial.state == FINISHED and len(trial.values) > objective]
     names = dict.fromkeys(name for trial in done for name in trial.params)
@@ -200,7 +200,7 @@ class TrialRunner:
 
     @contextmanager
     def ending_together(self) -> Iterator[None]:
-        """Ends the other processes, which wait for the next trial; those of a failed trial have failed with it."""
+        """Ends the other processes, which wait for the next trial; with a failed trial they have failed too."""
         try:
             yield
         finally:

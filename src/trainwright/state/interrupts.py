@@ -1,11 +1,11 @@
-"""Interrupts: signals that end a run, at once where nothing is half done, otherwise at the end of the step.
+"""Interrupts: signals that end a run, at once if nothing is half done, otherwise at the end of the step.
 
 The first signal is a request, obeyed at the end of the current step, or at once while the loop waits for data or
-evaluates. Schedulers and `timeout` send several: what follows within a grace period does not abort the save that the
+evaluates. Schedulers and `timeout` send several: signals within a grace period do not abort the save that the
 first one started. A signal after it, and a second SIGINT at any time, end the process as if there were no handler.
 
 Several runs may be alive in the main thread: two loops over `steps()` that take turns, or a training in a callback of
-another one. They share one handler, which tells all of them of a signal; each saves its own last step. The handlers of
+another one. They share one handler, which notifies all of them; each saves its own last step. The handlers of
 the process are put back when the last of them ends, in whatever order they end.
 """
 
@@ -25,11 +25,11 @@ from trainwright.support.host import in_notebook
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGUSR1") if hasattr(signal, name))
 PASS_ON_AFTER_S = 0.05
-Handler = Any  # what `signal.getsignal` returns: a callable, a member of `signal.Handlers`, or None
+Handler = Any  # result of `signal.getsignal`: a callable, a member of `signal.Handlers`, or None
 
 
 class Interrupted(BaseException):
-    """A signal arrived where the run may end at once. No `except Exception` catches it."""
+    """A signal arrived at a point at which the run may end at once. No `except Exception` catches it."""
 
 
 class InterruptSync(Protocol):
@@ -73,8 +73,8 @@ class Interrupts:
     def listening(self, *, grace_s: float = 0.0, lost: Callable[[], str] = str) -> Iterator[None]:
         """Listens to signals within the context. Only the main thread can do so; others change nothing.
 
-        A signal that is ignored, as SIGINT is in what a script starts in the background, stays so. For `grace_s` after
-        the first signal others do not end the process at once; `lost` says what one that ends at once has not saved.
+        A signal that is ignored, as SIGINT in background jobs of a script, stays ignored. For `grace_s` after
+        the first signal others do not end the process at once; `lost` names the unsaved steps.
 
         The context may end in another thread, as that of a generator does which is collected there. If it is left
         early (`break`, or a collected generator) with a signal that no run has obeyed, the signal is sent again, to the
@@ -105,7 +105,7 @@ class Interrupts:
         _table.remove(self)
 
     def _pass_on(self) -> None:
-        """Sends a signal again that this run was told of, unless a run has obeyed it or is about to."""
+        """Sends a signal again that this run has received, unless a run has obeyed it or is about to."""
         request = self._request
         if request is None or request.is_obeyed or any(one._request is request for one in _table.live):
             return
@@ -116,7 +116,7 @@ class Interrupts:
         sender.start()
 
     def open(self) -> None:
-        """Has a signal raise Interrupted at once from now on; so does one that came before."""
+        """Has a signal raise Interrupted at once from now on; so does an earlier signal."""
         self._is_open = True
         _table.running = self
         if self.received is not None:
@@ -142,11 +142,11 @@ class Interrupts:
         return is_over or (number == signal.SIGINT and number in self._seen)
 
     def lost(self) -> str:
-        """Says what is lost if the process ends at once."""
+        """Names the steps that are lost if the process ends at once."""
         return self._lost()
 
     def note(self, request: Request, now: float) -> None:
-        """Remembers a signal; of several processes, the others are told."""
+        """Remembers a signal; of several processes, the others are notified."""
         self._seen.setdefault(request.number, now)
         if self.received is not None or self._is_handed_on:
             return
@@ -158,14 +158,14 @@ class Interrupts:
         self.received = request.number
 
     def raise_if_open(self) -> None:
-        """Raises Interrupted for a signal that was received where the run may end at once."""
+        """Raises Interrupted for a signal received at a point at which the run may end at once."""
         if self._is_open and self.received is not None:
             self.close()
             raise Interrupted
 
     @property
     def was_signalled(self) -> bool:
-        """Returns True if a signal has come, whether or not all processes have agreed on the step where they end."""
+        """Returns True if a signal has come, whether or not all processes have agreed on the last step."""
         return bool(self._seen)
 
     def leave(self) -> None:
@@ -194,15 +194,15 @@ class HandlerTable:
     """The runs that listen, and the handlers that the process had before the first of them."""
 
     live: list[Interrupts] = field(default_factory=list)  # oldest first
-    running: Interrupts | None = None  # the one that began or opened last: the others wait for it
+    running: Interrupts | None = None  # the run that began or opened last: the others wait for it
     previous: dict[int, Handler] = field(default_factory=dict)
     holds: int = 0  # contexts of `held_back` that are open
-    held: list[int] = field(default_factory=list)  # signals that came in one of them
+    held: list[int] = field(default_factory=list)  # signals received within
 
     def add(self, listener: Interrupts) -> None:
         """Begins to listen; called in the main thread."""
         if not self.live:
-            self.put_back()  # of runs that ended in other threads
+            self.put_back()  # handlers of runs that ended in other threads
         for number in SIGNALS:
             handler = signal.getsignal(number)
             if handler not in (signal.SIG_IGN, _handle):
@@ -229,7 +229,7 @@ class HandlerTable:
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     def receive(self, number: int) -> None:
-        """Tells all runs of a signal; raises Interrupted where the running one may end at once."""
+        """Notifies all runs of a signal; raises Interrupted if the running one may end at once."""
         if not self.live:
             self.put_back()
             signal.raise_signal(number)
@@ -278,8 +278,8 @@ def _handle_child(number: int, frame: FrameType | None) -> None:
 
 
 def end_at_once(number: int, lost: str) -> None:
-    """Ends the process as if nothing handled the signal, with a line on what is lost."""
-    if number == signal.SIGINT and in_notebook():  # whose process holds more than this run
+    """Ends the process as if nothing handled the signal, with a line about lost steps."""
+    if number == signal.SIGINT and in_notebook():  # the process of a notebook holds more than this run
         raise KeyboardInterrupt
     text = f"{signal.Signals(number).name} again: the process ends at once; {lost}.\n"
     os.write(2, text.encode())  # a handler may interrupt a print

@@ -42,7 +42,7 @@ class DeviceMemory(Protocol):
 
 
 class _PeakSampler(threading.Thread):
-    """Watches the resident memory of this process until told to stop."""
+    """Watches the resident memory of this process until stopped."""
 
     def __init__(self, process: psutil.Process) -> None:
         super().__init__(daemon=True)

@@ -41,7 +41,7 @@ class LossMeter:
         self._losses: list[torch.Tensor] = []
         self._packed: list[torch.Tensor] = []
         self._num_packed = 0  # losses in `_packed`
-        # Of the window, where losses say their items: the loss as it was added, loss x items, items.
+        # The window, if losses have item counts: the loss as it was added, loss x items, items.
         self.by_items: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._num_steps: list[int] = []  # losses added before each step ended, to know "steps so far" at a loss
 
@@ -87,7 +87,7 @@ class LossMeter:
         return self._num_packed + len(self._losses)
 
     def divide_by_items(self, divisor: torch.Tensor) -> None:
-        """Corrects the losses of the window, which are those `by_items`, to their share in the mean over all items."""
+        """Corrects the losses of the window, listed in `by_items`, to their share in the mean over all items."""
         for added, loss, _ in self.by_items:
             exact = (loss / divisor).to(added.dtype)
             self.total += exact - added
@@ -112,7 +112,7 @@ class LossMeter:
         """
         total = self.total.item() if recorded is None else recorded.read_with(self.total)
         bad = 0
-        if total - total != 0.0:  # NaN or infinite: one of the losses is
+        if total - total != 0.0:  # NaN or infinite: a loss is
             total, bad = self._without_non_finite(total)
         if self._collect is not None:
             message = torch.tensor([total, float(bad)], dtype=torch.float32)

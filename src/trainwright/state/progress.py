@@ -1,4 +1,4 @@
-"""Progress: what a run counts, and the clock of its phases. The objects of a run are in its setup."""
+"""Progress: counts of a run, and the clock of its phases. The objects of a run are in its setup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVALUATION = "evaluation"
 SAVING = "saving"
 INCIDENTS = "incidents"  # writing bundles of bad steps
 CALLBACKS = "callbacks"  # `callbacks.<class>`: each class of callbacks by name
-OTHER = "other"  # the loop itself, and what happens before the first and after the last step
+OTHER = "other"  # the loop itself, and the time before the first and after the last step
 
 
 class Clock:
@@ -86,12 +86,12 @@ class Progress:
         self.saved_step: int | None = None  # optimizer step of the last checkpoint
         self.unrecordable: set[str] = set()  # metrics that a warning has named as impossible to write down
         self.epoch = 0  # the epoch that is being trained, from 0
-        self.more_epochs = 0  # beyond those of the plan, since epochs are shorter than it says
+        self.more_epochs = 0  # in addition to the plan, since epochs are shorter than it says
         self.part: Any = None  # the current micro-batch, or part of one, of the loop
         self.share_of_window = 1.0  # the current micro-batch's share of its window's samples
-        self.part_of_micro_batch = 1.0  # below 1 for a part of one that was cut because it did not fit
+        self.part_of_micro_batch = 1.0  # below 1 for a part of a micro-batch that was cut because it did not fit
         self.num_parts = 1  # parts into which every micro-batch is cut since one did not fit
-        self.batches_in_epoch = 0  # its micro-batches whose window is trained; a resume counts what it skips
+        self.batches_in_epoch = 0  # its trained micro-batches; a resume counts the skipped ones
 
     def begin(
         self,
@@ -102,8 +102,8 @@ class Progress:
     ) -> None:
         """Begins a run with an empty meter, at the step of `state`, which a resume may have set.
 
-        Losses are on `device`; NaN and infinite ones are left out of the logged mean with `skip_non_finite`. `collect`
-        stacks a tensor of each process; None where there is one process.
+        Losses are on `device`; NaN and infinite losses are not in the logged mean with `skip_non_finite`. `collect`
+        stacks a tensor of each process; None for a single process.
         """
         self.meter = LossMeter(device, skip_non_finite=skip_non_finite, collect=collect)
         self.recorded = RecordedMetrics(device)
@@ -154,7 +154,7 @@ class Progress:
 
     @property
     def step_under_way(self) -> int:
-        """Optimizer step whose window is being trained, from 1; 0 between two steps."""
+        """Optimizer step under way, from 1; 0 between two steps."""
         return 0 if self.window is None or self.is_window_trained else self.state.global_step + 1
 
     def drain_loss(self) -> tuple[float, int]:
@@ -170,7 +170,7 @@ class Progress:
 
     @contextmanager
     def recording_apart(self, device: torch.device) -> Iterator[None]:
-        """Within the context, numbers are recorded apart from those of training."""
+        """Within the context, numbers are recorded apart from training."""
         before = self.recorded
         self.recorded = RecordedMetrics(device)
         try:
@@ -179,9 +179,9 @@ class Progress:
             self.recorded = before
 
     def recorded_state(self, *, keeps: bool) -> dict[str, Any]:
-        """Returns what was recorded since the last log for a checkpoint; all processes call it, after `settle`.
+        """Returns the numbers recorded since the last log, for a checkpoint; all processes call it, after `settle`.
 
-        From then on a process with `keeps`, one of all, has the totals of all.
+        From then on the process with `keeps` has the totals of all.
         """
         recorded = self.recorded
         recorded.read_with(torch.zeros(()))

@@ -1,4 +1,4 @@
-"""RecordedMetrics: numbers of `Trainer.record` between two logs. `read_with` and `totals` are what reads them back.
+"""RecordedMetrics: numbers of `Trainer.record` between two logs. `read_with` and `totals` read them back.
 
 Recording copies a scalar on its device into a list, without a wait. A log reads all of them back in the copy that
 reads the loss, adds them up in double precision, and joins the processes in the exchange of the loss:
@@ -59,7 +59,7 @@ class Total(NamedTuple):
     """The values recorded under one name, reduced."""
 
     reduce: str
-    value: float  # of a mean, the weighted sum
+    value: float  # for a mean, the weighted sum
     weight: float  # sum of the weights; of other reductions, the number of values
 
     def joined(self, other: Total) -> Total:
@@ -79,7 +79,7 @@ class Total(NamedTuple):
 
 
 class OnDevice(int):
-    """Position of a number among those that are on the device."""
+    """Position of a number on the device."""
 
 
 class Entry(NamedTuple):
@@ -108,8 +108,8 @@ class RecordedMetrics:
         device: of the run.
 
     Attributes:
-        batch: the micro-batch under way; what is recorded of one that only stands in does not count.
-        items: over which the loss of an evaluation's batch is a mean, where a `LossOutput` says it.
+        batch: the micro-batch under way; numbers of a filler batch do not count.
+        items: over which the loss of an evaluation's batch is a mean, if a `LossOutput` gives it.
         agreed_bytes: size of a process's message in the next exchange.
     """
 
@@ -150,7 +150,7 @@ class RecordedMetrics:
         self._reductions[name] = reduce
 
     def add_of_collator(self, metrics: object, *, step: int = 0, share: float = 1.0) -> None:
-        """Records what a collator put into a batch as `METRICS`."""
+        """Records the numbers that a collator put into a batch as `METRICS`."""
         if not isinstance(metrics, dict):
             raise ArgumentError(
                 f"The entry {METRICS!r} of a batch is a {type(metrics).__name__}; it must be a dict of names and "
@@ -214,7 +214,7 @@ class RecordedMetrics:
         del self._entries[count:]
 
     def drop(self, step: int) -> None:
-        """Removes the numbers of a step whose update was refused."""
+        """Removes the numbers of a refused step."""
         self._entries = [entry for entry in self._entries if entry.step != step]
 
     # -- reading -------------------------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class RecordedMetrics:
         return struct.pack("<I", len(text)) + text
 
     def message(self) -> torch.Tensor:
-        """Returns names and totals as `agreed_bytes` bytes, after a reading; what does not fit waits for the next."""
+        """Returns names and totals as `agreed_bytes` bytes, after a reading; the rest waits for the next."""
         names = list(self._totals)
         numbers = (number for total in self._totals.values() for number in total[1:])
         text = self._header(names) + struct.pack(f"<{2 * len(names)}d", *numbers) if names else b""
@@ -274,7 +274,7 @@ class RecordedMetrics:
                 self._join(name, Total(reduce, *struct.unpack_from("<2d", message, 4 + length + 16 * place)))
 
     def take(self) -> dict[str, float]:
-        """Returns the results of all totals and begins anew; a mean without weight is left out."""
+        """Returns the results of all totals and starts again; a mean without weight is omitted."""
         totals = self._totals
         self._totals = {}
         return {name: total.result for name, total in totals.items() if total.weight}
@@ -286,6 +286,6 @@ class RecordedMetrics:
         return {name: list(total) for name, total in self._totals.items()}
 
     def load(self, state: JSONObject) -> None:
-        """Continues from what `state` returned."""
+        """Continues from a result of `state`."""
         for name, total in state.items():
             self._join(name, Total(*total))

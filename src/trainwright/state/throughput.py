@@ -61,7 +61,7 @@ def step_logs(loss: float, grad_norm: Any, learning_rate: float, num_non_finite:
 def utilisation(flops: float, start_time: float, *, peak: float | None) -> dict[str, float]:
     """Share of the device's peak that went into the model (MFU: Chowdhery et al. 2022, arXiv:2204.02311, appendix B).
 
-    Counts 6 x parameters x tokens, so recomputed activations do not raise it. Nothing where the peak is not known.
+    Counts 6 x parameters x tokens, so recomputed activations do not raise it. Nothing if the peak is unknown.
     """
     runtime = time.time() - start_time
     if peak is None or flops == 0 or runtime <= 0:
@@ -84,7 +84,7 @@ class FlopEstimator:
     def estimate(self, model: Model, inputs: Any) -> float:
         """Operations of one forward and backward pass, as the model itself says if it has `floating_point_ops`.
 
-        0 where the batch has no main input; a library's own loader may give something else than a dict.
+        0 if the batch has no main input; loaders of libraries may yield other types than dicts.
         """
         if self._model is not model:
             own = getattr(model, "floating_point_ops", None)
@@ -119,7 +119,7 @@ def count_tokens(inputs: Mapping[str, Any], model: Model, processing_class: Any,
         pad = getattr(processing_class, "pad_token_id", None)
         if pad is not None:
             return (inputs[name] != pad).sum()  # type: ignore[no-any-return]
-        _tell(model, "Padding cannot be told from tokens (no attention_mask, no pad token); all are counted.")
+        _tell(model, "Padding cannot be distinguished from tokens (no attention_mask, no pad token); all are counted.")
     return inputs[name].numel()  # type: ignore[no-any-return]
 
 

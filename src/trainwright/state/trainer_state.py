@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class ExportableState:
     """Object with state that a checkpoint stores.
 
-    `state()` returns `{"args": {...}, "attributes": {...}}` of JSON values: `args` is what the constructor takes,
+    `state()` returns `{"args": {...}, "attributes": {...}}` of JSON values: `args` has the constructor's arguments,
     `attributes` is set afterwards. `from_state` makes an equal object.
     """
 
@@ -45,7 +45,7 @@ class ExportableState:
         """Makes an object with a state.
 
         Args:
-            state: what `state()` returned.
+            state: a result of `state()`.
         """
         instance = cls(**state["args"])
         for name, value in state["attributes"].items():
@@ -54,7 +54,7 @@ class ExportableState:
 
 
 def collect_states(objects: list[Any]) -> JSONObject:
-    """Collects states by class name, as a list where several share a class; objects without `state` are left out."""
+    """Collects states by class name, as a list if several share a class; objects without `state` are skipped."""
     states: dict[str, list[JSONObject]] = {}
     for thing in objects:
         if callable(getattr(thing, "state", None)):
@@ -74,7 +74,7 @@ class HistoryText:
     """
 
     def __init__(self) -> None:
-        self._entries: list[JSONObject] = []  # those whose text is cached
+        self._entries: list[JSONObject] = []  # entries with cached text
         self._sizes: list[int] = []  # how many values each had
         self._pieces: list[bytes] = []  # their text, with a comma after each
 
@@ -112,7 +112,7 @@ def _line(entry: JSONObject) -> bytes:
 
 MAX_BYTES = 1 << 30
 _NUMBER = (int, float)
-_KINDS: dict[str, type | tuple[type, ...]] = {  # of the fields that a resume reads; null has a rule of its own
+_KINDS: dict[str, type | tuple[type, ...]] = {  # types of the fields that a resume reads; null has a rule of its own
     "epoch": _NUMBER,
     "global_step": int,
     "max_steps": int,
@@ -149,7 +149,7 @@ class TrainerState:
         max_steps: optimizer steps of the whole run; `sys.maxsize` until data of unknown length show their end.
         logging_steps, eval_steps, save_steps: intervals in optimizer steps (shares are already turned into counts).
         train_batch_size: samples per device and micro-batch.
-        num_input_tokens_seen: input tokens trained on, where they are counted.
+        num_input_tokens_seen: input tokens trained on, if they are counted.
         total_flos: floating-point operations so far, by the 6 x parameters x tokens rule.
         log_history: every log, each with its `step`.
         best_metric, best_global_step, best_model_checkpoint: the best evaluation so far.
@@ -190,7 +190,7 @@ class TrainerState:
         self._history_text = HistoryText()
 
     def init_training_references(self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any) -> None:
-        """Fills in what belongs to one training.
+        """Fills in the fields of one training.
 
         Args:
             trainer: the trainer, which knows its trial and its place among the processes.
@@ -216,14 +216,14 @@ class TrainerState:
             text = json.dumps(values, indent=2, sort_keys=True)
         except (TypeError, ValueError, RecursionError):
             text = json.dumps(_writable(values), indent=2, sort_keys=True)
-        # Two spaces before it: only the record's own field, not one of a callback's state.
+        # Two spaces before it: only the record's own field, not a field in a callback's state.
         before, after = text.split('\n  "log_history": []', 1)
         history = self._history_text.pieces(self.log_history)
         write_pieces(json_path, chain([f'{before}\n  "log_history": '.encode()], history, [f"{after}\n".encode()]))
 
     @classmethod
     def load_from_json(cls, json_path: str | Path) -> TrainerState:
-        """Reads a record; fields that this version does not have are left out.
+        """Reads a record; unknown fields are ignored.
 
         Args:
             json_path: the file.
@@ -283,7 +283,7 @@ class TrainerState:
 
 
 def _writable(values: JSONObject) -> JSONObject:
-    """Returns the fields without what JSON cannot hold: the state of a callback, a parameter of a trial."""
+    """Returns the fields without values that JSON cannot hold: the state of a callback, a parameter of a trial."""
     dropped: dict[str, str] = {}
     parts = {k: recordable(value, dropped) if isinstance(value, dict) else value for k, value in values.items()}
     kept = recordable(parts, dropped)

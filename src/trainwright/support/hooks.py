@@ -154,7 +154,7 @@ def is_overridden(owner: object, *names: str) -> bool:
 
 
 def accept_older_signatures(trainer: object) -> None:
-    """Lets a trainer's overrides with the parameters of an older version be called with those that they take.
+    """Lets a trainer's overrides with the parameters of an older version be called with the arguments that they take.
 
     `compute_loss(self, model, inputs, return_outputs=False)` is called without `num_items_in_batch`, for example. Each
     such override is replaced by an adapter in the class (or object) that has it, once; others are called as they are.
@@ -227,7 +227,7 @@ def _parameters(base: Any) -> list[str]:
 
 
 def _adapter(function: Any, wanted: Sequence[str]) -> Callable[..., Any] | None:
-    """A function that calls `function` with those of the `wanted` parameters that it has, and None for further ones.
+    """A function that calls `function` with the `wanted` parameters that it has, and None for others.
 
     None where `function` takes the wanted parameters and needs no others.
     """
@@ -240,7 +240,7 @@ def _adapter(function: Any, wanted: Sequence[str]) -> Callable[..., Any] | None:
     takes_more = inspect.Parameter.VAR_POSITIONAL in kinds
     own = [n for n, one in taken.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     missing = frozenset(wanted) - taken.keys()
-    # What an older version gave beyond the hook's parameters, as `metrics` of `_save_checkpoint`: None is given.
+    # Arguments of an older version beyond the hook's parameters, as `metrics` of `_save_checkpoint`: None is given.
     added = [name for name in own[len(wanted) :] if taken[name].default is inspect.Parameter.empty]
     if hasattr(function, "left_out") or not (missing or added) or (takes_names and takes_more):
         return None

@@ -15,7 +15,7 @@ SAME_START_S = 1.0  # start times of one process differ by less
 
 
 def in_notebook() -> bool:
-    """Returns True in the process of a Jupyter kernel, whose front end shows HTML; a fork of it cannot reach that."""
+    """Returns True in the process of a Jupyter kernel, which can show HTML; a fork of it cannot."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     kernel = getattr(shell, "kernel", None)
     return kernel is not None and getattr(getattr(kernel, "session", None), "pid", os.getpid()) == os.getpid()
@@ -116,7 +116,7 @@ def is_process_alive(pid: int, *, began: float | None = None) -> bool:
 
 
 def place_of_this_process() -> tuple[str, str]:
-    """Returns where a process number counts: the machine; its boot and process namespace, "" if there are none."""
+    """Returns the scope of a process number: the machine; its boot and process namespace, "" if there are none."""
     return socket.gethostname(), _boot_and_namespace()
 
 

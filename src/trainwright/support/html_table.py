@@ -1,4 +1,4 @@
-"""HTML of tables, for notebooks and reports. Every value is escaped; what the rows hold is up to the caller."""
+"""HTML of tables, for notebooks and reports. Every value is escaped; the content of rows is up to the caller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CELL = "text-align: left; vertical-align: top; padding: .15em .6em"  # also in a
 
 
 def cell_text(value: object) -> str:
-    """Returns a value as text of HTML, on one line, with *** in the place of what looks like a key."""
+    """Returns a value as text of HTML, on one line, with *** in place of likely keys."""
     from html import escape  # with its table of entities, which imports of the trainer need not load
 
     return escape(without_tokens(printable(str(value))))

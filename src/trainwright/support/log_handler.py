@@ -1,7 +1,7 @@
-"""Handler on the package's logger: cleans every record before other handlers get it, and shows what nothing else shows.
+"""Handler on the package's logger: cleans every record for other handlers, and shows records that have no other.
 
 It is a handler since Python applies the filters of a logger only to records made on that very logger, and each module
-has its own; the handlers of `trainwright` are called before those of the root logger.
+has its own; the handlers of `trainwright` are called before the handlers of the root logger.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar
 
 from trainwright._types import printable, without_tokens
 
 
 class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the stream of the moment
-    """Shows messages on stderr while the script has not configured logging; Python itself drops those of level info.
+    """Shows messages on stderr while the script has not configured logging; Python itself drops level info.
 
     Those from level warning on begin with the level and the package's name. A warning is shown by the first process,
     and within a run once.
@@ -36,7 +36,8 @@ class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the
         _clean(record)
         if not logging.getLogger().handlers and not self._is_repeated(record):
             self.stream = sys.stderr  # without a flush of the one before, which may be closed: a notebook's, a test's
-            super().emit(record)
+            with above_bars():
+                super().emit(record)
 
     def _is_repeated(self, record: logging.LogRecord) -> bool:
         """Returns whether a warning was shown in this run, or is one that the first process shows for all."""
@@ -51,6 +52,15 @@ class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the
         is_known = text in known
         known.add(text)
         return is_known
+
+
+def above_bars() -> AbstractContextManager[object]:
+    """Context in which the bars of tqdm on a terminal are taken away, and drawn again below the new text."""
+    module = sys.modules.get("tqdm")  # not imported: there is no bar
+    if module is None or not sys.stderr.isatty():
+        return nullcontext()
+    bars: AbstractContextManager[object] = module.tqdm.external_write_mode(file=sys.stderr)
+    return bars
 
 
 @contextmanager
@@ -78,7 +88,7 @@ def _clean(record: logging.LogRecord) -> None:
 
 
 def for_log(text: str) -> str:
-    """Returns text of several lines without control characters, what looks like a key, and numbers of system errors."""
+    """Returns text of several lines without control characters, likely keys, and numbers of system errors."""
     return without_tokens(printable(re.sub(r"\[Errno -?\d+\] ", "", text), lines=True))
 
 

@@ -2,7 +2,7 @@
 
 The logits of N tokens over V words are by far the largest tensor of a step, and the loss needs a row of them at a time.
 A kernel takes the hidden states instead; `chunked` computes loss and gradients for a few hundred tokens at a time.
-Before step 1 the kernel runs on the user's model beside the plain loss. Where the two differ, or the model has no such
+Before step 1 the kernel and the plain loss run on the user's model. Where the two differ, or the model has no such
 end, a warning says why and the plain loss is used.
 """
 
@@ -113,12 +113,12 @@ def chunked_cross_entropy(
         hidden: (tokens, width), floating point.
         weight: (words, width), of the same type and device; with `bias` the output layer.
         bias: (words), or None.
-        targets: (tokens), int64; -100 where no label counts.
+        targets: (tokens), int64; -100 for labels that do not count.
         cap: logits are `cap * tanh(logits / cap)`; None: as they are.
 
     Returns:
         The sum over tokens, a scalar in fp32 with its graph (one backward), and the losses of the tokens (tokens) in
-        fp32 without one, 0 where no label counts. With the same memory for any number of tokens beside `hidden`, and
+        fp32 without one, 0 if no label counts. With the same memory for any number of tokens besides `hidden`, and
         two copies of `weight` at most.
     """
     return _Chunked.apply(hidden, weight, bias, targets, cap)  # type: ignore[no-any-return,no-untyped-call]
@@ -166,15 +166,26 @@ def choose(name: str, *, runs_triton: bool) -> str:
     return name
 
 
+def _alone(compare: Callable[[], str | None]) -> str | None:
+    return compare()
+
+
 @contextmanager
 def without_logits(
-    model: nn.Module, wanted: str, *, keeps_outputs: bool, obstacle: str | None, runs_triton: bool
+    model: nn.Module,
+    wanted: str,
+    *,
+    keeps_outputs: bool,
+    obstacle: str | None,
+    runs_triton: bool,
+    agree: Callable[[Callable[[], str | None]], str | None] = _alone,
 ) -> Iterator[str | None]:
-    """Trains with a loss kernel while it lasts; with the plain loss, and a warning, where it cannot be applied.
+    """Trains with a loss kernel while it lasts; with the plain loss, and a warning, if it cannot be applied.
 
     Gives the reason for which it cannot be, or None. The model is placed and not yet wrapped. `keeps_outputs`: training
     looks at more of its output than the loss; `obstacle`: why the engine cannot leave the output layer as it is;
-    `runs_triton`: whether the device runs the packages' kernels.
+    `runs_triton`: whether the device runs the packages' kernels. `agree` runs the comparison in the main process and
+    returns its result in all: others may have no weights yet (FSDP).
     """
     core = core_model(model)
     device = next(model.parameters()).device
@@ -191,7 +202,7 @@ def without_logits(
         return
     if reason is None:
         with swap.installed():
-            reason = swap.compare()
+            reason = agree(swap.compare)
             if reason is None:
                 logger.info("loss_kernel: %s computes the loss of %s without logits.", name, type(core).__name__)
                 yield None
@@ -298,7 +309,7 @@ class _Swap:
         shift_labels: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """Computes what `ForCausalLMLoss` computes, from hidden states (batch, tokens, width)."""
+        """Computes `ForCausalLMLoss` from hidden states (batch, tokens, width)."""
         self.was_used = True
         if shift_labels is None:
             shift_labels = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
@@ -315,13 +326,26 @@ class _Swap:
             weight = weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
         with torch.autocast(kind, enabled=False):
-            total, losses = self.kernel(hidden, weight, bias, targets, self.cap)
+            if hidden.is_cpu:  # elsewhere their number would have to be waited for
+                total, losses = self._of_labelled(hidden, weight, bias, targets)
+            else:
+                total, losses = self.kernel(hidden, weight, bias, targets, self.cap)
         self.token_losses = None if losses is None else losses.view(shift_labels.shape)
         if num_items_in_batch is None:
             return total / targets.ne(IGNORE_INDEX).sum()
         if isinstance(num_items_in_batch, torch.Tensor):
             num_items_in_batch = num_items_in_batch.to(total.device)
         return total / num_items_in_batch
+
+    def _of_labelled(
+        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Computes the kernel for the tokens with a label only: in chats most tokens have none."""
+        places = targets.ne(IGNORE_INDEX).nonzero()[:, 0]
+        if len(places) == len(targets):
+            return self.kernel(hidden, weight, bias, targets, self.cap)
+        total, some = self.kernel(hidden[places], weight, bias, targets[places], self.cap)
+        return total, None if some is None else some.new_zeros(targets.shape).index_copy_(0, places, some)
 
     def compare(self) -> str | None:
         """Runs the model with and without the kernel on a few random tokens; returns how they differ, if they do."""

@@ -2,7 +2,7 @@
 
 A window is the micro-batches of one optimizer step. Two kinds of losses come in:
 
-    counted   the model (or `compute_loss_func`) was told how many items the window has and divided its sum by that.
+    counted   the model (or `compute_loss_func`) got the number of items in the window and divided its sum by it.
               Micro-batch losses then add up to the window's mean; nothing is left to do.
     mean      each micro-batch came as its own mean. The window's loss is the mean of these means: divide by the
               number of micro-batches.
@@ -11,11 +11,11 @@ Worked example: a window of two micro-batches with 3 and 1 label tokens, losses 
     counted   6/4 + 6/4          = 3.0     the mean over the 4 tokens, as one batch of both would give
     mean      (2.0 + 6.0) / 2    = 4.0     the original's arithmetic for modules that return a mean
 
-Items are counted where the loss counts them: a causal loss compares position i with label i + 1, so label 0 is never
+Items are counted as the loss counts them: a causal loss compares position i with label i + 1, so label 0 is never
 a target and must not enter the divisor; with sequences of S tokens that would be wrong by (S - 1)/S.
 
     items     a mean again, but weighted by the items it was taken over (`loss_weighting="items"`; the default for
-              models told the number of items that ignore it, as BERT does): the window's loss is the mean over all
+              models that get the number of items and ignore it, as BERT does): the window's loss is the mean over all
               its items, whatever the micro-batches' sizes:  2.0 * 3/4 + 6.0 * 1/4 = 3.0
 
 An auxiliary loss that a model adds to its own (a mixture of experts' balance) is a mean over each micro-batch, not a
@@ -28,7 +28,7 @@ auxiliary loss does not grow with the number of its micro-batches.
 
 With P processes that average gradients, a counted loss was divided by the items of all processes, so it is multiplied
 by P to undo the averaging. The tail of an epoch may give them unequal parts: a mean is then weighted by its part, and a
-batch that only stands in, to keep a process in step, weighs nothing and none of its items is counted.
+filler batch, which keeps a process in step, has weight 0 and its items are not counted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class LossOutput:
         num_items: items of this micro-batch that the mean is taken over: a number, or a scalar tensor, which is not
             read back. None: nothing is said, and the loss counts as a tensor without a `LossOutput` does.
         metrics: name -> number for `Trainer.record`, or a dict of its arguments. A number is a mean over `num_items`.
-        outputs: of a model, what it returns besides its loss, for predictions: a mapping, or one value.
+        outputs: predictions of a model in addition to its loss: a mapping, or one value.
         sample_losses: loss of each sample of the micro-batch, for the ledger (`ledger=True`); detached.
 
     Example:
@@ -87,7 +87,7 @@ class LossOutput:
         }
 
     def with_items(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the loss and its items as a scalar beside it; of a loss over no items, which may be NaN, 0 and 0."""
+        """Returns the loss and its items as a scalar; of a loss over no items, which may be NaN, 0 and 0."""
         given: Any = 0 if stands_in(batch) else self.num_items
         items = given.detach() if isinstance(given, torch.Tensor) else torch.full((), given, device=self.loss.device)
         items = items.to(self.loss.device, torch.float32)
@@ -151,7 +151,7 @@ class LossRule:
         micro_batches: int,
         share: float,
     ) -> torch.Tensor:
-        """The loss to differentiate, from what `compute_loss` returned for a micro-batch.
+        """The loss to differentiate, from the result of `compute_loss` for a micro-batch.
 
         `share` is below 1 for a part of a micro-batch that was cut because it did not fit: its part of the samples.
         """
@@ -260,7 +260,7 @@ class LabelSmoother:
 
         Args:
             model_output: mapping with `logits`, or a tuple of which they are the first element.
-            labels: int64; `ignore_index` where no label counts.
+            labels: int64; `ignore_index` for labels that do not count.
             shift_labels: whether position i is scored against label i + 1.
             num_items_in_batch: divisor of the sum; by default the number of labels that count.
         """

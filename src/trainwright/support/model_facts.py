@@ -31,7 +31,7 @@ def core_model(model: Model) -> Any:
 
 
 def uncompiled(model: Model) -> nn.Module:
-    """Returns the module inside the wrapper of `torch.compile`, whose only child it is; any other model itself."""
+    """Returns the module inside the wrapper of `torch.compile`, or any other model itself."""
     inner: nn.Module = next(model.children()) if type(model).__name__ == "OptimizedModule" else model
     return inner
 
@@ -46,7 +46,7 @@ class ModelLayout:
 
 
 def model_layout(model: Model) -> ModelLayout | None:
-    """Of a model that was taken apart before the trainer got it, as transformers does when it loads one; else None."""
+    """For a model that was taken apart before the trainer got it, as transformers does when it loads one; else None."""
     core = core_model(model)
     if getattr(core, "is_distributed_loading_by_transformers", False):
         sizes = core.config.distributed_config
@@ -60,7 +60,7 @@ def num_devices(model: Model) -> int:
     return len(set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"})
 
 
-# Signatures of the `forward` of classes, as a model has them; those that a model has for itself are not kept.
+# Signatures of the `forward` of classes, by class; signatures of single instances are not kept.
 _SIGNATURES: MutableMapping[object, inspect.Signature] = WeakKeyDictionary()
 
 
@@ -256,7 +256,7 @@ def summary(model: Model) -> JSONObject:
 
 
 def num_elements(parameter: nn.Parameter) -> int:
-    """Elements of a whole parameter, also where this process holds none of them while it is not in use."""
+    """Elements of a whole parameter, even if this process holds none of them at the time."""
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
@@ -269,7 +269,7 @@ def tied_parameters(model: nn.Module) -> list[list[str]]:
 
 
 def tie_again(model: nn.Module, ties: list[list[str]]) -> None:
-    """Makes parameters one again that `tied_parameters` named, where a move to another device has copied them.
+    """Makes parameters one again that `tied_parameters` named, if a move to another device has copied them.
 
     torch makes new parameters for a module that moves to a device which it does not know, one for each name.
     """

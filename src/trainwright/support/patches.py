@@ -1,4 +1,4 @@
-"""Changes to a model for one run: each is applied before it and undone after it, where it can be undone.
+"""Changes to a model for one run: each is applied before it and undone after it if possible.
 
 Activation checkpointing, compiled blocks, fused kernels (Liger), noise on embeddings (NEFTune), detection of overflow,
 special tokens, state of recurrent models.
@@ -10,18 +10,18 @@ import functools
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import FunctionType, MethodType
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 from torch.autograd.graph import save_on_cpu
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.hooks import RemovableHandle
 
 from trainwright._types import Batch, Model, is_instance_of
-from trainwright.errors import ModelError, needs_package
+from trainwright.errors import ArgumentError, ModelError, needs_package
 from trainwright.support.model_facts import core_model
 
 logger = logging.getLogger(__name__)
@@ -29,21 +29,25 @@ logger = logging.getLogger(__name__)
 Options: TypeAlias = dict[str, Any]  # keywords of torch's or transformers' checkpointing
 Forward: TypeAlias = Callable[..., object]
 NOT_CALLED = (nn.ModuleList, nn.ModuleDict)
+ATTENTION = "attention"  # value of the option `save`
 
 
 @contextmanager
 def checkpointed_activations(model: nn.Module, options: Options | None, *, pins_memory: bool = False) -> Iterator[None]:
     """Turns checkpointing on for a run and off after it, unless the user had turned it on already.
 
-    Of a model without transformers' methods for it, the layers in its ModuleLists (or Sequentials, if it has no list)
-    are checkpointed; without any it is a ModelError. `options` are `every_n_layers`, `offload`, and arguments of
-    torch's `checkpoint`. `pins_memory`: offloaded activations lie in pinned memory.
+    For a model without transformers' methods for it, the layers in its ModuleLists (or Sequentials, if it has no list)
+    are checkpointed; without any it is a ModelError. `options` are `every_n_layers`, `offload`, `save`, and
+    arguments of torch's `checkpoint`. `pins_memory`: offloaded activations are in pinned memory.
     """
     name = "activation" if hasattr(model, "activation_checkpointing_enable") else "gradient"
     was_on = getattr(model, f"is_{name}_checkpointing", False)  # asking by the older name warns
     rest = dict(options or {})
     layers = rest.pop("every_n_layers", 1)
     offload = rest.pop("offload", False)
+    if (kept := rest.pop("save", None)) is not None:
+        _check_kept(kept, rest)
+        rest = {"use_reentrant": False, "context_fn": keeping_attention, **rest}
     if not hasattr(model, f"{name}_checkpointing_enable"):
         with _checkpointed_layers(model, rest, every_n_layers=layers, offload=offload, pins_memory=pins_memory):
             yield
@@ -60,6 +64,35 @@ def checkpointed_activations(model: nn.Module, options: Options | None, *, pins_
     finally:
         if not was_on:
             getattr(model, f"{name}_checkpointing_disable")()
+
+
+def _check_kept(kept: object, options: Options) -> None:
+    if kept != ATTENTION:
+        raise ArgumentError(
+            f"save={kept!r} in activation_checkpointing_kwargs; only save={ATTENTION!r} is known, which keeps the "
+            "outputs of attention. Set it, or leave it out."
+        )
+    if "context_fn" in options:
+        raise ArgumentError(
+            "activation_checkpointing_kwargs has save and context_fn, and both choose which activations are kept. "
+            "Leave one of them out."
+        )
+
+
+def keeping_attention() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Returns the contexts of a checkpointed layer's forward pass and of its recomputation, for torch's `checkpoint`.
+
+    Outputs of attention kernels are kept: they take long to compute and little memory. All else is computed again.
+    """
+    return create_selective_checkpoint_contexts(_keeps_attention)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _keeps_attention(context: object, operation: Any, *args: object, **kwargs: object) -> CheckpointPolicy:
+    name = (
+        operation.name()
+    )  # aten::_scaled_dot_product_flash_attention, flex_attention, flash_attn::_flash_attn_forward
+    is_attention = "attention" in name or "flash_attn" in name
+    return CheckpointPolicy.MUST_SAVE if is_attention else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @contextmanager
@@ -228,7 +261,7 @@ def add_noise_to_embeddings(model: nn.Module, alpha: float) -> torch.utils.hooks
     """Adds noise of at most `alpha / sqrt(tokens x dimensions)` to the input embeddings, in training mode only.
 
     Returns:
-        The handle of the hook, whose `remove()` ends it.
+        The handle of the hook; `remove()` ends it.
     """
     find = getattr(core_model(model), "get_input_embeddings", None)
     if find is None:
@@ -279,7 +312,7 @@ def overflow_detection(model: nn.Module) -> Iterator[None]:
 def align_special_tokens(model: nn.Module, processing_class: object) -> dict[str, int]:
     """Sets pad, bos and eos in a model's configuration to the tokenizer's, if the tokenizer has them.
 
-    Further end tokens that the configuration lists stay. Returns what was changed. Not undone after training: the
+    Further end tokens that the configuration lists stay. Returns the changes. Not undone after training: the
     saved model must know the tokens it was trained with.
     """
     is_processor = is_instance_of(processing_class, "transformers.processing_utils", "ProcessorMixin")

@@ -76,7 +76,7 @@ def find_batch_size(tensors: Any) -> int | None:
         tensors: nested value.
 
     Returns:
-        The number of rows; None where there is no tensor with dimensions.
+        The number of rows; None if no tensor has dimensions.
     """
     if type(tensors) is dict:  # a batch, as a rule; `isinstance` takes long to find that a tensor is no mapping
         for value in tensors.values():

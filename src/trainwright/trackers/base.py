@@ -64,7 +64,7 @@ def rewrite_logs(d: Mapping[str, object]) -> Values:
 
 
 def client(name: str, module: str, package: str | None = None) -> Client:
-    """Imports the module of a tracker (`name` in report_to), or says what to install: `package`, or the module."""
+    """Imports the module of a tracker (`name` in report_to), or names the package to install (`package`)."""
     with needs_package(f"report_to={name!r} needs a package that is not installed: pip install {package or module}"):
         return import_module(module)
 
@@ -95,7 +95,7 @@ def is_set(variable: str) -> bool:
 
 
 class TrackerThread:
-    """Runs a tracker's calls one after the other on their own thread: one that fails or hangs does not affect training.
+    """Runs a tracker's calls in order on their own thread: a failing or hanging call does not affect training.
 
     After several failed calls the tracker is disabled until the end of the run, when it gets the missing values from
     the journal; so are values of calls that do not fit into the queue.
@@ -208,7 +208,7 @@ def _flush_all() -> None:
 
 
 class TrackerCallback(TrainerCallback):
-    """Base of all trackers. A subclass overrides `setup`, `send`, and of the other three what its service takes.
+    """Base of all trackers. A subclass overrides `setup`, `send`, and of the others those that its service supports.
 
     Attributes:
         name: name of the tracker in `report_to`.

@@ -203,7 +203,7 @@ class DagsHubCallback(MLflowCallback):
     """Logs to DagsHub, by MLflow.
 
     Variables: MLFLOW_TRACKING_URI names the repository (`dagshub.init()` sets it), BRANCH the branch to upload to;
-    HF_DAGSHUB_LOG_ARTIFACTS uploads what the training wrote, when it ends.
+    HF_DAGSHUB_LOG_ARTIFACTS uploads the output directory at the end.
     """
 
     name = "dagshub"

@@ -79,7 +79,7 @@ def get_reporting_integration_callbacks(report_to: str | Sequence[str] | None) -
     """Returns the classes of trackers.
 
     Args:
-        report_to: one name, several names, "all" (those installed), or "none".
+        report_to: one name, several names, "all" (every installed tracker), or "none".
 
     Returns:
         The classes, in the order of the names.

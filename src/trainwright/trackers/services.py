@@ -136,7 +136,7 @@ class CometCallback(TrackerCallback):
 
 
 class DVCLiveCallback(TrackerCallback):
-    """Reports to `live`, or to one that it makes.
+    """Reports to `live`, or to a new Live.
 
     Args:
         live: a dvclive.Live to report to; by default one is made.
@@ -183,7 +183,7 @@ class DVCLiveCallback(TrackerCallback):
 
 
 class NeptuneCallback(TrackerCallback):
-    """Reports to `run`, or to one that it opens.
+    """Reports to `run`, or to a new run.
 
     Args:
         api_token, project: of the service; by default of its environment variables.

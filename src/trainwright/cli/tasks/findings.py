@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.tasks.conversations import ConversationError, Shape, is_conversation
 from trainwright.preflight.check_registry import Finding, look_at_table
+from trainwright.preflight.row_checks import rows_in_both
+from trainwright.preflight.rows import Rows
 from trainwright.preflight.table_checks import MOST_LABELS
 from trainwright.preflight.tables import MOST_LISTED, Table
 
 TEXTS = ("text", "text_pair", "source", "target")
+ANSWERS = ("label", "tags", "target", "answer", "answers")  # roles of what a model is to say
 FAR = 2  # times the tokens that are read of a text
 ENTRY = "data.columns"
 
@@ -164,6 +168,13 @@ def cut_texts(table: Table, column: str, *, length: int, is_wanted: bool) -> Ite
             rows=table.names(places),
             entry="data.max_length",
         )
+
+
+def held_out(train: Rows, rows: Rows, columns: Sequence[str]) -> Iterator[Finding]:
+    """Yields a finding where rows to evaluate on are among those to train on, by the columns that a model reads."""
+    names = [name for name in columns if name in train.names and name in rows.names]
+    for finding in rows_in_both(train, rows, names, part="eval"):
+        yield replace(finding, check="held_out", entry="data.eval")
 
 
 def of_conversations(shape: Shape, table: Table) -> tuple[list[int], Iterator[Finding]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,7 +119,9 @@ BEGIN = "<s>"
 END = "</s>"
 UNKNOWN = "<unk>"
 MASK = "<mask>"
-FOLDER = "tokenizer"  # folder below output_dir with a trained tokenizer, for other processes and a resume
+FOLDER = (
+    "tokenizer"  # folder below output_dir with a learned tokenizer, for other processes and a resume, until the end
+)
 LIMIT = 1024  # tokens, where neither model nor tokenizer nor recipe says how long a text may be
 NO_LIMIT = 1 << 30  # a tokenizer without a limit says a number beyond any text
 
@@ -164,7 +167,10 @@ def _learned_once(
     from transformers import AutoTokenizer
 
     assert args.output_dir is not None  # the constructor sets it
-    folder = Path(args.output_dir) / FOLDER
+    output = Path(args.output_dir)
+    folder = output / FOLDER
+    if args.resume_from_checkpoint and not folder.is_dir() and (output / "tokenizer.json").is_file():
+        return AutoTokenizer.from_pretrained(output)  # of a finished run
     with args.main_process_first():
         is_first = args.local_process_index == 0
         if is_first and not (args.resume_from_checkpoint and folder.is_dir()):
@@ -172,6 +178,12 @@ def _learned_once(
             assert part is not None
             learn(corpus(), part, begins=begins).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
+
+
+def remove_learned(output_dir: Path) -> None:
+    """Removes the copy of a learned tokenizer of a finished run: the model beside it has the same one."""
+    if (output_dir / "tokenizer.json").is_file():
+        shutil.rmtree(output_dir / FOLDER, ignore_errors=True)
 
 
 def learn(corpus: Iterable[str], part: LearnPart, *, begins: bool = True) -> PreTrainedTokenizerBase:

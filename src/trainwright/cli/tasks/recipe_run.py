@@ -18,7 +18,7 @@ from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree, dump
 from trainwright.cli.tasks import task_builders
 from trainwright.cli.tasks.adapter import described, save_base_config, with_adapter
-from trainwright.cli.tasks.models import quiet_transformers
+from trainwright.cli.tasks.models import quiet_transformers, remove_learned
 from trainwright.cli.tasks.source import load
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.config.arguments import TrainingArguments
@@ -181,6 +181,8 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> dict[str, float]:
         say("result", readable(scores))
     trainer.save_model(_internal_call=True)
     trainer.save_state()
+    if args.should_save and recipe.model.learn_tokenizer is not None:
+        remove_learned(Path(args.output_dir))
     say("written", f"{args.output_dir} (model, results, checkpoints, journal)")
     if args.push_to_hub:
         upload(trainer)

@@ -27,6 +27,8 @@ from trainwright.data.row_names import ONE_SOURCE, row_names
 from trainwright.errors import DataError, MissingPackageError, did_you_mean, needs_package
 from trainwright.hub.access import dataset_problem, offline, without_retries
 from trainwright.preflight.check_registry import Finding
+from trainwright.preflight.row_facts import IN_FULL
+from trainwright.preflight.rows import rows_of
 from trainwright.preflight.table_checks import MOST_LABELS
 from trainwright.preflight.tables import Table
 
@@ -63,20 +65,20 @@ class TaskSource:
 
     def table(self, part: str, rows: Rows) -> Table:
         """Returns the rows of a part as a table."""
-        is_dataset = hasattr(rows, "column_names")
-        columns: dict[str, Callable[[], Sequence[object]]] = {}
-        for name in rows.column_names if is_dataset else rows[0] if len(rows) else ():
-            columns[name] = partial(_cells, rows, name)
-        names = partial(self.names, rows)
+        names: Iterable[str] = ()
+        if hasattr(rows, "column_names"):
+            names = rows.column_names
+        elif len(rows):
+            names = rows[0]
 
         @cache
         def all_names() -> list[SampleId]:
-            return names()
+            return self.names(rows)
 
         return findings.table_of(
             self.recipe,
             part,
-            columns,
+            {name: partial(_cells, rows, name) for name in names},
             name_of=lambda place: str(all_names()[place]),
             twice=self.twice.get(part, ()),
         )
@@ -154,6 +156,7 @@ def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> Task
         held = _shuffled(held, recipe.data.split_seed)
     material.train = _cut(train, recipe.data.max_train_rows)
     material.eval = _cut([] if held is None else held, recipe.data.max_eval_rows)
+    material.found += _held_out(material)
     if len(material.train) == 0:
         if recipe.data.where:
             cause = "where"
@@ -179,6 +182,19 @@ def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
     places, found = findings.of_conversations(material.shape, table)
     material.found += found
     return _at(rows, places)
+
+
+def _held_out(material: TaskSource) -> Iterator[Finding]:
+    """Yields what is odd about the rows that are held out: that they are trained, too."""
+    recipe = material.recipe
+    shape = material.shape
+    roles = [role for role in (*recipe.spec.needs, *recipe.spec.takes) if role not in findings.ANSWERS]
+    names = list(map(recipe.column, roles)) if shape is None else list(shape.columns.values())
+    parts = [rows_of(rows, IN_FULL, name_of=material.table(part, rows).name_of) for part, rows in material.parts]
+    if len(parts) == 2:
+        train, rows = parts
+        if train is not None and rows is not None:
+            yield from findings.held_out(train, rows, names)
 
 
 def _at(rows: Rows, places: list[int]) -> Rows:

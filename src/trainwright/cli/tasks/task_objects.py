@@ -127,7 +127,8 @@ def text_parts(
     """Returns tokenizer, configuration of the model, and the largest number of tokens of a text."""
 
     def corpus() -> Iterator[str]:
-        return (text for role in roles for text in texts(material.column(material.train, role)))
+        cells = (cell for role in roles for cell in material.column(material.train, role))
+        return iter(texts(" ".join(map(str, cell)) if isinstance(cell, (list, tuple)) else cell for cell in cells))
 
     tokenizer = load_tokenizer(material, args, corpus, begins=begins)
     config = load_config(material, tokenizer, **settings)

@@ -25,7 +25,7 @@ from trainwright.config.fields.setting import (
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class OlderFields(FieldGroup, group="Older names, honoured"):
-    """Of v4.34, gone from transformers since, and still with an effect here."""
+    """Fields of v4.34 that transformers has removed and that still have an effect here."""
 
     overwrite_output_dir: bool | None = not_compared(
         None,
@@ -66,7 +66,7 @@ class OurFields(FieldGroup, group="Ours"):
     )
     loss_weighting: str | None = tunable(
         None,
-        "Micro-batches whose loss is a mean: batches (alike), items (by labels), original (HF's); None: by model.",
+        "Weights of mean losses: batches (alike), items (by labels), original (HF's); None: by model.",
         choices=("batches", "items", "original"),
     )
     loss_kernel: str | None = tunable(
@@ -76,13 +76,18 @@ class OurFields(FieldGroup, group="Ours"):
     )
     speed: dict[str, Any] | str | None = not_compared(
         None,
-        "auto: measure before step 1 what makes steps faster, and keep what is proved; or a choice, {setting: value}.",
+        "auto: measure before step 1 which settings are faster, and keep proved ones; or a choice, {setting: value}.",
         syntax=("dict",),
         shares_name=True,
     )
+    eval_sampling_strategy: str = tunable(
+        "sequential",
+        "Batches of an evaluation: sequential, or by_length (less padding; results keep the order of the data).",
+        choices=("sequential", "by_length"),
+    )
     max_tokens_per_batch: int | None = tunable(
         None,
-        "Batches of samples of similar length, up to so many tokens with padding, in place of a batch size.",
+        "Batches of samples of similar length, with at most this number of tokens, padding included.",
         limits=MAYBE_COUNT,
         shares_name=True,
     )
@@ -103,7 +108,7 @@ class OurFields(FieldGroup, group="Ours"):
     )
     dataloader_timeout: float = tunable(
         0.0,
-        "Seconds to wait for a batch of the workers, after which an error shows the stack of the one that hangs "
+        "Seconds to wait for a batch of the workers, after which an error shows the stack of the hanging one "
         "(0: without end).",
         limits=NOT_NEGATIVE,
     )
@@ -134,13 +139,13 @@ class OurFields(FieldGroup, group="Ours"):
     )
     pad_to_multiple_of: int | None = fixed(
         None,
-        "The default collator pads to a multiple of so many tokens, so there are fewer shapes to compile.",
+        "The default collator pads to a multiple of this number of tokens, so there are fewer shapes to compile.",
         limits=MAYBE_COUNT,
         shares_name=True,
     )
     save_every: str | None = fixed(
         None,
-        "Save when the last save is this long ago, beside save_strategy: '20min', '1h', a number of seconds.",
+        "Save when the last save is this long ago, in addition to save_strategy: '20min', '1h', a number of seconds.",
         syntax=("duration",),
     )
     save_keep_every: str | None = tunable(
@@ -163,14 +168,15 @@ class OurFields(FieldGroup, group="Ours"):
         False, "When SIGTERM or SIGUSR1 ends a job of Slurm, put it back into the queue once the checkpoint is saved."
     )
     preflight: bool = tunable(
-        True, "Look at the first batches and the first step of a training, and warn of what is probably not meant."
+        True, "Look at the first batches and the first step of a training, and warn of probable mistakes."
     )
     seed_samples: bool = tunable(
         False,
         "Random draws in samples and the collator depend on seed, epoch and sample only, not on the number of workers.",
     )
     profile: str | None = tunable(  # numbers too; argument parsers want one type that text converts to
-        None, "Trace steps with torch's profiler into output_dir/profile: '10-15', or so many after the first two."
+        None,
+        "Trace steps with torch's profiler into output_dir/profile: '10-15', or a number of steps after the first two.",
     )
     shuffle_method: str = tunable(
         "auto",
@@ -193,7 +199,7 @@ class OurFields(FieldGroup, group="Ours"):
     )
     spike_threshold: float = tunable(
         6.0,
-        "A spike is further above the median than so many robust deviations (1.4826 times the MAD).",
+        "A spike is this number of robust deviations above the median (1.4826 times the MAD).",
         limits=Range(0, open_low=True),
     )
     spike_window: int = tunable(128, "Accepted steps that on_spike compares a step with.", limits=COUNT)
@@ -212,7 +218,7 @@ class OurFields(FieldGroup, group="Ours"):
         limits=Range(0, whole=True),
     )
     rollback_skip_samples: int = tunable(
-        0, "Samples after a rollback that are left out too, in whole steps.", limits=Range(0, whole=True)
+        0, "Samples after a rollback that are skipped too, in whole steps.", limits=Range(0, whole=True)
     )
     reproduce: str | None = fixed(
         None,
@@ -230,7 +236,7 @@ class OurFields(FieldGroup, group="Ours"):
     )
     mixture_unit: str = tunable(
         "samples",
-        "What the shares of mixture are of: samples, or tokens.",
+        "Unit of the shares of mixture: samples, or tokens.",
         on_resume=MIXTURE,
         choices=("samples", "tokens"),
         since="0.3",
@@ -259,7 +265,7 @@ class OurFields(FieldGroup, group="Ours"):
     )
     id_column: str | None = not_compared(
         None,
-        "Column whose values name rows in the ledger, the quarantine and messages (None: index, or line of a file).",
+        "Column with the names of rows in the ledger, the quarantine and messages (None: index, or line of a file).",
         since="0.3",
     )
     max_skipped_share: float = tunable(
@@ -273,16 +279,39 @@ class OurFields(FieldGroup, group="Ours"):
         "Record the run in journal.jsonl (None: if it saves or has a tracker).",
         since="0.3",
     )
+    checkpoint_mirror: str | None = not_compared(
+        None,
+        "URL that gets copies of the checkpoints in the background, as s3://bucket/run; a resume finds them there.",
+        since="0.3",
+    )
+    mirror_every: str | None = not_compared(
+        None,
+        "Copy a checkpoint to checkpoint_mirror if the last one was written this long before, as '1h' (None: each).",
+        syntax=("duration",),
+        since="0.3",
+    )
+    mirror_total_limit: int | None = not_compared(
+        None,
+        "Copies to keep at checkpoint_mirror: the newest, the best one included (None: all).",
+        limits=MAYBE_COUNT,
+        since="0.3",
+    )
+    mirror_max_mb_per_s: float | None = not_compared(
+        None,
+        "Megabytes a second that copies to checkpoint_mirror send at most (None: no limit).",
+        limits=Range(0, open_low=True, optional=True),
+        since="0.3",
+    )
     live_control: bool | str = not_compared(
         False,
-        "Take commands of `trainwright ctl` while training; a text: repeat those in the journal of that run.",
+        "Take commands of `trainwright ctl` while training; a text: repeat the commands in the journal of that run.",
         bare_flag=True,
         since="0.3",
     )
     average: dict[str, Any] | str | None = tunable(
         None,
-        "Keep an average of the weights beside them: ema, swa or lawa, or {'kind': 'ema', 'decay': 0.9999, ...}.",
-        on_resume="continues the average of the checkpoint; one of another kind begins at this step",
+        "Also keep an average of the weights: ema, swa or lawa, or {'kind': 'ema', 'decay': 0.9999, ...}.",
+        on_resume="continues the average of the checkpoint; another kind of average begins at this step",
         syntax=("dict",),
         since="0.3",
     )
@@ -290,7 +319,7 @@ class OurFields(FieldGroup, group="Ours"):
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class GenerationFields(FieldGroup, group="Generation"):
-    """Of Seq2SeqTrainingArguments alone."""
+    """Fields of Seq2SeqTrainingArguments alone."""
 
     sortish_sampler: bool = tunable(
         False, "Train on batches of samples of similar length, the longest first (group_by_length)."

@@ -74,7 +74,7 @@ class Range:
 
 def _written(number: float) -> str:
     """Returns a limit with all its digits."""
-    return f"{number:.0f}" if math.isfinite(number) and number == int(number) else f"{number:g}"
+    return str(int(number)) if math.isfinite(number) and number == int(number) else f"{number:g}"
 
 
 COUNT = Range(1, whole=True)

@@ -105,7 +105,7 @@ class OptimizerFields(FieldGroup, group="Optimizer and schedule"):
         None, "Modules that GaLore and APOLLO project: names, a regular expression, or 'all-linear'."
     )
     gradient_accumulation_steps: int = tunable(
-        1, "Forward passes whose gradients make one optimizer step.", on_resume=SIZE, limits=COUNT, summarized=True
+        1, "Forward passes that make one optimizer step.", on_resume=SIZE, limits=COUNT, summarized=True
     )
     average_tokens_across_devices: bool = tunable(
         True, "Weigh the loss by the tokens of all processes, not of each process alone."
@@ -131,7 +131,9 @@ class PrecisionFields(FieldGroup, group="Precision and memory"):
         None, "Recompute activations in the backward pass: less memory, more time.", bare_flag=True
     )
     activation_checkpointing_kwargs: dict[str, Any] | str | None = tunable(
-        None, "every_n_layers, offload, and parameters of torch.utils.checkpoint.checkpoint.", syntax=("dict",)
+        None,
+        "every_n_layers, offload, save='attention' (keep attention's output), and parameters of torch's checkpoint().",
+        syntax=("dict",),
     )
     gradient_checkpointing: bool | None = tunable(
         None,
@@ -167,7 +169,7 @@ class PrecisionFields(FieldGroup, group="Precision and memory"):
         None, "Strength of NEFTune's noise on embeddings, e.g. 5.", limits=Range(0, optional=True)
     )
     torch_empty_cache_steps: int | None = tunable(
-        None, "Free the device's cached memory every so many steps.", limits=MAYBE_COUNT
+        None, "Free the device's cached memory at this interval of steps.", limits=MAYBE_COUNT
     )
     auto_find_batch_size: bool = tunable(False, "Out of memory: cut micro-batches, accumulate over the parts.")
 
@@ -235,7 +237,7 @@ class BestModelFields(FieldGroup, group="Best model"):
 class ResumeFields(FieldGroup, group="Saving"):
     ignore_data_skip: bool = tunable(False, "On resume, start the epoch's data again.")
     restore_callback_states_from_checkpoint: bool = tunable(
-        False, "On resume, restore the state that callbacks saved, over what was passed."
+        False, "On resume, restore the saved state of callbacks, over passed settings."
     )
 
 
@@ -307,12 +309,12 @@ class EvaluationFields(FieldGroup, group="Evaluation"):
     eval_use_gather_object: bool = tunable(False, "Gather nested objects, not only tensors, across processes.")
     eval_accumulation_steps: int | None = tunable(
         None,
-        "Batches whose predictions stay on the device before they move to the CPU (None: all).",
+        "Batches of predictions that stay on the device before they move to the CPU (None: all).",
         limits=MAYBE_COUNT,
     )
     include_for_metrics: list[str] = tunable(
         None,
-        "What compute_metrics gets besides predictions and labels: inputs, loss.",
+        "Further inputs of compute_metrics: inputs, loss.",
         factory=list,
         formerly={"include_inputs_for_metrics": aliases.Item("inputs")},
     )
@@ -339,7 +341,7 @@ class SeedFields(FieldGroup, group="Run"):
         limits=Range(0, 2**64 - 1, whole=True, optional=True, only_warns=True),
     )
     use_cpu: bool = fixed(
-        False, "Train on the CPU even where there is an accelerator.", formerly={"no_cuda": aliases.Renamed(reads=bool)}
+        False, "Train on the CPU even if there is an accelerator.", formerly={"no_cuda": aliases.Renamed(reads=bool)}
     )
 
 

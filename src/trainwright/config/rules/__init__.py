@@ -1,4 +1,4 @@
-"""Rules between settings: which cannot go together and what to change, and which have no effect.
+"""Rules between settings: contradictions with their cure, and settings without effect.
 
 A rule is a function in construction.py, start.py or advice.py, registered with its stage and its fields (stages.py).
 All that is wrong is listed in one error. A rule is an error only where transformers' Trainer raises too, or where work

@@ -1,4 +1,4 @@
-"""Advice: settings that have no effect beside the others. Said once when training starts, never an error."""
+"""Advice: settings that have no effect next to others. Logged once when training starts, never an error."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ OF_TRACKERS = ("run_name", "project", "trackio_space_id", "trackio_bucket_id", "
 OF_THE_HUB = ("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision")
 OF_ROLLBACKS = ("max_rollbacks", "rollback_every", "rollback_skip_samples")
 OF_SPIKES = ("spike_threshold", "spike_window", "spike_warmup")
+OF_THE_MIRROR = ("mirror_every", "mirror_total_limit", "mirror_max_mb_per_s")
 OF_SEVERAL_PROCESSES = (
     "ddp_backend",
     "ddp_timeout",
@@ -53,6 +54,14 @@ for _called, _setting, _switch in (
     rule(Stage.ADVICE, _setting, _switch, called=_called)(partial(_without, name=_setting, switch=_switch))
 
 
+@rule(Stage.ADVICE, "activation_checkpointing_kwargs", "torch_compile")
+def kept_activations_of_compiled_layers(args: Arguments) -> str | None:
+    options = value_of(args, "activation_checkpointing_kwargs") or {}
+    if "save" not in options or not value_of(args, "torch_compile"):
+        return None
+    return "save in activation_checkpointing_kwargs has no effect with torch_compile, which hides what layers compute."
+
+
 def _idle(name: str, members: tuple[str, ...], where: str, *switches: str) -> None:
     """Makes the rule `name`: settings that are no defaults have no effect, unless one of the switches is on."""
 
@@ -66,6 +75,7 @@ _idle("hub_settings", OF_THE_HUB, "without push_to_hub", "push_to_hub")
 _idle("settings_of_packing", ("packing_length", "packing_overflow"), "without packing", "packing")
 _idle("unit_of_shares", ("mixture_unit",), "without mixture", "mixture", "mixture_schedule")
 _idle("type_of_schedule", ("mixture_schedule_type",), "without mixture_schedule", "mixture_schedule")
+_idle("settings_of_the_mirror", OF_THE_MIRROR, "without checkpoint_mirror", "checkpoint_mirror")
 _idle("tpu_cores", ("tpu_num_cores",), "without a TPU")
 _idle("ray_scope", ("ray_scope",), "without a hyperparameter search by Ray")
 
@@ -180,6 +190,14 @@ def limit_without_saves(args: Arguments) -> str | None:
     by_time = any(value_of(args, name) for name in ("save_every", "max_train_time"))
     if (args.save_total_limit or 0) > 0 and args.save_strategy == "no" and not by_time:
         return f"save_total_limit={args.save_total_limit} has no effect with save_strategy='no'."
+    return None
+
+
+@rule(Stage.ADVICE, "checkpoint_mirror", "save_strategy", "max_train_time", "save_every")
+def mirror_without_saves(args: Arguments) -> str | None:
+    by_time = any(value_of(args, name) for name in ("save_every", "max_train_time"))
+    if value_of(args, "checkpoint_mirror") is not None and args.save_strategy == "no" and not by_time:
+        return "checkpoint_mirror has no effect with save_strategy='no': there is nothing to copy."
     return None
 
 

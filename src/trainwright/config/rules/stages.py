@@ -61,7 +61,7 @@ RULES: list[Rule] = []
 
 
 def rule(stage: Stage, *names: str, called: str | None = None) -> Callable[[Check], Check]:
-    """Registers a function as a rule of a stage about these fields; ValueError where there is no such field.
+    """Registers a function as a rule of a stage about these fields; ValueError if there is no such field.
 
     A function that several rules call, each with other arguments in a `partial`, is `called` by the name of each rule.
     """
@@ -121,7 +121,7 @@ def advise(args: Arguments) -> list[str]:
 
 
 def cautions(args: Arguments, facts: RunFacts) -> list[str]:
-    """Returns messages for settings that do nothing in this run, or not what they suggest."""
+    """Returns messages for settings without effect in this run, or with another one than they suggest."""
     return [message for one in of_stage(Stage.WARNING) if (message := one.message(args, facts))]
 
 

@@ -42,7 +42,7 @@ from trainwright.support.tensor_tree import find_batch_size, tensors_of
 logger = logging.getLogger(__name__)
 OUT_OF_MEMORY_CURE = (
     "The step does not fit into memory. A smaller per_device_train_batch_size with more gradient_accumulation_steps "
-    "trains the same; auto_find_batch_size=True finds the size; gradient_checkpointing=True keeps fewer activations."
+    "trains the same; auto_find_batch_size=True finds the size; activation_checkpointing=True keeps fewer activations."
 )
 # With auto_find_batch_size, where trying again is no answer.
 UPDATE_CURE = (
@@ -51,7 +51,7 @@ UPDATE_CURE = (
     "whole. An optimizer of smaller state, as optim='adafactor', or a model sharded over processes leaves more room."
 )
 SMALLEST_CURE = (
-    "auto_find_batch_size=True cannot make it fit. gradient_checkpointing=True keeps fewer activations; an optimizer "
+    "auto_find_batch_size=True cannot make it fit. activation_checkpointing=True keeps fewer activations; an optimizer "
     "of smaller state, as optim='adafactor', or a model sharded over processes leaves more room."
 )
 

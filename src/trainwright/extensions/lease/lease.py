@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from trainwright._types import read_json
 from trainwright.errors import ArgumentError, CheckpointWriteError
@@ -37,7 +38,7 @@ MAX_BYTES = 1 << 16
 LONGEST_TEXT = 255
 END_OF_TIME_S = 253_402_300_799  # the end of the year 9999, in seconds since the epoch
 _NAME = re.compile(r"^\.lease-(\d+)\.json$")
-_HELD: set[str] = set()  # tokens of the leases that trainers of this process hold
+HELD: set[str] = set()  # tokens of the leases that trainers of this process hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +62,16 @@ class Holder:
     def read(cls, path: Path) -> Holder | None:
         """Returns the contents of a file; None if it cannot be read as a lease."""
         try:
-            holder = cls(**read_json(path, max_bytes=MAX_BYTES))
-        except (OSError, ValueError, TypeError):
+            return cls.parse(read_json(path, max_bytes=MAX_BYTES))
+        except (OSError, ValueError):
+            return None
+
+    @classmethod
+    def parse(cls, values: object) -> Holder | None:
+        """Returns the holder that the values of a file describe; None if they are not those of a lease."""
+        try:
+            holder = cls(**values)  # type: ignore[arg-type]  # what does not fit is a TypeError
+        except TypeError:
             return None
         return holder if holder._is_sound() else None
 
@@ -76,7 +85,7 @@ class Holder:
 
     def is_alive(self) -> bool | None:
         """Returns whether the process lives; None where this process cannot tell."""
-        if self.token in _HELD:
+        if self.token in HELD:
             return True
         if (self.host, self.place) != place_of_this_process():
             return None
@@ -86,7 +95,7 @@ class Holder:
 
     def __str__(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
-        here = ", this process" if self.token in _HELD else ""
+        here = ", this process" if self.token in HELD else ""
         return f"process {self.pid} on {self.host}{here}, since {since}"
 
 
@@ -128,7 +137,7 @@ class Lease:
             path = self._folder / f".lease-{max((number for number, _ in before), default=0) + 1}.json"
             if not _create(draft, path):
                 return Obstacle("another run that starts now", is_alive=False)
-            _HELD.add(mine.token)
+            HELD.add(mine.token)
             self._path = path
             self._token = mine.token
             self._is_over = threading.Event()
@@ -188,7 +197,7 @@ class Lease:
         if self._beats is not None and self._beats is not threading.current_thread():
             self._beats.join(timeout=1)  # it is at most in a call of the disk
             self._beats = None
-        _HELD.discard(self._token)
+        HELD.discard(self._token)
         path = self._path
         self._path = None
         if path is not None and _is_of(path, self._token):
@@ -243,10 +252,25 @@ class Lease:
         return False if is_stale else None
 
 
-def take(lease: Lease, agree: Callable[[Callable[[], bool]], bool], *, folder: str, wait_s: float) -> None:
+class Claim(Protocol):
+    """Lease that can be taken."""
+
+    def attempt(self) -> Obstacle | None:
+        """Tries to take the lease; None: it is taken."""
+
+
+def take(
+    lease: Claim,
+    agree: Callable[[Callable[[], bool]], bool],
+    *,
+    folder: str,
+    wait_s: float,
+    argument: str = "output_dir",
+) -> None:
     """Takes a lease for a run; an ArgumentError where another live run holds it for more than `wait_s`.
 
     All processes call it, and the main one decides: `agree` calls a function there, and returns its result in all.
+    `argument` is the name of the setting that names `folder`.
     """
     begun = time.monotonic()
     told: list[str] = []
@@ -257,12 +281,12 @@ def take(lease: Lease, agree: Callable[[Callable[[], bool]], bool], *, folder: s
             return True
         if obstacle.is_alive and time.monotonic() - begun >= wait_s:
             raise ArgumentError(
-                f"output_dir={folder!r} is in use by {obstacle.holder}: two runs would replace each other's "
-                "checkpoints. Choose another output_dir, end that run, or wait for it (output_dir_wait_s=3600)."
+                f"{argument}={folder!r} is in use by {obstacle.holder}: two runs would replace each other's "
+                f"checkpoints. Choose another {argument}, end that run, or wait for it (output_dir_wait_s=3600)."
             )
         if obstacle.holder not in told:
             told.append(obstacle.holder)
-            logger.warning("Waiting for output_dir=%r, which is held by %s.", folder, obstacle.holder)
+            logger.warning("Waiting for %s=%r, which is held by %s.", argument, folder, obstacle.holder)
         return False
 
     while not agree(attempt):

@@ -85,7 +85,8 @@ function showTip(u, tip, spec) {
 
 function draw(plot) {
   const spec = plot.spec ??= JSON.parse(plot.firstElementChild.textContent);
-  const joined = uPlot.join(spec.curves.map(curve => [curve.x, curve.y]));
+  const events = [...new Set(spec.marks.map(mark => mark.step))].sort((one, other) => one - other);  // in view without a value too
+  const joined = uPlot.join([...spec.curves.map(curve => [curve.x, curve.y]), [events, events.map(() => null)]]).slice(0, -1);
   const strength = spec.smooth ? chosen.smoothing : 0;
   const data = [joined[0], ...joined.slice(1).map(values => smoothed(values, strength)), ...strength ? joined.slice(1) : []];
   const points = spec.points ? { show: true, size: 8 } : { size: 5 };
@@ -96,6 +97,7 @@ function draw(plot) {
   });
   const tip = Object.assign(document.createElement("div"), { className: "tip", hidden: true });
   const axis = { stroke: color("--soft"), grid: { stroke: color("--grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
+  const named = label => ({ label, labelSize: 16, labelGap: 0, labelFont: "12px system-ui" });
   const isLog = chosen.log[spec.title] && joined.slice(1).flat().some(value => value > 0);
   const names = (u, ticks) => ticks.map(tick => tick == null ? "" : short(tick));
   const categories = (u, ticks) => ticks.map(tick => spec.labels[tick] ?? "");
@@ -103,8 +105,8 @@ function draw(plot) {
     width: plot.clientWidth, height: spec.height, legend: { show: false }, padding: [8, 16, 0, 0],
     scales: { x: { time: false, distr: spec.log_x ? 3 : 1, range: spec.labels && (() => [-0.5, spec.labels.length - 0.5]) }, y: { distr: isLog ? 3 : 1 } },
     axes: [
-      { ...axis, size: 26, gap: 4, space: 60, values: names, ...spec.labels && { values: categories, incrs: [1] } },
-      { ...axis, size: 56, gap: 6, space: 28, values: names },
+      { ...axis, ...named(spec.xname), size: 26, gap: 4, space: 60, values: names, ...spec.labels && { values: categories, incrs: [1] } },
+      { ...axis, ...named(spec.title.split(", ").pop().toLowerCase()), size: 56, gap: 6, space: 28, values: names },
     ],
     series: [{}, ...spec.curves.map((curve, i) => line(curve, i, 1)), ...strength ? spec.curves.map((curve, i) => line(curve, i, 0.25)) : []],
     cursor: { y: false, focus: { prox: 30 }, drag: { x: true, y: false }, ...spec.xname == "step" && { sync: { key: "step", scales: ["x", null] } } },

@@ -1,0 +1,128 @@
+"""Runs under a URL, for commands that read runs: a local directory with what a command needs, until it is done."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+from trainwright._types import without_tokens
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.remote import RemoteStore, reason
+from trainwright.checkpoint.store import CheckpointStore
+from trainwright.errors import CheckpointError, CheckpointNotFoundError, TrainwrightError
+from trainwright.journal.record import JOURNAL_NAME
+from trainwright.report.run_table import DEPTH
+
+T = TypeVar("T")
+Place: TypeAlias = "Path | str"  # a path, or a URL
+
+
+@contextmanager
+def journal_of(run: Place) -> Iterator[Path]:
+    """Yields the directory of a run with its journal.
+
+    Raises:
+        FileNotFoundError: there is no journal at the URL.
+    """
+    if isinstance(run, Path):
+        yield run
+        return
+    url = run.rstrip("/").removesuffix(f"/{JOURNAL_NAME}")
+    with _copied(url, [JOURNAL_NAME]) as folder:
+        if not (folder / JOURNAL_NAME).is_file():
+            raise FileNotFoundError(f"There is no {JOURNAL_NAME} at {without_tokens(url)}, so it is not a run.")
+        yield folder
+
+
+@contextmanager
+def journals_below(place: Place) -> Iterator[Path]:
+    """Yields a directory with the journals of all runs below a place."""
+    if isinstance(place, Path):
+        if not place.exists():
+            raise CheckpointNotFoundError(f"There is no directory {place}.")
+        yield place
+        return
+    with _copied(place, None) as folder:
+        yield folder
+
+
+@contextmanager
+def checkpoint_of(place: Place) -> Iterator[Path]:
+    """Yields the directory of a checkpoint, or of a run with its newest and its best checkpoint."""
+    if isinstance(place, Path):
+        yield place
+        return
+    from trainwright.run.tiers import fetch_named, newest_of_tiers
+
+    with _folder_for(place) as folder:
+        store = CheckpointStore(folder)
+        if place.rstrip("/").rpartition("/")[2].startswith("checkpoint-"):
+            yield fetch_named(place, store).path
+            return
+        if newest_of_tiers(store, place, why_not=lambda found: None) is None:
+            raise CheckpointNotFoundError(f"There is no checkpoint at {without_tokens(place)}.")
+        yield folder
+
+
+def verified_under(url: str) -> Iterator[tuple[str, Manifest | None, list[str]]]:
+    """Yields the name, the manifest and the problems of each checkpoint of a run, or of the one that a URL names.
+
+    Raises:
+        CheckpointNotFoundError: there is none.
+    """
+    run_url, _, name = url.rstrip("/").rpartition("/")
+    is_one = name.startswith("checkpoint-")
+    remote = RemoteStore(run_url if is_one else url)
+    found = 0
+    for step in _reading(remote, remote.steps):
+        if is_one and name != f"checkpoint-{step}":
+            continue
+        found += 1
+        manifest = _reading(remote, partial(remote.manifest, step))
+        problems = ["manifest.json is missing or damaged"]
+        if manifest is not None:
+            problems = list(remote.problems(manifest))
+        yield f"{remote}/checkpoint-{step}", manifest, problems
+    if found == 0:
+        raise CheckpointNotFoundError(f"There is no checkpoint at {without_tokens(url)}.")
+
+
+@contextmanager
+def _copied(url: str, names: list[str] | None) -> Iterator[Path]:
+    """Yields a directory with files of a URL; `names` is None for the journals of all runs below it."""
+    with _folder_for(url) as folder:
+        remote = RemoteStore(url)
+        there = _reading(remote, partial(remote.find, ""))
+        wanted = [name for name in there if _is_journal(name)] if names is None else [n for n in names if n in there]
+        for name in wanted:
+            _reading(remote, partial(remote.get, name, folder / name))
+        yield folder
+
+
+def _is_journal(name: str) -> bool:
+    *folders, last = name.split("/")
+    is_hidden = any(one.startswith((".", "checkpoint-")) for one in folders)
+    return last == JOURNAL_NAME and len(folders) <= DEPTH and not is_hidden
+
+
+@contextmanager
+def _folder_for(url: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="trainwright-") as top:
+        folder = Path(top) / (url.rstrip("/").rpartition("/")[2] or "run")
+        folder.mkdir()
+        yield folder
+
+
+def _reading(remote: RemoteStore, call: Callable[[], T]) -> T:
+    """Calls a function of a store; its errors become a CheckpointError with the reason."""
+    try:
+        found: T = remote.retried(call)
+        return found
+    except TrainwrightError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{remote} cannot be read: {reason(error)}.") from None

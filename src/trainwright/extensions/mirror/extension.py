@@ -1,0 +1,171 @@
+"""The copies of a run as an extension: the URL is claimed first, and what is saved is copied until the run is over."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainwright.checkpoint.checkpoint import Checkpoint
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.remote import RemoteStore, is_refusal, reason
+from trainwright.config.plans import MirrorPlan
+from trainwright.errors import ArgumentError, TrainwrightError
+from trainwright.extensions.lease.lease import Obstacle, take
+from trainwright.extensions.mirror.lease import RemoteLease
+from trainwright.extensions.mirror.mirror import Clock, Mirror, Pace, SystemClock
+from trainwright.journal.record import live_journal
+from trainwright.loop.extension import Extension, Run
+
+logger = logging.getLogger(__name__)
+
+
+class RunMirror(Extension):
+    """Copies what a run saves under a URL; only one live run may have it.
+
+    Args:
+        plan: the URL, and which checkpoints are copied and kept there.
+        folder: the run's directory.
+        agree: calls a function in the main process and returns its result in all of them.
+        writes: this process writes the checkpoints, so it copies them.
+        wait_s: how long a run waits for another one that has the URL, in seconds.
+        overwrites: what happens to checkpoints of an earlier run there: True deletes them, False refuses the run.
+        clock: for tests.
+    """
+
+    name = "mirror"
+    order = -90
+
+    def __init__(
+        self,
+        plan: MirrorPlan,
+        folder: str,
+        agree: Callable[[Callable[[], bool]], bool],
+        *,
+        writes: bool,
+        wait_s: float,
+        overwrites: bool | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._agree = agree
+        self._writes = writes
+        self._wait_s = wait_s
+        self._overwrites = overwrites
+        self._clock = SystemClock() if clock is None else clock
+        self._store: RemoteStore | None = None
+        self._lease: RemoteLease | None = None
+        self._mirror: Mirror | None = None
+
+    def open(self, run: Run) -> None:
+        """Claims the URL. All processes call it.
+
+        Raises:
+            ArgumentError: another live run has the URL, or it cannot be written.
+        """
+        if self._writes:
+            self._store = RemoteStore(self._plan.url, pace=Pace(self._plan.bytes_per_s, self._clock))
+            self._lease = RemoteLease(self._store)
+        take(self, self._agree, folder=self._plan.url, wait_s=self._wait_s, argument="checkpoint_mirror")
+
+    def attempt(self) -> Obstacle | None:
+        """Tries to take the lease on the URL; a store that cannot be reached is only reported."""
+        assert self._store is not None
+        assert self._lease is not None
+        try:
+            found: Obstacle | None = self._store.retried(self._lease.attempt)
+        except TrainwrightError:
+            raise
+        except Exception as error:
+            if is_refusal(error):
+                raise ArgumentError(
+                    f"checkpoint_mirror={str(self._store)!r} cannot be written: {reason(error)}. Look at the bucket's "
+                    "name and at the credentials, which the packages of fsspec read from the environment, or leave "
+                    "checkpoint_mirror out."
+                ) from None
+            logger.warning(
+                "checkpoint_mirror=%r cannot be reached: %s. Training starts without a claim on it, and copies what it "
+                "saves when the store answers.",
+                str(self._store),
+                reason(error),
+            )
+            return None
+        return found
+
+    def begin(self, run: Run) -> None:
+        """Starts the copies.
+
+        Raises:
+            ArgumentError: a fresh run finds checkpoints of an earlier one, and may not overwrite them.
+        """
+        if self._store is None or self._lease is None:
+            return
+        known: list[Manifest] = []
+        try:
+            known = self._store.retried(self._store.manifests)
+        except Exception as error:
+            if is_refusal(error):
+                raise
+            logger.info("%s could not be read: %s.", self._store, reason(error))
+        came_from = run.start.checkpoint
+        if came_from is None:
+            self._deal_with_earlier(known)
+        resumed = None if came_from is None else Checkpoint(came_from).manifest
+        own = [one for one in known if resumed is not None and one.run_id == resumed.run_id]
+        self._mirror = Mirror(
+            Path(self._folder), self._store, self._plan, self._lease, tell=self._tell, clock=self._clock
+        )
+        self._mirror.begin(own, continues=came_from is not None)
+
+    def _deal_with_earlier(self, known: list[Manifest]) -> None:
+        """Deals with checkpoints of an earlier run under the URL of a fresh one, as it is done in its directory."""
+        if not known:
+            return
+        steps = ", ".join(str(step) for step in sorted(one.step for one in known))
+        found = f"checkpoint_mirror={str(self._store)!r} holds checkpoints of an earlier run (steps {steps})"
+        if self._overwrites is False:
+            raise ArgumentError(
+                f"{found}, and overwrite_output_dir=False. Resume with resume_from_checkpoint='auto', choose another "
+                "URL, or pass overwrite_output_dir=True to delete them."
+            )
+        if self._overwrites:
+            assert self._store is not None
+            for one in known:
+                self._store.remove(one.step)
+            return
+        logger.warning(
+            "%s. This run starts afresh beside them and replaces those of the same step. Resume with "
+            "resume_from_checkpoint='auto', or delete them with overwrite_output_dir=True.",
+            found,
+        )
+
+    def committed(self, checkpoint: Path) -> None:
+        """Takes a checkpoint that is on the disk."""
+        if self._mirror is not None:
+            self._mirror.committed(checkpoint)
+
+    def close(self) -> None:
+        """Waits for the copies, and gives the URL back."""
+        mirror = self._mirror
+        lease = self._lease
+        self._mirror = None
+        self._lease = None
+        self._store = None
+        try:
+            if mirror is not None:
+                mirror.end()
+        finally:
+            if lease is not None:
+                lease.release()
+
+    def listens_to(self) -> set[str]:
+        """Returns the events of the process that writes checkpoints; the others only hear whether it may begin."""
+        return super().listens_to() if self._writes else {"open"}
+
+    def _tell(self, **values: Any) -> None:
+        """Writes an entry into the journal of the run, if it has one."""
+        journal = live_journal(self._folder)
+        if journal is not None:
+            journal.write("mirror", **values)

@@ -1,0 +1,184 @@
+"""Lease on a URL: the claim of one live run on the checkpoints there, in an object.
+
+The object `.lease-<n>.json` names the holder, who writes it again every few seconds. The highest number is the one that
+counts, so a suspended run that writes its own again takes nothing back. A lease is created on the condition that there
+is none of that number (S3, GCS, local directories, memory). Where a store cannot tell, the object is written, and read
+back after a while: the last writer has it.
+
+Whether a holder lives is read from its process, on the same machine; elsewhere from the age of the object by the clock
+of the store, which is asked for the time of an object that was just written. So no clock of a machine counts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+
+from trainwright._types import parse_json
+from trainwright.checkpoint.remote import RemoteStore, reason
+from trainwright.errors import CheckpointWriteError
+from trainwright.extensions.lease.lease import HELD, Holder, Obstacle
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 15.0
+STALE_S = 90.0
+SETTLE_S = 2.0  # until an object is read back, where the store writes it unconditionally
+_NAME = re.compile(r"^\.lease-(\d+)\.json$")
+
+
+class RemoteLease:
+    """Lease on a URL. Only the process that writes checkpoints takes one.
+
+    Args:
+        store: the URL.
+        pause: waits for so many seconds.
+    """
+
+    def __init__(self, store: RemoteStore, *, pause: Callable[[float], object] = time.sleep) -> None:
+        self._store = store
+        self._pause = pause
+        self._number: int | None = None
+        self._holder: Holder | None = None
+        self._seen: dict[int, float] = {}  # time of the lease of another run, when it was first seen
+        self._is_over = threading.Event()
+        self._beats: threading.Thread | None = None
+
+    def attempt(self) -> Obstacle | None:
+        """Tries to take the lease; None: it is taken. Raises what the store raises."""
+        mine = Holder.of_this_process()
+        before = self._highest()
+        if before is not None:
+            obstacle = self._obstacle(before, mine)
+            if obstacle is not None:
+                return obstacle
+        number = 1 if before is None else before + 1
+        if not self._create(number, mine) or self._highest() != number:
+            return Obstacle("another run that starts now", is_alive=False)
+        HELD.add(mine.token)
+        self._number = number
+        self._holder = mine
+        if before is not None:
+            holder = self._read(before) or "an unknown process"
+            logger.warning("The run of %s ended without releasing %s; it is taken over.", holder, self._store)
+            self._store.delete([_name(one) for one in self._numbers() if one < number])
+        self._is_over = threading.Event()
+        self._beats = threading.Thread(
+            target=self._beat, args=(number, mine, self._is_over), name="trainwright-mirror-lease", daemon=True
+        )
+        self._beats.start()
+        return None
+
+    def confirm(self) -> None:
+        """Makes sure that the lease is this run's; takes it if nobody has it.
+
+        Raises:
+            CheckpointWriteError: another run has the URL.
+        """
+        if self._number is not None and self._highest() == self._number and self._is_mine(self._number):
+            return
+        had_it = self._number is not None
+        self._forget()
+        obstacle = self.attempt()
+        if obstacle is not None:
+            why = f" since this run gave no sign of life for {STALE_S:g} s" if had_it else ""
+            raise CheckpointWriteError(
+                f"{self._store} belongs to {obstacle.holder},{why} and two runs would replace each other's "
+                "checkpoints. This run copies nothing there any more; its own directory has them."
+            )
+
+    def release(self) -> None:
+        """Gives the URL back. Nothing happens without a lease."""
+        number = self._number
+        is_mine = False
+        with suppress(Exception):  # a store that is away: the lease becomes stale
+            is_mine = number is not None and self._is_mine(number)
+        self._forget()
+        if is_mine and number is not None:
+            with suppress(Exception):
+                self._store.delete([_name(number)])
+
+    def _forget(self) -> None:
+        self._is_over.set()
+        if self._beats is not None and self._beats is not threading.current_thread():
+            self._beats.join(timeout=1)  # it is at most in a call of the store
+        self._beats = None
+        if self._holder is not None:
+            HELD.discard(self._holder.token)
+        self._holder = None
+        self._number = None
+
+    def _beat(self, number: int, mine: Holder, is_over: threading.Event) -> None:
+        while not is_over.wait(BEAT_S):
+            with suppress(Exception):  # the store is away: the next one comes soon
+                if self._is_mine(number):
+                    self._store.overwrite(_name(number), _content(mine))
+
+    def _obstacle(self, number: int, mine: Holder) -> Obstacle | None:
+        """Returns who holds a lease, unless that is stale."""
+        holder = self._read(number)
+        is_alive = None if holder is None else holder.is_alive()
+        if is_alive is None:
+            is_alive = self._has_moved(number, mine)
+        return None if is_alive is False else Obstacle(str(holder or "an unknown process"), is_alive=is_alive is True)
+
+    def _has_moved(self, number: int, mine: Holder) -> bool | None:
+        """Returns True if a lease was written since it was first seen, False once it is stale, None until then."""
+        draft = f".lease.{mine.token}.partial"
+        self._store.overwrite(draft, b"")
+        try:
+            now = self._store.modified(draft)
+            written = self._store.modified(_name(number))
+        except FileNotFoundError:
+            return False
+        finally:
+            self._store.delete([draft])
+        if written != self._seen.setdefault(number, written):
+            return True
+        return False if now - written > STALE_S else None
+
+    def _create(self, number: int, mine: Holder) -> bool:
+        """Creates a lease; returns False if another run has created it."""
+        try:
+            self._store.create(_name(number), _content(mine))
+        except FileExistsError:
+            pass  # it may be ours all the same: a first answer that was lost on the way
+        except (NotImplementedError, ValueError, TypeError) as error:  # the store has no condition
+            logger.info("%s: a lease without a condition (%s).", self._store, reason(error))
+            if self._read(number) is not None:
+                return False
+            self._store.overwrite(_name(number), _content(mine))
+            self._pause(SETTLE_S)
+        found = self._read(number)
+        return found is not None and found.token == mine.token
+
+    def _is_mine(self, number: int) -> bool:
+        found = self._read(number)
+        return found is not None and self._holder is not None and found.token == self._holder.token
+
+    def _read(self, number: int) -> Holder | None:
+        content = self._store.read(_name(number))
+        try:
+            return None if content is None else Holder.parse(parse_json(content))
+        except ValueError:
+            return None
+
+    def _numbers(self) -> list[int]:
+        return [int(match[1]) for name in self._store.names() if (match := _NAME.match(name))]
+
+    def _highest(self) -> int | None:
+        return max(self._numbers(), default=None)
+
+
+def _name(number: int) -> str:
+    return f".lease-{number}.json"
+
+
+def _content(holder: Holder) -> bytes:
+    return json.dumps(asdict(holder)).encode()

@@ -1,0 +1,397 @@
+"""Copies of one run's checkpoints under a URL: which, when, and what happens to one that fails.
+
+A checkpoint that is due waits in a directory of links to its files, so neither the rotation of local checkpoints nor
+the end of the process loses it. A thread sends one at a time, tries again after a failure, and never raises: training
+goes on. A newer checkpoint takes the place of one that still waits, unless that is the best.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import xxhash
+
+from trainwright._types import MANIFEST_NAME
+from trainwright.checkpoint.checkpoint import Checkpoint
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.remote import RUN_FILES, RUN_FOLDER, RemoteStore, reason
+from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, to_remove
+from trainwright.config.plans import MirrorPlan
+from trainwright.errors import CheckpointError, CheckpointWriteError
+from trainwright.support.units import duration_text, size_text
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 120.0
+END_PATIENCE_S = 60.0  # after the last step, as long as every attempt fails
+LOOK_S = 0.1  # how often a wait looks whether it is over
+NICENESS = 5  # of the thread, where the system knows priorities of threads
+PARTIAL = ".partial"
+
+
+class Claim(Protocol):
+    """Claim of this run on the URL."""
+
+    def confirm(self) -> None:
+        """Raises CheckpointWriteError where another run has it."""
+
+
+class Clock(Protocol):
+    """Time as the thread sees it."""
+
+    def now(self) -> float:
+        """Returns seconds that never go back."""
+
+    def wait(self, event: threading.Event, seconds: float | None) -> None:
+        """Waits until the event is set, for so many seconds at most; None: without end."""
+
+
+class SystemClock:
+    """The clock of the machine."""
+
+    def now(self) -> float:
+        """Returns the monotonic clock."""
+        return time.monotonic()
+
+    def wait(self, event: threading.Event, seconds: float | None) -> None:
+        """Waits for the event."""
+        event.wait(seconds)
+
+
+class Pace:
+    """Limits the speed of an upload by waiting.
+
+    Args:
+        bytes_per_s: the limit; None: no limit.
+        clock: gives the time, and waits.
+    """
+
+    def __init__(self, bytes_per_s: float | None, clock: Clock) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._free_at = 0.0  # when what was sent so far has taken its time
+        self._never = threading.Event()
+
+    def __call__(self, num_bytes: int) -> None:
+        """Waits until so many bytes may be sent."""
+        if self._bytes_per_s is None:
+            return
+        now = self._clock.now()
+        if self._free_at > now:
+            self._clock.wait(self._never, self._free_at - now)
+        self._free_at = max(self._free_at, now) + num_bytes / self._bytes_per_s
+
+
+class Mirror:
+    """Copies checkpoints of the run in a directory to a URL, on a thread of its own.
+
+    Args:
+        folder: the run's directory.
+        store: the URL.
+        plan: which checkpoints are copied and kept.
+        claim: this run's claim on the URL.
+        tell: called for the journal with the step and the result of each copy.
+        clock: for tests.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        store: RemoteStore,
+        plan: MirrorPlan,
+        claim: Claim,
+        *,
+        tell: Callable[..., None] = lambda **values: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.outbox = folder / f"_mirror-{xxhash.xxh3_64(plan.url.encode()).hexdigest()[:8]}"
+        self._folder = folder
+        self._store = store
+        self._plan = plan
+        self._claim = claim
+        self._tell = tell
+        self._clock = SystemClock() if clock is None else clock
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._last: Path | None = None  # newest checkpoint of the run, copied or not
+        self._staged_at: float | None = None  # when the checkpoint that was staged last was written
+        self._sent: dict[str, Manifest] | None = None  # checkpoints under the URL, by name; None until they are read
+        self._files: dict[str, tuple[int, int]] = {}  # size and time of the run's files that were sent
+        self._is_ending = False
+        self._is_cleaned = False
+        self._is_lost = False  # another run has the URL
+        self._failed_since: float | None = None  # since when every attempt fails
+
+    # -- told by the run -----------------------------------------------------------------------------------------------
+
+    def begin(self, known: list[Manifest], *, continues: bool) -> None:
+        """Starts the thread; what an earlier training in this directory left waiting is sent if this run `continues`.
+
+        `known` are the checkpoints under the URL of the run that is continued.
+        """
+        self._staged_at = max((one.written_at for one in known), default=None)
+        for left in self.outbox.glob(f"*{PARTIAL}"):
+            shutil.rmtree(left, ignore_errors=True)
+        if not continues:
+            shutil.rmtree(self.outbox, ignore_errors=True)
+        self._thread = threading.Thread(target=self._work, name="trainwright-mirror", daemon=True)
+        self._thread.start()
+        self._wake.set()
+
+    def committed(self, checkpoint: Path) -> None:
+        """Takes a checkpoint that is on the disk, if one is due; an error is logged."""
+        manifest = Manifest.read(checkpoint)
+        if manifest is None or checkpoint.parent != self._folder or self._is_lost:
+            return
+        self._last = checkpoint
+        if self._is_due(manifest):
+            self._stage(checkpoint, manifest)
+
+    def _is_due(self, manifest: Manifest) -> bool:
+        if self._plan.every_s is None or self._staged_at is None:
+            return True
+        return not 0 <= manifest.written_at - self._staged_at < self._plan.every_s  # a clock that was set back: due
+
+    def _stage(self, checkpoint: Path, manifest: Manifest) -> None:
+        """Puts links to the files of a checkpoint, and of the best one, into the outbox, and wakes the thread."""
+        best = best_step(checkpoint)
+        wanted = {manifest.step: (checkpoint, manifest)}
+        if best is not None and best != manifest.step:
+            path = CheckpointStore(self._folder).path(best)
+            of_best = Manifest.read(path)
+            if of_best is not None and not self._has(path.name, of_best):
+                wanted[best] = (path, of_best)
+        try:
+            for path, listed in wanted.values():
+                self._link(path, listed)
+        except OSError as error:
+            logger.warning(
+                "%s cannot be prepared for its copy to %s: %s. Training continues.",
+                checkpoint,
+                self._store,
+                reason(error),
+            )
+            return
+        self._staged_at = manifest.written_at
+        self._wake.set()
+
+    def _has(self, name: str, manifest: Manifest) -> bool:
+        sent = None if self._sent is None else self._sent.get(name)
+        return sent is not None and sent.identity == manifest.identity
+
+    def _link(self, checkpoint: Path, manifest: Manifest) -> None:
+        target = self.outbox / checkpoint.name
+        there = Manifest.read(target)
+        if there is not None and there.identity == manifest.identity:
+            return
+        partial = target.with_name(f"{target.name}{PARTIAL}")
+        shutil.rmtree(partial, ignore_errors=True)
+        for name in (*manifest.files, MANIFEST_NAME):
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(checkpoint / name, partial / name)
+            except OSError:  # a file system without links; a file that is gone is an error here too
+                shutil.copyfile(checkpoint / name, partial / name)
+        with self._lock:
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+
+    def end(self) -> None:
+        """Sends the newest checkpoint and the files of the run, and waits for it; a store that is away is left."""
+        thread = self._thread
+        if thread is None:
+            return
+        self._thread = None
+        manifest = None if self._last is None else Manifest.read(self._last)
+        if self._last is not None and manifest is not None and not self._has(self._last.name, manifest):
+            self._stage(self._last, manifest)
+        self._is_ending = True
+        self._wake.set()
+        if any(True for _ in self._waiting()):
+            logger.info("Waiting for copies to %s.", self._store)
+        while thread.is_alive():
+            thread.join(LOOK_S)
+        waiting = [path.name for path, _ in self._waiting()]
+        if waiting and not self._is_lost:
+            logger.warning(
+                "%s has no copy of %s: the store could not be reached. The files wait in %s; resume the run in this "
+                "directory to send them.",
+                self._store,
+                ", ".join(waiting),
+                self.outbox,
+            )
+        else:
+            with suppress(OSError):
+                self.outbox.rmdir()
+
+    # -- on the thread -------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        with suppress(AttributeError, OSError):  # Linux has a priority for each thread
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        pause_s = FIRST_PAUSE_S
+        while not self._is_lost:
+            is_ending = self._is_ending  # read before the files: what is there by then is sent
+            self._wake.clear()
+            try:
+                self._send_all()
+            except CheckpointWriteError as error:  # another run has the URL
+                self._is_lost = True
+                logger.error("%s", error)
+                self._tell(error=str(error))
+            except Exception as error:
+                now = self._clock.now()
+                if self._failed_since is None:
+                    self._say_failure(error)
+                    self._failed_since = now
+                if is_ending and now - self._failed_since >= END_PATIENCE_S:
+                    return
+                self._clock.wait(self._wake, pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S if not self._is_ending else FIRST_PAUSE_S)
+                self._reconnect()
+            else:
+                pause_s = FIRST_PAUSE_S
+                if is_ending:
+                    return
+                if not self._wake.is_set():
+                    self._clock.wait(self._wake, None)
+
+    def _say_failure(self, error: Exception) -> None:
+        logger.warning(
+            "%s cannot be written: %s. Training continues; checkpoints wait in %s and are sent when the store answers.",
+            self._store,
+            reason(error),
+            self.outbox,
+        )
+        self._tell(error=reason(error))
+
+    def _reconnect(self) -> None:
+        with suppress(Exception):
+            self._store.reconnect()
+
+    def _send_all(self) -> None:
+        """Sends what waits, the newest first, then the files of the run."""
+        self._tidy()
+        self._claim.confirm()
+        if self._sent is None:
+            if not self._is_cleaned:
+                self._store.clean()
+                self._is_cleaned = True
+            self._sent = {f"checkpoint-{one.step}": one for one in self._store.manifests()}
+        while (upload := self._tidy()) is not None:
+            self._send(*upload)
+        self._send_files()
+        if self._failed_since is not None:
+            away_s = self._clock.now() - self._failed_since
+            self._failed_since = None
+            logger.warning("%s answers again after %s; nothing is missing there.", self._store, duration_text(away_s))
+
+    def _tidy(self) -> tuple[Path, Manifest] | None:
+        """Removes checkpoints that a newer one replaces, unless it names them as the best; returns the newest."""
+        with self._lock:
+            waiting = list(self._waiting())
+            if not waiting:
+                return None
+            newest, _ = waiting[0]
+            best = best_step(newest)
+            for path, manifest in waiting[1:]:
+                if manifest.step != best:
+                    shutil.rmtree(path, ignore_errors=True)
+            return waiting[0]
+
+    def _waiting(self) -> Iterator[tuple[Path, Manifest]]:
+        """Yields the checkpoints in the outbox, the newest first."""
+        paths = self.outbox.iterdir() if self.outbox.is_dir() else ()
+        found = [(path, Manifest.read(path)) for path in paths if not path.name.endswith(PARTIAL)]
+        yield from sorted(((p, m) for p, m in found if m is not None), key=lambda one: one[1].step, reverse=True)
+
+    def _send(self, folder: Path, manifest: Manifest) -> None:
+        assert self._sent is not None
+        begun = self._clock.now()
+        if not self._has(folder.name, manifest):
+            try:
+                self._store.upload(folder, manifest, confirm=self._claim.confirm)
+            except (CheckpointError, FileNotFoundError) as error:
+                if isinstance(error, CheckpointWriteError):
+                    raise
+                if not self._is_current(folder, manifest):
+                    return  # it is in the queue anew
+                if Checkpoint(folder).find_problem() is None:
+                    raise
+                self._stage_again(folder, error)
+                return
+            size = sum(entry["size"] for entry in manifest.files.values())
+            seconds = self._clock.now() - begun
+            logger.info("%s has %s: %s in %s.", self._store, folder.name, size_text(size), duration_text(seconds))
+            self._tell(step=manifest.step, seconds=seconds, bytes=size)
+            self._sent[folder.name] = manifest
+        best = best_step(folder)
+        with self._lock:
+            if self._is_current(folder, manifest):  # no newer one of this step came meanwhile
+                shutil.rmtree(folder, ignore_errors=True)
+        self._rotate(manifest, best)
+
+    def _is_current(self, folder: Path, manifest: Manifest) -> bool:
+        """Returns True if a directory of the outbox still has the checkpoint of a manifest."""
+        there = Manifest.read(folder)
+        return there is not None and there.identity == manifest.identity
+
+    def _stage_again(self, folder: Path, error: Exception) -> None:
+        """Replaces a checkpoint in the outbox whose files were changed by what the run's directory has of it now."""
+        shutil.rmtree(folder, ignore_errors=True)
+        original = self._folder / folder.name
+        manifest = Manifest.read(original)
+        if manifest is None or Checkpoint(original).find_problem() is not None:
+            logger.warning("%s is not copied to %s: %s.", original, self._store, reason(error))
+            return
+        self._link(original, manifest)
+
+    def _rotate(self, newest: Manifest, best: int | None) -> None:
+        """Deletes the copies of this run that the plan no longer keeps."""
+        assert self._sent is not None
+        own = [one for one in self._sent.values() if one.run_id == newest.run_id]
+        last = max(one.step for one in own)
+        saved = [Saved(one.step, one.written_at) for one in own]
+        for step in to_remove(saved, Keep(last=self._plan.keep_last), newest=last, best=best):
+            self._store.remove(step)
+            del self._sent[f"checkpoint-{step}"]
+
+    def _send_files(self) -> None:
+        """Sends the files of the run that are new or have changed."""
+        for path in self._run_files():
+            name = path.relative_to(self._folder).as_posix()
+            try:
+                status = path.stat()
+                mark = status.st_size, status.st_mtime_ns
+                if self._files.get(name) != mark:
+                    self._store.put(path, name)
+                    self._files[name] = mark
+            except FileNotFoundError:
+                if path.exists():  # it is the store that has no such place
+                    raise
+
+    def _run_files(self) -> Iterator[Path]:
+        for name in RUN_FILES:
+            if (self._folder / name).is_file() and not (self._folder / name).is_symlink():
+                yield self._folder / name
+        for path in sorted((self._folder / RUN_FOLDER).rglob("*")):
+            if path.is_file() and not path.is_symlink():
+                yield path
+
+
+def best_step(checkpoint: Path) -> int | None:
+    """Returns the step of the best checkpoint, as a checkpoint records it; None without one."""
+    try:
+        return Checkpoint(checkpoint).state.best_global_step
+    except CheckpointError:
+        return None
