@@ -1,8 +1,8 @@
 """The published surface: every name is there, with the parameters that the outside world passes."""
 
 import inspect
-import re
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
