@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainwright.extensions.mirror import extension as mirror_extension
 from trainwright.journal.record import read
 
 from .._support.small import StopAt, differing, make_trainer, weights
+from .._support.stores import fresh_url
 
 pytestmark = pytest.mark.costly
 
@@ -194,6 +196,23 @@ def test_a_url_that_cannot_be_written_is_refused_before_the_first_step(
     with pytest.raises(ArgumentError, match=f"cannot be written: .*{error}.*bucket's name and at the credentials"):
         trained(tmp_path / "run", url)
     assert not list((tmp_path / "run").glob("*"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("fault", ["bucket", "credentials"])
+def test_an_s3_server_that_refuses_is_an_error_before_the_first_step(
+    tmp_path: Path, servers: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    with fresh_url("s3", servers) as url:
+        if fault == "bucket":
+            url = url.replace("s3://", "s3://no-such-")
+        else:
+            monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+            monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+            monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+        words = {"bucket": "FileNotFoundError", "credentials": "NoCredentialsError"}[fault]
+        with pytest.raises(ArgumentError, match=f"cannot be written: {words}"):
+            trained(tmp_path / "run", url)
 
 
 def test_a_fresh_run_at_the_url_of_an_earlier_one_says_so_deletes_or_refuses(
