@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainwright._types import Batch, DataLoaderLike, DatasetLike, SampleIds
+from trainwright._types import QUARANTINE_NAME, Batch, DataLoaderLike, DatasetLike, SampleIds
 from trainwright.data.batches import EpochBatches
 from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
 from trainwright.data.order import Exclusion
 from trainwright.data.prepared_dataloader import host_batches
-from trainwright.data.quarantine import QUARANTINE_NAME, Sample
+from trainwright.data.quarantine import Sample
 from trainwright.data.sample_ids import dispatched_parts
 from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.shards import RankShare

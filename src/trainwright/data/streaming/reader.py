@@ -24,10 +24,10 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from trainwright._types import Batch, DatasetLike, Item, has_length, tail_batch
+from trainwright._types import QUARANTINE_NAME, Batch, DatasetLike, Item, has_length, tail_batch
 from trainwright.data.cursor import OrderKind
 from trainwright.data.prepared_dataloader import PreparedDataLoader
-from trainwright.data.quarantine import NO_PLACES, QUARANTINE_NAME, KeptItems, Sample
+from trainwright.data.quarantine import NO_PLACES, KeptItems, Sample
 from trainwright.data.seeding import seed_from, seed_of
 from trainwright.data.shards import ChunkPart, RankShare
 from trainwright.data.streaming.chunks import Chunk, OpenStream, chunks_of_batches, chunks_of_items

@@ -8,14 +8,13 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from trainwright._types import DataLoaderLike, DatasetLike, counted, has_length
+from trainwright._types import QUARANTINE_NAME, DataLoaderLike, DatasetLike, counted, has_length
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.identity import listed
 from trainwright.data.loader import Loader
 from trainwright.data.positions import position_of
 from trainwright.data.quarantine import (
-    QUARANTINE_NAME,
     Sample,
     add_to_quarantine,
     note_sizes,
