@@ -12,8 +12,8 @@
              since frozen weights have no gradients. Waits a step between two logs, as
              torch.cuda.set_sync_debug_mode("warn") finds them; a mask that transformers makes from positions is one,
              in each column
-    step     us a step in bf16 autocast, as a ratio to a loop by hand, runs in turns; MFU = 6 x parameters x tokens a
-             second / the device's peak (data sheet, dense 16-bit), as in Chowdhery et al. 2022, appendix B
+    step     us a step in bf16 autocast, median of three runs, as a ratio to a loop by hand; MFU = 6 x parameters x
+             tokens a second / the device's peak (data sheet, dense 16-bit), as in Chowdhery et al. 2022, appendix B
     waits    how often the host waits for the device in a step, by torch's profiler: synchronisations, and values read
     stall    seconds from the end of a step that saves to the begin of the next one, in quiet steps
     packing  real tokens a second beside padded batches, for each attention that is installed
@@ -622,7 +622,8 @@ def of_small_llama(work: Work, cells: Cells, turns: int) -> dict[str, Any]:
         found[name] = cells.measure(f"step, {name}", partial(subject_steps, work, turns, name, by_hand_s))
         found[name]["stall"] = ""
     for library in LIBRARIES:
-        found[library] |= cells.measure(f"stall, {library}", partial(stall, work, library))
+        stalled = cells.measure(f"stall, {library}", partial(stall, work, library))
+        found[library]["stall"] = stalled.get("stall", stalled.get("failed"))
     packing = {name: cells.measure(f"packing, {name}", measure) for name, measure in packings(work).items()}
     return {"steps": found, "packing": packing}
 

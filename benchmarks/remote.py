@@ -1,7 +1,7 @@
 """Checkpoints at a URL: what copies cost training, how fast an empty machine resumes, and the memory of both.
 
     python benchmarks/remote.py
-    python benchmarks/remote.py --small    2 MB instead of 200
+    python benchmarks/remote.py --small    checkpoints of 2 MB instead of 48
 
 The store is an S3 server (moto) in a process of its own on this machine, which shares its cores with training: seconds
 count less than ratios.
@@ -201,10 +201,10 @@ def memory(num_bytes: int, top: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="2 MB instead of 200")
+    parser.add_argument("--small", action="store_true", help="checkpoints of 2 MB instead of 48")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    width = 400 if args.small else 4_000
+    width = 400 if args.small else 2_000
     num_bytes = (2 if args.small else 200) << 20
     with s3_server(), tempfile.TemporaryDirectory() as folder:
         top = Path(folder)

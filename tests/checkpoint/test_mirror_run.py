@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trainwright.extensions.mirror import extension as mirror_extension
 from trainwright.journal.record import read
 
 from .._support.small import StopAt, differing, make_trainer, weights
+from .._support.stores import fresh_url
 
 pytestmark = pytest.mark.costly
 
@@ -139,6 +141,25 @@ def test_a_key_in_the_url_of_output_dir_is_refused_and_told_nobody() -> None:
     assert "secret-word" not in str(caught.value)
 
 
+def test_a_resume_behind_copies_of_the_run_is_a_run_of_its_own(tmp_path: Path, url: str) -> None:
+    trained(tmp_path / "first", url)
+    trained(tmp_path / "second", url, f"{url}/checkpoint-4", max_steps=6)
+    newest = RemoteStore(url).manifests()[0]
+    assert newest.step == 6  # not 8, which the run before it wrote
+    assert trained(tmp_path / "third", url, max_steps=6).state.global_step == 6
+
+
+def test_a_download_that_breaks_off_leaves_nothing_half(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(tmp_path / "first", url, max_steps=4)
+    monkeypatch.setattr(remote_module, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(RemoteStore, "_read", away)
+    with pytest.raises(CheckpointError, match=r"cannot be read \(ConnectionError"):
+        trained(tmp_path / "second", url)
+    assert [path.name for path in (tmp_path / "second").rglob("*") if path.is_file()] == []
+
+
 def away(*args: Any, **kwargs: Any) -> None:
     raise ConnectionError("Could not connect to the endpoint URL")
 
@@ -175,6 +196,23 @@ def test_a_url_that_cannot_be_written_is_refused_before_the_first_step(
     with pytest.raises(ArgumentError, match=f"cannot be written: .*{error}.*bucket's name and at the credentials"):
         trained(tmp_path / "run", url)
     assert not list((tmp_path / "run").glob("*"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("fault", ["bucket", "credentials"])
+def test_an_s3_server_that_refuses_is_an_error_before_the_first_step(
+    tmp_path: Path, servers: Callable[[str], dict[str, str]], monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    with fresh_url("s3", servers) as url:
+        if fault == "bucket":
+            url = url.replace("s3://", "s3://no-such-")
+        else:
+            monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+            monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+            monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+        words = {"bucket": "FileNotFoundError", "credentials": "NoCredentialsError"}[fault]
+        with pytest.raises(ArgumentError, match=f"cannot be written: {words}"):
+            trained(tmp_path / "run", url)
 
 
 def test_a_fresh_run_at_the_url_of_an_earlier_one_says_so_deletes_or_refuses(

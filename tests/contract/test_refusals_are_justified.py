@@ -26,7 +26,11 @@ OURS = (
     "data.quarantine",
     "data.positions.LoaderPosition.exclude",
     "data.streaming.reader.StreamItems.exclude",
-    "data.identity",  # names of rows that are kept from run to run
+    "data.identity",
+    "data.row_names",
+    "data.ledger",
+    "extensions.ledger.rows",
+    "run.checks.check_id_column",  # names of rows that are kept from run to run
     "extensions.quarantine",
     "extensions.mirror",
     "checkpoint.remote",

@@ -318,6 +318,16 @@ def visits_and_losses_of_each_sample_are_written(bench: Bench) -> None:
     assert not bench.changes_weights({"ledger": True})
 
 
+@shows("id_column")
+def rows_are_named_by_their_ids(bench: Bench) -> None:
+    rows = [{**row, "id": f"doc-{number}"} for number, row in enumerate(samples())]
+    trainer = bench.train(train_dataset=rows, ledger=True, id_column="id")
+    table, _ = read_table(Path(trainer.args.output_dir) / "ledger.parquet")
+    assert set(table["id"].to_pylist()) <= {row["id"] for row in rows}
+    trainer.quarantine(["doc-3"])
+    assert '"sample": "doc-3"' in (Path(trainer.args.output_dir) / "quarantine.jsonl").read_text()
+
+
 @shows("journal")
 def the_record_of_a_run_that_neither_saves_nor_tracks_is_written_if_it_is_asked_for(bench: Bench) -> None:
     def has_journal(**settings: Any) -> bool:

@@ -13,6 +13,7 @@ from trainwright.extensions.guard.history import SD_PER_MAD, SpikeHistory
 from trainwright.extensions.guard.step_guard import HostGuard, Spikes
 from trainwright.extensions.incidents.incident_log import IncidentLog
 from trainwright.loop.extension import Decision, StepFacts
+from trainwright.state.progress import Clock
 from trainwright.state.trainer_state import TrainerState
 
 
@@ -112,7 +113,7 @@ def test_a_guard_decides_by_the_accepted_values_of_both_histories(stream: str) -
         loss = STREAMS[stream](draw, step)
         norm = abs(STREAMS[stream](draw, step))
         meter = SimpleNamespace(read_loss_of_this_step=lambda loss=loss: loss)
-        progress = SimpleNamespace(meter=meter, state=TrainerState(), window=None)
+        progress = SimpleNamespace(meter=meter, state=TrainerState(), window=None, clock=Clock())
         run: Any = SimpleNamespace(progress=progress)
         is_spike = len(losses) >= 5 and (by_definition(losses, loss, 3.0) or by_definition(norms, norm, 3.0))
         decision = guard.decide(StepFacts(run, norm, None, None))

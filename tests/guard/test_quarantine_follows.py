@@ -64,7 +64,9 @@ def test_a_row_that_was_edited_is_trained_and_named(tmp_path: Path, caplog: pyte
 
 
 def test_a_source_in_front_of_a_mixture_moves_no_row(tmp_path: Path) -> None:
-    code, chat, new = ROWS[:4], ROWS[4:10], ROWS[10:]
+    code = ROWS[:4]
+    chat = ROWS[4:10]
+    new = ROWS[10:]
     quarantined(tmp_path, {"code": code, "chat": chat}, ["chat[2]", 1])
     assert trained_numbers(tmp_path, {"new": new, "chat": chat, "code": code}) == set(range(16)) - {6, 1}
     assert trained_numbers(tmp_path, {"new": new, "chat": chat}) == set(range(4, 16)) - {6}

@@ -148,6 +148,18 @@ def test_a_resume_takes_the_split_of_the_checkpoint(
     assert speed._for_step_size(arguments["speed"] | {"optim": "sgd"}, 6) == {"optim": "sgd"}
 
 
+def test_evaluations_of_such_a_run_are_sorted_by_length(clock: TokenClock, tmp_path: Path) -> None:
+    parts = {"eval_dataset": ragged(40), "per_device_eval_batch_size": 4, "eval_strategy": "epoch"}
+    choice = speed.choose(made(tmp_path, clock, **parts))
+    (row,) = [row for row in choice.rows if row.lever == "evaluation sorted by length"]
+    assert row.is_kept
+    assert row.ratio is not None
+    assert row.ratio < 0.8
+    assert choice.settings == SPLIT | {"eval_sampling_strategy": "by_length"}
+    for other in ({"eval_strategy": "no"}, {"eval_dataset": {"a": data.sequences(40)}}, {"dataloader_drop_last": True}):
+        assert "eval_sampling_strategy" not in speed.choose(made(tmp_path, clock, **(parts | other))).settings
+
+
 class SeesItsBatch(nn.Module):
     """A loss that depends on which samples share a batch, as one with negatives from the batch."""
 

@@ -52,6 +52,10 @@ class Ranks(Protocol):
     def barrier(self) -> None: ...
 
 
+def _nothing() -> None:
+    """Follows a save that nobody waits for."""
+
+
 class CheckpointWriter:
     """Writes the checkpoints of one trainer, one at a time."""
 
@@ -69,7 +73,7 @@ class CheckpointWriter:
         self._follow_ups: list[Callable[[bool], None]] | None = None  # of what is under way
         # of the checkpoints that the user's code may be changing, in a process that commits; None: no such code is seen
         self._watch: ChangeWatch | None = None
-        self._committed: Callable[[], None] = lambda: None  # called when that code has returned
+        self._committed: Callable[[], None] = _nothing  # called when that code has returned
         self._meet: Callable[[], None] | None = None  # waits until that code has returned in all processes
         self._lock = threading.Lock()
 
@@ -85,7 +89,7 @@ class CheckpointWriter:
         write: Callable[[Path], None],
         after: Callable[[], None],
         may_be_changed: bool = False,
-        committed: Callable[[], None] = lambda: None,
+        committed: Callable[[], None] = _nothing,
     ) -> None:
         """Writes a checkpoint as a whole, or discards it. Every process calls it.
 
@@ -209,6 +213,7 @@ class CheckpointWriter:
         meet = self._meet
         watch = self._watch
         committed = self._committed
+        self._committed = _nothing
         self._meet = self._watch = None
         if meet is not None and with_others:
             meet()

@@ -356,7 +356,8 @@ class RemoteStore:
         """Returns the names of the files of the run beside its checkpoints."""
         there = self.names()
         inner = self.find(RUN_FOLDER) if RUN_FOLDER in there else {}
-        return [name for name in RUN_FILES if name in there] + [f"{RUN_FOLDER}/{name}" for name in inner]
+        below = [f"{RUN_FOLDER}/{name}" for name in inner if not is_outside(name)]
+        return [name for name in RUN_FILES if name in there] + below
 
     def get(self, name: str, target: Path) -> None:
         """Downloads a file of the run, as a whole or not at all."""

@@ -293,7 +293,9 @@ def mirror(args: Arguments, folder: str) -> plans.MirrorPlan | None:
     url = value_of(args, "checkpoint_mirror")
     if url is None:
         return None
-    below = Path(folder).relative_to(args.output_dir).as_posix()
+    top = Path(args.output_dir).absolute()
+    here = Path(folder).absolute()
+    below = here.relative_to(top).as_posix() if here.is_relative_to(top) else here.name
     speed = value_of(args, "mirror_max_mb_per_s")
     limit = value_of(args, "mirror_total_limit")
     if limit is None and args.output_dir == staging_of(url):  # the user's limit is that of the URL

@@ -92,12 +92,12 @@ class IndexedRows(SourceRows):
     ) -> None:
         super().__init__(name, len(dataset))
         self._read = _reader(dataset)
-        self._indices = indices
+        self._before = indices
         self._id_column = id_column
         self._dataset = dataset
 
     def name_of(self, place: int) -> SampleId:
-        row = place if self._indices is None else int(self._indices[place])
+        row = place if self._before is None else int(self._before[place])
         return SampleId(self.name, row, key=None if self._id_column is None else self._key_at(place))
 
     def places_of(self, name: SampleId) -> Sequence[int]:
@@ -106,7 +106,7 @@ class IndexedRows(SourceRows):
             return self._places_by_key.get(name.key, ())
         if name.key is not None or name.file is not None:
             return ()
-        if self._indices is not None:
+        if self._before is not None:
             return self._places_by_index.get(name.row, ())
         return (name.row,) if name.row < self.size else ()
 
@@ -176,8 +176,8 @@ class IndexedRows(SourceRows):
 
     @cached_property
     def _places_by_index(self) -> Mapping[object, Sequence[int]]:
-        assert self._indices is not None
-        return _places(self._indices.tolist())
+        assert self._before is not None
+        return _places(self._before.tolist())
 
 
 class OriginRows(SourceRows):
@@ -422,7 +422,7 @@ def _source(name: str, dataset: Any, id_column: str | None) -> SourceRows:
 
 def table_rows(dataset: Any) -> NDArray[np.int64] | None:
     """Returns the table row of each sample of a `datasets.Dataset` after a shuffle or a selection; None: all rows."""
-    chosen = getattr(dataset, "_indices", None)  # the package has no public name for it
+    chosen = dataset._indices  # the package has no public name for it
     return None if chosen is None else chosen.column(0).to_numpy().astype(np.int64)
 
 

@@ -55,7 +55,7 @@ SPLIT = ("train_sampling_strategy", "per_device_train_batch_size", "gradient_acc
 SHARE = 0.02  # share of the run's time that measuring may take
 MIN_STEPS = 100  # steps of a run below which 2 % do not pay for a measurement
 MIN_STEPS_KNOWN = 25  # the same, where an earlier run has measured
-NUM_TIMED = 3  # timed steps; the shortest counts, since other work on the machine only adds time
+NUM_TIMED = 2  # timed steps; the shortest counts, since other work on the machine only adds time
 NUM_BATCHES = 4  # batches of a window used to measure a step
 WORTH_KEEPING = 0.97  # share of the time before that a lever must stay below
 WORTH_SUGGESTING = 0.9  # the same, for what is only suggested
@@ -65,7 +65,7 @@ LENGTHS_S = 0.2  # seconds in which lengths of samples are read
 NUM_LENGTHS = 4096  # lengths that are read, at most
 SLOW_READING = 0.05  # share of a step that reading its batches takes before workers are tried
 MUCH_PADDING = 0.2  # share of padding inside of samples that is worth a sentence
-MIN_PROVED = 8  # samples with which the split of batches is proved
+MIN_PROVED = 4  # samples with which the split of batches is proved, or a quarter of a batch
 
 now = perf_counter
 
@@ -389,7 +389,7 @@ class Measurement:
             why = f"to read the lengths of all samples takes about {reading_s:.0f} s, a column of lengths less"
             return [replace(row, result=f"suggested: {why}")]
         window = [index for group in groups for index in group]
-        some = window[:MIN_PROVED]
+        some = window[: max(MIN_PROVED, size // 4)]
         whole = [some[start : start + size] for start in range(0, len(some), size)]
         parts = self._by_length(some, min(found.num_groups, len(some) // 2))
         plain = self._tried_without_dropout({}, self._first.collated(whole))
@@ -454,7 +454,7 @@ class Measurement:
         levers = list(self._levers())
         if not levers:
             return rows
-        probe, probe_s = self._probe(len(levers))
+        probe, probe_s = self._probe(sum(lever.setup_s < self._left() for lever in levers))
         plain: Tensors | None = None
         for lever in levers:
             needed = (NUM_TIMED + 2) * probe_s * (2 if plain is None else 1) + lever.setup_s

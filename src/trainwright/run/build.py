@@ -39,7 +39,7 @@ from trainwright.loop.extension import Extension
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 from trainwright.state.progress import Clock
 from trainwright.support import model_facts
-from trainwright.support.hooks import Events
+from trainwright.support.hooks import Events, is_overridden
 from trainwright.support.host import in_notebook
 from trainwright.support.loss_normalization import LabelSmoother, LossRule
 
@@ -136,6 +136,15 @@ def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass
 # -- extensions -------------------------------------------------------------------------------------------------------
 
 
+def data_of(hooks: Any) -> DatasetLike:
+    """Returns the training data: a dict, which may be assigned since the constructor, as the mixture that is read.
+
+    A dataloader of the user's own may take a dict as it is.
+    """
+    is_own = is_overridden(hooks, "get_train_dataloader")
+    return hooks.train_dataset if is_own else as_mixture(hooks.train_dataset)
+
+
 def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: DatasetLike) -> list[Extension]:
     """Returns the extensions of a run that are needed before its model and data.
 
@@ -146,7 +155,6 @@ def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: 
 
     may_save = resolve.checkpoint(args).may_save
     wait_s = value_of(args, "output_dir_wait_s")
-    dataset = as_mixture(dataset)  # a dict that was assigned since the constructor
     found: list[Extension] = [
         DirectoryLease(folder, engine.agree, may_save=may_save, wait_s=wait_s),
         Quarantine(args.output_dir, dataset, NamesOf(dataset, id_column=resolve.id_column(args)), engine.agree),
@@ -321,7 +329,7 @@ def quarantine(run: Any, hooks: Any, samples: Iterable[Any], column: str | None)
     from trainwright.extensions.quarantine.extension import Quarantine, exclude
 
     found = run.extensions.get(Quarantine.name)
-    dataset = as_mixture(hooks.train_dataset)
+    dataset = data_of(hooks)
     exclude(
         samples,
         column,

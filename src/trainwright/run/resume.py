@@ -114,10 +114,11 @@ def check_same_checkpoint(checkpoint: Checkpoint | None, engine: Engine) -> None
         )
 
 
-def run_id_after(checkpoint: Checkpoint | None, output_dir: str) -> str:
+def run_id_after(checkpoint: Checkpoint | None, output_dir: str, *, mirror: str | None = None) -> str:
     """Run id for new checkpoints: a resume keeps the id of its checkpoint.
 
-    A resume from a step before a whole checkpoint of that run gets a new id: both runs have checkpoints of those steps.
+    A resume from a step before a whole checkpoint of that run, in the directory or at the URL of its copies, gets a new
+    id: both runs have checkpoints of those steps.
     """
     manifest = None if checkpoint is None else checkpoint.manifest
     if manifest is None:
@@ -128,6 +129,10 @@ def run_id_after(checkpoint: Checkpoint | None, output_dir: str) -> str:
         for step in store.steps()
         if step > manifest.step and _is_whole_and_of(manifest.run_id, Checkpoint(store.path(step)))
     ]
+    if mirror is not None and not ahead:
+        from trainwright.run.tiers import steps_ahead
+
+        ahead = steps_ahead(mirror, manifest)
     if not ahead:
         return manifest.run_id
     logger.warning(

@@ -37,14 +37,7 @@ def newest_of_tiers(local: CheckpointStore, url: str, *, why_not: WhyNot) -> Che
     except TrainwrightError:
         raise
     except Exception as error:
-        if here is None:
-            raise CheckpointError(
-                f"{without_tokens(url)} cannot be read ({reason(error)}), so it is not known whether it has a "
-                "checkpoint to continue from. Start again when it answers, or start afresh without "
-                "resume_from_checkpoint."
-            ) from None
-        logger.warning("%s cannot be read (%s). The run continues from %s.", without_tokens(url), reason(error), here)
-        return here
+        return _unreadable(url, error, here)
     for manifest in manifests:
         if here is not None and not is_newer(manifest, here.manifest):
             return here
@@ -57,12 +50,36 @@ def newest_of_tiers(local: CheckpointStore, url: str, *, why_not: WhyNot) -> Che
                 raise
             except (CheckpointError, FileNotFoundError) as error:
                 problem = str(error)
+            except Exception as error:
+                return _unreadable(url, error, here)
             if problem is None:
                 fetch_companions(remote, found, local, manifests)
                 return found
         name = f"{remote}/{local.path(manifest.step).name}"
         logger.warning("Checkpoint %s is skipped: %s. Trying the one before it.", name, problem)
     return here
+
+
+def _unreadable(url: str, error: Exception, here: Checkpoint | None) -> Checkpoint:
+    """Returns the checkpoint of the directory where a URL cannot be read; a CheckpointError if there is none."""
+    if here is None:
+        raise CheckpointError(
+            f"{without_tokens(url)} cannot be read ({reason(error)}), so it is not known whether it has a checkpoint "
+            "to continue from. Start again when it answers, or start afresh without resume_from_checkpoint."
+        ) from None
+    logger.warning("%s cannot be read (%s). The run continues from %s.", without_tokens(url), reason(error), here)
+    return here
+
+
+def steps_ahead(url: str, manifest: Manifest) -> list[int]:
+    """Returns the steps of later checkpoints of a run at a URL that verify; none if the URL cannot be read."""
+    try:
+        remote = RemoteStore(url)
+        later = [one for one in remote.manifests() if one.run_id == manifest.run_id and one.step > manifest.step]
+        return [one.step for one in later if next(remote.problems(one), None) is None]
+    except Exception as error:
+        logger.info("%s could not be read (%s).", without_tokens(url), reason(error))
+        return []
 
 
 def is_newer(one: Manifest, other: Manifest | None) -> bool:
@@ -103,14 +120,14 @@ def fetch_companions(
         if manifest.step == best and manifest.run_id == run_id and not local.path(best).is_dir():
             try:
                 fetch(remote, manifest, local)
-            except (CheckpointError, FileNotFoundError) as error:
-                logger.warning("The best checkpoint so far, of step %d, is not in %s: %s.", best, remote, error)
-    for name in remote.run_files():
-        if not (local.root / name).exists():
-            try:
-                remote.get(name, local.root / name)
             except Exception as error:
-                logger.warning("%s could not be downloaded from %s: %s.", name, remote, reason(error))
+                logger.warning("The best checkpoint so far, of step %d, is not there: %s.", best, reason(error))
+    try:
+        for name in remote.run_files():
+            if not (local.root / name).exists():
+                remote.get(name, local.root / name)
+    except Exception as error:
+        logger.warning("Files of the run could not be downloaded from %s: %s.", remote, reason(error))
 
 
 def fetch_named(url: str, local: CheckpointStore) -> Checkpoint:

@@ -51,7 +51,7 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
     together = engine.together(run.progress.interrupts)
     measuring = services.memory_tracker.measuring("train")
     run.extensions.add(
-        *build.extensions_of_directory(args, engine, folder=folder, dataset=trainer.train_dataset),
+        *build.extensions_of_directory(args, engine, folder=folder, dataset=build.data_of(trainer)),
         *internals.preflight_extensions(folder),
         *internals.extensions,
     )

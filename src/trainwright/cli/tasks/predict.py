@@ -203,7 +203,7 @@ class _Predictor:
         try:
             prompts = [rendered_prompt(self._tokenizer, shape.prompt(row)) for row in rows]
         except ConversationError as error:
-            raise DataError(f"A row is not a conversation: {error}.") from None
+            raise DataError(f"A row cannot be read as a conversation: {error}.") from None
         return [{"answer": text} for text in self._generated(prompts, specials=False)]
 
     def _generated(self, prompts: list[str], *, specials: bool) -> list[str]:
