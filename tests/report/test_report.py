@@ -13,7 +13,18 @@ from trainwright.cli.main import app
 from trainwright.journal.record import FileJournal, Record, read
 from trainwright.report.comparison import comparison, differing_arguments, first_difference, partings, read_runs
 from trainwright.report.page import document, figure, thinned
-from trainwright.report.run_page import NUM_POINTS, Curve, page, place, tables, throughput, time_by_phase, write_report
+from trainwright.report.run_page import (
+    NUM_POINTS,
+    Curve,
+    facts,
+    page,
+    place,
+    tables,
+    throughput,
+    time_by_phase,
+    write_report,
+)
+from trainwright.report.run_table import find_runs
 
 from .._support.small import data, make_trainer, train
 
@@ -89,6 +100,22 @@ def test_a_bad_step_and_the_warning_with_its_text_are_one_row() -> None:
     record.entries.extend({"kind": kind, "step": step, "text": text} for kind, step, text in told)
     (shown,) = [part for part in tables(record) if "Incidents" in part]
     assert (shown.count("Step 3: bad"), shown.count("another")) == (1, 1)
+
+
+def test_the_head_and_the_table_of_runs_begin_with_the_metrics_of_the_task(tmp_path: Path) -> None:
+    for name, seed, accuracy in (("one", 1, 0.75), ("two", 2, 0.875)):
+        journal = FileJournal(tmp_path / name, name)
+        journal.write("start", step=0, arguments={"seed": seed, "output_dir": name}, plan={"max_steps": 4})
+        journal.write("log", step=4, values={"loss": 0.5})
+        values = {"eval_loss": 0.25, "eval_accuracy": accuracy, "eval_runtime": 3.0}
+        journal.write("evaluation", step=4, values=values)
+        journal.write("end", step=4)
+    found = {one.name: one for one in find_runs(tmp_path)}
+    assert found["one"].metrics == {"loss": 0.25, "accuracy": 0.75}
+    assert [found[name].arguments for name in ("one", "two")] == [{"seed": 1}, {"seed": 2}]
+    shown = list(facts(read(tmp_path / "two"), "two"))
+    assert ("Best loss", "0.25", "at step 4") in shown
+    assert ("Accuracy", "0.875", "at step 4") in shown
 
 
 def test_a_comparison_says_for_each_pair_where_the_losses_part_and_which_arguments_differ() -> None:
