@@ -150,6 +150,14 @@ CASES = {
         lambda: classifier(texts(input_ids=[1, 2]), per_device_train_batch_size=1)
     ),
     "samples that differ in length, apart": Case(lambda: classifier(in_pairs(), train_sampling_strategy="sequential")),
+    "lists and arrays": Case(
+        lambda: classifier(
+            [
+                {**one, "input_ids": np.array(one["input_ids"]) if i % 2 else one["input_ids"]}
+                for i, one in enumerate(data.texts(NUM))
+            ]
+        )
+    ),
     "a text that differs in length, which is dropped": Case(
         lambda: classifier([{**one, "text": "a" * i} for i, one in enumerate(data.texts(NUM))])
     ),

@@ -181,8 +181,10 @@ class ArrowCells:
 def _size(cell: Any) -> Hashable:
     if isinstance(cell, (list, tuple)):
         return len(cell)
-    shape = getattr(cell, "shape", None)
-    return tuple(shape) if shape else None
+    shape = tuple(getattr(cell, "shape", ()))
+    if len(shape) == 1:  # as of a list, with which an array can be stacked
+        return int(shape[0])
+    return shape or None
 
 
 def _outside(label: Any, limit: int) -> int | None:
