@@ -306,7 +306,7 @@ def _in_order(value: Nested, places: np.ndarray[Any, Any] | None) -> Nested:
     if places is None or value is None:
         return value
     inverse = np.argsort(places)
-    return map_nested(lambda leaf: leaf[inverse], value)  # type: ignore[no-any-return]
+    return map_nested(lambda leaf: leaf[inverse], value)
 
 
 def _prefixed(metrics: object, prefix: str, losses: dict[str, float]) -> dict[str, Any]:
