@@ -48,7 +48,7 @@ NUM_HELD_OUT = 200
 def demo(library: Any, *, is_fast: bool, seed: int, share: float, folder: str) -> dict[str, float]:
     """The example of the README; the original lacks nothing that it needs but an argument for a fresh start."""
     sys.path.insert(0, str(EXAMPLES))
-    example = importlib.import_module("text_classification")
+    example: Any = importlib.import_module("text_classification")
 
     example.DEMO_SETTINGS |= FAST if is_fast else {}
     example.Trainer = library.Trainer

@@ -31,11 +31,15 @@ OF_OTHERS = re.compile(
 
 @dataclass(frozen=True)
 class Command:
-    """A command as it is typed. `kill_at`: text at whose appearance it gets SIGKILL. `hides`: lines left out."""
+    """A command as it is typed. `kill_at`: text at whose appearance it gets SIGKILL. `hides`: lines left out.
+
+    A picture is drawn only if the command ends with `code`, or by that signal.
+    """
 
     typed: str
     kill_at: str | None = None
     hides: str | None = None
+    code: int = 0
 
 
 def run(command: Command, folder: Path) -> list[str]:
@@ -63,7 +67,7 @@ def run(command: Command, folder: Path) -> list[str]:
             break
     os.close(parent)
     code = process.wait()
-    if code not in (0, 1, -signal.SIGKILL):
+    if code != (command.code if command.kill_at is None else -signal.SIGKILL):
         raise RuntimeError(f"{command.typed} ended with {code}:\n{written}")
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
     lines = [line.rpartition("\r")[2].rstrip() for line in text.replace("\r\n", "\n").split("\n")]
