@@ -522,7 +522,9 @@ def _parquet(path: Path, data: DataPart) -> Numbered:
 def _text(path: Path, data: DataPart) -> Numbered:
     with _open(path, data) as file:
         whole = file.read()
-    pattern = None if data.pattern is None else re.compile(data.pattern, re.DOTALL if data.sample_by != "line" else 0)
+    pattern = None
+    if data.pattern is not None:
+        pattern = re.compile(data.pattern, 0 if data.sample_by == "line" else re.DOTALL)
     for line, part in _parts(whole, data.sample_by):
         if pattern is not None:
             match = pattern.search(part)
