@@ -28,6 +28,7 @@ def test_names_are_right_whatever_becomes_of_the_data(seed: int, tmp_path: Path)
 
 
 @pytest.mark.slow  # a thousand draws, of which the tests above are the first
+@pytest.mark.timeout(3600)
 @settings(max_examples=1000, **LAWS)  # type: ignore[arg-type]
 @given(seed=st.integers(0, 10**9))
 def test_no_wrong_name_in_a_thousand_draws(seed: int, tmp_path: Path) -> None:
@@ -48,6 +49,7 @@ def test_names_are_right_with_two_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # the same for a hundred draws, in two processes
+@pytest.mark.timeout(900)
 def test_no_wrong_name_in_a_hundred_draws_of_two_processes(tmp_path: Path) -> None:
     done = run(Path(named.__file__), str(tmp_path / "runs"), "300", "400", folder=tmp_path, timeout_s=600)
     assert [told["done"] for told in done.told] == [100] * 2
