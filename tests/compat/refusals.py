@@ -613,7 +613,7 @@ NOT_RUN: dict[str, str] = {
 PROTECTED: list[tuple[str, tuple[str, ...]]] = [
     ("A word that a field does not know", ("config.rules.stages.refuse",)),
     (
-        "A resume whose epoch cannot be continued",
+        "A resume in an epoch that cannot be continued",
         (
             "data.cursor",
             "data.positions",
@@ -636,13 +636,13 @@ PROTECTED: list[tuple[str, tuple[str, ...]]] = [
             "optim.factory._unpacked",
         ),
     ),
-    ("A batch to generate from that has no prompt", ("evaluation.generation",)),
+    ("A batch to generate from without a prompt", ("evaluation.generation",)),
     ("A stream that is empty", ("loop.fit.end_without_data",)),
     ("`PJRT_DEVICE=TPU`", ("distributed.device.refuse_missing",)),
     ("An older name, set as an attribute", ("config.deprecated.assign_older_name", "config.deprecated._meaning_for")),
     ("`jit_mode_eval=True`", ("config.setters._refuse_jit",)),
     (
-        "Several processes whose weights would part",
+        "Several processes with weights that would part",
         (
             "rules.updates_in_backward_stay_in_one_process",
             "rules.static_graph_sees_every_batch",
@@ -653,6 +653,6 @@ PROTECTED: list[tuple[str, tuple[str, ...]]] = [
         ),
     ),
     ("An `output_dir` with the checkpoints of another run", ("run.checkpointing", "extensions.lease.lease")),
-    ("20 steps in a row whose loss or gradient is not finite", ("extensions.incidents.incident_log",)),
+    ("20 steps in a row with a loss or gradient that is not finite", ("extensions.incidents.incident_log",)),
     ("A name in the space of a search that is not a field", ("search", "config.overrides")),
 ]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import NoReturn
 
-from trainwright.config.words import hint_for_value
-
 
 class ExplicitEnum(str, Enum):
     """An enum of strings. The error for an unknown value lists the allowed values."""
 
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
+        from trainwright.config.words import hint_for_value  # a table that only a mistake needs
+
         allowed = [str(member.value) for member in cls]
         guess = hint_for_value(value, allowed)
         raise ValueError(f"{value!r} is not one of its values.{guess} Allowed: {', '.join(allowed)}.")

@@ -21,7 +21,6 @@ import torch
 
 from trainwright.checkpoint import rng
 from trainwright.config.fields import SETTINGS
-from trainwright.config.words import hint_for_keyword
 from trainwright.distributed.device import is_in_use, tf32_switches
 from trainwright.errors import UnknownArgumentError
 from trainwright.run.internals import Internals
@@ -43,6 +42,8 @@ def with_known_keywords(init: Callable[Concatenate[T, P], None]) -> Callable[Con
     def checked(self: T, /, *args: P.args, **kwargs: P.kwargs) -> None:
         unknown = [name for name in kwargs if name not in parameters]
         if unknown:
+            from trainwright.config.words import hint_for_keyword  # a table that only a mistake needs
+
             hints = {name: hint_for_keyword(name, parameters, SETTINGS) for name in unknown}
             raise UnknownArgumentError(
                 "\n".join(f"{name} is not an argument of Trainer.{hint}" for name, hint in hints.items())
