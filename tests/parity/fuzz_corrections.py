@@ -44,7 +44,7 @@ EVAL_LOSS = Correction("eval loss over items", "**`eval_loss`** is a mean over b
 EVAL_DRAWS = Correction("evaluation draws no random numbers", "**Evaluating draws no random numbers.**")
 SHIFTED = Correction("items of an undeclared causal loss", "**Causal models without a declared loss type**")
 PREPARATION = Correction("no preparation time", "the first `evaluate` adds `eval_model_preparation_time`")
-FILES = Correction("more files", "`training_args.json` beside it is for people")
+FILES = Correction("more files", "`training_args.json` is for people")
 TOTAL_FLOS = Correction(
     "operations in the result", "without progress bars, the result of `train()` has no `total_flos`"
 )
@@ -66,8 +66,8 @@ MORE_MODULES = Correction("settings of transformers' models", "with a module tha
 NO_STATE = Correction("no resume without the optimizer", "a checkpoint of `save_only_model` is resumed")
 INTERVALS = Correction("intervals of a resumed run", "a resumed run keeps the intervals of its checkpoint")
 FINISHED = Correction("no step after the last", "a resume of a run that has done all its steps")
-DRAWS = Correction("a resumed collator draws as before", "a resumed run draws other numbers where a collator draws")
-GROUPED = Correction("a resumed order by length", "or where samples are grouped by length in a later epoch")
+DRAWS = Correction("a resumed collator draws as before", "a resumed run draws other numbers if a collator draws")
+GROUPED = Correction("a resumed order by length", "or samples are grouped by length in a later epoch")
 PASSES = Correction("passes of a resumed stream", "a resumed stream that has had more than one pass")
 OWN_CHECKPOINTS = Correction(
     "retention of this run's checkpoints", "`save_total_limit` counts and deletes all checkpoints"
@@ -77,7 +77,9 @@ HALF_AFTER = Correction("half precision after an evaluation", "leaves the model 
 GENERATION = Correction("generation_config beside model_init", "with `model_init`, `generation_config` is lost")
 INPUTS = Correction("inputs that no metric asks for", '`include_for_metrics=["inputs"]` without `compute_metrics`')
 SEQ2SEQ = Correction("an optimizer's class for Seq2SeqTrainer", "`Seq2SeqTrainer` takes no `optimizer_cls_and_kwargs`")
-TWO_MODELS = Correction("model_init beside optimizers", "`model_init` beside `optimizers` ends in a `RuntimeError`")
+TWO_MODELS = Correction(
+    "model_init beside optimizers", "`model_init` together with `optimizers` ends in a `RuntimeError`"
+)
 TWO_FAULTS = Correction("the first of two errors", "of two errors in one configuration")
 CORRECTIONS = (
     IN_ORDER,

@@ -54,7 +54,7 @@ CASES: dict[str, Case] = {
         "samples": 3,
     },
     "`sortish_sampler=True`": {"model": "t5", "ragged": True, "more": {"sortish_sampler": True}},
-    "where a stream ends": {
+    "if a stream ends": {
         "data": "stream",
         "gradient_accumulation_steps": 4,
         "samples": 26,
@@ -85,7 +85,7 @@ CASES: dict[str, Case] = {
         "include_for_metrics": ["loss"],
         "per_device_eval_batch_size": 4,
     },
-    "a step whose loss or gradient": {"learning_rate": 1e30, "data": "torch", "evaluation": EVERY_2},
+    "a step with NaN in loss or gradient": {"learning_rate": 1e30, "data": "torch", "evaluation": EVERY_2},
     "the column of `length_column_name`": {
         "model": "bert",
         "ragged": True,
@@ -111,7 +111,7 @@ CASES: dict[str, Case] = {
 ALSO = (
     "with `dataloader_persistent_workers`",
     "early stopping ignores NaN",
-    "what a collator or a dataset draws",
+    "random draws of a collator or a dataset",
     "workers that persist keep the epoch",
     "with a decoder-only model, predictions",
     "with `max_grad_norm=0`, one gradient",

@@ -135,7 +135,7 @@ def repeated_header(table: Table) -> Iterator[Finding]:
         yield replace(found, entry=table.entry(table.label) or "data")
 
 
-@check_tables(when="file", about="a column whose name comes twice in the first line of a file")
+@check_tables(when="file", about="a column name that comes twice in the first line of a file")
 def column_twice(table: Table) -> Iterator[Finding]:
     of_file: defaultdict[str, list[str]] = defaultdict(list)
     for file, name in table.twice:
