@@ -32,8 +32,6 @@ DEMO_SETTINGS = {
     "eval_steps": 0.4,
     "save_steps": 0.2,
     "save_total_limit": 2,
-    "speed": "auto",  # find out which settings make a step faster, and prove that it stays the same
-    "eval_sampling_strategy": "by_length",  # texts of similar length share a batch: less padding
 }
 
 
