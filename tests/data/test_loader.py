@@ -17,6 +17,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from accelerate.state import GradientState
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from transformers import DataCollatorForLanguageModeling, DataCollatorWithPadding, default_data_collator
 
@@ -26,6 +27,7 @@ from trainwright.data.columns import RemoveColumnsCollator
 from trainwright.data.cursor import Cursor
 from trainwright.data.dataloader import build_dataloader
 from trainwright.data.loader import Loader, may_draw_in_this_process
+from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.seeding import enable_full_determinism, seed_worker, set_seed
 
 from .._support import forked
@@ -366,3 +368,15 @@ def test_a_process_whose_workers_wait_for_more_can_end() -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def test_an_iteration_that_is_left_open_may_end_after_accelerate_was_reset() -> None:
+    state = GradientState()
+    dataloader = PreparedDataLoader(list(range(8)), batch_size=2)
+    dataloader.gradient_state = state
+    batches = iter(dataloader)
+    next(batches)
+    assert state.in_dataloader
+    GradientState._reset_state()
+    batches.close()  # as the garbage collector does, some time later
+    assert not dataloader._is_open

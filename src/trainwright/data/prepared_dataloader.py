@@ -117,9 +117,9 @@ class PreparedDataLoader(DataLoader[Any]):
             DataLoaderStateMixin.begin(self)
 
     def end(self) -> None:
-        """Removes it from `gradient_state`."""
+        """Removes it from `gradient_state`, unless accelerate was reset while the iteration was left open."""
         self._is_open = False
-        if self.gradient_state is not None:
+        if self.gradient_state is not None and self.gradient_state.initialized:
             from accelerate.data_loader import DataLoaderStateMixin
 
             DataLoaderStateMixin.end(self)
