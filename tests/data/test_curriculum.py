@@ -17,7 +17,7 @@ import trainwright
 from trainwright import Curriculum, LedgerColumns
 from trainwright._types import CURRICULUM_NAME, LEDGER_NAME
 from trainwright.data.curriculum import CurriculumOrder, read_weights
-from trainwright.data.ledger import read_columns
+from trainwright.data.ledger import columns_in, read_table
 from trainwright.data.mixture import MixtureDataset, as_mixture
 from trainwright.errors import ArgumentError, CheckpointError, DataError
 
@@ -265,7 +265,9 @@ def test_the_function_sees_the_ledger_and_hard_samples_come_more_often(tmp_path:
     saves = {"save_strategy": "steps", "save_steps": 36, "num_train_epochs": 7, "ledger": True}
     one = trained(tmp_path, Curriculum(rows(), keeps, every=6, delay=1), **saves)
     seen = one.model.seen[: 6 * SIZE]
-    columns = read_columns(tmp_path / "checkpoint-36" / LEDGER_NAME)
+    columns = columns_in(
+        read_table(tmp_path / "checkpoint-36" / LEDGER_NAME)[0], tmp_path / "checkpoint-36" / LEDGER_NAME
+    )
     assert sorted(seen[:SIZE]) == list(range(SIZE))  # the first epoch has each row once
     assert len(one.model.seen) == 7 * SIZE
     assert [ledger.step for ledger in asked] == [0, 6, 12, 18, 24, 30, 36]  # made up first; not after the last step, 42

@@ -18,7 +18,7 @@ from trainwright import Curriculum, Extension, MicroBatch, Trainer, TrainerCallb
 from trainwright._types import CURRICULUM_NAME, EXTENSIONS_NAME, ITEMS_NAME, LEDGER_NAME
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.training_state import load_plain
-from trainwright.data.ledger import read_columns
+from trainwright.data.ledger import columns_in, read_table
 from trainwright.errors import NonFiniteError
 from trainwright.state.recorded_metrics import Total
 
@@ -177,7 +177,7 @@ def counted(folder: Path, step: int = LAST) -> dict[str, Any]:
     """Returns all counts in the checkpoint of a step, as plain values."""
     checkpoint = folder / f"checkpoint-{step}"
     state = json.loads((checkpoint / "trainer_state.json").read_text())
-    ledger = read_columns(checkpoint / LEDGER_NAME)
+    ledger = columns_in(read_table(checkpoint / LEDGER_NAME)[0], checkpoint / LEDGER_NAME)
     curriculum = load_plain(checkpoint / CURRICULUM_NAME)
     weights = {name: value for name, value in curriculum.items() if isinstance(value, torch.Tensor)}
     recorded = Checkpoint(checkpoint).entry("recorded_metrics").state()

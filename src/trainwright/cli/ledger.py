@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from trainwright._types import LEDGER_NAME, JSONObject, counted
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.identity import SampleId, Seen, fingerprint, follow, listed
-from trainwright.data.ledger import identities, read_table
+from trainwright.data.ledger import identities, is_without_names, read_table
 from trainwright.data.quarantine import Entry, Named, add_to_quarantine, note_sizes
 from trainwright.data.row_names import ONE_SOURCE
 from trainwright.errors import ArgumentError, DataError, did_you_mean
@@ -57,7 +58,7 @@ class LedgerTable:
             about["sources"] or {ONE_SOURCE: num},
             num,
             about.get("id_column"),
-            is_older="probes" not in about,
+            is_older=is_without_names(about),
         )
 
     def row(self, place: int) -> JSONObject:
@@ -154,13 +155,13 @@ def _never(table: LedgerTable, number: int) -> list[int]:
 
 def _of_source(name: str, columns: Mapping[str, Sequence[Any]]) -> JSONObject:
     part = [place for place, source in enumerate(columns["source"]) if source == name]
-    visits, tokens, loss_sum = (sum(columns[one][place] for place in part) for one in ("visits", "tokens", "loss_sum"))
+    tokens = sum(columns["tokens"][place] for place in part)
     return {
         "source": name,
         "samples": len(part),
-        "visits": visits,
+        "visits": sum(columns["visits"][place] for place in part),
         "tokens": tokens,
-        "mean_loss": loss_sum / tokens if tokens else None,
+        "mean_loss": sum(columns["loss_sum"][place] for place in part) / tokens if tokens else None,
     }
 
 
@@ -308,7 +309,7 @@ def difference(first: Path, second: Path, *, number: int) -> JSONObject:
             row |= {"mean_loss_first": losses[0], "mean_loss_second": losses[1], "change": losses[1] - losses[0]}
             row |= {"visits_first": one.columns["visits"][place], "visits_second": two.columns["visits"][there]}
             rows.append(row)
-    rows.sort(key=lambda row: -abs(row["change"]) if row["change"] == row["change"] else 1.0)
+    rows.sort(key=lambda row: 1.0 if math.isnan(row["change"]) else -abs(row["change"]))  # those without a loss last
     matched = {there for numbers in found.numbers.values() for there in numbers}
     changed = {there for name in found.changed for there in two.numbers_of(name)}
     return {

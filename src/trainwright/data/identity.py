@@ -79,7 +79,10 @@ class SampleId:
         """Returns the name that `to_dict` wrote; raises ValueError for values that no run writes."""
         is_line = "line" in values
         row = values.get("line" if is_line else "row")
-        source, file, part, key = (values.get(name) for name in ("source", "file", "part", "key"))
+        source = values.get("source")
+        file = values.get("file")
+        part = values.get("part")
+        key = values.get("key")
         is_sound = (
             isinstance(source, str)
             and is_count(row)

@@ -227,10 +227,9 @@ def _check_identities(table: pa.Table) -> None:
             of_hex(text)
 
 
-def read_columns(path: Path) -> Columns:
-    """Reads what `Ledger.merge` takes, by the numbers of then; raises DataError if the file is something else."""
-    table, _ = read_table(path)
-    return columns_in(table, path)
+def is_without_names(about: JSONObject) -> bool:
+    """Returns True for the metadata of a ledger of version 0.2, whose rows have numbers and no names."""
+    return "probes" not in about
 
 
 def columns_in(table: pa.Table, path: Path) -> Columns:

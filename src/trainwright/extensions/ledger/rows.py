@@ -17,7 +17,16 @@ import numpy as np
 
 from trainwright._types import JSONObject, counted
 from trainwright.data.identity import SampleId, Seen, as_hex, follow, listed
-from trainwright.data.ledger import Array, Columns, as_table, columns_in, identities, identity_columns, read_table
+from trainwright.data.ledger import (
+    Array,
+    Columns,
+    as_table,
+    columns_in,
+    identities,
+    identity_columns,
+    is_without_names,
+    read_table,
+)
 from trainwright.data.row_names import NamesOf, RowNames
 from trainwright.errors import DataError
 
@@ -127,7 +136,7 @@ class LedgerRows:
         """
         table, about = read_table(path)
         columns = columns_in(table, path)
-        if "probes" not in about:
+        if is_without_names(about):
             numbers = self._numbers_of_older(table, about, path)
         elif self._is_same_data(table, about):
             return columns
