@@ -207,9 +207,9 @@ from trainwright.preflight import measure, speed
 if os.environ["RANK"] == "1":
     speed.choose = None  # only the main process measures
 else:
-    measured = speed.choose
-    speed.MIN_STEPS, speed.SHARE, speed.COMPILE_S, speed.WORTH_KEEPING = 1, 1e6, 1e12, 1e6
-    measure.Measurement._workers = lambda self, kept: None
+    measure.MIN_STEPS, measure.MIN_STEPS_KNOWN, measure.SHARE = 1, 1, 1e6
+    measure.COMPILE_S, measure.WORTH_KEEPING = 1e12, 1e6
+    measure.Measurement._workers = measure.Measurement._split = lambda self: []
 trainer = make_trainer(sys.argv[1], model=models.seeded(models.llama), train_dataset=data.sequences(12), max_steps=2,
                        speed="auto")
 seen = []

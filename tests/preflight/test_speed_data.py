@@ -20,6 +20,7 @@ from trainwright import Trainer
 from trainwright.preflight import measure, padding, remembered, speed
 from trainwright.preflight.padding import StepCost
 
+from .._support import two_processes
 from .._support.small import StopAt, data, differing, make_trainer, models, weights
 
 SPLIT = {
@@ -203,6 +204,37 @@ def test_batches_that_must_stay_are_not_split(parts: dict[str, Any], clock: Toke
     assert "nothing was kept" not in choice.note
 
 
+RANKS = """
+import os, sys
+from pathlib import Path
+import torch
+from tests._support.small import weights
+from tests.preflight import test_speed_data as cases
+from trainwright.preflight import measure
+
+clock = cases.TokenClock()
+measure.now, measure.MIN_STEPS, measure.MIN_STEPS_KNOWN, measure.SHARE, measure.COMPILE_S = clock, 1, 1, 100.0, 1e9
+for name, speed in (("plain", None), ("auto", "auto")):
+    folder = Path(sys.argv[1]) / name
+    trainer = cases.made(folder, clock, speed=speed, per_device_train_batch_size=8, log_level="info")
+    trainer.train()
+    torch.save(weights(trainer.model), folder / f"{os.environ['RANK']}.pt")
+"""
+
+
+@pytest.mark.process
+def test_two_processes_split_what_they_share_by_length(tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = two_processes.run(RANKS, str(tmp_path), folder=tmp_path, environment=cache)
+    assert done.out.count("train_sampling_strategy='batch_rebalance', per_device_train_batch_size=") == 1
+    plain, auto = ([torch.load(tmp_path / way / f"{rank}.pt") for rank in (0, 1)] for way in ("plain", "auto"))
+    for ranks in (plain, auto):
+        assert not differing(*ranks), "the processes have the same weights"
+    assert differing(plain[0], auto[0]), "they were computed in another way"
+    for name, expected in plain[0].items():
+        assert torch.allclose(auto[0][name], expected, rtol=1e-4, atol=1e-6), name
+
+
 def test_other_samples_in_a_step_are_suggested_as_arguments(clock: TokenClock, tmp_path: Path) -> None:
     choice = speed.choose(made(tmp_path, clock, per_device_train_batch_size=4))
     rows = [row for row in choice.rows if row.is_suggested]
@@ -301,11 +333,14 @@ def test_the_costs_are_those_of_the_measured_steps(cost: StepCost, tokens: int, 
         assert found.seconds(num_batches, num_tokens) == pytest.approx(cost.seconds(num_batches, num_tokens), abs=1e-6)
 
 
-@given(st.lists(st.integers(1, 100), min_size=32, max_size=200), COSTS)
-def test_a_split_is_chosen_only_if_it_takes_less_time(lengths: list[int], cost: StepCost) -> None:
+@given(st.lists(st.integers(1, 100), min_size=96, max_size=300), COSTS, st.sampled_from([1, 2, 3]))
+def test_a_split_is_chosen_only_if_it_takes_less_time(lengths: list[int], cost: StepCost, processes: int) -> None:
     found = np.array(lengths)
-    split = padding.best_split(found, batch_size=16, micro_batches=2, cost=cost)
-    assert padding.split_tokens(found, 32, 2) >= sum(lengths[: len(lengths) // 32 * 32]) / (len(lengths) // 32)
+    window = 32 * processes
+    split = padding.best_split(found, batch_size=16, micro_batches=2, cost=cost, processes=processes)
+    num_steps = len(lengths) // window
+    for tokens in (padding.split_tokens(found, window, 2, processes), padding.step_tokens(found, 16, 2, processes)):
+        assert tokens * processes >= sum(lengths[: num_steps * window]) / num_steps, "the slowest has the mean at least"
     if split is not None:
         assert split.num_groups in (4, 8, 16)
         assert split.ratio < 1
@@ -314,5 +349,7 @@ def test_a_split_is_chosen_only_if_it_takes_less_time(lengths: list[int], cost: 
 def test_the_worked_example() -> None:
     cost = StepCost(5, 10, 1)
     lengths = np.array([48, 30, 20, 10])
-    assert cost.seconds(1, padding.plain_tokens(lengths, 4)) == 207
-    assert cost.seconds(2, padding.split_tokens(lengths, 4, 2)) == 163
+    assert padding.step_tokens(lengths, 4, 1, 1) == padding.plain_tokens(lengths, 4)
+    assert cost.seconds(1, padding.step_tokens(lengths, 4, 1, 1)) == 207
+    assert cost.seconds(2, padding.split_tokens(lengths, 4, 2, 1)) == 163
+    assert padding.step_tokens(lengths, 2, 1, 2) == 2 * 48, "two processes, and the one with the longest counts"

@@ -183,6 +183,7 @@ class Measurement:
             raise TooShort.of(None if plan.has_open_end else plan.max_steps)
         self._num_steps = plan.max_steps
         self._micro_batches = resolve.micro_batches(copied.args)
+        self._num_processes = Internals(trainer).engine.num_replicas
         self._first = FirstSamples(loader, min(self._micro_batches, NUM_BATCHES))
         self._read_s = self._first.read_s * self._micro_batches  # in a step
         self._length_of = length_input(trainer.processing_class) or "input_ids"
@@ -212,7 +213,7 @@ class Measurement:
             return None
         drawn = np.random.default_rng(0).integers(len(dataset), size=min(len(dataset), NUM_LENGTHS)).tolist()
         lengths, self._item_s = self._read_lengths(dataset, drawn)
-        window = len(self._first.groups[0]) * self._micro_batches
+        window = len(self._first.groups[0]) * self._micro_batches * self._num_processes
         return None if lengths is None or len(lengths) < window else lengths
 
     def _read_lengths(self, dataset: Any, samples: Sequence[int]) -> tuple[NDArray[np.int64] | None, float]:
@@ -275,8 +276,9 @@ class Measurement:
             stack.enter_context(unchanged_random_states())
             stack.enter_context(with_attention(copied.model, settings.get(ATTENTION)))
             keeps = Internals(copied).uses_outputs()
+            noise = noise_on_embeddings(copied)
             stack.enter_context(
-                build.patched(copied.args, copied.model, engine, keeps_outputs=keeps, noise=noise_on_embeddings(copied))
+                build.patched(copied.args, copied.model, engine, keeps_outputs=keeps, noise=noise, is_alone=True)
             )
             copied.model.train()
             yield copied
@@ -378,7 +380,13 @@ class Measurement:
         if groups is None or self._lengths is None or self._fixed_batches():
             return []
         size = len(groups[0])
-        found = padding.best_split(self._lengths, batch_size=size, micro_batches=self._micro_batches, cost=self._cost)
+        found = padding.best_split(
+            self._lengths,
+            batch_size=size,
+            micro_batches=self._micro_batches,
+            cost=self._cost,
+            processes=self._num_processes,
+        )
         if found is None or found.ratio > WORTH_KEEPING:
             return []
         values = ("batch_rebalance", size * self._micro_batches // found.num_groups, found.num_groups)
@@ -405,7 +413,7 @@ class Measurement:
         return [row]
 
     def _fixed_batches(self) -> bool:
-        """Returns whether the arguments, several processes or the user's code need the batches as they are."""
+        """Returns whether the arguments or the user's code need the batches as they are."""
         trainer = self._trainer
         args = trainer.args
         names = ("get_train_dataloader", "_get_dataloader", "_get_train_sampler", "get_batch_samples")
@@ -413,10 +421,19 @@ class Measurement:
             is_overridden(trainer, *names)
             or args.auto_find_batch_size
             or args.dataloader_drop_last
-            or args.world_size > 1
+            or not self._reads_its_own_share()
             or args.train_batch_size != args.per_device_train_batch_size
             or args.gradient_accumulation_steps != self._micro_batches
         )
+
+    def _reads_its_own_share(self) -> bool:
+        """Returns whether each process reads its own samples, and the loss is a mean over the labels of all."""
+        args = self._trainer.args
+        engine = Internals(self._trainer).engine
+        if args.world_size <= 1:
+            return True
+        is_cut = args.accelerator_config.split_batches or engine.dispatches
+        return bool(engine.num_replicas == args.world_size and args.average_tokens_across_devices and not is_cut)
 
     def _by_length(self, samples: list[int], num_parts: int) -> list[list[int]]:
         order = BatchRebalanceSampler(self._lengths_here(samples), len(samples), 1, max(num_parts, 1), shuffle=False)

@@ -77,29 +77,43 @@ def plain_tokens(lengths: Lengths, batch_size: int) -> float:
     return float(batch_size * usable.max(axis=1).mean())
 
 
-def split_tokens(lengths: Lengths, window: int, num_groups: int) -> float:
-    """Mean tokens of a step of `window` samples that is split into `num_groups` micro-batches by length."""
-    some = lengths[: min(len(lengths) // window, NUM_STEPS) * window].tolist()
-    order = BatchRebalanceSampler(some, window, 1, num_groups, shuffle=False)
-    return order.num_tokens(0) * window / len(some)
+def step_tokens(lengths: Lengths, batch_size: int, micro_batches: int, processes: int) -> float:
+    """Mean tokens of a step on the process that has the most, padding included; samples in the order of `lengths`."""
+    window = batch_size * micro_batches * processes
+    usable = lengths[: len(lengths) // window * window].reshape(-1, micro_batches, processes, batch_size)
+    return float(batch_size * usable.max(axis=3).sum(axis=1).max(axis=1).mean())
 
 
-def best_split(lengths: Lengths, *, batch_size: int, micro_batches: int, cost: StepCost) -> Split | None:
+def split_tokens(lengths: Lengths, window: int, num_groups: int, processes: int) -> float:
+    """Mean tokens of a step of `window` samples that is split by length into `num_groups` on each process.
+
+    They are those of the first process, which gets the costliest group of each slot, so the others wait for it.
+    """
+    num_steps = min(len(lengths) // window, NUM_STEPS)
+    some = lengths[: num_steps * window].tolist()
+    order = BatchRebalanceSampler(some, window, processes, num_groups, shuffle=False)
+    return sum(len(group) * max(some[i] for i in group) for group in order.indices(0)) / num_steps
+
+
+def best_split(
+    lengths: Lengths, *, batch_size: int, micro_batches: int, cost: StepCost, processes: int = 1
+) -> Split | None:
     """The fastest split of a step; None where there is none that is faster.
 
     Args:
         lengths: of samples in random order, at least those of one step.
         batch_size: samples of a micro-batch.
-        micro_batches: of a step, before the split.
+        micro_batches: of a step on each process, before the split.
         cost: of a micro-batch.
+        processes: processes that share the samples of a step; it takes as long as the slowest of them.
     """
-    window = batch_size * micro_batches
-    plain_s = cost.seconds(micro_batches, micro_batches * plain_tokens(lengths, batch_size))
+    window = batch_size * micro_batches * processes
+    plain_s = cost.seconds(micro_batches, step_tokens(lengths, batch_size, micro_batches, processes))
     found = [Split(micro_batches, 1.0)]
     for parts in PARTS:
         if batch_size % parts == 0 and batch_size > parts:
             num_groups = micro_batches * parts
-            seconds = cost.seconds(num_groups, split_tokens(lengths, window, num_groups))
+            seconds = cost.seconds(num_groups, split_tokens(lengths, window, num_groups, processes))
             found.append(Split(num_groups, seconds / plain_s if plain_s else 1.0))
     least = min(split.ratio for split in found)
     chosen = next(split for split in found if split.ratio <= least + SIMILAR)

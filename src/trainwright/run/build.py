@@ -487,11 +487,18 @@ def num_bytes(model: Model) -> int:
 
 @contextmanager
 def patched(
-    args: Any, model: Model, engine: Engine, *, keeps_outputs: bool, noise: AbstractContextManager[None]
+    args: Any,
+    model: Model,
+    engine: Engine,
+    *,
+    keeps_outputs: bool,
+    noise: AbstractContextManager[None],
+    is_alone: bool = False,
 ) -> Iterator[None]:
     """The model as it is in training: with what the arguments change in it, and in mixed precision.
 
-    `noise` is the context in which the trainer adds noise to its embeddings.
+    `noise` is the context in which the trainer adds noise to its embeddings. With `is_alone` the other processes do
+    not come here, so nothing is agreed with them.
     """
     from trainwright.support import patches
 
@@ -518,7 +525,7 @@ def patched(
                     keeps_outputs=keeps_outputs,
                     obstacle=engine.hides_output_layer,
                     runs_triton=runs_triton,
-                    agree=engine.agree,
+                    **({} if is_alone else {"agree": engine.agree}),
                 )
             )
         if "underflow_overflow" in args.debug:
