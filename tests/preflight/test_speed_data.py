@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from torch.utils.data import SequentialSampler
 from transformers import DataCollatorForTokenClassification
 
 from trainwright import Trainer
+from trainwright.distributed.device import Kind
 from trainwright.preflight import measure, padding, remembered, speed
 from trainwright.preflight.padding import StepCost
+from trainwright.support import patches
 
 from .._support import two_processes
 from .._support.small import StopAt, data, differing, make_trainer, models, weights
@@ -251,6 +254,75 @@ def test_padding_inside_of_samples_is_named(clock: TokenClock, tmp_path: Path) -
     items = [{**item, "attention_mask": [1, 1, *[0] * (len(item["input_ids"]) - 2)]} for item in data.sequences(70)]
     (line,) = speed.choose(made(tmp_path, clock, train_dataset=items)).lines()[1:]
     assert "of the tokens of the samples are padding" in line
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mock: the measurement takes the CPU for a device with matrix units and graphs, of which there is none here."""
+    monkeypatch.setattr(measure, "kind_of", lambda device: Kind(captures_graphs=True))
+
+
+class TileClock(TokenClock):
+    """Counts a width that is no multiple of 8 twice."""
+
+    def _add(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        super()._add(module, args, kwargs)
+        if module.training and kwargs["input_ids"].shape[1] % 8:
+            self.time += kwargs["input_ids"].numel()
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_half_precision_pads_to_multiples_where_that_is_faster(
+    clock: TokenClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiles = TileClock()
+    monkeypatch.setattr(measure, "now", tiles)
+    monkeypatch.setattr(measure.Measurement, "_split", lambda self: [])
+    collator = DataCollatorForTokenClassification(data.tokenizer())
+    trainer = made(tmp_path / "auto", tiles, bf16=True, data_collator=collator, num_train_epochs=1)
+    widths: list[int] = []
+    trainer.model.register_forward_pre_hook(
+        lambda module, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    trainer.train()
+    assert [width % 8 for width in widths[-5:]] == [0] * 5, "of the five steps"
+    assert trainer.data_collator is collator, "the user's collator is in place again"
+    assert collator.pad_to_multiple_of is None
+    assert speed.choose(trainer).settings == {"pad_to_multiple_of": 8}
+    plain = speed.choose(made(tmp_path / "fp32", tiles, data_collator=collator))
+    assert not [row for row in plain.rows if row.lever == "padding to multiples"], "which fp32 would not gain from"
+
+
+class Tried:
+    """Takes the place of a compiler, and notes the mode that it was asked for."""
+
+    def __init__(self) -> None:
+        self.modes: list[str | None] = []
+
+    @contextlib.contextmanager
+    def __call__(self, model: nn.Module, *, backend: str | None, mode: str | None) -> Iterator[None]:
+        self.modes.append(mode)
+        yield
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_blocks_are_captured_only_where_one_shape_comes_again(
+    clock: TokenClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = Tried()
+    monkeypatch.setattr(measure, "has_compiler", lambda device: True)
+    monkeypatch.setattr(measure, "COMPILE_S", 0.0)
+    monkeypatch.setattr(patches, "compiled_blocks", compiler)
+    many = speed.choose(made(tmp_path / "many", clock))
+    row = next(row for row in many.rows if row.lever == "captured blocks")
+    assert row.result.startswith("rejected: the first micro-batches have ")
+    assert compiler.modes, [row.line() for row in many.rows]
+    assert "reduce-overhead" not in compiler.modes
+    same = speed.choose(made(tmp_path / "same", clock, train_dataset=[{"input_ids": [4] * 8, "labels": [4] * 8}] * 64))
+    row = next(row for row in same.rows if row.lever == "captured blocks")
+    assert row.result == "rejected: it is not faster", "this compiler changes nothing"
+    assert row.proof.startswith("loss and gradients differ by")
+    assert "reduce-overhead" in compiler.modes
 
 
 def test_lengths_that_take_long_to_read_are_left_to_the_user(

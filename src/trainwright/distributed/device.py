@@ -34,6 +34,7 @@ class Kind:
     has_streams: bool = True  # copies out of pinned memory run beside the computation
     skips_in_optimizer: bool = True  # fused optimizers read `found_inf`, and leave the weights alone where it is set
     runs_triton: bool = False
+    captures_graphs: bool = False  # the compiler's mode "reduce-overhead" captures launches once and replays them
     block_bytes: int = 1  # the allocator rounds up to multiples of it
     scheduler_resource: str | None = None  # name by which Ray counts them
     accelerate_scales: bool = False  # accelerate makes a gradient scaler for fp16 on it, and refuses fp16 elsewhere
@@ -44,6 +45,7 @@ KINDS = {
     "cuda": Kind(
         serves_data_parallel=True,
         runs_triton=True,
+        captures_graphs=True,
         block_bytes=512,
         scheduler_resource="gpu",
         accelerate_scales=True,

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ATTENTION = "attn_implementation"  # the lever that is no field of the arguments
+PAD_TO = "pad_to_multiple_of"  # the lever that the collator is given too
+MULTIPLE = 8  # tokens: what matrix units of GPUs need in half precision. Source: NVIDIA, Matrix Multiplication Guide
 # Settings of batches that are split by length.
 SPLIT = ("train_sampling_strategy", "per_device_train_batch_size", "gradient_accumulation_steps")
 SHARE = 0.02  # share of the run's time that measuring may take
@@ -70,6 +72,7 @@ MIN_PROVED = 4  # samples with which the split of batches is proved, or a quarte
 now = perf_counter
 
 Tensors = Mapping[str, torch.Tensor]
+Shapes = tuple[torch.Size, ...]  # of the tensors of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,29 +147,35 @@ class FirstSamples:
 
     def __init__(self, loader: DataLoaderLike, number: int) -> None:
         self._loader = loader
-        self.batches, self.read_s = _read(loader, number)  # the seconds are those of one batch
+        self.batches, self.read_s, self.shapes = _read(loader, number)  # the seconds are those of one batch
         batches: Any = getattr(loader, "batch_sampler", None)
         self.groups: list[list[int]] | None = None  # indices of the samples of each batch; None: they stay together
         if isinstance(loader, DataLoader) and type(getattr(batches, "order", None)) is ShuffledOrder:
             with unchanged_random_states():
                 self.groups = [list(batch) for batch in islice(iter(batches), number)]
 
-    def collated(self, groups: Sequence[Sequence[int]]) -> list[Batch]:
-        """Returns a batch of each group of samples."""
+    def collated(self, groups: Sequence[Sequence[int]], loader: DataLoaderLike | None = None) -> list[Batch]:
+        """Returns a batch of each group of samples, made by the collator of `loader`, by default that of this one."""
         chosen = [list(group) for group in groups]
-        return list(DataLoader(self._loader.dataset, batch_sampler=chosen, collate_fn=self._loader.collate_fn))
+        collate = (loader or self._loader).collate_fn
+        return list(DataLoader(self._loader.dataset, batch_sampler=chosen, collate_fn=collate))
 
 
-def _read(loader: DataLoaderLike, number: int) -> tuple[list[Batch], float]:
-    """Returns the first batches, and the seconds in which this process reads one."""
+def _read(loader: DataLoaderLike, number: int) -> tuple[list[Batch], float, set[Shapes]]:
+    """Returns the first batches, the seconds in which this process reads one, and the shapes of all that were read."""
     marks: list[float] = []
     batches: list[Batch] = []
     with unchanged_random_states():
         for batch in first_batches(loader, max(number + 1, NUM_TIMED + 1)):
             marks.append(now())
-            batches += [batch] if len(batches) < number else []
+            batches.append(batch)
     steps = [after - before for before, after in pairwise(marks)]
-    return batches, statistics.median(steps) if steps else 0.0
+    return batches[:number], statistics.median(steps) if steps else 0.0, shapes_of(batches)
+
+
+def shapes_of(batches: Sequence[Batch]) -> set[Shapes]:
+    """Returns the shapes that batches have, each once."""
+    return {tuple(tensor.shape for tensor in tensors_of(batch)) for batch in batches}
 
 
 class Measurement:
@@ -203,6 +212,7 @@ class Measurement:
         self._kept: JSONObject = {}
         self._split_ratio = 1.0
         self._groups = self._first.groups  # samples of the first micro-batches under the settings kept so far
+        self._probe_groups: list[list[int]] = []  # samples of the micro-batches with which levers are timed
 
     # -- the samples -----------------------------------------------------------------------------------------------
 
@@ -262,6 +272,8 @@ class Measurement:
         fields = {name: value for name, value in settings.items() if name != ATTENTION}
         fields |= {"speed": None, "average_tokens_across_devices": False}  # the divisor is not shared between processes
         parts = {"lr_scheduler": None, "_created_lr_scheduler": False}
+        if (multiple := settings.get(PAD_TO)) is not None:
+            parts["data_collator"] = padding.to_multiples(trainer.data_collator, multiple)
         if "per_device_train_batch_size" not in settings:
             parts["_train_batch_size"] = trainer._train_batch_size
         return copy_of(trainer, fields, **parts)
@@ -501,11 +513,23 @@ class Measurement:
             chosen = self._first.batches[: max(int(fits), 1)]
             return chosen, each_s * len(chosen)
         if fits >= 1:
-            groups = groups[: int(fits)]
-            return self._first.collated(groups), each_s * len(groups)
+            self._probe_groups = groups[: int(fits)]
+            return self._first.collated(self._probe_groups), each_s * len(self._probe_groups)
         group = groups[0]
         rows = min(max(round(len(group) * fits), len(group) // 8, 2), len(group))
-        return self._first.collated([group[:rows]]), each_s * rows / len(group)
+        self._probe_groups = [group[:rows]]
+        return self._first.collated(self._probe_groups), each_s * rows / len(group)
+
+    def _padded_as(self, settings: JSONObject, probe: list[Batch]) -> list[Batch]:
+        """Returns the samples of the probe as a collator with these settings pads them."""
+        if PAD_TO not in settings:
+            return probe
+        return self._first.collated(self._probe_groups, self._copy(settings).get_train_dataloader())
+
+    def _shapes(self) -> set[Shapes]:
+        """Returns the shapes of micro-batches under the settings kept so far."""
+        is_split = self._groups is not None and self._groups is not self._first.groups
+        return shapes_of(self._first.collated(self._groups)) if is_split else self._first.shapes
 
     def _levers(self) -> Iterator[Lever]:
         """Those that apply to the model, the arguments and the device, the quickest to try first."""
@@ -523,9 +547,15 @@ class Measurement:
         makes_optimizer = self._trainer.optimizer is None and self._trainer.optimizer_cls_and_kwargs is None
         if makes_optimizer and args.optim == "adamw_torch":
             yield Lever("fused optimizer", {"optim": "adamw_torch_fused"}, changes_update=True)
+        can_pad = self._groups is not None and padding.pads_to_any_length(self._trainer.data_collator)
+        if can_pad and kind_of(device).is_accelerator and is_half_precision(self._trainer):
+            yield Lever("padding to multiples", {PAD_TO: MULTIPLE})
         if not args.torch_compile and has_compiler(device) and repeated_blocks(self._trainer.model):
             settings = {"torch_compile": "regional", "torch_compile_backend": "inductor"}
             yield Lever("regional compile", settings, setup_s=COMPILE_S)
+            if kind_of(device).captures_graphs:
+                replayed = settings | {"torch_compile_mode": "reduce-overhead"}
+                yield Lever("captured blocks", replayed, setup_s=COMPILE_S)
 
     def _try(self, lever: Lever, probe: list[Batch], plain: Tensors) -> Row:
         """The row of a lever on top of those kept; `plain` is loss and gradients of the probe without any."""
@@ -535,10 +565,16 @@ class Measurement:
             return replace(row, ratio=known, result="rejected: it was not faster in an earlier run")
         if (kernel := lever.settings.get("loss_kernel")) is not None and (reason := self._unused(kernel)):
             return replace(row, result=f"rejected: {reason}")
+        if "torch_compile_mode" in lever.settings and (num_shapes := len(self._shapes())) > 1:
+            return replace(row, result=f"rejected: the first micro-batches have {num_shapes} shapes; it needs one")
         settings = self._kept | lever.settings
         updates = lever.changes_update
         plain = self._tried({}, probe, updates=True) if updates else plain
-        before_s = self._timed(self._kept, probe, updates=updates) if known is None else 0.0
+        unpadded = probe
+        before_s = (
+            self._timed(self._kept, self._padded_as(self._kept, probe), updates=updates) if known is None else 0.0
+        )
+        probe = self._padded_as(settings, probe)
         limit = allowed_gap(self._trainer)
         seconds = None
         with self._trying(settings) as copied:
@@ -548,7 +584,7 @@ class Measurement:
                 seconds = self._seconds(copied, probe, updates=updates)
         proof = f"{'the update differs' if updates else 'loss and gradients differ'} by {difference:.1e}"
         if difference > limit and not updates:  # it may be that only the draws of dropout are others
-            plain = self._tried_without_dropout({}, probe)
+            plain = self._tried_without_dropout({}, unpadded)
             difference = _difference(self._tried_without_dropout(settings, probe), plain)
             proof = f"without dropout loss and gradients differ by {difference:.1e}"
         row = replace(row, proof=proof)
@@ -646,6 +682,12 @@ class Measurement:
         found = [np.asarray(mask) for mask in masks if mask is not None]
         total = sum(mask.size for mask in found)
         return 1 - sum(float(mask.sum()) for mask in found) / total if total else 0.0
+
+
+def is_half_precision(trainer: AnyTrainer) -> bool:
+    """Returns whether a model computes in 16 bits."""
+    dtype = next((p.dtype for p in trainer.model.parameters() if p.is_floating_point()), torch.float32)
+    return dtype.itemsize == 2 or getattr(trainer.args, "mixed_precision", "no") in ("fp16", "bf16")
 
 
 def _key(lever: Lever) -> str:

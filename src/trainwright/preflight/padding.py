@@ -12,8 +12,10 @@ Worked example: lengths 48 30 20 10, and costs of 5, 10 and 1. One batch takes 5
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -69,6 +71,21 @@ class OtherBatches:
     settings: JSONObject
     ratio: float
     note: str = ""  # what else there is to do
+
+
+def pads_to_any_length(collator: object) -> bool:
+    """Returns whether a collator, as those of transformers, pads to the longest sample and has a multiple to set."""
+    is_made_of_fields = dataclasses.is_dataclass(collator) and not isinstance(collator, type)
+    return is_made_of_fields and getattr(collator, "pad_to_multiple_of", 0) is None
+
+
+def to_multiples(collator: Any, multiple: int) -> Any:
+    """Returns a copy of a collator that pads to multiples of a number of tokens; one that does not pad is unchanged."""
+    if not pads_to_any_length(collator):
+        return collator
+    padding = copy.copy(collator)  # not `dataclasses.replace`, which would run the constructor once more
+    padding.pad_to_multiple_of = multiple
+    return padding
 
 
 def plain_tokens(lengths: Lengths, batch_size: int) -> float:

@@ -22,7 +22,8 @@ from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.errors import ModelError
 from trainwright.loop.extension import Extension, Run
 from trainwright.optim.factory import steps_in_backward
-from trainwright.preflight.measure import ATTENTION, SPLIT, Choice, Measurement, in_words
+from trainwright.preflight.measure import ATTENTION, PAD_TO, SPLIT, Choice, Measurement, in_words
+from trainwright.preflight.padding import to_multiples
 from trainwright.preflight.trainer_copy import AnyTrainer, left_as_it_was
 from trainwright.run import console
 from trainwright.run.internals import Internals
@@ -41,6 +42,7 @@ class SpeedLevers(Extension):
         self._choice = Choice()
         self._before: dict[str, Any] = {}
         self._batch_size = 0
+        self._collator: Any = None
         self._attention = ExitStack()
 
     def model_ready(self, run: Run) -> None:
@@ -59,6 +61,9 @@ class SpeedLevers(Extension):
         vars(args).update(fields, speed=choice.settings)
         if "per_device_train_batch_size" in fields:
             trainer._train_batch_size = args.train_batch_size
+        self._collator = trainer.data_collator
+        if (multiple := choice.settings.get(PAD_TO)) is not None:
+            trainer.data_collator = to_multiples(trainer.data_collator, multiple)
         self._attention.enter_context(with_attention(trainer.model, choice.settings.get(ATTENTION)))
 
     def facts(self) -> JSONObject:
@@ -72,6 +77,8 @@ class SpeedLevers(Extension):
             vars(self._trainer.args).update(self._before)
             if "per_device_train_batch_size" in self._before:
                 self._trainer._train_batch_size = self._batch_size
+            if PAD_TO in self._before:
+                self._trainer.data_collator = self._collator
         self._trainer = None
 
 

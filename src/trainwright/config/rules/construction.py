@@ -101,9 +101,11 @@ LEVERS = (
     "gradient_accumulation_steps",
     "loss_kernel",
     "optim",
+    "pad_to_multiple_of",
     "per_device_train_batch_size",
     "torch_compile",
     "torch_compile_backend",
+    "torch_compile_mode",
     "train_sampling_strategy",
 )
 
