@@ -55,7 +55,7 @@ from trainwright.run.pickling import restore, state_of
 from trainwright.run.published import owned_by
 from trainwright.run.refusal import unchanged_if_refused, with_known_keywords
 from trainwright.run.run import Run
-from trainwright.state.progress import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING
+from trainwright.state.progress import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING, WAITING
 from trainwright.state.recorded_metrics import METRICS
 from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -1231,7 +1231,12 @@ class Trainer:
         count = rule.count(batch_samples)
         if count is None:
             return None
-        total = self._engine.sum(count) if rule.num_processes > 1 else count
+        total = count
+        if rule.num_processes > 1:
+            clock = self._run.progress.clock
+            before = clock.mark(WAITING)
+            total = self._engine.sum(count)
+            clock.mark(before)
         return total.to(device, torch.float32)  # divides a sum of half precision without rounding
 
     def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
@@ -1593,8 +1598,11 @@ class Trainer:
 
     def store_flos(self) -> None:
         """Moves the operations counted since the last call into `state.total_flos`; all processes call it."""
-        self._run.extensions.settle_all()
-        self._run.progress.settle()
+        extensions = self._run.extensions
+        extensions.settle_all()
+        mine = extensions.shares() if self._run.progress.has_others else []
+        if rows := self._run.progress.settle([number for numbers in mine for number in numbers]):
+            extensions.tell_shared(mine, rows)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Records values and tells the callbacks; adds the epoch, and the tokens where they are counted.

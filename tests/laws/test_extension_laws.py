@@ -54,7 +54,14 @@ class Broken(Exception):
 
 
 def _noting(event: str) -> Any:
-    results = {"decide": Decision.APPLY, "facts": {}, "log": {}, "evaluated": {}, "state_dict": {"number": 1}}
+    results = {
+        "decide": Decision.APPLY,
+        "facts": {},
+        "log": {},
+        "evaluated": {},
+        "share": [1.0],
+        "state_dict": {"number": 1},
+    }
 
     def note(self: Diary, *args: Any) -> Any:
         self._note(event)
@@ -231,6 +238,9 @@ def test_extensions_together_train_as_alone(
         assert all(overrides(extension, event) for extension in listening), event
 
 
+OF_SEVERAL = ("share", "shared")  # told where several processes train: test_slow_rank_laws.py
+
+
 def overrides(extension: Extension, event: str) -> bool:
     return getattr(type(extension), event) is not getattr(Extension, event)
 
@@ -254,7 +264,7 @@ def test_the_lower_order_comes_first_and_last_at_the_end(tmp_path: Path) -> None
     trainer.train(resume_from_checkpoint=True)
     in_order = ["early", "middle", "late"]
     for event in FORWARD:
-        if event not in ("refused",):
+        if event not in ("refused", *OF_SEVERAL):
             found = events_of(entries, event)
             assert found, event
             assert found == in_order * (len(found) // 3), event
@@ -424,7 +434,7 @@ class Diaries(Diary):
         return Decision.SKIP if facts.step == 2 else Decision.APPLY
 
 
-@pytest.mark.parametrize("event", [event for event in EVENTS if event not in ("rewind", "on_error")])
+@pytest.mark.parametrize("event", [event for event in EVENTS if event not in ("rewind", "on_error", *OF_SEVERAL)])
 def test_an_error_in_an_event_ends_the_run_and_names_its_extension(event: str, tmp_path: Path) -> None:
     if event in ("load", "load_state_dict"):
         before = doubles.trainer(tmp_path, settings=WITH_ALL_EVENTS | {"max_steps": 1}, eval_dataset=doubles.samples(4))

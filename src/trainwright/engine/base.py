@@ -346,6 +346,11 @@ class Engine:
         """True if the main process reads the training data for all."""
         return self.num_replicas > 1 and bool(self._plan.loaders.dispatch_batches)
 
+    @property
+    def waits_in_forward(self) -> bool:
+        """True if a forward pass waits for other processes, as where it gathers weights."""
+        return False
+
     def dispatch(self, dataloader: DataLoaderLike) -> Any:
         """Has the main process read the batches for all processes, and gives each process its part of each batch."""
         return dataloader

@@ -246,6 +246,10 @@ class DeepSpeedEngine(DistributedEngine):
         return nullcontext({"synced_gpus": True} if self._stage == 3 and self._world_size > 1 else {})
 
     @property
+    def waits_in_forward(self) -> bool:
+        return self._stage == 3
+
+    @property
     def _stage(self) -> int:
         return int(settings.get(self._config, "zero_optimization.stage") or 0)
 

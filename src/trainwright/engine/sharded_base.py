@@ -44,6 +44,10 @@ class ShardedEngine(DistributedEngine):
     def _sharded_of(self, model: nn.Module) -> nn.Module | None:
         """Returns the module that holds the shards of a model; None: the model is whole."""
 
+    @property
+    def waits_in_forward(self) -> bool:
+        return True
+
     def place(self, model: nn.Module) -> nn.Module:
         return model  # a device may have room for a shard only: a model is moved when it is sharded, or was before
 

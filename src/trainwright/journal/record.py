@@ -45,7 +45,7 @@ JOURNAL_NAME = "journal.jsonl"
 PACKAGES = ("trainwright", "torch", "transformers", "accelerate", "datasets", "peft", "numpy", "safetensors")
 SECRET = re.compile("token(?!izer|s_seen)|secret|password|api_?key")  # in the names of arguments
 # Kinds of entries that belong to a step, so that a resume from an earlier one supersedes them.
-OF_A_STEP = ("log", "evaluation", "save", "delivered", "incident", "warning", "command")
+OF_A_STEP = ("log", "evaluation", "save", "delivered", "incident", "warning", "command", "slow_rank")
 BEGIN_A_FILE = ("log", "evaluation", "save")
 
 Entry = dict[str, Any]  # Any: whatever JSON holds

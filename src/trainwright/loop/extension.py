@@ -9,7 +9,7 @@ overrides costs nothing in a step. The events of one step, in order:
     decide        all gradients are there: is the update made?
     refused       the update was not made (perhaps known only later, on an accelerator)
     after_step    the step is counted
-    settle, log, evaluated, before_save
+    settle, share, shared, log, evaluated, before_save
                   where a log, an evaluation or a save is due
     committed     the checkpoint is on the disk, perhaps several steps later
     rewind        in place of all that follows, where the step does not count
@@ -235,6 +235,16 @@ class Extension:
     def settle(self) -> None:
         """A log or a save comes: reads back what is still on the device. All processes call it together."""
 
+    def share(self) -> list[float]:
+        """Returns numbers that all processes get to know, as many each time; after `settle`, where several train.
+
+        They travel with the counts that processes exchange for a log or a save, so they cost no message of their own.
+        """
+        return []
+
+    def shared(self, rows: list[list[float]]) -> None:
+        """Takes what `share` returned in each process, by rank, itself included."""
+
     def log(self) -> dict[str, float]:
         """Returns values by name for the log that is due, after `settle`."""
         return {}
@@ -317,6 +327,8 @@ FORWARD = (
     "after_step",
     "after_epoch",
     "settle",
+    "share",
+    "shared",
     "log",
     "evaluated",
     "before_save",
@@ -350,6 +362,8 @@ class Extensions:
     after_step: tuple[Callable[[Run], None], ...]
     after_epoch: tuple[Callable[[Run], None], ...]
     settle: tuple[Callable[[], None], ...]
+    share: tuple[Callable[[], list[float]], ...]
+    shared: tuple[Callable[[list[list[float]]], None], ...]
     log: tuple[Callable[[], dict[str, float]], ...]
     evaluated: tuple[Callable[[Run, Evaluate], dict[str, float]], ...]
     before_save: tuple[Callable[[Run], None], ...]
@@ -421,6 +435,7 @@ class Extensions:
             setattr(self, event, methods[::-1] if event in REVERSED else methods)
         self.needs_outputs = any(one.needs_outputs for one in self._all)
         self._rewindable = [one for one, events in heard if "rewind" in events]
+        self._sharing = [one for one, events in heard if "share" in events]
         self._stateful = [one for one, events in heard if "state_dict" in events]
 
     def marks(self) -> list[tuple[Extension, Mark]]:
@@ -452,6 +467,17 @@ class Extensions:
         """Lets the extensions read back what is still on the device."""
         for settle in self.settle:
             settle()
+
+    def shares(self) -> list[list[float]]:
+        """Returns the numbers of each extension that shares some."""
+        return [share() for share in self.share]
+
+    def tell_shared(self, mine: list[list[float]], rows: list[list[float]]) -> None:
+        """Gives each extension its numbers of all processes; `mine` are those that `shares` returned."""
+        start = 0
+        for one, own in zip(self._sharing, mine, strict=True):
+            one.shared([row[start : start + len(own)] for row in rows])
+            start += len(own)
 
     def logged(self) -> dict[str, float]:
         """Returns the values of all extensions for a log."""

@@ -49,6 +49,7 @@ TIMED = {"start": "", "resume": "", "log": "training", "evaluation": "evaluation
 PHASES = {
     "data": "Data",
     "host_to_device": "Data",
+    "waiting": "Waiting for processes",
     "training": "Training",
     "forward": "Forward pass",
     "backward": "Backward pass",
@@ -329,6 +330,7 @@ def tables(record: Record) -> list[str]:
                 for row in levers
             ],
         ),
+        table("Processes, milliseconds of a step", processes(record)),
         *(
             card(f"Traceback of step {entry['step']}", f"<pre>{html.escape(entry.get('traceback', ''))}</pre>")
             for entry in record.of("failed")
@@ -357,6 +359,16 @@ def tables(record: Record) -> list[str]:
         table("All arguments", [*flat(start.get("arguments", {})).items()], is_folded=True),
     ]
     return [part for part in parts if part]
+
+
+def processes(record: Record) -> list[tuple[object, ...]]:
+    """Returns the times of a step by process, the slowest first; empty for a run of one process."""
+    found = record.of("processes")
+    rows = found[-1]["milliseconds_a_step"] if found else []
+    phases = [name for name in rows[0] if name not in ("rank", "host", "device")] if rows else []
+    names = [f"{row['rank']} ({row['host']}, {row['device']})" for row in rows]
+    lines = [(name, *(f"{row[phase]:.1f}" for phase in phases)) for name, row in zip(names, rows, strict=True)]
+    return [("", *(name.replace("_", " ") for name in phases)), *lines] if rows else []
 
 
 def described(data: Entry, name: str = "") -> list[tuple[str, str]]:

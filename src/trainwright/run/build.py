@@ -212,6 +212,10 @@ def extensions_of_training(
         from trainwright.extensions.loss_scale.extension import SkippedUpdates
 
         found.append(SkippedUpdates(engine))
+    if engine.num_replicas > 1:
+        from trainwright.extensions.slow_ranks.extension import SlowRanks
+
+        found.append(SlowRanks(engine, folder))
     if (plan := resolve.average(args)) is not None:
         from trainwright.extensions.averages.extension import WeightAverages
 

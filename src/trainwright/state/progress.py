@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any
@@ -17,6 +17,7 @@ from trainwright.state.recorded_metrics import RecordedMetrics
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 DATA = "data"  # waiting for the loader
+WAITING = "waiting"  # for the other processes, which count the labels of the same window
 HOST_TO_DEVICE = "host_to_device"
 FORWARD = "forward"
 BACKWARD = "backward"
@@ -134,17 +135,28 @@ class Progress:
         self.state.epoch = epoch
         self.meter.end_step()
 
-    def settle(self) -> None:
-        """Adds the counted operations and tokens of all processes to the record. All processes call it together."""
+    def settle(self, shared: Sequence[float] = ()) -> list[list[float]]:
+        """Adds the counted operations and tokens of all processes to the record. All processes call it together.
+
+        Returns the numbers `shared`, as many in each process, of all of them by rank; none for a single process.
+        """
         counted = [float(self.flos), float(self.tokens)]
+        of_all: list[list[float]] = []
         if self._collect is not None:
-            rows = self._collect(torch.tensor([*counted, self.recorded.num_bytes()], dtype=torch.float64))
-            *counted, num_bytes = torch.cat([rows[:, :2].sum(dim=0), rows[:, 2:].amax(dim=0)]).tolist()
+            rows = self._collect(torch.tensor([*counted, self.recorded.num_bytes(), *shared], dtype=torch.float64))
+            *counted, num_bytes = torch.cat([rows[:, :2].sum(dim=0), rows[:, 2:3].amax(dim=0)]).tolist()
             self.recorded.agreed_bytes = int(num_bytes)
+            of_all = rows[:, 3:].tolist() if shared else []
         flos, tokens = counted
         self.state.total_flos += flos
         self.state.num_input_tokens_seen += int(tokens)
         self.flos = self.tokens = 0
+        return of_all
+
+    @property
+    def has_others(self) -> bool:
+        """Returns True if other processes train other samples."""
+        return self._collect is not None
 
     def settle_tokens(self) -> None:
         """Adds the counted tokens to the record, if this is the only process; several use `settle`."""

@@ -1,0 +1,1 @@
+"""Names processes that the others wait for."""

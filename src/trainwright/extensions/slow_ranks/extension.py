@@ -1,0 +1,244 @@
+"""Names the process that the others wait for, with its host, its device, and the phase in which it loses the time.
+
+Processes that train together wait for each other in each step, so all of them take the time of the slowest, and none
+looks slow by itself. What differs is the time that a process works before it waits. Each one measures it by the clock
+of the run, and the seconds travel with the numbers that the processes exchange for each log and each save.
+
+    own work = reading + copies to the device + saving + 3 x forward pass
+
+A backward pass takes twice the operations of a forward pass (Kaplan et al. 2020, arXiv:2001.08361, section 2.1); it is
+not measured itself, because gradients are averaged within it and the waiting is there. Where forward passes wait too
+(weights that are gathered, layers in parts), they do not count, and the other phases are compared with a whole step.
+
+    slow     own work >= 1.25 x the median of the others, for 20 steps
+    waiting  time in the backward pass beyond that of the process with the shortest one, and until all have counted
+             the labels of a window
+
+On a CPU the times are those of the host. On an accelerator, which works while the host goes on, the forward pass is the
+time on the device from the beginning of a step to the end of its first forward pass: two events, read at the next log.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainwright.distributed.device import kind_of
+from trainwright.distributed.world import World
+from trainwright.engine.base import Engine
+from trainwright.journal.record import live_journal
+from trainwright.loop.extension import Extension, MicroBatch, Run
+from trainwright.state.progress import BACKWARD, DATA, FORWARD, HOST_TO_DEVICE, SAVING, WAITING
+
+logger = logging.getLogger(__name__)
+
+PHASES = (DATA, HOST_TO_DEVICE, FORWARD, BACKWARD, SAVING, WAITING)
+WORDS = {
+    DATA: ("reading data", "Look at its disk, its workers (dataloader_num_workers) and what else runs on its host."),
+    HOST_TO_DEVICE: ("copies to the device", "Look at what else runs on its host."),
+    FORWARD: ("the forward pass", "Look at the clock and temperature of its device, and at what else runs on it."),
+    SAVING: ("saving", "async_save=True writes beside the training."),
+}
+SLOWER = 1.25  # times the work of the others from which a process counts as slow
+NUM_STEPS = 20  # for which it must be
+LEAST_S = 0.01  # in a step; below it differences are those of a busy host
+BACKWARD_WORK = 2  # forward passes that a backward pass takes
+MOST_NAMED = 8  # processes that are looked at in one log, the slowest first
+MOST_KEPT = 64  # processes in the journal's table
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A process that the others wait for."""
+
+    rank: int  # of the process, or of the first one of those that share a copy of the model
+    phase: str  # in which it loses most
+    ratio: float  # its own work, in that of the others
+    lost_s: float  # in a step
+
+
+def slow_ranks(seconds: Any, step_s: float, *, waits_in_forward: bool) -> list[Slow]:
+    """Returns the slow processes, the slowest first.
+
+    Args:
+        seconds: float64 array (processes, `PHASES`), seconds of a step.
+        step_s: seconds of a whole step, which all of them take.
+        waits_in_forward: time in the forward pass is no work of the process alone.
+    """
+    weights = np.array([1.0, 1.0, 0.0 if waits_in_forward else 1.0 + BACKWARD_WORK, 0.0, 1.0, 0.0])
+    own = seconds @ weights
+    found = []
+    for rank in np.argsort(-own, kind="stable")[:MOST_NAMED]:
+        others = np.delete(np.arange(len(own)), rank)
+        median = float(np.median(own[others]))
+        lost_s = float(own[rank]) - median
+        plain_s = step_s - lost_s if waits_in_forward else median
+        if lost_s < LEAST_S or lost_s < (SLOWER - 1) * plain_s:
+            continue
+        beyond = (seconds[rank] - np.median(seconds[others], axis=0)) * weights
+        found.append(Slow(int(rank), PHASES[int(beyond.argmax())], 1 + lost_s / max(plain_s, 1e-9), lost_s))
+    return found
+
+
+class SlowRanks(Extension):
+    """Compares the times of all processes at each log, and names those that are slow.
+
+    Args:
+        engine: of the run, of several processes.
+        folder: where the run writes its journal.
+    """
+
+    name = "slow_ranks"
+    order = 95
+
+    def __init__(self, engine: Engine, folder: str) -> None:
+        self._engine = engine
+        self._folder = folder
+        self._has_events = kind_of(engine.device).has_streams
+        self._spans: list[tuple[torch.Event, torch.Event]] = []
+        self._is_first = False  # of the micro-batches of a step
+        self._begun: torch.Event | None = None
+        self._run: Run | None = None
+        self._before = dict[str, float]()  # seconds by phase at the last exchange
+        self._step_before = 0
+        self._is_warm = False  # the first exchange is over: what starts up is in it
+        self._slow_since: dict[int, int] = {}  # rank -> step before which it was not slow
+        self._named: dict[int, str] = {}  # rank -> phase
+        self._places: list[tuple[int, str, str]] = []  # rank, host and device of each replica
+        self._total: Any = None  # seconds of each rank by phase
+        self._num_steps = 0  # over which they are summed
+
+    def listens_to(self) -> set[str]:
+        """Leaves the events of a step out where the host's clock knows its times."""
+        events = super().listens_to()
+        return events if self._has_events else events - {"window", "micro_batch"}
+
+    def begin(self, run: Run) -> None:
+        """Begins to count."""
+        self._run = run
+        self._before = run.progress.clock.read()
+        self._step_before = run.progress.state.global_step
+        mine = World.of_process().process_index, socket.gethostname(), str(self._engine.device)
+        self._places = self._engine.objects_of_replicas(mine)
+        self._total = np.zeros((len(self._places), len(PHASES)))
+
+    def window(self, batches: object) -> None:
+        """Marks the beginning of a step on the device."""
+        self._is_first = True
+        self._begun = torch.Event(self._engine.device, enable_timing=True)
+        self._begun.record()
+
+    def micro_batch(self, batch: MicroBatch) -> None:
+        """Marks the end of the first forward pass of a step on the device."""
+        if self._is_first and self._begun is not None:
+            self._is_first = False
+            ended = torch.Event(self._engine.device, enable_timing=True)
+            ended.record()
+            self._spans.append((self._begun, ended))
+
+    def share(self) -> list[float]:
+        """Returns the steps since the last exchange, the seconds of all of it, and those of each phase."""
+        assert self._run is not None, "begin comes first"
+        progress = self._run.progress
+        now = progress.clock.read()
+        since = {phase: now.get(phase, 0.0) - self._before.get(phase, 0.0) for phase in PHASES}
+        steps = progress.state.global_step - self._step_before
+        self._before = now
+        self._step_before = progress.state.global_step
+        if self._has_events:
+            since[FORWARD] = self._forward_s(steps)
+        return [float(steps), *(since[phase] for phase in PHASES)]
+
+    def _forward_s(self, num_steps: int) -> float:
+        """Returns the seconds of forward passes on the device, by those of them that are over."""
+        spans = [(begun, ended) for begun, ended in self._spans if ended.query()]
+        self._spans = []
+        if not spans or self._run is None:
+            return 0.0
+        mean_ms = sum(begun.elapsed_time(ended) for begun, ended in spans) / len(spans)
+        return mean_ms / 1000 * num_steps * self._run.plan.micro_batches
+
+    def shared(self, rows: list[list[float]]) -> None:
+        """Compares the times of all processes."""
+        steps = int(rows[0][0])
+        if steps == 0 or self._run is None:
+            return
+        if not self._is_warm:
+            self._is_warm = True
+            return
+        seconds = np.array([row[1:] for row in rows])
+        self._total += seconds
+        self._num_steps += steps
+        each = seconds / steps
+        step_s = float(each.sum(axis=1).max())
+        step = self._run.progress.state.global_step
+        waits = self._engine.waits_in_forward
+        found = {slow.rank: slow for slow in slow_ranks(each, step_s, waits_in_forward=waits)}
+        self._slow_since = {rank: self._slow_since.get(rank, step - steps) for rank in found}
+        for rank, slow in found.items():
+            if step - self._slow_since[rank] >= NUM_STEPS and self._named.get(rank) != slow.phase:
+                self._named[rank] = slow.phase
+                self._tell(slow, step)
+        for rank in [rank for rank in self._named if rank not in found]:
+            del self._named[rank]
+            if self._is_main:
+                logger.warning("Process %d is as fast as the others again, at step %d.", self._places[rank][0], step)
+
+    @property
+    def _is_main(self) -> bool:
+        return self._run is not None and self._run.progress.state.is_world_process_zero
+
+    def _tell(self, slow: Slow, step: int) -> None:
+        if not self._is_main:
+            return
+        rank, host, device = self._places[slow.rank]
+        where, cure = WORDS[slow.phase]
+        since = self._slow_since[slow.rank]
+        logger.warning(
+            "Process %d (%s, %s) is slow: since step %d it needs %.2f times as long for its own work as the other "
+            "processes, which wait for it, about %s in each step. It loses most in %s. %s",
+            rank,
+            host,
+            device,
+            since,
+            slow.ratio,
+            f"{slow.lost_s:.2f} s" if slow.lost_s >= 0.1 else f"{slow.lost_s * 1000:.0f} ms",
+            where,
+            cure,
+        )
+        if (journal := live_journal(self._folder)) is not None:
+            facts = {"rank": rank, "host": host, "device": device, "phase": slow.phase}
+            journal.write("slow_rank", step=step, since=since, ratio=round(slow.ratio, 3), **facts)
+
+    def finish(self, run: Run) -> None:
+        """Writes the times of the processes into the journal, those of the slowest first."""
+        journal = live_journal(self._folder) if self._is_main else None
+        if journal is not None and self._num_steps:
+            journal.write("processes", step=run.progress.state.global_step, **self._table())
+
+    def _table(self) -> dict[str, Any]:
+        """Returns milliseconds of a step by process and phase."""
+        each = 1000 * self._total / self._num_steps
+        backward = PHASES.index(BACKWARD)
+        waiting = each[:, backward] - each[:, backward].min()
+        own = each.sum(axis=1) - each[:, backward]
+        rows = []
+        for rank in np.argsort(-own, kind="stable")[:MOST_KEPT]:
+            times = {phase: round(float(ms), 3) for phase, ms in zip(PHASES, each[rank], strict=True)}
+            times[BACKWARD] = round(float(each[rank, backward] - waiting[rank]), 3)
+            host, device = self._places[rank]
+            rows.append(
+                {"rank": int(rank), "host": host, "device": device, **times, "waiting": round(float(waiting[rank]), 3)}
+            )
+        return {"steps": self._num_steps, "milliseconds_a_step": rows}
+
+    def close(self) -> None:
+        """Lets go of the run."""
+        self._run = None
+        self._begun = None
+        self._spans = []
