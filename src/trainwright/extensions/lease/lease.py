@@ -70,7 +70,7 @@ class Holder:
     def parse(cls, values: object) -> Holder | None:
         """Returns the holder described by the values of a file; None if they are not a lease."""
         try:
-            holder = cls(**values)  # invalid values raise TypeError
+            holder = cls(**values)  # type: ignore[arg-type]  # invalid values raise TypeError
         except TypeError:
             return None
         return holder if holder._is_sound() else None
