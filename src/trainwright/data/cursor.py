@@ -195,9 +195,9 @@ def raise_another_order(cursor: Cursor, now: OrderKind) -> NoReturn:
     """Raises DataError with both orders: the order of the current epoch cannot be restored."""
     before = cursor.order or {}
     if is_same_order({**before, "lengths": None}, {**now, "lengths": None}):
-        what = f"is in {_named(before, now)}, and the lengths of its samples have changed"
+        what = f"has the order of {_named(before, now)}, but the lengths of its samples have changed"
     else:
-        what = f"uses the order {_named(before, now)}, but this run uses {_named(now, before)}"
+        what = f"has the order of {_named(before, now)}, but this run has the order of {_named(now, before)}"
     raise DataError(
         f"The checkpoint was saved in the middle of epoch {cursor.epoch + 1}. That epoch {what}, so the remaining "
         "samples are unknown. Resume with the same settings and data, or restart that epoch with "
