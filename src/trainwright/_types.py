@@ -64,7 +64,7 @@ IGNORE_INDEX = -100  # label value that the loss ignores
 
 
 class TailBatch(Batch):
-    """A batch from the end of an epoch, whose samples are split unevenly over the processes.
+    """A batch from the end of an epoch, with its samples split unevenly over the processes.
 
     All other batches are plain.
 
@@ -338,7 +338,7 @@ def is_count(value: object) -> bool:
 
 
 def has_length(thing: object) -> TypeGuard[Any]:
-    """Returns True if `len(thing)` works; a dataset whose `__len__` raises counts as having no length.
+    """Returns True if `len(thing)` works; a dataset counts as having no length if its `__len__` raises.
 
     Args:
         thing: any object.
@@ -355,7 +355,7 @@ def has_length(thing: object) -> TypeGuard[Any]:
 def optional_class(module: str, name: str) -> type | None:
     """Returns the class `name` of an optional package if the package is already loaded; never imports it.
 
-    An object can only be an instance of a class whose module is loaded, so this suffices for `isinstance`.
+    An object can only be an instance of a class if its module is loaded, so this suffices for `isinstance`.
     """
     return getattr(sys.modules.get(module), name, None)
 

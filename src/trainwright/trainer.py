@@ -282,7 +282,7 @@ class Trainer:
             self._engine.place(model)
 
     def _adopt_model(self, model: Any) -> None:
-        """Prepares a model for training: the given one, and each one that `model_init` makes."""
+        """Prepares a model for training: the given model, and each model that `model_init` makes."""
         if self.place_model_on_device:
             self._move_model_to_device(model, self.args.device)
         self.model = self.model_wrapped = model
@@ -664,7 +664,8 @@ class Trainer:
         if eval_dataset is None and self.eval_dataset is None:
             raise DataError("Evaluation needs an eval_dataset; pass one to Trainer or to evaluate().")
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        has_one_each = behaviour_of(self.args).keeps_eval_loader_per_dataset  # else one for all unnamed sets
+        # otherwise a single loader for all unnamed sets
+        has_one_each = behaviour_of(self.args).keeps_eval_loader_per_dataset
         is_own = dataset is self.eval_dataset or not has_one_each
         key = "eval" if is_own else "other"
         if isinstance(dataset, str):
@@ -923,7 +924,7 @@ class Trainer:
 
         Args:
             sample_ids: indices in `train_dataset`; positions from 0 in a stream of fixed order; or values of `column`.
-            column: a column of the stream whose values identify the rows.
+            column: a column of the stream, with values that identify the rows.
 
         Raises:
             DataError: an id matches no sample of this dataset, or no sample would remain.
@@ -1685,8 +1686,8 @@ class Trainer:
         collator, which may run in another process, adds the entry `"_metrics"` to its batch: `{name: value}`, or
         `{name: {"value": ..., "weight": ..., "reduce": ...}}`; it is recorded and removed before `forward`.
 
-        Numbers of a step whose update a guard refuses are dropped with the step. Numbers recorded since the last log
-        are saved in checkpoints. Outside of training and evaluation, nothing is recorded.
+        If a guard refuses the update of a step, the numbers of the step are dropped. Numbers recorded since the last
+        log are saved in checkpoints. Outside of training and evaluation, nothing is recorded.
 
         Args:
             name: name of the logged value; an evaluation adds its prefix (`eval_...`).

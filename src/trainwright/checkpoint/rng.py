@@ -50,7 +50,7 @@ def restore(states: States) -> None:
 def plain(states: Any) -> Any:
     """Returns states with numbers, strings and lists in place of numpy's arrays, in the form that transformers reads.
 
-    A loader's states are among those of the generators, under their own names; None stays None.
+    A loader's states are stored with the generators' states, under their own names; None stays None.
     """
     if not isinstance(states, dict):
         return states

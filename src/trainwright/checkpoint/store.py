@@ -262,7 +262,7 @@ class CheckpointStore:
         _delete(going)
 
     def clean(self) -> None:
-        """Removes incomplete checkpoints of dead processes on this machine; those of live ones stay."""
+        """Removes incomplete checkpoints of dead processes on this machine; live processes' checkpoints stay."""
         self._finish_commits()
         for path, _ in self._left_over():
             _delete(path)
@@ -289,7 +289,7 @@ class CheckpointStore:
         return found
 
     def latest(self, why_not: Callable[[Checkpoint], str | None] = Checkpoint.find_problem) -> Checkpoint | None:
-        """Returns the newest checkpoint without a problem; warns about newer ones that have one, with the reason."""
+        """Returns the newest checkpoint without a problem; warns about newer ones with a problem, and names it."""
         self._finish_commits()
         for checkpoint in _newest_first(self.root):
             problem = checkpoint.non_finite_mark or why_not(checkpoint)
@@ -431,7 +431,7 @@ class Keep:
 
 
 def to_remove(saved: Iterable[Saved], keep: Keep, *, newest: int, best: int | None = None) -> set[int]:
-    """Returns the steps of one run whose checkpoints may be deleted after saving `newest`; `best` is the best."""
+    """Returns the steps of one run's checkpoints that may be deleted after saving `newest`; `best` is the best."""
     behind = sorted((one for one in saved if one.step <= newest), key=lambda one: one.step)
     if keep.last is None:
         return set()

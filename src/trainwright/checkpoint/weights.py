@@ -218,7 +218,7 @@ def make_pretrained(
 ) -> nn.Module:
     """Makes a model of transformers from a directory's `config.json` and safetensors; runs no code and no pickles.
 
-    `found` are already read weights; None reads those of the directory. Raises ModelError if transformers has no such
+    `found` are already read weights; None reads the directory's weights. Raises ModelError if transformers has no such
     model, or it does not fit the files.
     """
     import transformers

@@ -285,7 +285,7 @@ def difference(first: Path, second: Path, *, number: int) -> JSONObject:
 
     Returns:
         `rows`: at most `number` rows with mean loss and visits in both, largest change first. `only_first`,
-        `only_second`: names of rows in one run only. `changed`: rows whose content differs in the second run.
+        `only_second`: names of rows in one run only. `changed`: rows with different content in the second run.
 
     Raises:
         DataError: a ledger is missing, or rows cannot be matched.

@@ -101,7 +101,7 @@ class LoaderWorkers:
         return f"Worker {number} (process {self._processes[number].pid})"
 
     def _late_one(self, stacks: Pipe) -> tuple[int, str]:
-        """Returns the worker whose turn it is, or the next one that is not idle, and its stack."""
+        """Returns the current worker, or the next one that is not idle, and its stack."""
         num = len(self._processes)
         turns = [number % num for number in range(self.num_given, self.num_given + num)]
         for number in turns:

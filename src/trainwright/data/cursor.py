@@ -168,7 +168,7 @@ def plan_resume(
 
 
 def check_same_data(cursor: Cursor, num_samples: int | None, unit: str | None = None) -> None:
-    """Raises DataError in the middle of an epoch whose number of samples, or grouping, has changed."""
+    """Raises DataError in the middle of an epoch if its number of samples, or their grouping, has changed."""
     if cursor.samples > 0 and cursor.unit != unit:
         then, now = (one or "single samples" for one in (cursor.unit, unit))
         raise DataError(

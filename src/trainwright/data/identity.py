@@ -223,7 +223,7 @@ class Followed:
     Attributes:
         numbers: for each sample found, the current numbers of the samples with its name or content.
         moved: samples with a new name, and that name.
-        changed: samples whose name now belongs to other content, and whose content is not found elsewhere.
+        changed: samples with a name that now belongs to other content, and with content not found elsewhere.
         gone: samples of which neither the name nor the content exists any more.
         unmatched: samples known only by name, in a source that has changed.
     """

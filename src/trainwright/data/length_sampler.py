@@ -197,7 +197,7 @@ def batch_order_of(dataloader: object) -> BatchOrder | None:
 
 
 def num_samples(dataset: DatasetLike, batches: object) -> int:
-    """Returns the number of samples in a dataloader's epoch, without those in quarantine."""
+    """Returns the number of samples in a dataloader's epoch, without quarantined ones."""
     order = getattr(batches, "order", None)
     if isinstance(order, Order) and order.samples_per_epoch is not None:
         return order.samples_per_epoch

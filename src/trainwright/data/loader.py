@@ -65,7 +65,7 @@ class Loader:
         self._random_state = random_state  # returns the process's random states (python, numpy, torch)
         self._set_random_state = set_random_state
         self._copies = copies  # copies batches to the device ahead of use; None: they are moved when used
-        # Micro-batches of a window, between whose fetches nothing draws; the last window of an epoch may have fewer.
+        # Micro-batches of a window; nothing draws between their fetches. The last window of an epoch may have fewer.
         # None if unknown: then a checkpoint may follow any fetch, and random numbers may be drawn before it.
         self._window = window
         self._left = window or 1  # batches remaining until a checkpoint may be written
@@ -140,7 +140,7 @@ class Loader:
         fetch: Any = self._fetch_as_it_was if self._seeds_here else next
         self._watched.begin()
         fetches_inside = self._keeps_states and position.may_fetch_ahead
-        first_kept = 1 if fetches_inside else 0  # batches before the first fetch whose states are stored
+        first_kept = 1 if fetches_inside else 0  # batches before the first fetch with stored states
         try:
             if fetches_inside:
                 self._before_ahead = self._states_now()
@@ -252,7 +252,7 @@ class Loader:
             self.position.begin_window()
 
     def rewind(self) -> None:
-        """Returns to the beginning of the window, whose data will not be trained on."""
+        """Returns to the beginning of the window; its data will not be trained on."""
         self.position.rewind()
         self._watched.end_of_dataloader = False
         if self._window_start is not None:
@@ -283,7 +283,7 @@ class Loader:
         """Prepares to continue from a checkpoint's position and state; takes effect in the next `epoch()`.
 
         Returns:
-            The epoch, and how many of its batches count as done: those of a full epoch minus the remaining ones.
+            The epoch, and how many of its batches count as done: a full epoch's batches minus the remaining ones.
         """
         self._resumed = state
         return cursor.epoch, self.position.resume(cursor, state.position or {})

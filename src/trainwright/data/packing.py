@@ -46,7 +46,7 @@ class PackedOrder(BatchOrder):
     """Batches of rows, where a row is a list of pieces of samples; a batch of one process has `rows_per_batch` rows.
 
     A sample longer than a row is split with `splits_long`, otherwise it is a DataError, as is an empty one. `length_of`
-    is the entry of a sample whose lengths these are.
+    is the entry of a sample that these lengths belong to.
     """
 
     def __init__(

@@ -312,7 +312,7 @@ def host_batches(dataloader: DataLoaderLike) -> Iterator[Batch]:
 
 @dataclass(slots=True)
 class PrefetchedBatch:
-    """A batch whose tensors may still be in transfer."""
+    """A batch with tensors that may still be in transfer."""
 
     batch: object  # the batch, complete once the tensors have arrived
     tensors: list[torch.Tensor] = field(default_factory=list)  # its tensors that were sent

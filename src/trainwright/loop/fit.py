@@ -95,7 +95,7 @@ def steps_of_epoch(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Step]:
 
 
 def end_without_data(run: Run, hooks: TrainHooks, epoch: int) -> None:
-    """Ends a run whose data yielded no batch in an epoch; saves its last step if the run saves any.
+    """Ends a run if its data yielded no batch in an epoch; saves its last step if the run saves any.
 
     Raises DataError if no step was trained at all, or `max_steps` of a stream are not done.
     """

@@ -74,11 +74,11 @@ class CheckReport:
         return tuple(one for one in self.findings if one.check == check)
 
     def with_findings(self, findings: Iterable[Finding], looked: Iterable[str]) -> CheckReport:
-        """Returns the report with the findings of other checks, which replace those of checks with the same name.
+        """Returns the report with the findings of other checks, which replace findings of checks with the same name.
 
         Args:
             findings: findings of the other checks.
-            looked: names of the checks that ran, including those without a finding.
+            looked: names of the checks that ran, including checks without a finding.
         """
         findings = list(findings)
         found = {one.check for one in findings}

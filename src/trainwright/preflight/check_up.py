@@ -60,7 +60,7 @@ class FirstLook(Extension):
         self._dataloader: DataLoaderLike = None
 
     def before_plan(self, run: Run, dataloader: DataLoaderLike) -> None:
-        """Keeps the dataloader, whose order tells which rows go into which batch."""
+        """Keeps the dataloader: its order determines the rows of each batch."""
         self._dataloader = dataloader
 
     def begin(self, run: Run) -> None:

@@ -15,7 +15,7 @@ from trainwright.preflight.rows import Rows, shown_rows
 from trainwright.support import model_facts
 
 STACKS = "default_data_collator"
-# Collators that keep labels unchanged, and those that keep the lengths of rows.
+# Collators that keep labels unchanged, and collators that keep the lengths of rows.
 KEEPS_LABELS = (
     STACKS,
     "DefaultDataCollator",

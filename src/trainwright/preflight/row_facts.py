@@ -84,7 +84,7 @@ def _batches(
 
 
 def _eval_rows(sets: Any, budget: Budget, id_column: str | None, *, is_brief: bool) -> Iterator[tuple[str, Rows]]:
-    """Yields rows of each evaluation set by name; before a run, without sets whose files were checked already."""
+    """Yields rows of each evaluation set by name; before a run, without sets that were checked as files."""
     for name, dataset in sets.items() if isinstance(sets, dict) else [("evaluation", sets)]:
         if str(name).startswith("train"):  # a score on training rows is intended
             continue

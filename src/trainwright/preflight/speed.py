@@ -31,7 +31,7 @@ from trainwright.support.patches import with_attention
 
 
 class SpeedLevers(Extension):
-    """Trains with the levers named in `speed`, with those of the checkpoint, or with newly measured ones."""
+    """Trains with the levers named in `speed`, with the checkpoint's levers, or with newly measured ones."""
 
     name = "speed"
     order = -60  # before anything that reads the settings
@@ -100,7 +100,7 @@ def _for_step_size(settings: JSONObject, num_samples: int) -> JSONObject:
 
 
 def choose(trainer: AnyTrainer) -> Choice:
-    """Measures the levers of a trainer whose model is placed, without changing the trainer. In one process."""
+    """Measures the levers of a trainer with a placed model, without changing the trainer. In one process."""
     logger = logging.getLogger("trainwright")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -72,7 +72,7 @@ SAVING_HOOKS = (
     "_push_from_checkpoint",
 )
 
-# Methods whose overrides continue after a checkpoint is on disk.
+# Methods with overrides that continue after a checkpoint is on disk.
 HOOKS_AFTER_A_SAVE = ("_maybe_log_save_evaluate", "_save_checkpoint", "_push_from_checkpoint")
 
 

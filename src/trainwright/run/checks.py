@@ -315,7 +315,7 @@ def check_extension(extension: Any, others: Iterable[Extension], *, is_training:
 
 
 def check_needs_no_closure(optimizer: Any) -> None:
-    """Raises ArgumentError for an optimizer whose step reevaluates the loss, such as torch's LBFGS."""
+    """Raises ArgumentError for an optimizer that reevaluates the loss in its step, such as torch's LBFGS."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         name = type(optimizer).__name__

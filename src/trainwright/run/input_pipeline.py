@@ -90,7 +90,7 @@ def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:
 
 def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Model, processing_class: Any) -> Any:
     """Returns the collator that packs the output of `collate`; ModelError if samples in a row would see each other."""
-    length_of = getattr(sampler, "packed_input", None)  # the entry whose tokens the order packs into rows
+    length_of = getattr(sampler, "packed_input", None)  # the entry that the order packs into rows, token by token
     if length_of is None:
         return collate
     from trainwright.data.packing import PackedCollator, find_layout

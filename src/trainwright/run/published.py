@@ -1,6 +1,6 @@
 """Attributes that a trainer publishes although another object owns them: its run, its services or its search.
 
-They behave like plain attributes: a test may assign them on a trainer whose constructor has not run, delete them, and
+They behave like plain attributes: a test may assign them on a trainer without a constructor call, delete them, and
 restore them. The owners decide how to use them.
 """
 

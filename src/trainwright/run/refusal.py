@@ -138,7 +138,7 @@ def _random_states() -> rng.States:
 
 
 def _kinds_of_state() -> list[Any]:
-    """Returns accelerate's classes whose instances share a dictionary."""
+    """Returns accelerate's classes with a dictionary shared by all instances."""
     state = sys.modules.get("accelerate.state")  # imported by the engine
     if state is None:
         return []

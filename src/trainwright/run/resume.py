@@ -118,7 +118,7 @@ def run_id_after(checkpoint: Checkpoint | None, output_dir: str, *, mirror: str 
     """Returns the run id for new checkpoints: a resume keeps the id of its checkpoint.
 
     A resume from a step before an intact later checkpoint of that run, in the directory or at the URL of its copies,
-    gets a new id, since both runs have checkpoints of those steps.
+    gets a new id, since both runs have checkpoints of these steps.
     """
     manifest = None if checkpoint is None else checkpoint.manifest
     if manifest is None:

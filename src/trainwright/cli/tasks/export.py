@@ -89,7 +89,7 @@ def export_average(checkpoint: Path, folder: Path) -> list[Path]:
 
 
 def name_of_adapter(place: Path, folder: Path) -> str:
-    """Returns the name of the adapter whose file is in a subdirectory of `folder`; peft writes the default there."""
+    """Returns the name of the adapter with a file in a subdirectory of `folder`; peft writes the default there."""
     return "default" if place == folder else place.name
 
 

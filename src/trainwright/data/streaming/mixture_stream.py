@@ -22,7 +22,7 @@ from trainwright.data.streaming.stream_state import keeps_state
 from trainwright.data.worker_internals import without_worker
 from trainwright.errors import DataError
 
-OWNERS = 4096  # positions whose sources are computed at once
+OWNERS = 4096  # number of positions for which sources are computed at once
 
 
 class Shares(Protocol):

@@ -147,7 +147,7 @@ def is_hf_stream(dataset: object) -> bool:
 
 
 def is_mixture_stream(dataset: object) -> bool:
-    """Returns True if a dataset is a mixture with streams, whose samples have numbers."""
+    """Returns True if a dataset is a mixture with streams, with numbered samples."""
     return is_instance_of(dataset, "trainwright.data.streaming.mixture_stream", "MixtureStream")
 
 

@@ -171,7 +171,7 @@ def make_rollback(
     """Makes the rollback of a run; None if no policy asks for it, or the engine keeps its own states.
 
     `scheduler` is None if it is not stepped with the optimizer; `load_newest` loads the newest checkpoint of the run
-    and returns its step; `samples_per_step` counts those of all processes.
+    and returns its step; `samples_per_step` counts the samples of all processes.
     """
     if "rollback" not in (plan.on_nonfinite, plan.on_spike) or not is_possible:
         return None

@@ -400,7 +400,7 @@ class DeviceGuard(Extension):
         self._at_once = HostGuard(policy, log, mean=mean, writes=writes)
         self._found_inf = torch.zeros((), device=device)
         self._flag = DelayedScalar(device)
-        # A step whose flag has not been read, its window, and a function that undoes its schedule step.
+        # A step with an unread flag, its window, and a function that undoes its schedule step.
         self._waiting: tuple[int, object, Callable[[], None]] | None = None
 
     def listens_to(self) -> set[str]:

@@ -221,7 +221,7 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> Any:
 
 
 def write_random_states(states: States, folder: Path) -> None:
-    """Writes plain random states (`checkpoint.rng.plain`) as JSON, those from torch in base 64."""
+    """Writes plain random states (`checkpoint.rng.plain`) as JSON, with torch's states in base 64."""
     values = json_value({name: _random_json(state) for name, state in states.items()})
     (folder / RNG).write_text(json.dumps(values, indent=1), encoding="utf-8")  # base 64 must not be changed by masking
 

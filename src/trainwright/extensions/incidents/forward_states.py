@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 States: TypeAlias = dict[str, Any]  # generator -> its state, each of its own type
-OF_HOST = ("python", "numpy")  # generators that few models use, and whose states are slow to copy
+OF_HOST = ("python", "numpy")  # generators that few models use, with states that are slow to copy
 NUM_WINDOWS = 2  # a guard that does not wait for the device reports a bad step during the next one
 
 

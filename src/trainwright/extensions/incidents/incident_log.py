@@ -66,7 +66,7 @@ class IncidentLog:
 
     Attributes:
         optimizer: the current optimizer; a callback may have replaced the earlier one.
-        num_skipped: skipped steps of the run, including those before a resume.
+        num_skipped: skipped steps of the run, including steps before a resume.
         num_rollbacks: rollbacks to a snapshot, likewise.
         in_a_row: skipped steps since the last accepted one.
     """

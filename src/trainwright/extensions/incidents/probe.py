@@ -29,10 +29,10 @@ class Findings:
     """Result of a probe."""
 
     losses: list[torch.Tensor] = field(default_factory=list)  # of the micro-batches, detached
-    module: str = ""  # first module whose output is not finite; empty if there is none
+    module: str = ""  # first module with a non-finite output; empty if there is none
     inputs_are_finite: bool = True  # inputs of that module
     is_root: bool = False  # that module is the model itself, so the outputs of all others are finite
-    # first module, in backward order, whose output has a non-finite gradient
+    # first module, in backward order, with a non-finite gradient of its output
     gradient_of: str = ""
     gradients: dict[str, float] = field(default_factory=dict)  # norm of each parameter's gradient
     error: str = ""  # type and message of an error; empty if there was none

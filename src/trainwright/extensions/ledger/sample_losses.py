@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 IGNORED = -1.0  # value of a label that does not count: the losses here are never negative
 HELD_LOGITS = 2**20  # logits kept on the device before losses are computed
-AT_ONCE = 2**24  # logits whose log-probabilities are in memory at once
+AT_ONCE = 2**24  # limit of logits with log-probabilities in memory at once
 HELD_BATCHES = 64  # micro-batches kept before losses are computed
 HELD_GROUPS = 16  # results of such computations waiting on the device for a log or a save
 MOST_DEPTH = 4  # operations between a cross-entropy and the loss
@@ -117,13 +117,13 @@ class SampleLosses(Extension):
 
     Args:
         run: the run, which provides the step and the samples of its window.
-        settle_guard: makes the guard report steps whose updates were not made.
+        settle_guard: makes the guard report steps without an update.
         rule: how losses are scaled.
         engine: engine of the run, for communication between processes.
         smoothing: label smoothing.
         dataset: the training data; a mixture provides the source of each sample.
         names: names of its samples.
-        keeps_ledger: whether to record visits and losses of each sample, besides those of sources.
+        keeps_ledger: whether to record visits and losses of each sample, besides the sources' losses.
         writes: whether this process writes files.
         folder: directory of the run, where its ledger is written at the end.
     """
@@ -333,7 +333,7 @@ class SampleLosses(Extension):
         self.refused(self._run.progress.state.global_step + 1)
 
     def refused(self, step: int) -> None:
-        """Removes the losses of a step whose update was not made, or that is repeated."""
+        """Removes the losses of a step that had no update, or that is repeated."""
         for batches in (self._pending, *(batches for batches, _ in self._measured)):
             batches[:] = [(0 if one == step else one, rows, width) for one, rows, width in batches]
 

@@ -37,7 +37,7 @@ class SkippedUpdates(Extension):
         self._engine = engine
         self._flag = DelayedScalar(engine.device)
         self._undo: Callable[[], None] | None = None  # undoes the schedule's next step
-        self._waiting: Callable[[], None] | None = None  # the same for a step whose flag has not been read
+        self._waiting: Callable[[], None] | None = None  # the same for a step with an unread flag
 
     def decide(self, facts: StepFacts) -> Decision:
         """Settles the previous step, and records the schedule."""

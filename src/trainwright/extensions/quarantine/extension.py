@@ -51,7 +51,7 @@ class Quarantine(Extension):
         self._dataset = dataset
         self._names = names
         self._agree = agree
-        self._excluded: frozenset[Sample] = frozenset()  # the file's samples, and those excluded since the run began
+        self._excluded: frozenset[Sample] = frozenset()  # the file's samples, and samples excluded since the run began
 
     def before_plan(self, run: Run, dataloader: DataLoaderLike) -> None:
         """Excludes the samples that are already in quarantine. All processes must call it."""
@@ -138,7 +138,7 @@ def exclude(
 
     Args:
         samples: names, indices, positions in a stream, or values of a column.
-        column: column whose values identify rows; None for names, indices and positions.
+        column: column with values that identify rows; None for names, indices and positions.
         dataset: the training data.
         names: names of its samples.
         folder: the directory.

@@ -38,7 +38,7 @@ class RecordedNumbers(Extension):
         self._progress.recorded.rewind(mark)
 
     def refused(self, step: int) -> None:
-        """Removes the values of a step whose update was not made."""
+        """Removes the values of a step that had no update."""
         self._progress.recorded.drop(step)
 
     def log(self) -> dict[str, float]:
