@@ -225,7 +225,7 @@ def test_two_processes_end_together(tmp_path: Path) -> None:
 
 def test_processes_whose_own_loaders_may_end_apart() -> None:
     plan = StepPlan.from_values((1, OPEN_END, 0, 0, 8, OPEN_END, OPEN_END), micro_batches=1, max_grad_norm=1.0)
-    with pytest.raises(errors.DataError, match="ends for all at the same step"):
+    with pytest.raises(errors.DataError, match="may not all end at the same step"):
         check_ends_together(plan, None, 2)
     check_ends_together(plan, None, 1)
     check_ends_together(plan, 8, 2)

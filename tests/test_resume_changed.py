@@ -49,7 +49,7 @@ def test_extending_a_finished_run_continues_the_rate(tmp_path: Path, capsys: pyt
     make_trainer(tmp_path, max_steps=20, **settings).train()
     found = rates(resumed(tmp_path, max_steps=40, disable_tqdm=False, log_level="warning", **settings))
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("changed")]
-    new = "max_steps 20 -> 40 steps; the rate continues from its present value to the new end, without a jump"
+    new = "max_steps 20 -> 40 steps; the rate continues from its current value to the new end, without a jump"
     assert said == [f"changed   {new}"]
     assert found[20] == pytest.approx(5e-5)
     assert found[21] == pytest.approx(5e-5)
@@ -140,7 +140,7 @@ def test_what_differs_is_printed_once_and_nothing_else(tmp_path: Path, capsys: p
     names = [line.split()[1] for line in said]
     assert names == ["num_train_epochs", "learning_rate", "logging_steps", "save_strategy", "save_steps"]
     assert "learning_rate 0.01 -> 0.005: from here on, with the schedule's position kept" in said[1]
-    assert said[0].endswith("14 -> 21 steps; the rate continues from its present value to the new end, without a jump")
+    assert said[0].endswith("14 -> 21 steps; the rate continues from its current value to the new end, without a jump")
     resumed(
         tmp_path,
         str(tmp_path / "checkpoint-6"),

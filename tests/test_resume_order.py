@@ -155,7 +155,7 @@ def test_it_is_said(
         trained(tmp_path, stop_at=3, resumes=True, **now)
     shown = capsys.readouterr().out
     assert "from the next epoch on; an epoch that is under way is finished in the checkpoint's order" in shown
-    assert "epoch 1 is finished in the order it was begun in" in shown
+    assert "epoch 1 is finished in the order it began with" in shown
 
 
 # -- what cannot be finished -----------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "another sampler": ({"cls": of_own(Evens)}, {"cls": of_own(Odds)}, "of the sampler Evens.*of the sampler Odds"),
     "the user's sampler, random": ({"cls": of_own(Evens)}, {}, "of the sampler Evens.*of a permutation"),
     "padding of a budget": (BUDGET, {**BUDGET, "pad_to_multiple_of": 8}, "pad_to=None.*pad_to=8"),
-    "lengths of a budget": (BUDGET, {**BUDGET, "length_column_name": "other"}, "other lengths"),
+    "lengths of a budget": (BUDGET, {**BUDGET, "length_column_name": "other"}, "lengths of its samples have changed"),
     "samples that are split": (
         {**PACKED, "packing_overflow": "error"},
         {**PACKED, "packing_overflow": "split"},
@@ -216,7 +216,7 @@ def test_lengths_that_are_others_now_are_refused(tmp_path: Path) -> None:
     trained(tmp_path, stop_at=2, **GROUPED)
     other = recorder(tmp_path, **GROUPED)
     other.train_dataset = other.train_dataset.remove_columns("length").add_column("length", OTHERS)
-    with pytest.raises(DataError, match=r"other lengths.*ignore_data_skip=True"):
+    with pytest.raises(DataError, match=r"lengths of its samples have changed.*ignore_data_skip=True"):
         other.train(resume_from_checkpoint=True)
 
 

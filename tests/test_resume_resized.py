@@ -103,7 +103,7 @@ def test_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: py
     second = make_trainer(tmp_path, per_device_train_batch_size=7)
     with caplog.at_level("INFO", "trainwright.run"):
         second.train(resume_from_checkpoint=True)
-    said = "steps are now of 7 samples instead of 4: it continues with sample 13 of 26 in epoch 1, with 6 steps to go"
+    said = "steps now have 7 samples instead of 4: the run continues with sample 13 of 26 in epoch 1, with 6 steps to go"
     assert said in capsys.readouterr().out
 
 
@@ -131,5 +131,5 @@ def test_a_dataloader_of_the_users_own_is_counted_in_batches(tmp_path: Path) -> 
 
     make_trainer(tmp_path, cls=OwnLoader, callbacks=[StopAt(3)]).train()
     other = make_trainer(tmp_path, cls=OwnLoader, gradient_accumulation_steps=2)
-    with pytest.raises(CheckpointError, match="steps of 4 samples, and this run has 4 x 2 accumulated"):
+    with pytest.raises(CheckpointError, match="steps of 4 samples, but this run has 4 x 2 accumulated"):
         other.train(resume_from_checkpoint=True)

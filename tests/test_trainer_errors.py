@@ -230,7 +230,7 @@ def test_train_is_refused_inside_of_train(tmp_path: Path) -> None:
     callback.trainer = trainer = make_trainer(tmp_path, callbacks=[callback], max_steps=2)
     with pytest.raises(errors.NestedCallError) as error:
         trainer.train()
-    says(error, "train() was called while this trainer trains (step 1)", "callback", "should_training_stop")
+    says(error, "train() was called while this trainer is training (step 1)", "callback", "should_training_stop")
     assert isinstance(error.value, RuntimeError)
     trainer.pop_callback(callback)
     assert trainer.train().global_step == 2, "it can train again afterwards"
@@ -757,7 +757,7 @@ def test_a_subclass_that_brings_its_closure_trains(train: Callable[[Any], Any], 
 def test_names_of_sources_that_are_no_text(names: tuple[Any, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(errors.DataError) as error:
         make_trainer(tmp_path, train_dataset={name: data.vectors(8) for name in names}).train()
-    says(error, said, "texts: train_dataset={'code': a, 'chat': b}")
+    says(error, said, "strings: train_dataset={'code': a, 'chat': b}")
 
 
 def test_datasets_by_index_are_no_samples_by_index(tmp_path: Path) -> None:

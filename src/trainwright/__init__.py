@@ -188,7 +188,8 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 # From transformers too.
 _GONE = dict.fromkeys(("ShardedDDPOption", "default_hp_space_sigopt"), "trainwright.compat.helpers")
 
-# Import paths of transformers that are modules of this package too. They have the public names above, and else its own.
+# Import paths of transformers that are modules of this package too: with the public names above, then transformers'
+# own.
 ORIGINAL_PATHS = (
     "data.data_collator",
     "debug_utils",
@@ -223,11 +224,11 @@ def __getattr__(name: str) -> Any:
 
 
 def _import_lightly(module: str) -> None:
-    """Imports a module with few garbage collections of its many new objects, and none of the older ones.
+    """Imports a module with fewer garbage collections of its many new objects, and none of older objects.
 
-    Modules are no garbage, and looking through torch's takes a tenth of the time of an import; without any collection
-    the memory of the process grows by a hundredth. Afterwards what is new counts as old, so that only full collections
-    look at it, except where somebody has frozen objects.
+    Modules are not garbage, and scanning torch's takes a tenth of the import time; without any collection, the
+    process's memory would grow by 1%. Afterwards the new objects are moved to the oldest generation, unless the user
+    has frozen objects.
     """
     limits = gc.get_threshold()
     gc.set_threshold(10_000, 1_000, 1_000)
@@ -245,7 +246,7 @@ def __dir__() -> list[str]:
 
 
 def _at_original_path(path: str, name: str) -> Any:
-    """A name in a module of `ORIGINAL_PATHS`: ours, or what transformers has there."""
+    """Returns a name from a module of `ORIGINAL_PATHS`: ours, or else the one in transformers."""
     if name in _HOME_OF or name in _GONE:
         return __getattr__(name)
     if not name.startswith("__"):
@@ -257,7 +258,7 @@ def _at_original_path(path: str, name: str) -> Any:
 
 
 class _OriginalPaths:
-    """Finds the modules of `ORIGINAL_PATHS` that have no file: asked last, when an import is found nowhere else."""
+    """Finds the modules of `ORIGINAL_PATHS` that have no file; asked last, when no other finder knows an import."""
 
     @staticmethod
     def find_spec(fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:

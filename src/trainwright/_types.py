@@ -1,4 +1,4 @@
-"""The vocabulary that every room shares: file names, small protocols, questions about a value's shape."""
+"""Types and helpers that every subpackage shares: file names, small protocols, checks of a value's shape."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from urllib.parse import quote, quote_plus
 
 # A batch maps the names of a model's inputs to tensors (or nested containers of them); its values are the user's.
 Batch: TypeAlias = dict[str, Any]
-Piece: TypeAlias = tuple[int, int, int]  # id of a sample, and the tokens of it from a start to before a stop
-Row: TypeAlias = "int | list[Piece]"  # the id of a row's sample, or the pieces of samples that are packed into it
-SampleIds: TypeAlias = "Sequence[Row]"  # of a batch, in the order of its rows; empty where they are not known
+Piece: TypeAlias = tuple[int, int, int]  # (sample id, first token, end token), end exclusive
+Row: TypeAlias = "int | list[Piece]"  # the id of a row's sample, or the pieces packed into the row
+SampleIds: TypeAlias = "Sequence[Row]"  # ids of the rows of a batch, in order; empty if they are unknown
 # A sample as the user's dataset gives it.
 Item: TypeAlias = Any
 StateDict: TypeAlias = dict[str, Any]  # tensors, numbers and nests of them, as `state_dict()` returns them
@@ -31,7 +31,7 @@ Optimizer: TypeAlias = Any
 Scheduler: TypeAlias = Any
 # The user's module, or a backend's wrapper around it; transformers' models have methods that no other module has.
 Model: TypeAlias = Any
-# The user's own types: map-style, a stream, or a `datasets.Dataset`; and whatever gives batches of one.
+# The user's own types: a map-style dataset, a stream or a `datasets.Dataset`, or anything that yields its batches.
 DatasetLike: TypeAlias = Any
 DataLoaderLike: TypeAlias = Any
 Trial: TypeAlias = Any  # of the backend of a search
@@ -60,15 +60,17 @@ QUARANTINE_NAME = "quarantine.jsonl"
 AVERAGES_NAME = "weight_averages.pt"
 MANIFEST_NAME = "manifest.json"
 
-IGNORE_INDEX = -100  # a label that no loss counts
+IGNORE_INDEX = -100  # label value that the loss ignores
 
 
 class TailBatch(Batch):
-    """A batch of the tail of an epoch, which the processes share unevenly; every other batch is a plain one.
+    """A batch from the end of an epoch, with its samples split unevenly over the processes.
+
+    All other batches are plain.
 
     Attributes:
-        num_samples: samples in it that count; 0 where it only stands in, so that all processes take the same steps.
-        weight: by which its mean loss is multiplied, so that the mean over processes is the mean over samples.
+        num_samples: number of real samples; 0 for a filler batch, which lets every process take the same steps.
+        weight: factor for its mean loss, so that the mean over processes equals the mean over samples.
     """
 
     def __init__(self, batch: Mapping[str, Any], *, num_samples: int, weight: float) -> None:
@@ -80,8 +82,8 @@ class TailBatch(Batch):
         return partial(TailBatch, num_samples=self.num_samples, weight=self.weight), (dict(self),)
 
 
-def tail_batch(batch: Any, *, num_samples: int, weight: float) -> Any:  # a collator's, of any type
-    """Returns a batch of the tail with what counts of it; one that is not a mapping counts as a whole batch."""
+def tail_batch(batch: Any, *, num_samples: int, weight: float) -> Any:  # the collator's batch, of any type
+    """Returns the batch as a TailBatch; a batch that is not a mapping counts as a whole batch."""
     return TailBatch(batch, num_samples=num_samples, weight=weight) if isinstance(batch, Mapping) else batch
 
 
@@ -104,31 +106,31 @@ class UnmatchedKeys(Protocol):
 
 
 class UnmatchedNames(NamedTuple):
-    """`UnmatchedKeys` that one of our own loaders returns."""
+    """`UnmatchedKeys` as returned by our own loaders."""
 
     missing_keys: list[str]  # the weights lack them
     unexpected_keys: list[str]  # the model lacks them
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes a small file as a whole or not at all: a reader never finds half of it."""
+    """Writes a small file atomically: a reader never sees part of it."""
     write_pieces(path, [text.encode()])
 
 
 def write_pieces(path: str | Path, pieces: Iterable[bytes]) -> None:
-    """Writes a file as `write_text` does, of a text in pieces."""
+    """Like `write_text`, for content that comes in pieces."""
     with replacing(path) as partial, partial.open("wb") as file:
         file.writelines(pieces)
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Replaces a file at once, by writing to the path that it yields, in the same folder: the old file or the new one.
+    """Replaces a file atomically: yields a temporary path in the same folder, which then takes the place of the file.
 
-    The file may not exist yet. After an error in the context what was written is removed.
+    The file need not exist yet. If the context raises an error, the temporary file is removed.
     """
     path = Path(path)
-    # A name that nobody can guess: a link that lies there already would be written through.
+    # The name is random: writing to a predictable one could follow a symlink planted there.
     partial = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     try:
         yield partial
@@ -139,10 +141,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 
 def json_value(value: Any, depth: int = 64, *, text: Callable[[str], str] = lambda text: text) -> Any:
-    """Converts a value to what strict JSON has: nested dicts and lists of strings, numbers, bools and None.
+    """Converts a value to strict JSON: nested dicts and lists of strings, numbers, bools and None.
 
-    Numbers of libraries become Python's; numbers that are not finite, and all other objects, become text. What lies
-    deeper than `depth` levels becomes the name of its type. `text` is applied to all texts but the names of a dict.
+    Numbers from other libraries become Python numbers; non-finite numbers and all other objects become text. Below
+    `depth` levels, a value becomes the name of its type. `text` is applied to every string except the keys of dicts.
     """
     if value is None or type(value) in (int, bool):
         return value
@@ -164,15 +166,15 @@ def json_value(value: Any, depth: int = 64, *, text: Callable[[str], str] = lamb
 
 
 def python_number(value: Any) -> Any:
-    """Returns the Python number in a scalar, or an array or tensor of one element; any other value as it is."""
+    """Returns a scalar, or an array or tensor with one element, as a Python number; any other value unchanged."""
     if not hasattr(value, "item"):
         return value
-    numel = getattr(value, "numel", None)  # of a tensor, whose `size` is a method
+    numel = getattr(value, "numel", None)  # tensors: their `size` is a method
     return value.item() if (numel() if callable(numel) else getattr(value, "size", 1)) == 1 else value
 
 
-def plain_numbers(value: Any) -> Any:  # of the type that came in, but for the numbers
-    """Converts numpy scalars, and arrays and tensors of one element, at any depth into Python numbers."""
+def plain_numbers(value: Any) -> Any:  # same type as the input, except for numbers
+    """Converts numpy scalars and one-element arrays and tensors, at any depth, to Python numbers."""
     if isinstance(value, Mapping):
         return {key: plain_numbers(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -181,7 +183,7 @@ def plain_numbers(value: Any) -> Any:  # of the type that came in, but for the n
 
 
 def metric_number(value: object) -> float:
-    """Returns the number that a metric is; NaN for None, text, several numbers and any other object."""
+    """Returns a metric as a float; NaN for None, text, several numbers or any other object."""
     value = python_number(value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value)
     if isinstance(value, (int, float)):
         return value
@@ -189,7 +191,7 @@ def metric_number(value: object) -> float:
 
 
 def recordable(values: Mapping[Any, object], dropped: dict[str, str]) -> dict[str, Any]:  # JSON
-    """Returns the values that JSON can hold, with plain numbers; `dropped` gets the name of each other one."""
+    """Returns the values that JSON can hold, as plain numbers; the names of all others are added to `dropped`."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
         if not isinstance(name, str):
@@ -208,12 +210,12 @@ def recordable(values: Mapping[Any, object], dropped: dict[str, str]) -> dict[st
 
 
 def read_json(path: str | Path, *, max_bytes: int) -> Any:
-    """The value in a JSON file of a stranger; ValueError where it is too large, nested too deeply, or no JSON."""
+    """Returns the value in an untrusted JSON file; ValueError if it is too large, nested too deeply or not JSON."""
     return parse_json(read_bytes(path, max_bytes=max_bytes))
 
 
 def parse_json(content: bytes) -> Any:
-    """Returns the value in the content of a JSON file; ValueError where it is nested too deeply, or no JSON."""
+    """Returns the value of JSON content; ValueError if it is nested too deeply or not JSON."""
     try:
         return json.loads(content.decode())
     except RecursionError:
@@ -221,9 +223,9 @@ def parse_json(content: bytes) -> Any:
 
 
 def read_bytes(path: str | Path, *, max_bytes: int) -> bytes:
-    """Returns the content of a stranger's file; ValueError where it is too large, or is a pipe, device or directory.
+    """Returns the content of an untrusted file; ValueError if it is too large, or a pipe, a device or a directory.
 
-    A pipe without a writer does not block it, and of an endless device nothing is read.
+    It does not block on a pipe without a writer, and reads nothing from an endless device.
     """
     path = Path(path)
     status = path.stat()
@@ -232,16 +234,16 @@ def read_bytes(path: str | Path, *, max_bytes: int) -> bytes:
     if status.st_size > max_bytes:
         raise ValueError(f"it has {status.st_size} bytes, and at most {max_bytes} are read")
     with path.open("rb") as file:
-        return file.read(status.st_size)  # not `max_bytes`: room for that many would be taken
+        return file.read(status.st_size)  # not `max_bytes`: that would allocate a buffer of that size
 
 
-# Control characters, and those that reverse the direction of text: as their escapes.
+# Control characters, and characters that reverse the direction of text, become escapes.
 _ESCAPES = {
     code: repr(chr(code))[1:-1]
     for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 }
 _LINE_ESCAPES = {code: escape for code, escape in _ESCAPES.items() if chr(code) not in "\n\t"}
-SHORTEST_TOKEN = 15  # "bearer " and eight characters; a shorter text only hides one after a sign
+SHORTEST_TOKEN = 15  # "bearer " and eight characters; shorter text can only hold a secret after a separator
 _SECRETS = tuple(
     (re.compile(pattern, re.IGNORECASE), r"\1***")
     for pattern in (
@@ -257,7 +259,10 @@ _SECRETS = tuple(
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    """Returns text for a terminal: control characters as escapes, line breaks and tabs too unless `lines`."""
+    """Returns text that is safe for a terminal.
+
+    Control characters are escaped, and line breaks and tabs too unless `lines`.
+    """
     return text if text.isprintable() else text.translate(_LINE_ESCAPES if lines else _ESCAPES)
 
 
@@ -271,19 +276,19 @@ def is_url(path: object) -> bool:
 
 _SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)  # in the name of an environment variable
 SHORTEST_SECRET = 6
-LONG_SECRET = 8  # of this length on, a secret is found inside a longer word too
+LONG_SECRET = 8  # from this length on, a secret is also found inside a longer word
 _ORDINARY = {"enable", "enabled", "disable", "disabled", "default", "offline", "online", "always", "warning"}
-_hidden: set[str] = set()  # secrets that are no environment variables
+_hidden: set[str] = set()  # secrets that are not environment variables
 
 
 def hide(secret: object) -> None:
-    """Masks a text, such as a Hub token, in all that is logged or recorded from now on."""
+    """Masks a text, such as a Hub token, in everything that is logged or recorded from now on."""
     if isinstance(secret, str):
         _hidden.add(secret)
 
 
 def _is_secret(value: str) -> bool:
-    """Returns whether a value can be masked by itself: short words, small numbers and paths are ordinary text."""
+    """Returns whether a value can be masked by itself: short words, small numbers and paths are too common."""
     if len(value) < SHORTEST_SECRET or value.lower() in _ORDINARY:
         return False
     is_number = value.replace(".", "", 1).isdigit() and len(value) < LONG_SECRET
@@ -291,7 +296,7 @@ def _is_secret(value: str) -> bool:
 
 
 def _secret_values() -> list[str]:
-    """Returns the secrets of this process, each also as it is in a URL, and its long lines; the longest first."""
+    """Returns the secrets of this process, also URL-encoded and line by line, longest first."""
     values = {value.strip() for name, value in os.environ.items() if _SECRET_NAME.search(name)} | _hidden
     found = set()
     for value in filter(_is_secret, values):
@@ -302,10 +307,10 @@ def _secret_values() -> list[str]:
 
 
 def without_tokens(text: str) -> str:
-    """Returns text with *** in the place of secrets and of what looks like a key.
+    """Returns text with secrets, and text that looks like a key, replaced by ***.
 
-    Secrets are the values given to `hide`, and those of environment variables with KEY, TOKEN, SECRET or PASSWORD in
-    their names. A key is known by its form: in a URL, a header, an assignment.
+    Secrets are the values passed to `hide` and the values of environment variables with KEY, TOKEN, SECRET or PASSWORD
+    in their names. Keys are recognized by their context: a URL, a header, an assignment.
     """
     for secret in _secret_values():
         if secret in text:
@@ -319,7 +324,7 @@ def without_tokens(text: str) -> str:
 
 
 def counted(number: float, thing: str) -> str:
-    """Returns a number with the singular or the plural of a thing: "1 step", "2 batches", "3 entries"."""
+    """Returns a number with a noun in the singular or plural: "1 step", "2 batches", "3 entries"."""
     if number == 1:
         return f"1 {thing}"
     if thing.endswith("ry"):
@@ -328,12 +333,12 @@ def counted(number: float, thing: str) -> str:
 
 
 def is_count(value: object) -> bool:
-    """Returns whether a value in a file is a number that a run may have counted to."""
+    """Returns whether a value read from a file is a plausible count."""
     return isinstance(value, int) and 0 <= value <= sys.maxsize
 
 
 def has_length(thing: object) -> TypeGuard[Any]:
-    """Returns True if `len(thing)` works; datasets that raise from `__len__` count as having none.
+    """Returns True if `len(thing)` works; a dataset counts as having no length if its `__len__` raises.
 
     Args:
         thing: any object.
@@ -348,9 +353,9 @@ def has_length(thing: object) -> TypeGuard[Any]:
 
 
 def optional_class(module: str, name: str) -> type | None:
-    """The class `name` of an optional package, if that package is loaded already; never imports it.
+    """Returns the class `name` of an optional package if the package is already loaded; never imports it.
 
-    An object can only be an instance of a class whose module is loaded, so this is all that an `isinstance` needs.
+    An object can only be an instance of a class if its module is loaded, so this suffices for `isinstance`.
     """
     return getattr(sys.modules.get(module), name, None)
 
@@ -362,12 +367,15 @@ def is_instance_of(thing: object, module: str, name: str) -> bool:
 
 
 def output_loss(outputs: Any) -> Any:
-    """The loss of a model's output: the entry `loss` of a mapping, else the first element; None where there is none."""
+    """Returns the loss in a model's output: the entry `loss` of a mapping, else the first element.
+
+    None if there is none.
+    """
     if type(outputs) is dict or isinstance(outputs, Mapping):
         return outputs.get("loss")
     return outputs[0] if isinstance(outputs, (tuple, list)) and len(outputs) > 0 else None
 
 
 def output_logits(outputs: Any) -> Any:
-    """The scores of a model's output: the entry `logits` of a mapping, else the first element of a tuple."""
+    """Returns the scores in a model's output: the entry `logits` of a mapping, else the first element of a tuple."""
     return outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]

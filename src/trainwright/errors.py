@@ -1,4 +1,7 @@
-"""Typed errors and warnings. Each is also a built-in one, so `except ValueError` in a user's script keeps working."""
+"""Typed errors and warnings.
+
+Each one also derives from a built-in class, so `except ValueError` in a user's script keeps working.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,25 @@ class TrainwrightError(Exception):
 
 
 class ArgumentError(TrainwrightError, ValueError):
-    """A training argument, or a combination of them, that cannot do what was asked.
+    """An invalid training argument, or an invalid combination of arguments.
 
     Attributes:
-        problems: each of them alone, where the message tells several.
+        problems: the individual problems, if the message reports several.
     """
 
     problems: tuple[str, ...] = ()
 
 
 class RecipeError(ArgumentError):
-    """A configuration file that cannot be carried out; the message tells each problem with its line."""
+    """A configuration file that cannot be used; the message reports each problem with its line number."""
 
 
 class GenerationConfigError(ArgumentError, OSError):
-    """A generation config that cannot be found, or that is not valid."""
+    """A generation config that cannot be found or is not valid."""
 
 
 class UnknownArgumentError(ArgumentError, TypeError):
-    """A name that no training argument has."""
+    """A name that is not a training argument."""
 
 
 class ModelError(TrainwrightError, ValueError):
@@ -43,7 +46,7 @@ class ModelError(TrainwrightError, ValueError):
 
 
 class MissingModelError(ModelError, RuntimeError):
-    """Neither a model nor a function that makes one was given."""
+    """Neither a model nor a `model_init` was given."""
 
 
 class DataError(TrainwrightError, ValueError):
@@ -51,11 +54,11 @@ class DataError(TrainwrightError, ValueError):
 
 
 class CallbackError(TrainwrightError, TypeError):
-    """A callback that returned what is no control of the run."""
+    """A callback returned something other than a `TrainerControl`."""
 
 
 class ExtensionError(TrainwrightError, TypeError):
-    """An extension whose event returned a value of another kind than it must."""
+    """An event of an extension returned a value of the wrong type."""
 
 
 class CheckpointError(TrainwrightError, ValueError):
@@ -63,15 +66,15 @@ class CheckpointError(TrainwrightError, ValueError):
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """There is no checkpoint where one was named or expected."""
+    """A checkpoint was named or expected, but does not exist."""
 
 
 class CheckpointWriteError(CheckpointError, OSError):
-    """A checkpoint that could not be brought to the disk; those before it are untouched."""
+    """A checkpoint could not be written to disk; earlier checkpoints are untouched."""
 
 
 class NonFiniteWeightsError(CheckpointError):
-    """A checkpoint whose weights are not finite, and which is therefore not written over a good one."""
+    """A checkpoint was not saved because its weights are not finite; no good checkpoint is overwritten."""
 
 
 class BundleError(TrainwrightError, ValueError):
@@ -87,18 +90,18 @@ class NonFiniteError(BadStepError):
 
 
 class SpikeError(BadStepError):
-    """The loss or the norm of the gradient of a step is far above those before it."""
+    """The loss or the gradient norm of a step is far above that of earlier steps."""
 
 
 class MetricError(TrainwrightError, KeyError):
-    """A metric that was named but that no evaluation produces."""
+    """A metric was requested that no evaluation produces."""
 
     def __str__(self) -> str:  # KeyError shows the repr of its argument, quotes and all
         return str(self.args[0]) if self.args else ""
 
 
 class NestedCallError(TrainwrightError, RuntimeError):
-    """`train()` or `evaluate()` was called from inside of what it calls itself."""
+    """`train()` or `evaluate()` was called from code that it is itself running."""
 
 
 class StepOrderError(TrainwrightError, RuntimeError):
@@ -106,7 +109,7 @@ class StepOrderError(TrainwrightError, RuntimeError):
 
 
 class EvaluationMemoryError(TrainwrightError, RuntimeError):
-    """An evaluation in the middle of training did not fit into memory; the training itself did."""
+    """An evaluation during training did not fit into memory, although training did."""
 
 
 class SearchError(TrainwrightError, RuntimeError):
@@ -114,11 +117,11 @@ class SearchError(TrainwrightError, RuntimeError):
 
 
 class SearchSpaceError(ArgumentError):
-    """A search that cannot work as it was asked for: the same mistake would end each of its trials."""
+    """An invalid hyperparameter search: the same mistake would end every trial."""
 
 
 class MissingPackageError(TrainwrightError, ImportError):
-    """An optional package is needed and not installed; the message says what to install."""
+    """An optional package is needed but not installed; the message says how to install it."""
 
 
 class ProcessFailedError(TrainwrightError, RuntimeError):
@@ -126,7 +129,7 @@ class ProcessFailedError(TrainwrightError, RuntimeError):
 
 
 class TrainwrightWarning(UserWarning):
-    """Something is probably not what the user meant; training continues."""
+    """Something is probably not as the user intended; training continues."""
 
 
 class LegacyNameWarning(FutureWarning):
@@ -134,7 +137,10 @@ class LegacyNameWarning(FutureWarning):
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Adds a sentence to an error of any type, below its traceback; Python 3.10, which shows no notes, logs it."""
+    """Adds a sentence to an error of any type, below its traceback.
+
+    Python 3.10 does not show notes, so there it is logged.
+    """
     if sys.version_info >= (3, 11):
         error.add_note(text)
     else:
@@ -143,7 +149,7 @@ def add_note(error: BaseException, text: str) -> None:
 
 
 def warn_older_name(old: str, new: str, *, stacklevel: int = 3) -> None:
-    """Warns that an older name was used, and which is written today."""
+    """Warns that an older name was used, and gives the current one."""
     warnings.warn(f"{old} is the older name of {new}: write {new}.", LegacyNameWarning, stacklevel=stacklevel)
 
 
@@ -151,13 +157,13 @@ NEAR = 0.75  # least similarity of a suggestion, as difflib's ratio: below it, a
 
 
 def nearest(name: object, known: Iterable[object]) -> str | None:
-    """Returns the known name that is spelled most like an unknown one; None if none is near."""
+    """Returns the known name closest in spelling to an unknown one; None if none is close."""
     near = difflib.get_close_matches(str(name), [str(one) for one in known], n=1, cutoff=NEAR)
     return near[0] if near else None
 
 
 def did_you_mean(name: object, known: Iterable[object], *, quoted: bool = False) -> str:
-    """Returns " Did you mean ...?" with the known name that is nearest to an unknown one; empty where none is near."""
+    """Returns " Did you mean ...?" with the known name closest to an unknown one; an empty string if none is close."""
     near = nearest(name, known)
     if near is None:
         return ""
@@ -165,14 +171,17 @@ def did_you_mean(name: object, known: Iterable[object], *, quoted: bool = False)
 
 
 def excerpt(text: object, most: int = 200) -> str:
-    """Returns a text for a message, cut off after so many characters."""
+    """Returns text for a message, cut off after `most` characters."""
     whole = str(text)
     return whole if len(whole) <= most else f"{whole[: most - 3]}..."
 
 
 @contextmanager
 def needs_package(message: str) -> Iterator[None]:
-    """Imports an optional package within the context; a MissingPackageError says what needs it, and what to install."""
+    """Imports an optional package inside the context.
+
+    MissingPackageError reports why it is needed and how to install it.
+    """
     try:
         yield
     except ImportError as error:

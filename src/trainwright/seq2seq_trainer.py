@@ -25,34 +25,35 @@ from trainwright.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 Settings: TypeAlias = dict[str, Any]  # keywords of `generate`
-DEFAULT_LENGTH = 20  # where neither the call nor the model says how long; generate() would warn and take about as much
+DEFAULT_LENGTH = 20  # if neither the call nor the model sets a length; generate() would warn and use about the same
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
 class Seq2SeqTrainer(Trainer):
-    """A Trainer whose evaluations can generate (`predict_with_generate`), so that metrics see what the model writes.
+    """A Trainer that can generate in evaluations (`predict_with_generate`), so that metrics see the generated text.
 
-    Predictions are generated token ids; logits are not kept. Rows are filled up with the padding token to the length of
-    the model's generation config, and with -100 between batches that are longer than it. Encoder-decoders are given the
-    batch without its labels. Decoder-only models are given the prompt, and their predictions are what they add to it;
-    the evaluation data may be the training data (labels of the prompt -100) or prompts with the answers as labels.
-    Where `prediction_step` is overridden, with `reproduce="transformers"` and under `trainwright.compat.install()`,
+    Predictions are generated token ids; logits are not kept. Rows are padded with the padding token to the length in
+    the model's generation config, and with -100 between batches that are longer. Encoder-decoder models are given the
+    batch without its labels. Decoder-only models are given the prompt, and their predictions are the tokens after it;
+    the evaluation data may look like the training data (prompt labels -100), or consist of prompts with the answers as
+    labels.
+    If `prediction_step` is overridden, with `reproduce="transformers"`, and under `trainwright.compat.install()`,
     decoder-only models are given the whole input, and their predictions begin with it.
-    With `num_return_sequences=n`, label row i has n predictions beside each other: rows n*i to n*i + n - 1.
+    With `num_return_sequences=n`, label row i has n consecutive predictions: rows n*i to n*i + n - 1.
 
     Raises:
-        ModelError: `predict_with_generate` with a model that cannot generate, or without a padding token, when an
-            evaluation would generate; a warning before.
+        ModelError: `predict_with_generate` with a model that cannot generate or without a padding token. Raised when an
+            evaluation would generate; a warning before that.
         GenerationConfigError: `generation_config` cannot be found, or is not valid.
     """
 
-    _gen_kwargs: Settings = {}  # noqa: RUF012 -- exchanged for the time of a call, never changed
+    _gen_kwargs: Settings = {}  # noqa: RUF012 -- replaced for the duration of a call, never mutated
 
     def _loss_rows(self) -> int | None:
         return None if behaviour_of(self.args).gives_metrics_one_loss_per_sample else self.args.eval_batch_size
 
     def _adopt_model(self, model: Any) -> None:
-        """Gives the model the generation config that was asked for, too; warns before step 1 of what could not work."""
+        """Also gives the model the requested generation config; warns before step 1 if generation cannot work."""
         is_first = self.model is None or self.model is model
         super()._adopt_model(model)
         plan = resolve.generation(self.args)
@@ -63,7 +64,7 @@ class Seq2SeqTrainer(Trainer):
             try:
                 _check_can_generate(self.model)
                 self._pad_token_id()
-            except ModelError as error:  # a run that never generates trains
+            except ModelError as error:  # a run that never generates can train
                 logger.warning(
                     "%s Training can begin; predict(), or evaluate() with compute_metrics, will fail.", error
                 )
@@ -73,7 +74,7 @@ class Seq2SeqTrainer(Trainer):
         """Returns a valid GenerationConfig.
 
         Args:
-            gen_config_arg: a GenerationConfig, which is copied; or the file, directory or model's name to read it from.
+            gen_config_arg: a GenerationConfig, which is copied, or the file, directory or model name to read it from.
 
         Returns:
             The configuration, validated.
@@ -95,7 +96,7 @@ class Seq2SeqTrainer(Trainer):
                     "a directory with a generation_config.json, such a file, or the name of a model."
                 ) from error
         try:
-            config.validate(strict=True)  # as strict as saving it with the model will be
+            config.validate(strict=True)  # as strict as when it is saved with the model later
         except ValueError as error:
             raise GenerationConfigError(f"generation_config is not valid: {error} Mend it, or leave it out.") from error
         return config
@@ -107,11 +108,11 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """Evaluates as `Trainer.evaluate` does, with generated predictions where `predict_with_generate=True`.
+        """Evaluates like `Trainer.evaluate`, with generated predictions if `predict_with_generate=True`.
 
         Args:
             eval_dataset: data, or name -> data; None: the data of the trainer.
-            ignore_keys: entries of the model's output that are left out.
+            ignore_keys: entries of the model's output that are not predictions.
             metric_key_prefix: prefix of the names of metrics.
             **gen_kwargs: settings of `generate` for this call (max_length, max_new_tokens, num_beams, ...).
 
@@ -128,11 +129,11 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """Predicts as `Trainer.predict` does, with generated predictions where `predict_with_generate=True`.
+        """Predicts like `Trainer.predict`, with generated predictions if `predict_with_generate=True`.
 
         Args:
             test_dataset: the data.
-            ignore_keys: entries of the model's output that are left out.
+            ignore_keys: entries of the model's output that are not predictions.
             metric_key_prefix: prefix of the names of metrics.
             **gen_kwargs: settings of `generate` for this call (max_length, max_new_tokens, num_beams, ...).
 
@@ -144,7 +145,7 @@ class Seq2SeqTrainer(Trainer):
 
     @contextmanager
     def _generation_of_a_call(self, asked: Settings) -> Iterator[None]:
-        """Lets what a call says override the arguments, in evaluations within it (one set of several) too."""
+        """Lets the settings of a call override the arguments, also in the nested evaluations of several sets."""
         before = self._gen_kwargs
         self._gen_kwargs = resolve.generation(self.args).settings(before | asked)
         try:
@@ -166,8 +167,8 @@ class Seq2SeqTrainer(Trainer):
             model: the model as the engine has wrapped it.
             inputs: the batch, name -> tensor.
             prediction_loss_only: generate nothing and return the loss alone.
-            ignore_keys: entries of the model's output that are left out.
-            **gen_kwargs: settings of `generate`; without any, those of the call to `evaluate` or `predict`.
+            ignore_keys: entries of the model's output that are not predictions.
+            **gen_kwargs: settings of `generate`; default: the settings passed to `evaluate` or `predict`.
 
         Returns:
             Loss (scalar, detached; None without labels), generated token ids of shape (batch, length), and labels.
@@ -200,24 +201,24 @@ class Seq2SeqTrainer(Trainer):
         return config is not None and not getattr(config, "is_encoder_decoder", False) and "input_ids" in batch
 
     def _keeps_prompts(self) -> bool:
-        """Returns whether predictions begin with the prompt and labels are generated from too, as with transformers.
+        """Returns whether predictions begin with the prompt and labels are generated from too, as in transformers.
 
-        Code that was written for that blanks the prompt itself: an override of `prediction_step`, or a library that got
-        this class from `trainwright.compat.install()`.
+        Code written for that strips the prompt itself: an override of `prediction_step`, or a library that got this
+        class from `trainwright.compat.install()`.
         """
         if not behaviour_of(self.args).removes_prompts_from_predictions:
             return True
         return is_overridden(self, "prediction_step") or _stands_in_for_transformers()
 
     def _settings_for(self, task: generation.Task, asked: Settings) -> Settings:
-        """Returns keywords for `generate`: those asked for, and defaults that it would otherwise guess."""
+        """Returns keywords for `generate`: the requested settings, and defaults that it would otherwise guess."""
         settings = {name: value for name, value in asked.items() if value is not None}
         config = getattr(self.model, "generation_config", None)
         if config is None:  # a module with a `generate` of its own
             return settings
         lengths = ("max_length", "max_new_tokens")
         has_length = any(name in settings or getattr(config, name, None) is not None for name in lengths)
-        # Without the limit `_generate` sets a length after the first batch.
+        # Without the limit, `_generate` sets a length after the first batch.
         is_limited = bool(task.prompt_width) or behaviour_of(self.args).limits_every_generated_batch
         if not has_length and is_limited:
             settings["max_new_tokens" if self._continues_input(task.inputs) else "max_length"] = DEFAULT_LENGTH
@@ -237,7 +238,7 @@ class Seq2SeqTrainer(Trainer):
 
     def _loss_of(self, model: Any, batch: Batch) -> torch.Tensor:
         smooths = self.label_smoother is not None and self.compute_loss_func is None
-        # In half precision, smoothing rounds otherwise where it divides by the items instead of averaging over them.
+        # In half precision, smoothing rounds differently if it divides by the items instead of averaging over them.
         # The original does not pass the number of items here.
         as_mean = smooths or not behaviour_of(self.args).averages_eval_loss_over_items
         num_items = None if as_mean else self._get_num_items_in_batch([batch], self.args.device)
@@ -263,7 +264,7 @@ class Seq2SeqTrainer(Trainer):
         return generation.pad_right(tensor, max_length, fill=self._pad_token_id())
 
     def _pad_token_id(self) -> int:
-        """The token that fills rows up: the tokenizer's, else the model's, else the one that ends a text."""
+        """Returns the token used for padding: the tokenizer's, else the model's, else the end-of-text token."""
         tokenizers = (self.processing_class, getattr(self.processing_class, "tokenizer", None))
         configs = (getattr(self.model, name, None) for name in ("config", "generation_config"))
         for source in (*tokenizers, *configs):
@@ -278,13 +279,13 @@ class Seq2SeqTrainer(Trainer):
 
 
 def _stands_in_for_transformers() -> bool:
-    """Returns whether `trainwright.compat.install()` has put this package's class in the place of transformers' own."""
+    """Returns whether `trainwright.compat.install()` has replaced transformers' class with this one."""
     transformers = sys.modules.get("transformers")
     return transformers is not None and vars(transformers).get("Seq2SeqTrainer") is Seq2SeqTrainer
 
 
 def _completed(config: Any, model: Any) -> Any:
-    """The config, with the model's own special tokens where it names none: without them generation cannot end."""
+    """Returns the config with the model's special tokens filled in: without them, generation cannot end."""
     own = (getattr(model, "generation_config", None), getattr(model, "config", None))
     for name in SPECIAL_TOKENS:
         if getattr(config, name, None) is None:

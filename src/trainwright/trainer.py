@@ -1,11 +1,11 @@
-"""Trainer: one flat class, the hooks that the loops call in the order in which they are called.
+"""Trainer: one flat class with the hooks that the loops call, in the order of the calls.
 
-Each is short and calls a component. What belongs to one `train()` is in `run.run.Run`, what belongs to
-this process in `run.build.Services`.
+Each hook is short and calls a component. State of one `train()` call is in `run.run.Run`, state of this process in
+`run.build.Services`.
 
 The loop is `_inner_training_loop` (epochs), `_run_epoch` (steps) and `_train_on` (micro-batches, then the update).
 `steps()` yields the same steps, from the same generators, to a loop of the user. `train()` does not iterate over
-`steps()` itself: overrides of `_run_epoch` are called for each epoch, and return before the next one begins.
+`steps()` itself: an override of `_run_epoch` is called for each epoch, and returns before the next epoch begins.
 
 `loop/fit.py` asks `get_batch_samples` for the window of a step; `loop/step.py` calls `_clip_grad_norm`,
 `_get_grad_norm` and the engine's step; `_maybe_log_save_evaluate` follows.
@@ -85,30 +85,30 @@ class Trainer:
         model (PreTrainedModel | nn.Module): a `PreTrainedModel`, a PEFT model, or any `nn.Module` that returns a dict,
             a ModelOutput, or a tuple with the loss first.
         args (TrainingArguments): the settings; default `TrainingArguments("tmp_trainer")`.
-        data_collator (Callable[[list], dict]): makes a batch of a list of samples; default pads with
+        data_collator (Callable[[list], dict]): turns a list of samples into a batch; by default it pads with
             `processing_class`, or stacks.
         train_dataset (Dataset | IterableDataset | dict[str, Dataset]): samples to train on; map-style, iterable, or a
-            `datasets.Dataset`; or a dict of several by name, which are trained on together (`args.mixture`).
+            `datasets.Dataset`; or a dict of several datasets by name, which are mixed (`args.mixture`).
         eval_dataset (Dataset | dict[str, Dataset]): samples to evaluate on, or a dict of several sets by name.
         processing_class (PreTrainedTokenizerBase | ProcessorMixin): tokenizer, image processor, feature extractor or
             processor; saved with the model.
-        model_init (Callable[..., nn.Module]): makes the model; called again for each `train()`. Takes nothing, or the
+        model_init (Callable[..., nn.Module]): makes the model; called anew by each `train()`. Takes no argument, or the
             trial of a search.
         compute_loss_func (Callable[..., torch.Tensor]): `(outputs, labels, num_items_in_batch) -> loss`, in place of
             the model's own.
-        compute_metrics (Callable[[EvalPrediction], dict]): from an `EvalPrediction` to a dict of numbers.
+        compute_metrics (Callable[[EvalPrediction], dict]): turns an `EvalPrediction` into a dict of numbers.
         callbacks (list[TrainerCallback]): classes or instances, in addition to the default ones.
-        optimizers (tuple[Optimizer, LRScheduler]): an optimizer and a schedule of your own; None for the one that the
-            arguments name.
-        optimizer_cls_and_kwargs (tuple[type[Optimizer], dict]): an optimizer class and its arguments, given the decay
-            groups.
+        optimizers (tuple[Optimizer, LRScheduler]): an optimizer and a schedule of your own; None for the default that
+            the arguments name.
+        optimizer_cls_and_kwargs (tuple[type[Optimizer], dict]): an optimizer class and its arguments; it is given the
+            parameter groups for weight decay.
         preprocess_logits_for_metrics (Callable[..., torch.Tensor]): `(logits, labels) -> logits`, applied to each batch
-            before it is kept.
+            before it is stored.
         tokenizer (PreTrainedTokenizerBase): older name of `processing_class`.
 
     Raises:
-        MissingModelError, ModelError: no model, two of them, or one without a head.
-        DataError: data whose length or absence makes the settings impossible.
+        MissingModelError, ModelError: no model, both `model` and `model_init`, or a model without a head.
+        DataError: the settings are impossible with this data, or without data.
         ArgumentError: settings that contradict each other.
 
     Example:
@@ -117,13 +117,15 @@ class Trainer:
     """
 
     loss_is_scaled_for_ga: bool | None = None
-    """Whether `compute_loss` returns a loss scaled for the whole window: True as it is, False a mean per micro-batch,
-    None (default): scaled if the model or `compute_loss_func` was given `num_items_in_batch`."""
+    """Whether `compute_loss` returns a loss scaled for the whole window. True: used as it is; False: a mean per
+    micro-batch; None (default): scaled if the model or `compute_loss_func` was given `num_items_in_batch`.
+    """
 
     columns: Sequence[str] = ()
-    """Columns of the data that are kept, in place of those that `forward` takes. Those that a collator names as its
-    `required_columns` are kept too. A name that the data lacks is an error before step 1; data that is not for training
-    may lack labels."""
+    """Columns of the data to keep, in place of the arguments of `forward`. Columns that a collator lists in its
+    `required_columns` are kept too. A name that is missing from the training data is an error before step 1; other data
+    may lack labels.
+    """
 
     # -- published attributes that the run or this process owns --------------------------------------------------------
 
@@ -157,8 +159,9 @@ class Trainer:
     _eval_dataloaders: dict[str, Any] = owned_by("_services", "eval_dataloaders")
 
     checkpoint_items: dict[str, Stateful]
-    """Further objects of yours, by name, that are saved and restored with every checkpoint: each has `state_dict` and
-    `load_state_dict`, and a state of tensors, numbers, texts and None. Add them before training begins."""
+    """Further objects, by name, to save and restore with every checkpoint. Each has `state_dict` and `load_state_dict`;
+    its state consists of tensors, numbers, strings and None. Add them before training begins.
+    """
 
     # Any: models, datasets, processing classes and arguments are the user's own types.
     args: Any
@@ -199,7 +202,7 @@ class Trainer:
             # The user's objects.
             self.model = model
             self.model_init = model_init
-            makes_loader = not is_overridden(self, "get_train_dataloader")  # another one may take a dict as it is
+            makes_loader = not is_overridden(self, "get_train_dataloader")  # an override may accept a dict
             self.train_dataset = mixture.as_mixture(train_dataset) if makes_loader else train_dataset
             self.eval_dataset = eval_dataset
             self.processing_class = build.one_processing_class(processing_class, tokenizer)
@@ -233,7 +236,7 @@ class Trainer:
             )
             self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
 
-            # What cannot work together is refused; then callbacks, repository and directory are opened.
+            # Invalid combinations are refused first; then callbacks, repository and directory are opened.
             checks.check_optimizers(self.args, optimizers, optimizer_cls_and_kwargs, model_init)
             own = self.lr_scheduler is not None
             checks.check_datasets(self.args, self.train_dataset, eval_dataset, self.data_collator, has_own_schedule=own)
@@ -247,7 +250,7 @@ class Trainer:
             self.callback_handler.fire("on_init_end", self._run.progress)
             self._services.memory_tracker.stop_and_update_metrics(stage="init")
 
-    # Pickles and copies: a deep one gets an engine and other services of its own, a shallow one shares them.
+    # Pickling and copying: a deep copy gets its own engine and other services, a shallow copy shares them.
     __getstate__ = state_of
     __setstate__ = restore
     __copy__ = build.with_parts
@@ -269,7 +272,7 @@ class Trainer:
         return build.call_model_init(self.model_init, trial)
 
     def _move_model_to_device(self, model: nn.Module, device: torch.device) -> None:
-        """Moves the model to where it is trained, unless its parts are placed already (`hf_device_map`).
+        """Moves the model to the training device, unless its parts are placed already (`hf_device_map`).
 
         Args:
             model: the model; moved in place.
@@ -279,7 +282,7 @@ class Trainer:
             self._engine.place(model)
 
     def _adopt_model(self, model: Any) -> None:
-        """Takes a model in: the one given, and each one that `model_init` makes."""
+        """Prepares a model for training: the given model, and each model that `model_init` makes."""
         if self.place_model_on_device:
             self._move_model_to_device(model, self.args.device)
         self.model = self.model_wrapped = model
@@ -331,7 +334,7 @@ class Trainer:
         """Adds a callback.
 
         Args:
-            callback: a `TrainerCallback`, or a class to make one of.
+            callback: a `TrainerCallback`, or a class, which is instantiated.
         """
         self.callback_handler.add_callback(callback)
 
@@ -342,7 +345,7 @@ class Trainer:
             callback: the instance, or its class (the first of that class).
 
         Returns:
-            The callback; None where there was none.
+            The callback, or None.
         """
         return self.callback_handler.pop_callback(callback)
 
@@ -358,13 +361,15 @@ class Trainer:
         self.callback_handler.remove_callback(callback)
 
     def add_extension(self, extension: Extension) -> None:
-        """Adds an extension: it takes part in the next run and in all after it, with a state in their checkpoints.
+        """Adds an extension.
+
+        It takes part in the next run and all later ones, and its state is saved in their checkpoints.
 
         Args:
-            extension: an `Extension`; of several the lower `order` comes first.
+            extension: an `Extension`; extensions run by ascending `order`.
 
         Raises:
-            ArgumentError: it has no name, or one that another extension has; or a run is under way.
+            ArgumentError: it has no name or the name of another extension, or a run is under way.
 
         Example:
             >>> class CountTokens(Extension):
@@ -377,13 +382,13 @@ class Trainer:
             >>> trainer.add_extension(CountTokens())
         """
         checks.check_extension(extension, self._extensions, is_training=self._run.is_training)
-        self._extensions = [*self._extensions, extension]  # a shallow copy of the trainer keeps those that it has
+        self._extensions = [*self._extensions, extension]  # a shallow copy of the trainer keeps its own list
 
     def remove_extension(self, extension: Extension) -> None:
         """Removes an extension from the runs to come.
 
         Args:
-            extension: as given to `add_extension`; one that is not there is ignored.
+            extension: as given to `add_extension`; ignored if it is not there.
         """
         self._extensions = [one for one in self._extensions if one is not extension]
 
@@ -401,10 +406,10 @@ class Trainer:
 
         Args:
             resume_from_checkpoint: directory of a checkpoint; True for the newest complete one in `output_dir`;
-                "auto" for that or, without one, a fresh start; None for
+                "auto" for the newest checkpoint if there is one, else a fresh start; None for
                 `args.resume_from_checkpoint`, or a fresh start.
-            trial: a trial of a hyperparameter search; outside of one, only `model_init` gets to see it.
-            ignore_keys_for_eval: entries of the model's output that are no predictions.
+            trial: a trial of a hyperparameter search; outside of a search, it is only passed to `model_init`.
+            ignore_keys_for_eval: entries of the model's output that are not predictions.
             model_path: older name of `resume_from_checkpoint`.
 
         Returns:
@@ -412,7 +417,7 @@ class Trainer:
 
         Raises:
             CheckpointError: there is no such checkpoint, or it is damaged or of another run.
-            NestedCallError: this trainer is training already, for example where a callback calls it.
+            NestedCallError: this trainer is already training, for example if a callback calls it.
         """
         if model_path is not None:
             warn_older_name("model_path", "resume_from_checkpoint")
@@ -434,14 +439,14 @@ class Trainer:
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """Runs a whole training, from the dataloader to the last metric; what wraps it sees all of it.
+        """Runs a whole training, from the dataloader to the final metrics; a wrapper around it sees all of it.
 
         Args:
             batch_size: samples of a micro-batch, per device; default `_train_batch_size`.
             args: the settings; default `self.args`.
             resume_from_checkpoint: directory of a verified checkpoint; the model has its weights already.
             trial: of a search.
-            ignore_keys_for_eval: entries of the model's output that are no predictions.
+            ignore_keys_for_eval: entries of the model's output that are not predictions.
 
         Returns:
             Steps trained, mean loss of training, and its metrics by name.
@@ -494,7 +499,7 @@ class Trainer:
             steps_in_epoch: micro-batches of a whole epoch.
             num_update_steps_per_epoch: optimizer steps of a whole epoch.
             trial: trial of a search, or None.
-            ignore_keys_for_eval: entries of the model's output that evaluations leave out.
+            ignore_keys_for_eval: entries of the model's output to exclude from evaluations.
             start_time: when training began, in seconds since 1970.
             resume_from_checkpoint: folder of the checkpoint, or None.
             epochs_trained: epoch that the call to `train` began with.
@@ -504,7 +509,7 @@ class Trainer:
             self._train_on(step)
 
     def _steps_of_epoch(self, epoch: int) -> Iterator[Step]:
-        """The steps of an epoch, or of the rest of one after a resume; counted anew where samples were left out."""
+        """Yields the steps of an epoch, or its remaining steps after a resume; recounted if samples were excluded."""
         run = self._run
         run.begin_epoch()
         if run.is_recount_due:
@@ -513,7 +518,7 @@ class Trainer:
 
     def _train_on(self, step: Step) -> None:
         """Trains one optimizer step: forward and backward of each micro-batch, then the update."""
-        while not step.is_over:  # again, in smaller micro-batches, where they did not fit into memory
+        while not step.is_over:  # again with smaller micro-batches if they did not fit into memory
             try:
                 for batch in step.micro_batches:
                     step.add(self.training_step(step.model, batch, step.num_items))
@@ -525,11 +530,11 @@ class Trainer:
     def steps(
         self, resume_from_checkpoint: str | bool | None = None, ignore_keys_for_eval: list[str] | None = None
     ) -> DrivenSteps[TrainOutput]:
-        """Trains in a loop of your own: yields the optimizer steps of the run that `train()` would make.
+        """Trains in a loop of your own: yields the optimizer steps that `train()` would run.
 
-        Logs, guards, checkpoints, evaluations, callbacks, signals and resuming are those of `train()`; forward and
-        backward pass are in your loop. Leaving the loop early ends the run where it is: callbacks hear
-        `on_train_end`, and there is no final log. `trainer.control.should_training_stop = True` ends it in order.
+        Logs, guards, checkpoints, evaluations, callbacks, signals and resuming work as in `train()`; the forward and
+        backward passes are in your loop. Leaving the loop early ends the run there: callbacks get `on_train_end`, but
+        there is no final log. `trainer.control.should_training_stop = True` ends it in order.
         In `with trainer.steps() as steps:` the run also learns of an error in your loop, and ends as `train()` would.
 
         Args:
@@ -537,13 +542,14 @@ class Trainer:
             ignore_keys_for_eval: as for `train`.
 
         Returns:
-            An iterator over steps (`loop.driven.DrivenStep`); its `output` is what `train()` returns, after the end.
+            An iterator over steps (`loop.driven.DrivenStep`); after the end, its `output` is the return value of
+            `train()`.
 
         Raises:
             ArgumentError: `auto_find_batch_size`, which would have to repeat your loop's forward passes, or a subclass
                 overrides the loop itself. Raised by the first step, as all errors that `train()` raises.
             NestedCallError: this trainer is training already.
-            StepOrderError: the methods of a step were called in another order than that of the example.
+            StepOrderError: the methods of a step were called in the wrong order (see the example).
 
         Example:
             >>> for step in trainer.steps():
@@ -570,7 +576,7 @@ class Trainer:
 
         Raises:
             ArgumentError: a subclass overrides the loop itself (`_inner_training_loop` or `_run_epoch`).
-            NestedCallError: this trainer is in `train()` or in a loop over `steps()`.
+            NestedCallError: this trainer is running `train()` or a loop over `steps()`.
 
         Example:
             >>> while (result := trainer.fit_step()) is not None:
@@ -583,7 +589,7 @@ class Trainer:
             steps = DrivenSteps(train.drive(self, resume_from_checkpoint, None), self)
         while True:
             step = steps.next_or_none()
-            self._run.driven_steps = steps  # of the run that has begun, or of what stays of the one that has ended
+            self._run.driven_steps = steps  # of the current run, or of the idle run after it
             if step is None:
                 return None
             with steps.ending_by_error():
@@ -593,7 +599,7 @@ class Trainer:
 
     @property
     def neftune_noise_alpha(self) -> float | None:
-        """Noise of the input embeddings in training; that of the arguments."""
+        """Noise added to the input embeddings in training, as set in the arguments."""
         alpha: float | None = self.args.neftune_noise_alpha
         return alpha
 
@@ -602,7 +608,7 @@ class Trainer:
         self.args.neftune_noise_alpha = value
 
     def _activate_neftune(self, model: Any) -> Any:
-        """Adds noise to the input embeddings (NEFTune) from here on; a run with `neftune_noise_alpha` calls it.
+        """Adds noise to the input embeddings (NEFTune) from now on; called in a run with `neftune_noise_alpha`.
 
         Args:
             model: the model, wrapped or not.
@@ -617,7 +623,7 @@ class Trainer:
         return model
 
     def _deactivate_neftune(self, model: Any) -> None:
-        """Ends what `_activate_neftune` began.
+        """Undoes `_activate_neftune`.
 
         Args:
             model: as given to `_activate_neftune`.
@@ -628,24 +634,26 @@ class Trainer:
     # -- data ----------------------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """The training data in batches of this process, in training order.
+        """Returns this process's training data in batches, in training order.
 
         Raises:
             DataError: there is no `train_dataset`.
-            ArgumentError: `mixture` has other names than the datasets of `train_dataset`.
+            ArgumentError: the names in `mixture` differ from the dataset names in `train_dataset`.
         """
         if self.train_dataset is None:
             raise DataError("Training needs a train_dataset; pass one to Trainer.")
-        self.train_dataset = checks.mixed(self.args, self.train_dataset)  # which may be assigned since the constructor
+        self.train_dataset = checks.mixed(self.args, self.train_dataset)  # it may have been assigned since construction
         return self._get_dataloader(
             self.train_dataset, "Training", self._train_batch_size, self._get_train_sampler, is_training=True
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Makes the loader of an evaluation; with `dataloader_persistent_workers` the same one each time for a dataset.
+        """Returns the loader for an evaluation.
+
+        With `dataloader_persistent_workers`, a dataset keeps its loader.
 
         Args:
-            eval_dataset: a dataset, the name of one in `self.eval_dataset`, or None for that itself.
+            eval_dataset: a dataset, its name in `self.eval_dataset`, or None for `self.eval_dataset` itself.
 
         Returns:
             The loader of this process.
@@ -656,7 +664,8 @@ class Trainer:
         if eval_dataset is None and self.eval_dataset is None:
             raise DataError("Evaluation needs an eval_dataset; pass one to Trainer or to evaluate().")
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        has_one_each = behaviour_of(self.args).keeps_eval_loader_per_dataset  # else one for all sets without a name
+        # otherwise a single loader for all unnamed sets
+        has_one_each = behaviour_of(self.args).keeps_eval_loader_per_dataset
         is_own = dataset is self.eval_dataset or not has_one_each
         key = "eval" if is_own else "other"
         if isinstance(dataset, str):
@@ -669,7 +678,7 @@ class Trainer:
         return self._get_dataloader(dataset, "Evaluation", size, self._get_eval_sampler, dataloader_key=key)
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """Makes the loader of data to predict on.
+        """Returns the loader for data to predict on.
 
         Args:
             test_dataset (Dataset): samples, with or without labels.
@@ -688,18 +697,18 @@ class Trainer:
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> DataLoader[Any]:
-        """Makes a dataloader of any of the three kinds.
+        """Makes a dataloader for training, evaluation or prediction.
 
         Args:
             dataset: its samples.
-            description: what they are for, for messages.
+            description: purpose of the data, for messages.
             batch_size: samples of a batch, per device.
             sampler_fn: from the dataset to its order.
-            is_training: batches of training: in another order each epoch, equally many in all processes.
-            dataloader_key: under which it is kept for the next evaluation, with `dataloader_persistent_workers`.
+            is_training: whether to shuffle anew each epoch and give every process the same number of batches.
+            dataloader_key: the key to reuse it by in the next evaluation, with `dataloader_persistent_workers`.
 
         Returns:
-            The loader of this process; its length is in batches, where the data has one.
+            The loader of this process; its length is in batches, if the data has a length.
         """
         checks.check_is_dataset(dataset, description)
         source = dataset
@@ -711,7 +720,7 @@ class Trainer:
         is_columnar = columns.is_columnar(dataset) and dataset.format["type"] != "custom"
         if is_columnar and not behaviour_of(self.args).reads_length_column_before_removal:
             dataset = self._remove_unused_columns(dataset, description=description)
-        # The order first: a column of lengths is none that the model takes.
+        # The order comes first: the model does not take a column of lengths.
         length_of = input_pipeline.length_input(self.processing_class)
         model = self.model
         with bad_sample.naming_numbers(names.text):
@@ -734,7 +743,7 @@ class Trainer:
         return dataloader  # type: ignore[no-any-return]
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Returns the order of training samples; a RandomSampler is shuffled by seed and epoch.
+        """Returns the order of the training samples; a RandomSampler shuffles by seed and epoch.
 
         Args:
             train_dataset: default `self.train_dataset`.
@@ -752,7 +761,7 @@ class Trainer:
         """Returns the order of evaluation samples; None for a stream.
 
         Args:
-            eval_dataset: the data of the evaluation; with a length for an order.
+            eval_dataset: the evaluation data.
 
         Returns:
             A `Sampler` over the indices, in the order of the data; None without a length.
@@ -767,13 +776,16 @@ class Trainer:
         return sampler or SequentialSampler(eval_dataset)
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Fills `_signature_columns`: `columns`, or what `forward` takes and labels; and what the collator requires."""
+        """Sets `_signature_columns`: `columns`, or the arguments of `forward` and the labels.
+
+        The columns that the collator requires are added.
+        """
         if self._signature_columns is None:
             names = list(self.columns) or model_facts.signature_columns(self.model, self.label_names)
             self._signature_columns = list(dict.fromkeys([*names, *columns.named_columns(self, self.data_collator)]))
 
     def _named_columns(self, description: str | None) -> dict[str, str]:
-        """The columns that the data must have, with who names each."""
+        """Returns the columns that the data must have, each with the setting that names it."""
         labels = () if description == "Training" else self.label_names
         named = columns.named_columns(self, self.data_collator)
         return {name: who for name, who in named.items() if name not in labels}
@@ -786,7 +798,7 @@ class Trainer:
             description: name of the data in the message, such as "training".
 
         Returns:
-            The dataset with the columns that are used; the same object where `remove_unused_columns=False`.
+            The dataset with the columns that are used; the same object if `remove_unused_columns=False`.
 
         Raises:
             DataError: no column is left.
@@ -808,7 +820,7 @@ class Trainer:
             description: name of the data in the message, such as "training".
 
         Returns:
-            A collator; the same object where `remove_unused_columns=False`.
+            A collator; the same object if `remove_unused_columns=False`.
         """
         if input_pipeline.keeps_all_columns(self.args, self.model, self.columns):
             return data_collator
@@ -819,7 +831,9 @@ class Trainer:
         return columns.RemoveColumnsCollator(data_collator, kept, columns.module_logger, name, description, named)
 
     def num_examples(self, dataloader: Any) -> int:
-        """Counts the samples behind a dataloader that are not in quarantine; estimates them without a length.
+        """Counts the samples behind a dataloader that are not in quarantine.
+
+        Estimates the number if there is no length.
 
         Args:
             dataloader: any iterable of batches.
@@ -834,11 +848,11 @@ class Trainer:
 
     @staticmethod
     def num_tokens(train_dl: Any, max_steps: int | None = None) -> int:
-        """Counts the input tokens in a dataloader; does not read it where lengths are known.
+        """Counts the input tokens in a dataloader, without reading it if the lengths are known.
 
         Args:
-            train_dl: gives batches with `input_ids`.
-            max_steps: count so many batches like the first one instead.
+            train_dl: yields batches with `input_ids`.
+            max_steps: instead, the tokens of the first batch times this number.
 
         Returns:
             Tokens.
@@ -849,12 +863,12 @@ class Trainer:
         batches = train_dl if max_steps is None else islice(train_dl, 1)
         return sum(int(batch["input_ids"].numel()) for batch in batches) * (1 if max_steps is None else max_steps)
 
-    # -- how long it goes ----------------------------------------------------------------------------------------------
+    # -- length of a run -----------------------------------------------------------------------------------------------
 
     def set_initial_training_values(
         self, args: Any, dataloader: Any
     ) -> tuple[int, int, int, float, int, int | None, int]:
-        """The lengths of a run.
+        """Returns the lengths of a run.
 
         Args:
             args: the settings.
@@ -873,7 +887,7 @@ class Trainer:
         )
 
     def get_total_train_batch_size(self, args: Any) -> int:
-        """Counts the samples per optimizer step over all processes that have data of their own.
+        """Returns the number of samples per optimizer step, over all processes that have data of their own.
 
         Args:
             args: arguments of the run, a `TrainingArguments`.
@@ -885,15 +899,15 @@ class Trainer:
         return int(self._train_batch_size * resolve.micro_batches(args) * replicas)
 
     def get_sp_size(self) -> int:
-        """Processes that share a sequence (sequence parallelism)."""
+        """Number of processes that share a sequence (sequence parallelism)."""
         return self._parallel_size("sp_size")
 
     def get_cp_size(self) -> int:
-        """Processes that share a sequence (context parallelism)."""
+        """Number of processes that share a sequence (context parallelism)."""
         return self._parallel_size("cp_size")
 
     def get_tp_size(self) -> int:
-        """Processes that share a layer (tensor parallelism)."""
+        """Number of processes that share a layer (tensor parallelism)."""
         size = getattr(self.model, "tp_size", None)
         return size if size is not None else self._parallel_size("tp_size")
 
@@ -901,40 +915,40 @@ class Trainer:
         return int(getattr(getattr(self.accelerator, "parallelism_config", None), name, 1))
 
     def quarantine(self, sample_ids: Iterable[int | str], column: str | None = None) -> None:
-        """Leaves samples out of training from the next step on, now and in later runs of `output_dir`.
+        """Excludes samples from training, from the next step on and in later runs of `output_dir`.
 
-        They are written to `quarantine.jsonl`. The rest of the epoch under way and later epochs are shorter, and so is
-        the run if it counts epochs. Batches of an order that is drawn, or formed by length, lose them instead.
-        Every process calls it, as from a callback. A stream leaves rows out when it reads them; its workers do from the
-        next epoch on.
+        They are written to `quarantine.jsonl`. The current epoch and later ones become shorter, and so does the run if
+        it counts epochs; if samples are drawn at random or batched by length, batches get smaller instead. Every
+        process must call it, for example from a callback. A stream drops the rows when it reads them; its worker
+        processes begin to do so in the next epoch.
 
         Args:
-            sample_ids: indices in `train_dataset`; places from 0 in a stream with one order; or values of `column`.
-            column: of the rows of a stream, by whose values they are told apart.
+            sample_ids: indices in `train_dataset`; positions from 0 in a stream of fixed order; or values of `column`.
+            column: a column of the stream, with values that identify the rows.
 
         Raises:
-            DataError: one names no sample of this dataset, or no sample would be left.
+            DataError: an id matches no sample of this dataset, or no sample would remain.
         """
         build.quarantine(self._run, self, sample_ids, column)
 
-    # -- where it starts -----------------------------------------------------------------------------------------------
+    # -- starting and resuming -----------------------------------------------------------------------------------------
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Loads the weights of a checkpoint.
 
         Args:
             resume_from_checkpoint: its directory.
-            model: takes them in; default `self.model`.
+            model: the model to load them into; default `self.model`.
         """
         model = self.model if model is None else model
         checkpoint = self._run.opened(resume_from_checkpoint)
         self._issue_warnings_after_load(self._checkpointer.read_weights(model, checkpoint))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Logs which weights a checkpoint lacked or had too much.
+        """Logs which weights were missing from a checkpoint, or unexpected in it.
 
         Args:
-            load_result: what `load_state_dict` returned, with lists of names `missing_keys` and `unexpected_keys`.
+            load_result: the result of `load_state_dict`, with the lists `missing_keys` and `unexpected_keys`.
         """
         checkpointing.log_load_result(load_result)
 
@@ -979,7 +993,10 @@ class Trainer:
         return self._run.find_position(checkpoint, self.args, self._engine, steps_per_epoch=steps)
 
     def _load_callback_state(self) -> None:
-        """Gives callbacks the state that the checkpoint has of them; with their settings `control` gets its flags."""
+        """Restores the state of callbacks from the checkpoint.
+
+        `control` gets its flags if their settings are restored.
+        """
         with_settings = self.args.restore_callback_states_from_checkpoint
         if not with_settings and not behaviour_of(self.args).resume_restores_callbacks:
             return
@@ -989,17 +1006,17 @@ class Trainer:
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None
     ) -> tuple[Any, Any]:
-        """Makes optimizer and schedule, and loads their states.
+        """Makes the optimizer and the schedule, and loads their states.
 
         Args:
             max_steps: optimizer steps of the run.
-            train_dataloader: what the loop reads.
-            resume_from_checkpoint: directory whose states are loaded; None for a fresh run.
+            train_dataloader: the loader of the training data.
+            resume_from_checkpoint: directory to load the states from; None for a fresh run.
 
         Returns:
             The model as the engine wrapped it, in training mode, and the loader.
         """
-        if self._created_lr_scheduler:  # its length belonged to an earlier train()
+        if self._created_lr_scheduler:  # its length was that of an earlier train()
             self.lr_scheduler = None
             self._created_lr_scheduler = False
         engine = self._engine
@@ -1037,12 +1054,12 @@ class Trainer:
         return self.model_wrapped, train_dataloader
 
     def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> nn.Module:
-        """Returns the model as it is run; on one device it is the model itself.
+        """Returns the model as it is run; on one device, the model itself.
 
         Args:
             model: the user's module.
-            training: for training; else for an evaluation.
-            dataloader: unused; others pass it.
+            training: whether it is for training or for evaluation.
+            dataloader: unused; accepted for compatibility.
 
         Returns:
             The module that `forward` is called on.
@@ -1050,10 +1067,10 @@ class Trainer:
         return model if training else self._engine.setup_for_evaluation(model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Loads the states of optimizer and schedule.
+        """Loads the states of the optimizer and the schedule.
 
         Args:
-            checkpoint: folder of the checkpoint; None: nothing is loaded.
+            checkpoint: folder of the checkpoint; None loads nothing.
 
         Raises:
             CheckpointError: they do not fit the optimizer or the schedule of this run.
@@ -1066,16 +1083,16 @@ class Trainer:
         """Loads the state of the loss scale (fp16).
 
         Args:
-            checkpoint: folder of the checkpoint; None: nothing is loaded.
+            checkpoint: folder of the checkpoint; None loads nothing.
         """
         if checkpoint is not None:
             training_state.load_scaler(self.accelerator, self._run.opened(checkpoint).path)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        """Sets the random states of this process to those of the checkpoint.
+        """Restores the random states of this process from the checkpoint.
 
         Args:
-            checkpoint: folder of the checkpoint; None: they stay as they are.
+            checkpoint: folder of the checkpoint; None changes nothing.
         """
         if checkpoint is not None:
             resume.load_rng(
@@ -1088,7 +1105,7 @@ class Trainer:
     # -- optimizer and schedule ----------------------------------------------------------------------------------------
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Makes both; override this, or one of the two below.
+        """Makes both. Override this method, or either of the next two.
 
         Args:
             num_training_steps: optimizer steps of the run.
@@ -1097,7 +1114,7 @@ class Trainer:
         self.create_scheduler(num_training_steps=num_training_steps)
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """The optimizer, unless there is one already.
+        """Makes the optimizer, unless there is one already.
 
         Args:
             model: has the parameters; default `self.model`.
@@ -1115,11 +1132,11 @@ class Trainer:
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """The learning-rate schedule, unless there is one already.
+        """Makes the learning-rate schedule, unless there is one already.
 
         Args:
             num_training_steps: optimizer steps of the run.
-            optimizer: whose rates it drives; default `self.optimizer`.
+            optimizer: the optimizer to schedule; default `self.optimizer`.
 
         Returns:
             `self.lr_scheduler`.
@@ -1146,7 +1163,7 @@ class Trainer:
         return factory.optimizer_class_and_kwargs(args, model)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Names the parameters that weight decay applies to: all but biases and those of normalization layers.
+        """Returns the parameters that get weight decay: all except biases and parameters of normalization layers.
 
         Args:
             model: has the parameters.
@@ -1167,12 +1184,12 @@ class Trainer:
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device | None = None
     ) -> tuple[list[Batch], Items]:
-        """The window: the micro-batches of one optimizer step.
+        """Returns the window: the micro-batches of one optimizer step.
 
         Args:
-            epoch_iterator: gives the batches of the epoch, as the collator made them.
-            num_batches: so many, or fewer at the end of the data.
-            device: where the number of items is wanted; default that of the run.
+            epoch_iterator: yields the collated batches of the epoch.
+            num_batches: how many to take; fewer at the end of the data.
+            device: device for the number of items; default the run's device.
 
         Returns:
             The batches, and the label items of all of them over all processes: a scalar on `device`, fp32, or None if
@@ -1182,20 +1199,20 @@ class Trainer:
         return batches, self._get_num_items_in_batch(batches, self._engine.device if device is None else device)
 
     def prepare_window(self, batches: list[Batch]) -> list[Batch]:
-        """Returns the micro-batches of an optimizer step, which may replace those that were read; for an override.
+        """Returns the micro-batches of an optimizer step. An override may replace the batches that were read.
 
-        It is called once for each step, before `on_step_begin`; all processes return equally many. `num_items_in_batch`
-        is counted in what it returns, and the position in the data by what was read. State of its own belongs into
-        `checkpoint_items`: a checkpoint then has it as it was at the end of a step.
+        It is called once per step, before `on_step_begin`; all processes must return the same number of batches.
+        `num_items_in_batch` is counted over the returned batches, and the data position over the batches that were
+        read. Put any state of your own into `checkpoint_items`: a checkpoint then saves it as of the end of a step.
 
         Args:
-            batches: as the collator made them; fewer at the end of an epoch.
+            batches: the collated batches; fewer at the end of an epoch.
 
         Returns:
-            One micro-batch at least, as a collator makes them.
+            At least one micro-batch, as a collator makes it.
 
         Example:
-            >>> def prepare_window(self, batches):  # trains on what the model generates, again every four steps
+            >>> def prepare_window(self, batches):  # trains on the model's own generations, renewed every four steps
             ...     if self.state.global_step % 4 == 0:
             ...         self.buffer.fill(self.model, batches)
             ...     return self.buffer.next_batches(len(batches))
@@ -1203,13 +1220,15 @@ class Trainer:
         return batches
 
     def step_contexts(self) -> Iterable[AbstractContextManager[Any]]:
-        """Returns new context managers for a micro-batch, entered around its forward and backward; for an override.
+        """Returns new context managers to enter around the forward and backward passes of a micro-batch.
 
-        They are entered from left to right, within that of the engine (`no_sync`). Where the pass raises an error, they
-        are left with GeneratorExit: clean up in `finally`.
+        For an override.
+
+        They are entered from left to right, inside the engine's own context (`no_sync`). If the pass raises an error,
+        they are left with GeneratorExit: clean up in `finally`.
 
         Returns:
-            Context managers that were not entered yet.
+            Context managers that have not been entered yet.
 
         Example:
             >>> def step_contexts(self):
@@ -1222,7 +1241,7 @@ class Trainer:
 
         Args:
             batch_samples: the micro-batches of a window.
-            device: where the number is wanted.
+            device: device for the number.
 
         Returns:
             An fp32 scalar on `device`, of all processes with `average_tokens_across_devices`; None if nothing asks.
@@ -1237,18 +1256,18 @@ class Trainer:
             before = clock.mark(WAITING)
             total = self._engine.sum(count)
             clock.mark(before)
-        return total.to(device, torch.float32)  # divides a sum of half precision without rounding
+        return total.to(device, torch.float32)  # so that dividing a half-precision sum does not round
 
     def training_step(self, model: Any, inputs: Batch, num_items_in_batch: Items = None) -> torch.Tensor:
-        """Forward and backward for one micro-batch.
+        """Runs the forward and backward passes for one micro-batch.
 
         Args:
             model: as the engine wrapped it.
             inputs: the collated batch, tensors of shape (batch, ...) on any device.
-            num_items_in_batch: label items of the whole window (int or scalar tensor); None if nobody counts them.
+            num_items_in_batch: label items of the whole window (int or scalar tensor); None if they are not counted.
 
         Returns:
-            The loss as it enters the window's sum: a scalar on the model's device, detached.
+            The loss as added to the window's sum: a scalar on the model's device, detached.
         """
         batch = self._begin_forward(model, inputs)
         loss = self._loss_in_contexts(model, batch, num_items_in_batch)
@@ -1256,7 +1275,7 @@ class Trainer:
         return self._differentiate(loss, inputs, num_items_in_batch)
 
     def _begin_forward(self, model: Any, inputs: Batch) -> Batch:
-        """Puts the model into training mode and a micro-batch on the device."""
+        """Sets the model to training mode and moves a micro-batch to the device."""
         run = self._run
         if run.eval_mode_guard is not None or not (model.training and self.model.training):
             run.end_evaluation(model, self.optimizer)
@@ -1271,9 +1290,11 @@ class Trainer:
     def _differentiate(
         self, loss: torch.Tensor | LossOutput, inputs: Batch, num_items: Items, *, is_scaled: bool | None = None
     ) -> torch.Tensor:
-        """Backward pass of the loss of a micro-batch, divided as the run does; returns what enters the window's sum.
+        """Runs the backward pass for a micro-batch's loss, divided as the run requires.
 
-        `inputs` are as the collator made them; `is_scaled` says so of a loss that `compute_loss` did not make.
+        Returns its share of the window's sum.
+
+        `inputs` are the collated batch; `is_scaled` tells whether a loss from outside `compute_loss` is scaled already.
         """
         run = self._run
         engine = self._services.engine
@@ -1305,17 +1326,17 @@ class Trainer:
         return added.detach()
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
-        """Returns a batch as the model gets it: on the device.
+        """Returns a batch as the model takes it, on the device.
 
         Args:
-            inputs: name -> tensor, or nested dicts, lists and tuples of tensors. A subclass that computes the loss by
-                itself may have batches of any other type.
+            inputs: name -> tensor, or nested dicts, lists and tuples of tensors. A subclass that computes its own loss
+                may use batches of any type.
 
         Returns:
             The batch with its tensors on the device of the model; containers keep their type.
 
         Raises:
-            DataError: it is empty; or it is not a dict, and the model gets its entries by name.
+            DataError: it is empty, or it is not a dict and the model takes its entries by name.
         """
         if not (type(inputs) is dict or isinstance(inputs, Mapping)):
             by_name = not is_overridden(self, "compute_loss", "training_step", "prediction_step")
@@ -1334,12 +1355,12 @@ class Trainer:
         """Moves the tensors of a value to the device.
 
         Args:
-            data: a tensor of any shape, or dicts, lists and tuples of tensors; all else is returned as it is.
+            data: a tensor of any shape, or dicts, lists and tuples of tensors; anything else is returned unchanged.
 
         Returns:
             The same structure; floating-point tensors have the dtype that the engine needs (DeepSpeed: its weights').
         """
-        if type(data) is dict:  # the usual case, without the long look of `isinstance` at abstract classes
+        if type(data) is dict:  # the usual case; `isinstance` with abstract classes is slow
             return {key: self._prepare_input(value) for key, value in data.items()}
         if isinstance(data, torch.Tensor):
             engine = self._services.engine
@@ -1354,7 +1375,10 @@ class Trainer:
         return data
 
     def _loss_in_contexts(self, model: Any, inputs: Batch, num_items: Items, **options: bool) -> Any:
-        """`compute_loss` in the contexts that an override adds; this class adds none, and an empty stack takes long."""
+        """Calls `compute_loss` in the contexts that an override adds.
+
+        This class adds none, and even an empty stack is slow.
+        """
         contexts = self.compute_loss_context_manager
         autocast = self.autocast_smart_context_manager
         ours = (Trainer.compute_loss_context_manager, Trainer.autocast_smart_context_manager)
@@ -1366,7 +1390,7 @@ class Trainer:
         return self.compute_loss(model, inputs, num_items_in_batch=num_items)
 
     def compute_loss_context_manager(self) -> ExitStack:
-        """The contexts in which the loss is computed; an override adds its own."""
+        """Returns the contexts in which the loss is computed; an override adds its own."""
         stack = ExitStack()
         autocast = self.autocast_smart_context_manager
         if getattr(autocast, "__func__", None) is not Trainer.autocast_smart_context_manager:  # the forward has ours
@@ -1374,13 +1398,13 @@ class Trainer:
         return stack
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:
-        """Returns the context of mixed precision, for a forward of your own: `model_wrapped` enters it by itself.
+        """Returns the mixed-precision context, for a forward pass of your own; `model_wrapped` enters it by itself.
 
         Args:
-            cache_enabled: whether casts of weights are kept for the time of the context.
+            cache_enabled: whether to cache casts of weights within the context.
 
         Returns:
-            A `torch.autocast` of the device and of the run's dtype; without effect in full precision.
+            A `torch.autocast` for the device and dtype of the run; no effect in full precision.
         """
         kind = self._engine.device.type
         dtype = DTYPES.get(getattr(self.args, "mixed_precision", "no"))
@@ -1389,19 +1413,19 @@ class Trainer:
     def compute_loss(
         self, model: Any, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Items = None
     ) -> Any:
-        """The loss of a micro-batch: the model's own, or by `compute_loss_func` or label smoothing.
+        """Returns the loss of a micro-batch: the model's own, or by `compute_loss_func` or label smoothing.
 
-        An override that computes a loss of its own says by `loss_is_scaled_for_ga` whether it is scaled already.
+        An override that computes its own loss declares in `loss_is_scaled_for_ga` whether the loss is already scaled.
 
         Args:
             model: as the engine wrapped it.
             inputs: the collated batch on `args.device`; `labels` may be removed from it.
-            return_outputs: return the model's output beside the loss.
-            num_items_in_batch: label items in the whole window (int or scalar tensor); None if nobody counts them.
-                A loss divided by it counts as scaled for the window.
+            return_outputs: also return the model's output.
+            num_items_in_batch: label items in the whole window (int or scalar tensor); None if they are not counted.
+                A loss divided by this number is scaled for the window.
 
         Returns:
-            A scalar on the model's device with its graph, or a `LossOutput`; with `return_outputs` a tuple of that and
+            A scalar on the model's device with its graph, or a `LossOutput`; with `return_outputs`, a tuple of it and
             the model's output.
 
         Raises:
@@ -1435,8 +1459,8 @@ class Trainer:
         return (loss, outputs) if return_outputs else loss
 
     def _loss_rule(self) -> LossRule:
-        """The arithmetic of the loss, as the model and the arguments ask for it now."""
-        is_mean = "num_items_in_batch" in left_out(self.compute_loss)  # an override of an older version
+        """Returns how losses are scaled, according to the current model and arguments."""
+        is_mean = "num_items_in_batch" in left_out(self.compute_loss)  # an override written for an older version
         return build.loss_rule(
             self.model,
             self.args,
@@ -1449,14 +1473,14 @@ class Trainer:
         )
 
     def _uses_outputs(self) -> bool:
-        """Returns whether training looks at the model's outputs besides the loss that the model itself computed."""
+        """Returns whether training uses the model's outputs besides its own loss."""
         is_own = is_overridden(self, "compute_loss", "training_step")
         return is_own or self.label_smoother is not None or self.compute_loss_func is not None
 
     def floating_point_ops(self, inputs: Batch) -> float:
-        """Estimates the operations of forward and backward of a micro-batch: 6 x parameters x tokens.
+        """Estimates the operations of the forward and backward passes of a micro-batch: 6 x parameters x tokens.
 
-        A model with a method of this name counts them itself. Parameters of embeddings are left out (Kaplan et al.
+        A model with a method of this name counts them itself. Embedding parameters are excluded (Kaplan et al.
         2020, arXiv:2001.08361, section 2.1).
 
         Args:
@@ -1468,7 +1492,7 @@ class Trainer:
         return self._run.flops.estimate(self.model, inputs)
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
-        """Counts the input tokens of a micro-batch, on the device, where `include_num_input_tokens_seen` asks for it.
+        """Counts the input tokens of a micro-batch, on the device, if `include_num_input_tokens_seen` is set.
 
         Args:
             inputs: the micro-batch, on the device; its tokens are in `model.main_input_name`.
@@ -1487,7 +1511,7 @@ class Trainer:
             model: the model as the engine has wrapped it.
 
         Returns:
-            Norm of all gradients before, a scalar tensor on the device (DeepSpeed: a float).
+            Norm of all gradients before clipping, a scalar tensor on the device (DeepSpeed: a float).
         """
         return self._engine.clip(model, self.args.max_grad_norm)
 
@@ -1496,7 +1520,7 @@ class Trainer:
 
         Args:
             model: the model as the engine has wrapped it.
-            grad_norm: the norm as clipping measured it; None: it is measured.
+            grad_norm: the norm measured by clipping; None measures it now.
 
         Returns:
             A scalar tensor on the device (DeepSpeed: a float).
@@ -1508,11 +1532,11 @@ class Trainer:
         return self._engine.clip(model, math.inf)
 
     def _get_learning_rate(self) -> float:
-        """Learning rate of the first parameter group."""
+        """Returns the learning rate of the first parameter group."""
         return schedules.current_rate(self.lr_scheduler, self.optimizer)
 
     def get_learning_rates(self) -> list[float]:
-        """Learning rate of each parameter group.
+        """Returns the learning rate of each parameter group.
 
         Raises:
             ValueError: there is no optimizer yet.
@@ -1520,7 +1544,7 @@ class Trainer:
         return [group["lr"] for group in checks.need_optimizer(self.optimizer).param_groups]
 
     def get_optimizer_group(self, param: Any = None) -> Any:
-        """The parameter group of a parameter.
+        """Returns the parameter group of a parameter.
 
         Args:
             param: a parameter, or its name in the model; None for the parameters of all groups, as a list of lists.
@@ -1539,7 +1563,7 @@ class Trainer:
         return next((group for group in param_groups if any(p is param for p in group["params"])), None)
 
     def get_num_trainable_parameters(self) -> int:
-        """Elements of all parameters that are trained, over all processes."""
+        """Returns the number of elements in all trained parameters, over all processes."""
         return sum(model_facts.num_elements(p) for p in self.model.parameters() if p.requires_grad)
 
     # -- after a step: log, evaluate, save -----------------------------------------------------------------------------
@@ -1556,17 +1580,17 @@ class Trainer:
         start_time: float | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        """Does what the flags of `control` ask for after a step.
+        """Logs, evaluates and saves after a step, as the flags of `control` ask.
 
         Args:
             tr_loss: sum of the losses since the last log, a scalar on the device.
-            grad_norm: of the last step, before clipping; None before the first.
+            grad_norm: gradient norm of the last step, before clipping; None before the first step.
             model: as the engine wrapped it.
             trial: of a search.
-            epoch: the epoch that is trained.
-            ignore_keys_for_eval: entries of the model's output that are no predictions.
+            epoch: the current epoch.
+            ignore_keys_for_eval: entries of the model's output that are not predictions.
             start_time: of the run, as `time.time()`; with it tokens per second are logged.
-            learning_rate: of the last step; default the schedule's now.
+            learning_rate: of the last step; default the schedule's current rate.
         """
         run = self._run
         progress = run.progress
@@ -1584,7 +1608,7 @@ class Trainer:
             progress.clock.mark(EVALUATION)
             metrics = self._evaluate(trial, ignore_keys_for_eval)
             is_best = self._determine_best_metric(metrics=metrics, trial=trial)
-            self.control.should_evaluate = False  # also where an override tells no callback of it
+            self.control.should_evaluate = False  # also if an override does not call the callbacks
             if self.args.save_strategy == "best":
                 self.control.should_save = is_best
         if self.control.should_save:
@@ -1605,10 +1629,10 @@ class Trainer:
             extensions.tell_shared(mine, rows)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Records values and tells the callbacks; adds the epoch, and the tokens where they are counted.
+        """Logs values and calls the callbacks; adds the epoch, and the number of tokens if they are counted.
 
         Args:
-            logs: names and numbers; entries are added to it.
+            logs: names and numbers; the added entries go into it.
             start_time: of the run, as `time.time()`; with it tokens per second are added.
         """
         progress = self._run.progress
@@ -1627,12 +1651,12 @@ class Trainer:
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
     ) -> dict[str, float]:
-        """Runs an evaluation in the middle of training, and steps the schedules that follow a metric.
+        """Runs an evaluation during training, and steps schedules that follow a metric.
 
         Args:
-            trial: of a search, which hears of the metrics.
-            ignore_keys_for_eval: entries of the model's output that are no predictions.
-            skip_scheduler: leave the schedule alone.
+            trial: trial of a search, which is given the metrics.
+            ignore_keys_for_eval: entries of the model's output that are not predictions.
+            skip_scheduler: do not step the schedule.
 
         Returns:
             Name -> metric, with the prefixes of the datasets.
@@ -1662,26 +1686,26 @@ class Trainer:
     def record(
         self, name: str, value: torch.Tensor | float, weight: torch.Tensor | float = 1.0, reduce: str = "mean"
     ) -> None:
-        """Records a number for the next log, or for the metrics of the evaluation under way.
+        """Records a number for the next log, or for the metrics of the current evaluation.
 
-        May be called wherever the trainer is at hand: in `compute_loss` and other hooks, callbacks, `compute_metrics`.
-        A tensor is copied on its device and nothing waits for it; all values are read back, added up in double
-        precision and joined over processes when the loss is, so that a log exchanges nothing more. A collator, which
-        may run in another process, adds the entry `"_metrics"` to its batch: `{name: value}`, or `{name: {"value": ...,
-        "weight": ..., "reduce": ...}}`; it is recorded and taken out before `forward`.
+        It may be called wherever the trainer is available: in `compute_loss` and other hooks, callbacks,
+        `compute_metrics`. A tensor is copied on its device without synchronizing; all values are read back, summed in
+        double precision and reduced over processes together with the loss, so a log needs no extra communication. A
+        collator, which may run in another process, adds the entry `"_metrics"` to its batch: `{name: value}`, or
+        `{name: {"value": ..., "weight": ..., "reduce": ...}}`; it is recorded and removed before `forward`.
 
-        Numbers of a step whose update a guard refuses are dropped with the step. Those since the last log are part of
-        a checkpoint. Outside of a training and of an evaluation nothing is recorded.
+        If a guard refuses the update of a step, the numbers of the step are dropped. Numbers recorded since the last
+        log are saved in checkpoints. Outside of training and evaluation, nothing is recorded.
 
         Args:
-            name: of the logged value, which gets the prefix of an evaluation (`eval_...`).
-            value: a scalar, detached or not; NaN is not left out.
-            weight: of the value in the mean over micro-batches and processes: the items that it was taken over.
-            reduce: over micro-batches and processes since the last log: "mean" (weighted), "sum", "max", or "last" (the
-                newest of the first process that has one).
+            name: name of the logged value; an evaluation adds its prefix (`eval_...`).
+            value: a scalar, detached or not; NaN is included.
+            weight: weight of the value in the mean over micro-batches and processes: the number of items behind it.
+            reduce: how to combine values since the last log, over micro-batches and processes: "mean" (weighted),
+                "sum", "max", or "last" (the newest value of the first process that has any).
 
         Raises:
-            ArgumentError: the value is not a scalar, the name is one of the trainer's own logs, or it was recorded with
+            ArgumentError: the value is not a scalar, the trainer itself logs this name, or it was recorded with
                 another reduction.
 
         Example:
@@ -1696,18 +1720,18 @@ class Trainer:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Evaluates the model; several sets (a dict) one after the other.
+        """Evaluates the model; several sets (a dict) one after another.
 
         Args:
             eval_dataset (Dataset | dict[str, Dataset]): data to use in place of the trainer's.
-            ignore_keys: entries of the model's output that are no predictions.
+            ignore_keys: entries of the model's output that are not predictions.
             metric_key_prefix: first part of the metrics' names; a set's name follows it.
 
         Returns:
             `<prefix>_loss`, the metrics, run time in seconds and rates per second.
 
         Raises:
-            NestedCallError: an evaluation of this trainer is under way, for example where `compute_metrics` calls it.
+            NestedCallError: this trainer is already evaluating, for example if `compute_metrics` calls it.
         """
         self._run.check_not_evaluating()
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
@@ -1729,15 +1753,15 @@ class Trainer:
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:
-        """Predictions for a dataset, and metrics if it has labels.
+        """Returns predictions for a dataset, and metrics if it has labels.
 
         Args:
             test_dataset: samples, with or without labels.
-            ignore_keys: entries of the model's output that are no predictions.
+            ignore_keys: entries of the model's output that are not predictions.
             metric_key_prefix: first part of the metrics' names.
 
         Returns:
-            Predictions and labels as numpy arrays (nested as the model's output), one row for each sample, in order.
+            Predictions and labels as numpy arrays (nested like the model's output), one row per sample, in order.
         """
         with self._memory_tracker.measuring("test"):
             dataloader = self.get_test_dataloader(test_dataset)
@@ -1790,13 +1814,13 @@ class Trainer:
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Runs the model over a dataloader; serves both `evaluate` and `predict`.
+        """Runs the model over a dataloader; used by `evaluate` and `predict`.
 
         Args:
-            dataloader: gives the batches of this process.
-            description: "Evaluation", or "Prediction", for which labels may be missing and predictions are kept.
+            dataloader: yields the batches of this process.
+            description: "Evaluation" or "Prediction"; in a prediction, labels may be missing and predictions are kept.
             prediction_loss_only: compute no metrics; default `args.prediction_loss_only`.
-            ignore_keys: entries of the model's output that are no predictions.
+            ignore_keys: entries of the model's output that are not predictions.
             metric_key_prefix: first part of the metrics' names.
 
         Returns:
@@ -1831,7 +1855,7 @@ class Trainer:
             return eval_loop.evaluation_loop(context, run.progress, self, dataloader, prefix=metric_key_prefix)
 
     def _loss_rows(self) -> int | None:
-        """Rows for which the loss of an evaluation batch counts; None: those that the batch has."""
+        """Number of rows that the loss of an evaluation batch counts for; None for all rows of the batch."""
         return None
 
     def prediction_loop(
@@ -1842,13 +1866,13 @@ class Trainer:
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Runs `evaluation_loop`, of which this is the older name.
+        """Older name of `evaluation_loop`.
 
         Args:
             dataloader: batches of the data.
             description: name of the loop in the log, such as "Evaluation".
             prediction_loss_only: keep no predictions; None: as the arguments say.
-            ignore_keys: entries of the model's output that are left out.
+            ignore_keys: entries of the model's output that are not predictions.
             metric_key_prefix: prefix of the names of metrics.
 
         Returns:
@@ -1859,16 +1883,16 @@ class Trainer:
     def prediction_step(
         self, model: Any, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor | None, Any, Any]:
-        """One batch of an evaluation, without gradients.
+        """Evaluates one batch, without gradients.
 
         Args:
             model: in evaluation mode.
             inputs: the collated batch, on any device.
-            prediction_loss_only: logits and labels are not wanted.
-            ignore_keys: entries of the model's output that are no predictions; default those that its config names.
+            prediction_loss_only: whether to return the loss alone.
+            ignore_keys: entries of the model's output that are not predictions; default the keys named in its config.
 
         Returns:
-            Loss (a scalar), logits and labels, all detached and on the device, each None where there is none.
+            Loss (a scalar), logits and labels, detached and on the device; each is None if missing.
         """
         inputs = self._prepare_inputs(inputs)
         with_loss = results.is_for_loss(inputs, self.label_names, returns_loss=self.can_return_loss)
@@ -1889,26 +1913,26 @@ class Trainer:
         return loss, results.split_outputs(outputs, ignore_keys, model=self.model, has_loss=with_loss), labels
 
     def _can_skip_logits(self) -> bool:
-        """Returns whether the model's forward pass is Liger's, which computes the loss alone if it is asked to."""
+        """Returns whether the forward pass is Liger's, which can compute the loss without logits."""
         if not self.args.use_liger_kernel or self._uses_outputs():
             return False
         return "skip_logits" in model_facts.forward_parameters(self.model)
 
     @property
     def only_loss_is_evaluated(self) -> bool:
-        """True if evaluations give no metric but the loss: none was given, and nothing is overridden."""
+        """Whether evaluations yield no metric but the loss: no metric function was given, and nothing is overridden."""
         loops = ("evaluate", "evaluation_loop", "_evaluate", "prediction_loop")
         return self.compute_metrics is None and not is_overridden(self, *loops)
 
     def _determine_best_metric(self, metrics: Mapping[str, float], trial: Any) -> bool:
-        """Returns whether these metrics are the best so far; remembers them if so. NaN is never the best.
+        """Returns whether these metrics are the best so far, and if so, remembers them. NaN is never the best.
 
         Args:
             metrics: of an evaluation.
             trial: of a search.
 
         Returns:
-            True where `metric_for_best_model` is better than the best so far, or is the first.
+            True if `metric_for_best_model` is better than before, or is the first value.
 
         Raises:
             MetricError: `metric_for_best_model` is not among them.
@@ -1934,7 +1958,7 @@ class Trainer:
         return Checkpointer(self.args, self._engine, self._services.writer)
 
     def _get_output_dir(self, trial: Any) -> str:
-        """Returns where this run writes: a trial of a search has a directory of its own.
+        """Returns the output directory of this run; a trial of a search has its own.
 
         Args:
             trial: trial of a search, or None.
@@ -1950,7 +1974,7 @@ class Trainer:
 
     @takes_metrics_too
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Writes `checkpoint-<step>` as a whole or not at all, then deletes what `save_total_limit` allows.
+        """Writes `checkpoint-<step>` atomically, then deletes old checkpoints beyond `save_total_limit`.
 
         Args:
             model: as the engine wrapped it.
@@ -1969,14 +1993,14 @@ class Trainer:
             self._push_from_checkpoint(str(store.path(self.state.global_step)))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Writes the model so that `from_pretrained` loads it, with the processing class and the arguments.
+        """Saves the model in the format of `from_pretrained`, with the processing class and the arguments.
 
-        Every process calls it where several hold parts of the model. With `push_to_hub` what the user saves goes to
-        the Hub too.
+        If several processes hold parts of the model, all of them must call it. With `push_to_hub`, a call by the user
+        also uploads to the Hub.
 
         Args:
             output_dir: default `args.output_dir`.
-            _internal_call: the trainer itself saves, so nothing is uploaded.
+            _internal_call: the trainer itself is saving, so nothing is uploaded.
         """
         is_checkpoint = _internal_call and output_dir is not None
         folder = self.args.output_dir if output_dir is None else output_dir
@@ -1986,7 +2010,7 @@ class Trainer:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Writes model, processing class and arguments, in the process that saves.
+        """Writes the model, the processing class and the arguments, in the process that saves.
 
         Args:
             output_dir: default `args.output_dir`.
@@ -1998,7 +2022,7 @@ class Trainer:
             self._checkpointer.write_model(self.model, processing_class, folder, state_dict)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Writes the states of optimizer and schedule; all processes call it.
+        """Writes the states of the optimizer and the schedule; all processes must call it.
 
         Args:
             output_dir: directory of the checkpoint.
@@ -2019,7 +2043,7 @@ class Trainer:
             training_state.save_scaler(self.accelerator, Path(output_dir))
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Writes the random states of all processes and the position of the data; all processes call it.
+        """Writes the random states of all processes and the data position; all processes must call it.
 
         Args:
             output_dir: directory of the checkpoint.
@@ -2034,7 +2058,7 @@ class Trainer:
     # -- the end of a run ----------------------------------------------------------------------------------------------
 
     def _finalize_training(self, trial: Any, num_train_samples: float, start_time: float) -> TrainOutput:
-        """Collects the metrics, loads the best model if it was asked for, and ends the callbacks.
+        """Collects the metrics, loads the best model if requested, and ends the callbacks.
 
         Args:
             trial: of a search.
@@ -2060,7 +2084,7 @@ class Trainer:
         self._memory_tracker.stop_and_update_metrics(metrics, stage="train")
         self.log(metrics)
         services.writer.wait()
-        self._engine.barrier()  # train() returns on no process before all is on the disk
+        self._engine.barrier()  # on no process may train() return before everything is on disk
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         for finish in run.extensions.finish:
@@ -2073,10 +2097,10 @@ class Trainer:
         return TrainOutput(progress.state.global_step, train_loss, metrics)
 
     def capture_incident(self, reason: str = "requested") -> Path:
-        """Writes an incident bundle of the current step, or of the last one with the weights of now.
+        """Writes an incident bundle of the current step, or of the last step with the current weights.
 
-        For a callback or a hook that finds a step suspicious; `trainwright replay` runs it again. The forward and
-        backward pass of the step are run once more.
+        For a callback or a hook that finds a step suspicious; `trainwright replay` runs the step again. The forward and
+        backward passes of the step are run once more.
 
         Args:
             reason: for `incident.json`.
@@ -2091,8 +2115,8 @@ class Trainer:
         return build.incident_recorder(self._run, self, self._engine, folder).request(reason)
 
     def _load_best_model(self) -> None:
-        """Loads the weights of the best checkpoint, or of the next best one where its files were altered."""
-        self._engine.barrier()  # the process that writes it may still be at it
+        """Loads the weights of the best checkpoint, or of the next best if its files were altered."""
+        self._engine.barrier()  # another process may still be writing it
         folder = self._engine.agree(lambda: checkpointing.best_to_load(self.state, self.args, self._run.run_id))
         if folder is not None:
             self._issue_warnings_after_load(self._checkpointer.read_weights(self.model, Checkpoint(folder)))
@@ -2101,19 +2125,19 @@ class Trainer:
             console.show_lines(self.args, [f"best      the weights of {folder} are loaded ({name} {best:.4g})"])
 
     def _finish_current_push(self) -> None:
-        """Waits for the upload that is under way, then makes up for those that failed or were put off."""
+        """Waits for the current upload, then repeats uploads that failed or were postponed."""
         progress = self._run.progress
         self._services.uploads.finish(unless=lambda: progress.is_interrupted)
 
     def end(self) -> None:
-        """Ends trackers and process groups; nothing that needs other processes works after it."""
+        """Ends trackers and process groups; afterwards, nothing that needs other processes works."""
         self.accelerator.end_training()
 
     # -- reports -------------------------------------------------------------------------------------------------------
 
     @staticmethod
     def metrics_format(metrics: dict[str, float]) -> dict[str, Any]:
-        """Returns metrics as a person reads them: memory in MB, times as h:mm:ss, floats with four decimals.
+        """Returns metrics in readable form: memory in MB, times as h:mm:ss, floats with four decimals.
 
         Args:
             metrics: name -> number; bytes for memory, seconds for times.
@@ -2147,11 +2171,11 @@ class Trainer:
     # -- the Hub -------------------------------------------------------------------------------------------------------
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Makes the repository `hub_model_id`, unless it is there; by default named as the output directory.
+        """Creates the repository `hub_model_id` if it does not exist; by default named after the output directory.
 
         Args:
-            token: with the right to write; default `args.hub_token`, else that of the login.
-            private: of a new repository; default `args.hub_private_repo`.
+            token: a token with write access; default `args.hub_token`, else the token of the login.
+            private: whether a new repository is private; default `args.hub_private_repo`.
         """
         if self.is_world_process_zero():
             from trainwright.hub.uploader import Uploader
@@ -2161,7 +2185,7 @@ class Trainer:
             self._services.uploads = uploader
 
     def _open_repository(self, **options: Any) -> None:
-        """Opens the repository unless it is open: a copied trainer has services of its own, which open it again."""
+        """Opens the repository if it is not open: a copied trainer has its own services, which open it again."""
         if isinstance(self._services.uploads, build.NoUploads):
             self.init_hf_repo(**options)
 
@@ -2169,7 +2193,7 @@ class Trainer:
         """Older name of `init_hf_repo`.
 
         Args:
-            at_init: unused; others pass it.
+            at_init: unused; accepted for compatibility.
         """
         warn_older_name("init_git_repo", "init_hf_repo")
         self.init_hf_repo()
@@ -2186,7 +2210,7 @@ class Trainer:
         dataset: str | Sequence[str] | None = None,
         dataset_args: str | Sequence[str] | None = None,
     ) -> None:
-        """Writes a model card, README.md, into the output directory; one that somebody edited is left alone.
+        """Writes a model card, README.md, into the output directory; a card edited by hand is left alone.
 
         Args:
             language: language or languages of the model.
@@ -2195,8 +2219,8 @@ class Trainer:
             model_name: default the name of the output directory.
             finetuned_from: name of the base model.
             tasks: tasks of the model, as the Hub names them.
-            dataset_tags: names on the Hub of the datasets that it was trained on.
-            dataset: their names for people.
+            dataset_tags: Hub names of the datasets it was trained on.
+            dataset: readable names of the datasets.
             dataset_args: their configurations.
         """
         from trainwright.hub import model_card
@@ -2226,21 +2250,21 @@ class Trainer:
         private: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Saves the model to the output directory, writes its card, and uploads both with what else lies there.
+        """Saves the model to the output directory, writes its card, and uploads the directory.
 
         Args:
             commit_message: of the commit.
-            blocking: return when the Hub has it; else at once.
-            token: other than `args.hub_token`.
-            revision: branch other than `args.hub_revision`.
-            private: of a new repository.
+            blocking: wait until the upload is done; else return at once.
+            token: token to use instead of `args.hub_token`.
+            revision: branch to use instead of `args.hub_revision`.
+            private: whether a new repository is private.
             kwargs: for `create_model_card`.
 
         Returns:
-            What the Hub says of the commit, with its address; a future of that with `blocking=False`.
+            The Hub's description of the commit, with its URL; a future of it with `blocking=False`.
 
         Raises:
-            HfHubHTTPError, OSError: it failed; but in the middle of a training this is a warning, and it is tried
+            HfHubHTTPError, OSError: the upload failed; during training this is only a warning, and it is tried
                 again at the end.
         """
         self.callback_handler.fire("on_push_begin", self._run.progress)
@@ -2265,7 +2289,7 @@ class Trainer:
         """Uploads a checkpoint as `hub_strategy` says, asynchronously, one at a time.
 
         Args:
-            checkpoint_folder: where it is, or will be when it is written.
+            checkpoint_folder: its path; the checkpoint may still be being written.
         """
         if self.is_world_process_zero():
             progress = self._run.progress
@@ -2290,25 +2314,25 @@ class Trainer:
         hp_name: Callable[..., str] | None = None,
         **kwargs: Any,
     ) -> BestRun | list[BestRun]:
-        """Searches for the best arguments; a new model is made for each trial, by `model_init`.
+        """Searches for the best arguments; `model_init` makes a new model for each trial.
 
         Args:
-            hp_space: from a trial to the arguments it differs in (Optuna), or from None to their domains (Ray, W&B).
-            compute_objective: from an evaluation's metrics to the number to optimise, or to a list of several; default
-                the loss, or the sum of the metrics where there are some.
+            hp_space: maps a trial to its arguments (Optuna), or None to the domains of the arguments (Ray, W&B).
+            compute_objective: maps the metrics of an evaluation to the number to optimize, or to a list of several;
+                default the sum of the metrics, or the loss if there are none.
             n_trials: how many.
             direction: "minimize" or "maximize"; a list for several objectives.
             backend: "optuna", "ray" or "wandb"; default the first that is installed.
-            hp_name: from a trial to its name, which its directory gets too.
+            hp_name: maps a trial to its name, which its directory gets too.
             kwargs: `failed_trials`, `pruned_checkpoints`, `load_best_trial`, `resume_search` (see
                 `search.base.SearchSettings`); all others go to the backend's library.
 
         Returns:
-            The best trial; with several objectives, the trials that no other dominates.
+            The best trial; with several objectives, the Pareto-optimal trials.
 
         Raises:
-            SearchSpaceError, MissingModelError, DataError: it cannot work as asked; no trial was begun.
-            SearchError: no trial came to its end.
+            SearchSpaceError, MissingModelError, DataError: the search is invalid; no trial was started.
+            SearchError: no trial finished.
         """
         from trainwright.run import search
 
@@ -2324,7 +2348,7 @@ class Trainer:
         )
 
     def _hp_search_setup(self, trial: Any) -> None:
-        """Applies the settings of a trial to the arguments; has no effect outside of a search.
+        """Applies the settings of a trial to the arguments; no effect outside of a search.
 
         Args:
             trial: trial of the search's backend (of Optuna, a dict of Ray or W&B), or None.
@@ -2335,7 +2359,7 @@ class Trainer:
             search.use_arguments(self, search.arguments_of_trial(self._search))
 
     def _name_and_params(self, trial: Any) -> tuple[str | None, dict[str, Any] | None]:
-        """Returns what the record of a run says of its trial."""
+        """Returns the name and the parameters of a trial, for the record of the run."""
         if trial is None:
             return None, None
         from trainwright.run import search
@@ -2343,12 +2367,12 @@ class Trainer:
         return search.name_and_params(trial, self._search)
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
-        """Tells a search how a trial does, which may end it early; outside of a search there is nothing to do.
+        """Reports the metrics of a trial to the search, which may end it early; no effect outside of a search.
 
         Args:
             trial: of the search; None outside of one.
             step: optimizer step of the evaluation.
-            metrics: what it gave.
+            metrics: metrics of the evaluation.
         """
         if trial is not None and self._search.is_under_way:
             from trainwright.run import search
@@ -2356,7 +2380,7 @@ class Trainer:
             search.report(self, trial, metrics)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Writes a whole checkpoint into a directory of the backend, from which a trial can continue.
+        """Writes a whole checkpoint into a directory of the backend, so that a trial can continue from it.
 
         Args:
             checkpoint_dir: the directory.
@@ -2364,27 +2388,28 @@ class Trainer:
         self.store_flos()
         self._checkpointer.save(self, self._run, CheckpointStore(checkpoint_dir), asynchronous=False)
 
-    # -- before it costs an hour ---------------------------------------------------------------------------------------
+    # -- checks before training ----------------------------------------------------------------------------------------
 
     def check(self, *, memory: bool = False, budget: int | float | str | None = None) -> CheckReport:
-        """Looks for what would go wrong, on the first batches and without training; the trainer stays as it is.
+        """Looks for likely problems, on the first batches and without training; the trainer is not changed.
 
         Args:
-            memory: also plan the memory of a step: where it goes, and what changes of settings make of it.
-            budget: memory there is, as "24GB" or a number of bytes; the plan then ends with the cheapest change that
-                fits. None: that of the device.
+            memory: also plan the memory of a step: what uses it, and how other settings would change it.
+            budget: the available memory, such as "24GB" or a number of bytes; the plan ends with the cheapest change
+                that fits. None for the memory of the device.
 
         Returns:
-            The findings, each with its evidence and its cure. `print` shows them; `is_fine` says that none is grave.
+            The findings, each with its evidence and its cure. `print` shows them; `is_fine` is True if none is serious.
         """
         from trainwright.preflight import check_up
 
         return check_up.full_check(self, plans_memory=memory or budget is not None, budget=budget)
 
     def prove(self, *, num_steps: int = 4) -> ProofReport:
-        """Computes in two ways what must be equal, on copies of the model and on the first samples.
+        """Computes pairs of results that must be equal, on copies of the model and on the first samples.
 
-        A resume and an uninterrupted run, two ways to accumulate, two sizes of evaluation batches, one process and two.
+        It compares a resumed run with an uninterrupted one, two ways to accumulate, two sizes of evaluation batches,
+        and one process with two.
 
         Args:
             num_steps: optimizer steps of each short run.
@@ -2394,7 +2419,7 @@ class Trainer:
         return prove.prove(self, num_steps=num_steps)
 
     def _preflight_extensions(self, folder: str) -> list[Extension]:
-        """Returns the extensions that look at a run before its first step; `folder` is where it writes."""
+        """Returns the extensions that check a run before its first step; `folder` is the run's output directory."""
         found: list[Extension] = []
         if getattr(self.args, "preflight", True):
             from trainwright.preflight.check_up import FirstLook
@@ -2408,5 +2433,5 @@ class Trainer:
 
 
 def __getattr__(name: str) -> Any:
-    """Names that scripts import from transformers' module of this name."""
+    """Returns names that scripts import from the transformers module of the same name."""
     return sys.modules[__package__]._at_original_path("trainer", name)  # the package has the table of names

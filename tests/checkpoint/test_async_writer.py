@@ -330,5 +330,5 @@ def test_where_memory_is_short_it_waits(
     monkeypatch.setattr(deferred_io.DeferredSink, "put", observed)
     make_trainer(tmp_path, model=module(), **SAVING | {"log_level": "warning"}).train()
     assert set(written) == AT_ONCE
-    assert "Training waits while a file of a checkpoint is written" in caplog.text
+    assert "Training pauses while a file of a checkpoint is written" in caplog.text
     assert verified(tmp_path / "checkpoint-7")

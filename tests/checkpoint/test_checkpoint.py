@@ -213,7 +213,7 @@ def test_opening_reads_nothing_and_an_error_names_the_file(tmp_path: Path) -> No
         checkpoint = Checkpoint(tmp_path / "checkpoint-7")
         assert counts == {}
     assert checkpoint.identity is None
-    with pytest.raises(CheckpointError, match=r"checkpoint-7 has no trainer_state\.json, so its step is not known"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-7 has no trainer_state\.json, so its step is unknown"):
         _ = checkpoint.state
     checkpoint.path.mkdir()
     (checkpoint.path / "trainer_state.json").write_text("{")

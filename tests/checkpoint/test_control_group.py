@@ -38,5 +38,5 @@ def group() -> Iterator[Path]:
 def test_a_save_without_room_for_a_copy_is_written_at_once(group: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:  # on a disk: files in memory count as memory of the group
         done = run_python(str(SCRIPT), str(group), folder)  # what a fork shares would count when it is written to
-        assert done.stderr.count("bytes of memory are too much to take for a copy") == 1  # of two saves: once in a run
+        assert done.stderr.count("bytes of memory are too much for a copy") == 1  # of two saves: once in a run
         assert get_last_checkpoint(folder) == os.path.join(folder, "checkpoint-4")

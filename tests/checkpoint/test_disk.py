@@ -90,7 +90,7 @@ def test_a_full_disk_leaves_the_older_checkpoints_whole(name: str, filled: tuple
     else:
         assert steps == (4 if name.startswith("at-once") else 6)  # an error behind training's back waits for a save
         assert error.startswith("CheckpointWriteError: A checkpoint could not be written to")
-        assert "before it are untouched" in error
+        assert "Earlier checkpoints are untouched" in error
 
 
 def with_free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:

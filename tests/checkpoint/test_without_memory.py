@@ -61,7 +61,7 @@ Trainer(model=Model(), args=args, train_dataset=data, callbacks=[Limits]).train(
 @pytest.mark.costly
 def test_a_run_under_a_limit_of_addresses_saves_and_goes_on(tmp_path: Path) -> None:
     done = run_python("-c", LIMITED, str(tmp_path))
-    assert "Training waits while a file of a checkpoint is written" in done.stderr
+    assert "Training pauses while a file of a checkpoint is written" in done.stderr
     assert CheckpointStore(tmp_path).steps() == [2, 4]
     for step in (2, 4):
         assert verified(tmp_path / f"checkpoint-{step}")
@@ -115,6 +115,6 @@ def test_where_no_thread_can_be_started_the_save_is_written_at_once(
 
     monkeypatch.setattr(threading.Thread, "start", refused)
     make_trainer(tmp_path, model=module(), **SAVING).train()
-    assert "Training waits while a checkpoint is written: can't start new thread" in caplog.text
+    assert "Training pauses while a checkpoint is written: can't start new thread" in caplog.text
     assert CheckpointStore(tmp_path).steps() == [4, 7]
     assert verified(tmp_path / "checkpoint-7")

@@ -116,7 +116,7 @@ def test_named_columns_are_used_and_an_input_stands_below_its_instruction(tmp_pa
     found = source(tmp_path, [row], columns={"instruction": "q", "input": "more", "output": "a"})
     messages = [{"role": "user", "content": "add\n\n1 2"}, {"role": "assistant", "content": "3"}]
     assert found.shape.messages(row) == messages
-    with pytest.raises(RecipeError, match=r"no column has conversations: text. Name it, as \{messages: COLUMN\}"):
+    with pytest.raises(RecipeError, match=r"no column has conversations: text. Set it, as \{messages: COLUMN\}"):
         source(tmp_path, [{"text": "one"}])
 
 
@@ -206,10 +206,10 @@ def test_a_chat_is_learned_then_tuned_by_an_adapter_that_is_merged(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (("lora: {r: 4}",), "lora adapts pretrained weights, and this model has none"),
+        (("lora: {r: 4}",), "lora adapts pretrained weights, but this model has none"),
         (("model.quantization: 4bit",), "model.quantization: quantised weights cannot be trained"),
         (("data.chat_template: chatmll",), "'chatmll' is neither a file nor one of chatml, "),
-        (("data.encoding: utf9",), "Python knows no encoding 'utf9'"),
+        (("data.encoding: utf9",), "Python has no encoding 'utf9'"),
         (("data.delimiter: ab",), "'ab' is not one character"),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_second_run_does_not_mix_with_the_first(tmp_path: Path) -> None:
     done("train", str(path))
     again = call("train", str(path))
     assert again.exit_code == 2
-    assert "has a run already, saved at step 8" in again.output
+    assert "already has a run, saved at step 8" in again.output
     assert f"trainwright resume {tmp_path / 'run'}" in again.output.replace("\n", "")
     assert "config.yaml:10" in again.output
     done("train", str(path), "--set", "training.overwrite_output_dir=true", "--set", "training.max_steps=4")
@@ -143,7 +143,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path: Path) -> None:
     ("setting", "said"),
     [
         ("metric_for_best_model=acuracy", "acuracy"),
-        ("output_dir=used", "has a run already"),
+        ("output_dir=used", "already has a run"),
     ],
 )
 def test_a_dry_run_refuses_what_a_training_refuses(setting: str, said: str, tmp_path: Path) -> None:

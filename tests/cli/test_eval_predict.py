@@ -278,7 +278,7 @@ def test_a_checkpoint_its_average_and_a_model_without_a_run(tmp_path: Path, monk
     assert read_average(run / "checkpoint-2")
     model = AutoModelForSequenceClassification.from_pretrained("run")
     assert model.config.id2label == {0: "even", 1: "odd"}
-    assert "its task is not known. Name it with --task" in call("eval", "model", *words).output
+    assert "its task is unknown. Set it with --task" in call("eval", "model", *words).output
     assert "is of a model for text-classification" in call("eval", "run", "--task", "chat", *words).output
     assert "write trained or average" in call("predict", "run", "--data", "eval.jsonl", "--weights", "x").output
 
@@ -307,7 +307,7 @@ def test_an_adapter_is_merged_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_does_not_fit_is_refused(runs: Callable[[str], Path], tmp_path: Path) -> None:
     run = str(runs("text-classification"))
     other = str(write(tmp_path / "other.jsonl", [{"txt": "red"}]))
-    assert "No column is called 'text', which the model reads as text" in call("predict", run, "--data", other).output
+    assert "There is no column 'text', which the model reads as text" in call("predict", run, "--data", other).output
     named = done("predict", run, "--data", other, "--set", "data.columns.text=txt")
     assert json.loads(named)["row"] == 1
     strange = str(write(tmp_path / "strange.jsonl", [{"text": "red", "label": "blue"}, {"text": "x", "label": "odd"}]))
@@ -316,7 +316,7 @@ def test_what_does_not_fit_is_refused(runs: Callable[[str], Path], tmp_path: Pat
     assert "no row" in call("predict", run, "--data", empty).output
     assert call("predict", str(tmp_path / "nothing"), "--data", other).exit_code == 2
     unmarked = call("predict", str(runs("masked-lm")), "--data", str(runs("masked-lm").parent / "eval.jsonl"))
-    assert "has no hidden word" in unmarked.output
+    assert "has no masked word" in unmarked.output
 
 
 def test_losses_of_samples_are_means_over_their_labels() -> None:

@@ -132,6 +132,6 @@ def test_the_ledgers_list_excludes_the_lines_it_shows_after_others_were_removed(
     assert again.exit_code == 0, again.output
     seen = json.loads(done("ledger", "second", "text", "-n", "99", "--json"))
     assert not texts & {one["text"].split(" | ")[0] for one in seen}
-    assert "Rows have moved since they came into quarantine: table.csv:" in caplog.text
+    assert "Rows in quarantine have moved: table.csv:" in caplog.text
     with_split = done("ledger", "second", "text", "-n", "99", "--data", "table.csv", "--json")
     assert json.loads(with_split) == seen, "the original file has the rows of the split"

@@ -127,11 +127,11 @@ def test_a_directory_for_each_label_is_a_table_of_images(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.csv", "text,label\na,b,c\n", "a.csv:2: it has 3 columns; the lines before it have 2"),
+        ("a.csv", "text,label\na,b,c\n", "a.csv:2: this line has 3 columns, but earlier lines have 2"),
         ("a.jsonl", '{"a": 1}\n{"a": \n', "a.jsonl:2: this is not JSON"),
-        ("a.jsonl", "[1]\n", "a.jsonl:1: an object belongs on each line"),
+        ("a.jsonl", "[1]\n", "a.jsonl:1: each line must be an object"),
         ("a.json", '{"a": 1}\n{"a": 2}\n', "data.format: jsonl"),
-        ("a.json", "3", "holds no list of objects"),
+        ("a.json", "3", "does not contain a list of objects"),
         ("a.conll", "a\tb\nc\td\te\n", "a.conll:2: it has 3 columns"),
         ("a.xyz", "?", "Set the format with data.format"),
     ],

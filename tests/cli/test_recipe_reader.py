@@ -83,7 +83,7 @@ def test_scalars_are_read_as_people_mean_them() -> None:
         (("  path: model", "  path: model\n  learn_tokenizer: {kind: bpe}"), 4, "or set model.from_scratch"),
         (("  path: model", "  path: model\n  learn_tokenizer: {kind: bep}"), 4, "'bep' is not one of bpe, words."),
         (("train.csv", "tran.csv"), 5, "train.csv"),
-        (("train.csv", "'*.tsv'"), 5, "no file is called like"),
+        (("train.csv", "'*.tsv'"), 5, "no file matches"),
         (("{text: body}", "{txt: body}"), 6, "has no use for it. Did you mean text?"),
         (("{text: body}", "{text: body}\n  eval_share: half"), 7, "data.eval_share: 'half' is not a number."),
         (("{text: body}", "{text: body}\n  eval_share: 1.5"), 7, "from 0 to below 1"),

@@ -110,8 +110,8 @@ def test_where_the_hub_is_away_the_caches_of_the_package_are_asked_at_once(
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"columns": {"text": "txt"}}, "data.columns.text: no column is called 'txt'. Did you mean text?"),
-        ({"where": {"sorce": "one"}}, "data.where.sorce: no column is called 'sorce'. Did you mean source?"),
+        ({"columns": {"text": "txt"}}, "data.columns.text: there is no column 'txt'. Did you mean text?"),
+        ({"where": {"sorce": "one"}}, "data.where.sorce: there is no column 'sorce'. Did you mean source?"),
         ({"where": {"source": "three"}}, "data.where: no row is left to train on."),
     ],
 )
@@ -144,10 +144,10 @@ def test_what_is_odd_in_the_rows_is_noted_with_their_names(tmp_path: Path) -> No
     labels = ["yes", "no", "yes ", "Yes", "no", "yes", "no", "maybe", "yes"]
     rows = [{"text": " " * i if i in (1, 7) else f"text {i}", "label": label} for i, label in enumerate(labels)]
     assert material(tmp_path, rows).notes == [
-        "data.columns.text: 2 rows have no text in train: rows.jsonl:2 ' ', rows.jsonl:8 '       '. Take them out, or "
+        "data.columns.text: 2 rows have no text in train: rows.jsonl:2 ' ', rows.jsonl:8 '       '. Remove them, or "
         "fill them in.",
         "data.columns.label: labels with a single row: 'yes ' (rows.jsonl:3), 'Yes' (rows.jsonl:4), 'maybe' "
-        "(rows.jsonl:8). One row is trained or evaluated, never both. Add rows, or leave them out by data.where.",
+        "(rows.jsonl:8). One row is trained or evaluated, never both. Add rows, or exclude them with data.where.",
         "data.labels: labels that differ only by case or blanks: 'yes' (rows.jsonl:1, rows.jsonl:6, rows.jsonl:9), "
         "'yes ' (rows.jsonl:3), 'Yes' (rows.jsonl:4). To make them one, list all: "
         '{"yes": yes, "yes ": yes, "Yes": yes, ...}.',

@@ -181,12 +181,12 @@ WRONG: list[tuple[Any, str]] = [
     (np.ones((6, 1)), r"shape \(6, 1\)"),
     ("hard", "returned a str. Return"),
     ({"code": 1.0, "char": 1.0}, "'char', and the training data has 'code', 'chat'. Did you mean chat"),
-    ({"code": 1.0}, "gives no weight to 'chat'; 0 leaves it out"),
+    ({"code": 1.0}, "gives no weight to 'chat'; a weight of 0 excludes it"),
     ({"code": "much", "chat": 1.0}, "returned a list"),
-    ({"code": 1.0, "chat": float("nan")}, "1 of 2 weights that are not numbers from 0 up: nan for 'chat'.*nan_to_num"),
+    ({"code": 1.0, "chat": float("nan")}, "1 of 2 weights that are not numbers >= 0: nan for 'chat'.*nan_to_num"),
     ({"code": 0, "chat": 0}, "0 for all that are not in quarantine"),
     ([1, 1, float("nan"), float("nan"), 1, 1], "returned 2 of 6 weights.*nan for sample 2. Losses of samples without"),
-    (torch.tensor([1, 1, -2, 1, 1, 1]), "-2.0 for sample 2. Return numbers from 0 up"),
+    (torch.tensor([1, 1, -2, 1, 1, 1]), "-2.0 for sample 2. Return numbers that are not negative"),
     ([1, 1, 1, 1, 1, float("inf")], "inf for sample 5"),
     ([0, 1, 0, 0, 0, 0], "0 for all that are not in quarantine"),
 ]
@@ -390,7 +390,7 @@ def test_what_a_checkpoint_lacks_or_has_of_other_data(tmp_path: Path, caplog: py
         max_steps=12,
         **{name: value for name, value in plain.items() if name != "max_steps"},
     )
-    assert f"{checkpoint} has no weights of a curriculum" in caplog.text
+    assert f"{checkpoint} has no curriculum weights" in caplog.text
     whole = trained(tmp_path / "whole", rows(), max_steps=6)
     assert one.model.seen[:6] == whole.model.seen[16:]  # the epoch is finished in its order
     with pytest.raises(DataError, match="order of a curriculum"):
@@ -401,7 +401,7 @@ def test_what_a_checkpoint_lacks_or_has_of_other_data(tmp_path: Path, caplog: py
         resume=str(tmp_path / "new" / "checkpoint-8"),
         max_steps=12,
     )
-    assert "has weights of other data" in caplog.text
+    assert "has curriculum weights for other data" in caplog.text
     assert len(fewer.model.seen) == 16
     torch.save({"asked": 4, "steps": [22]}, tmp_path / "new" / "checkpoint-8" / CURRICULUM_NAME)
     sign_again(tmp_path / "new" / "checkpoint-8")

@@ -301,7 +301,7 @@ def test_a_dataset_with_held_out_rows_is_named_by_the_index_before() -> None:
     assert [str(name) for name in names] == ["train[3]", "train[7]"]
     assert names.find("train[7]") == [1]
     assert names.fingerprint_of(1) == fingerprint({"x": 7})
-    with pytest.raises(DataError, match=r"no sample 'train\[9\]'\. Samples of it are named like 'train\[3\]'"):
+    with pytest.raises(DataError, match=r"no sample 'train\[9\]'\. Sample names look like 'train\[3\]'"):
         names.find("train[9]")
 
 

@@ -77,7 +77,7 @@ def test_a_column_without_lengths_is_told_of_and_left_alone(
     column: list[Any], what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert sample_lengths(table(size=column), "input_ids", column="size").tolist() == SOME
-    assert f"'size' should tell the length of each sample, and it has {what}" in caplog.text
+    assert f"'size' should hold the length of each sample, but has {what}" in caplog.text
 
 
 def test_fractions_of_lengths_stay_apart() -> None:
@@ -94,7 +94,7 @@ def test_lengths_that_are_none_are_refused() -> None:
 
 def test_a_wrong_column_of_lengths_shows_when_the_sample_is_read() -> None:
     dataset = PackedDataset([{"input_ids": [1, 2, 3]}], "input_ids", splits_long=False)
-    with pytest.raises(DataError, match="Sample 0 was said to have 2 tokens and has 3"):
+    with pytest.raises(DataError, match="Sample 0 should have 2 tokens, but has 3"):
         dataset[[[(0, 0, 2)]]]
 
 

@@ -121,7 +121,7 @@ def test_what_a_stream_cannot_be_asked(tmp_path: Path) -> None:
         with pytest.raises((DataError, ArgumentError), match=said):
             make_trainer(tmp_path, train_dataset=streams, **settings).train()
     empty: Any = as_mixture({"a": Stream([]), "b": Stream(data.vectors(2))})
-    with pytest.raises(DataError, match="'a' of train_dataset gave no item"):
+    with pytest.raises(DataError, match="'a' of train_dataset has no items"):
         list(itertools.islice(empty, 3))
     with pytest.raises(DataError, match="sources b"):
         empty.load_state_dict({"places": {"b": {}}})

@@ -137,7 +137,7 @@ def test_an_entry_for_a_whole_sample_cannot_be_packed(tmp_path: Path) -> None:
     items = [{"input_ids": item["input_ids"], "labels": 1} for item in texts()]
     model = seeded(MODELS["bert-tokens"])
     trainer = make_trainer(tmp_path, model=model, train_dataset=items, packing="best_fit", packing_length=16)
-    with pytest.raises(DataError, match="'labels' does not have one value for each token"):
+    with pytest.raises(DataError, match="'labels' does not have one value per token"):
         trainer.train()
 
 

@@ -60,7 +60,7 @@ def test_a_sampler_with_a_wrong_length_trains_and_is_told_of_once(
 
     settings: dict[str, Any] = {"model": module(0.0), "save_strategy": "steps", "save_steps": 2, "log_level": "warning"}
     straight = trained_trainer(tmp_path / "straight", cls=Own, **settings)
-    assert caplog.text.count(f"says by len() that it has {says} indices, and gave {seen}.") == 1
+    assert caplog.text.count(f"The len() of the sampler is {says}, but it yielded {seen} indices.") == 1
     resumed = trained_trainer(
         tmp_path / "resumed", cls=Own, resume=str(tmp_path / "straight" / "checkpoint-2"), **settings
     )

@@ -218,7 +218,7 @@ def test_a_dataset_that_never_raises_index_error() -> None:
 
 
 def test_without_lengths_it_says_what_is_missing() -> None:
-    with pytest.raises(ValueError, match="needs the lengths, or a dataset"):
+    with pytest.raises(ValueError, match="needs lengths, or a dataset"):
         LengthGroupedSampler(4)
     with pytest.raises(DataError, match=r"'input_ids'.*item 0 has .*labels.*x.*length_column_name"):
         LengthGroupedSampler(4, dataset=data.vectors(3))

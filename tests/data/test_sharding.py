@@ -125,7 +125,7 @@ def test_a_stream_that_is_split_already_is_refused(build: Any) -> None:
     plan = LoaderPlan(batch_size=2, seed=3, is_training=True, rank=1, num_processes=2)
     build(stream, plan, sampler=None, collate=default_data_collator)
     half = split_dataset_by_node(stream, rank=1, world_size=2)
-    with pytest.raises(DataError, match="Pass the stream as it was before"):
+    with pytest.raises(DataError, match="Pass the stream before the split"):
         build(half, plan, sampler=None, collate=default_data_collator)
     build(half, replace(plan, rank=0, num_processes=1), sampler=None, collate=default_data_collator)
 

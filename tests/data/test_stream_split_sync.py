@@ -206,11 +206,11 @@ def test_a_resume_that_would_lose_a_place_is_refused() -> None:
 
     (cursor, of_main), _ = together(task)
     second = loader("a long shard", Table(2).seat(1))
-    with pytest.raises(DataError, match="does not say where process 1 stood"):
+    with pytest.raises(DataError, match="does not record the position of process 1"):
         second.resume(cursor, of_main)
-    with pytest.raises(DataError, match="does not say where process 1 stood"):
+    with pytest.raises(DataError, match="does not record the position of process 1"):
         second.resume(cursor, LoaderState())
-    with pytest.raises(DataError, match=r"of 2 parts read by a process each, and this run has single samples"):
+    with pytest.raises(DataError, match=r"of 2 parts read by a process each, but this run has single samples"):
         check_same_data(cursor, None, None)
 
 

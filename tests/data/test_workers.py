@@ -71,7 +71,7 @@ def test_a_worker_that_hangs_is_named_with_its_stack(tmp_path: Path) -> None:
         trainer.train()
     pid = (tmp_path / "met").read_text()
     note = "\n".join(raised.value.__notes__)
-    assert f"Worker 0 (process {pid}) gave no batch within dataloader_timeout." in note
+    assert f"Worker 0 (process {pid}) returned no batch within dataloader_timeout." in note
     assert "epoch 0 (counted from 0) of the training data" in note
     first, second = note.splitlines()[2:4]
     assert first.endswith("in hangs")

@@ -223,7 +223,7 @@ def test_metrics_without_labels(
         assert not logged(trainer, "eval_score")
         assert logged(trainer, "eval_near_runtime" if sets else "eval_runtime")
     else:
-        with pytest.raises(MetricError, match=f"the evaluation gives no 'eval_{metric}'"):
+        with pytest.raises(MetricError, match=f"the evaluation returns no 'eval_{metric}'"):
             trainer.train()
         assert steps.events == []
     assert "no labels: looked for labels; found x. Rename" in caplog.text

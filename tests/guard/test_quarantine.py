@@ -148,7 +148,7 @@ def test_a_quarantine_before_training_keeps_a_bad_sample_away(tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["x", "train[24]", "chat[1]", "train:1"])
 def test_a_name_that_the_data_does_not_have_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no sample '.*'\. Samples of it are named like 'train\[0\]'"):
+    with pytest.raises(DataError, match=r"has no sample '.*'\. Sample names look like 'train\[0\]'"):
         trainer(tmp_path).quarantine([name])
 
 
@@ -303,7 +303,7 @@ def test_a_line_that_was_not_finished_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_dataloader_of_the_user_has_no_indices() -> None:
-    with pytest.raises(DataError, match="Leave them out of the dataloader itself"):
+    with pytest.raises(DataError, match="Exclude them in the dataloader itself"):
         ForeignPosition([]).exclude({1}, 5)
 
 

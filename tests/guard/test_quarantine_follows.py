@@ -50,8 +50,8 @@ def test_rows_that_were_removed_before_it_move_no_row_into_quarantine(
     with caplog.at_level(logging.WARNING):
         trained = trained_numbers(tmp_path, make(left))
     assert trained == set(range(16)) - {1, 5, 6, 12} - {3, 9}
-    assert "Rows have moved since they came into quarantine: train[3] is train[2], train[9] is train[6]." in caplog.text
-    assert "not in the training data any more: train[12]." in caplog.text
+    assert "Rows in quarantine have moved: train[3] is train[2], train[9] is train[6]." in caplog.text
+    assert "no longer in the training data: train[12]." in caplog.text
 
 
 def test_a_row_that_was_edited_is_trained_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -60,7 +60,7 @@ def test_a_row_that_was_edited_is_trained_and_named(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         trained = trained_numbers(tmp_path, edited)
     assert trained == set(range(16)) - {3, 4} | {99}
-    assert "Rows have other content now than in quarantine, and are trained: train[3]." in caplog.text
+    assert "Rows in quarantine have changed, so they are trained on again: train[3]." in caplog.text
 
 
 def test_a_source_in_front_of_a_mixture_moves_no_row(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_numbers_of_an_older_version_hold_for_the_data_that_they_were_first_read
     with caplog.at_level(logging.WARNING):
         assert trained_numbers(tmp_path, ROWS) == set(range(16)) - {3, 9}
         assert trained_numbers(tmp_path, ROWS) == set(range(16)) - {3, 9}
-    assert caplog.text.count("has numbers of samples, as version 0.2 wrote them") == 1
+    assert caplog.text.count("has sample numbers, written by version 0.2") == 1
     with pytest.raises(DataError, match=r"of 'train' with 16 rows\. The training data is 'train' with 15 rows now"):
         trained_numbers(tmp_path, ROWS[1:])
     with pytest.raises(DataError, match="'a' with 8 rows, 'train' with 8 rows now"):
@@ -148,7 +148,7 @@ def test_rows_without_content_are_refused_where_the_number_of_rows_differs(tmp_p
 
     quarantined(tmp_path, Changing(ROWS), [3])
     with pytest.raises(
-        DataError, match=r"names train\[3\] without the content of the row, and the data has other rows"
+        DataError, match=r"names train\[3\] without the content of the row, but the rows of the data have changed"
     ):
         trained_numbers(tmp_path, Changing(ROWS[1:]))
 

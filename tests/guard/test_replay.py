@@ -96,14 +96,14 @@ def test_an_error_is_raised_again(tmp_path: Path) -> None:
     result = replayed(tmp_path, "raising")
     assert result.is_same
     assert "error     ZeroDivisionError: of the model" in result.lines
-    assert "losses    before it: none; losses and error are those of the incident" in result.lines
+    assert "losses    before it: none; losses and error are the same as in the incident" in result.lines
     assert "sample    train[5] (micro-batch 0, item 1)" in result.lines
 
 
 def test_the_sample_of_a_spike_is_the_one_with_the_largest_loss(tmp_path: Path) -> None:
     settings = {"on_spike": "warn", "spike_warmup": 4, "learning_rate": 1e-3}
     trained(tmp_path, model=dropping(), poison={13: {"labels": 1e4}}, settings=settings)
-    assert "sample    --one-by-one names the one with the largest loss" in replayed(tmp_path).lines
+    assert "sample    --one-by-one names the sample with the largest loss" in replayed(tmp_path).lines
     named = [f"largest   {name}: train[13] (micro-batch 0, item 1)" for name in ("loss", "gradient norm")]
     assert replayed(tmp_path, one_by_one=True).lines[-2:] == named
 
@@ -220,7 +220,7 @@ def test_an_error_of_a_model_in_parts_takes_weights_that_a_checkpoint_has(
         trained(tmp_path, model=raising(), poison={ROW: {"flat": 2.0}}, settings=settings)
     missing = only_one(tmp_path)["missing"]["weights"]
     assert "only all processes together could gather them" in missing
-    assert "the newest checkpoint before the step, or with --model those that the function returns" in missing
+    assert "the newest checkpoint before the step, or with --model the weights from the function" in missing
     result = replayed(tmp_path, "raising")
     assert result.is_same
     assert f"weights   checkpoint-2's, 0 steps before the incident's: the bundle has none ({missing})" in result.lines
@@ -314,11 +314,11 @@ def test_a_damaged_bundle_is_refused_with_the_name_of_the_file(damage: str, inta
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (None, "not a model of transformers. Name a function"),
+        (None, "not a model of transformers. Give a function"),
         ("nowhere:make", "No module named 'nowhere'. Write it as module:function"),
         ("json:make", "has no attribute 'make'. Write it as module:function"),
         ("json", "Write it as module:function"),
-        (f"{HERE}other", "are not those of --model"),
+        (f"{HERE}other", "do not match --model"),
         ("time:time", "returned a float; return a module, or a Trainer"),
     ],
 )

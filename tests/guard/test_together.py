@@ -51,5 +51,5 @@ def test_parts_of_a_model_are_diagnosed_together(tmp_path: Path) -> None:
     assert errors.keys() == {0, 1}, done.out
     for said in errors.values():
         assert said.startswith("Step 4: ")
-        assert "Not finite, whatever the samples are: the weights (" in said
+        assert "Not finite, regardless of the samples: the weights (" in said
         assert "the optimizer state (exp_avg of " in said

@@ -119,7 +119,7 @@ def test_nested_phases_go_back_to_the_one_before(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        ({"data": 30.0, "forward": 70.0}, "data: more dataloader_num_workers, or samples that are cheaper to read"),
+        ({"data": 30.0, "forward": 70.0}, "data: more dataloader_num_workers, or cheaper samples"),
         ({"callbacks.Mine": 20.0, "forward": 80.0}, "Mine: do less in each event of it"),
         ({"saving": 50.0, "forward": 50.0}, "saving: save less often: save_steps"),
     ],

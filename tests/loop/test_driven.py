@@ -282,9 +282,9 @@ def differentiates_outside(trainer: Any, step: Any) -> None:
         (reads_batches_again, "iterated already"),
         (differentiates_outside, "outside of the loop"),
         (lambda trainer, step: None, "before step.update() of step 1"),
-        (lambda trainer, step: trainer.train(), "train() was called while this trainer trains"),
-        (lambda trainer, step: trainer.steps(), "steps() was called while this trainer trains"),
-        (lambda trainer, step: trainer.fit_step(), "fit_step() was called while this trainer trains"),
+        (lambda trainer, step: trainer.train(), "train() was called while this trainer is training"),
+        (lambda trainer, step: trainer.steps(), "steps() was called while this trainer is training"),
+        (lambda trainer, step: trainer.fit_step(), "fit_step() was called while this trainer is training"),
     ],
 )
 def test_misuse_is_an_error_that_ends_the_run(body: Any, message: str, tmp_path: Path) -> None:

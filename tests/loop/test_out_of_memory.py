@@ -153,6 +153,6 @@ def test_an_update_that_cannot_be_undone_ends_the_run_with_a_sentence(tmp_path: 
     trainer = make_trainer(tmp_path, model=model, optimizers=(optimizer, None), **SETTINGS)
     with pytest.raises(torch.OutOfMemoryError) as error:
         trainer.train()
-    assert "within the optimizer's update" in "".join(error.value.__notes__)
+    assert "in the optimizer's update" in "".join(error.value.__notes__)
     assert "auto_find_batch_size=True finds the size" not in "".join(error.value.__notes__)
     assert CheckpointStore(tmp_path).steps() == [2]

@@ -258,7 +258,7 @@ def test_an_item_that_is_missing_or_altered_in_a_checkpoint(tmp_path: Path, capl
     teacher = torch.nn.Linear(2, 2)
     other = torch.nn.Linear(2, 2)
     saved(tmp_path, teacher=teacher)
-    assert "no state of the checkpoint items more" in said(again(tmp_path, teacher=other, more=Buffer()), 2)
+    assert "no state for the checkpoint items more" in said(again(tmp_path, teacher=other, more=Buffer()), 2)
     assert torch.equal(other.weight, teacher.weight)
     assert "items that this trainer does not have; they are ignored: teacher" in said(again(tmp_path), 2)
     with pytest.raises(CheckpointError, match=r"item 'teacher' .* does not fit"):
@@ -278,7 +278,7 @@ def test_an_item_that_is_missing_or_altered_in_a_checkpoint(tmp_path: Path, capl
 
     (tmp_path / "checkpoint-1" / ITEMS_NAME).unlink()  # as a run without items wrote it
     sign_again(tmp_path / "checkpoint-1")
-    assert "no state of the checkpoint items teacher" in said(again(tmp_path, teacher=other), 1)
+    assert "no state for the checkpoint items teacher" in said(again(tmp_path, teacher=other), 1)
 
 
 class Holds:

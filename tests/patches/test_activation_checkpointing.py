@@ -154,7 +154,7 @@ def test_outputs_of_attention_are_kept_and_the_weights_are_the_same(make: Any, t
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"save": "mlp"}, "only save='attention'"), ({"save": "attention", "context_fn": print}, "Leave one")],
+    [({"save": "mlp"}, "only save='attention'"), ({"save": "attention", "context_fn": print}, "Remove one")],
 )
 def test_another_choice_of_what_is_kept_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):

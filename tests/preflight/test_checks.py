@@ -98,7 +98,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     facts = known_facts(trainer, None, str(tmp_path), optimizer=None, is_brief=False)
     reasons = dict(look_at(facts, "start", "batch", "step", "full").not_done)
-    assert reasons["vocabulary"] == "there is no batch to look at"
+    assert reasons["vocabulary"] == "there is no batch to examine"
     assert reasons["in_the_optimizer"].startswith("there is no optimizer")
 
 

@@ -67,11 +67,11 @@ def test_texts_of_different_lengths_are_to_be_padded(tmp_path: Path) -> None:
         train(tmp_path, ragged)
     with pytest.raises(ValueError, match="expected sequence of length") as caught:  # a class of one's own is not read
         train(tmp_path, OwnRows(ragged))
-    assert "differ in length: pad them, by processing_class=tokenizer" in text_of(caught.value)
+    assert "differ in length. Pad them with processing_class=tokenizer" in text_of(caught.value)
 
 
 def test_columns_that_are_no_inputs_are_to_be_renamed_or_tokenized(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"\(input_ids, labels.*Rename the columns, tokenize texts first"):
+    with pytest.raises(DataError, match=r"\(input_ids, labels.*Rename the columns, tokenize the text first"):
         train(tmp_path, [{"text": "a"}, {"text": "b"}])
 
 

@@ -60,7 +60,7 @@ def test_accumulation_is_exact_for_a_model_of_transformers(tmp_path: Path) -> No
 def test_a_mean_over_labels_fails_and_its_cure_was_tried(tmp_path: Path) -> None:
     holds, _, cure = attempt(prove.accumulation, of(provable.MeanOfLabels, tmp_path))
     assert not holds
-    assert cure.startswith("loss_weighting='items': tried")
+    assert cure.startswith("With loss_weighting='items', they")
     holds, evidence, _ = attempt(prove.accumulation, of(provable.MeanOfLabels, tmp_path, loss_weighting="items"))
     assert holds, evidence
 

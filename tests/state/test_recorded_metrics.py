@@ -243,7 +243,7 @@ def test_a_name_of_compute_metrics_is_taken(tmp_path: Path) -> None:
     trainer = doubles.trainer(
         tmp_path, Records, eval_dataset=doubles.samples(4), compute_metrics=lambda prediction: {"plain": 1.0}
     )
-    with pytest.raises(DataError, match="'eval_plain' is recorded, and compute_metrics"):
+    with pytest.raises(DataError, match="'eval_plain' is recorded, but compute_metrics"):
         trainer.evaluate()
 
 

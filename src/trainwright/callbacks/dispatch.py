@@ -170,7 +170,7 @@ class CallbackHandler(TrainerCallback):
         return any(overrides(c, "on_save") and getattr(c, "looks_at_files", True) for c in self.callbacks)
 
     def fire(self, event: str, progress: Progress, **kwargs: object) -> None:
-        """Calls the listeners of an event; a control object that one of them returns becomes the run's.
+        """Calls the listeners of an event; a control object returned by a listener becomes the run's.
 
         A `call_event` of a subclass or a library calls the callbacks, and only watchers are called here. Events that
         the original Trainer does not have are not passed to it, as it may call callbacks that lack the method.
@@ -258,7 +258,7 @@ def _say_who_stops(listener: Listener, state: TrainerState) -> None:
 
 
 def _read_result(result: object, control: TrainerControl, listener: Listener) -> TrainerControl:
-    """Returns what a callback returned that is no control of ours: another library's control, or a dict of flags."""
+    """Converts a callback's return value that is not our control: another library's control, or a dict of flags."""
     flags = [field.name for field in fields(TrainerControl)]
     if all(hasattr(result, flag) for flag in flags):
         return cast(TrainerControl, result)

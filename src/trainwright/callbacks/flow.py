@@ -84,8 +84,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             args: `greater_is_better` is read.
             state: `best_metric` is read; None before the first evaluation.
             control: not used.
-            metric_value: value of `metric_for_best_model` in this evaluation; NaN, None and what is not a number
-                count as no improvement, also where no evaluation was better yet.
+            metric_value: value of `metric_for_best_model` in this evaluation; NaN, None and other values
+                do not count as an improvement, even before the first.
         """
         value = metric_number(metric_value)
         best = metric_number(state.best_metric)

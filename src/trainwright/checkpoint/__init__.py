@@ -1,1 +1,1 @@
-"""Checkpoints: directories that exist or do not, what is in them, and which of them may go."""
+"""Checkpoints: directories committed atomically, their contents, and which of them may be deleted."""

@@ -1,9 +1,9 @@
 """CheckpointWriter: writes checkpoints before a save returns, or on a thread, one at a time; the space they need.
 
-In the background: what changes while training goes on is copied (`sink`), and a thread of low priority writes, flushes
-and commits, outside of the interpreter's lock. An error of it is raised where the run next asks: at the next save, or
-when training ends. Where several processes write parts of one checkpoint, each has such a thread; these agree among
-themselves, and an error of one is raised in all.
+In the background: values that change while training continues are copied (`sink`), and a low-priority thread writes,
+flushes and commits, outside the interpreter's lock. Its errors are raised the next time the run asks: at the next save,
+or when training ends. If several processes write parts of one checkpoint, each has such a thread; the threads agree
+among themselves, and an error in one is raised in all.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from trainwright.support.units import size_text
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-NICENESS = 5  # of the writing thread, where the system knows priorities of threads
-STATES_PER_WEIGHT = 2  # of Adam and its kin; only an estimate, and only before the first step
+NICENESS = 5  # of the writing thread, if the system supports thread priorities
+STATES_PER_WEIGHT = 2  # for Adam and similar optimizers; only an estimate, used before the first step
 
 
 class Ranks(Protocol):
@@ -53,27 +53,27 @@ class Ranks(Protocol):
 
 
 def _nothing() -> None:
-    """Follows a save that nobody waits for."""
+    """Does nothing: the follow-up of a save that has none."""
 
 
 class CheckpointWriter:
     """Writes the checkpoints of one trainer, one at a time."""
 
     def __init__(self, *, goes_on: bool = False) -> None:
-        self.sink: FileSink = IMMEDIATE  # destination of large files for the hooks
-        # step of the newest checkpoint that is on disk or being written; None before the first
+        self.sink: FileSink = IMMEDIATE  # destination of the hooks' large files
+        # step of the newest checkpoint on disk or being written; None before the first
         self.newest: int | None = None
         self.longest_s = 0.0  # longest time from the start of a save until its checkpoint was on disk, in seconds
-        # whether a failed write is only reported. An error while several processes fill a directory together ends the
-        # run all the same: the others wait for the one that failed.
+        # Whether a failed write is only reported. An error while several processes fill a directory together ends the
+        # run regardless: the others wait for the failed one.
         self._goes_on = goes_on
         self._buffers = HostBuffers()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
-        self._follow_ups: list[Callable[[bool], None]] | None = None  # of what is under way
-        # of the checkpoints that the user's code may be changing, in a process that commits; None: no such code is seen
+        self._follow_ups: list[Callable[[bool], None]] | None = None  # for the pending write
+        # of checkpoints that user code may be changing, in a process that commits; None if there is no such code
         self._watch: ChangeWatch | None = None
-        self._committed: Callable[[], None] = _nothing  # called when that code has returned
+        self._committed: Callable[[], None] = _nothing  # called after that code has returned
         self._meet: Callable[[], None] | None = None  # waits until that code has returned in all processes
         self._lock = threading.Lock()
 
@@ -91,15 +91,14 @@ class CheckpointWriter:
         may_be_changed: bool = False,
         committed: Callable[[], None] = _nothing,
     ) -> None:
-        """Writes a checkpoint as a whole, or discards it. Every process calls it.
+        """Writes a checkpoint completely, or discards it. Every process must call it.
 
-        The processes that commit (`writes`) have a directory of their own, others write into the main process's.
-        `in_background` copies now and writes on a thread. `check` raises if there is no room: the main process calls it
-        first. `write` writes the files into the directory that it gets, large ones into `sink`; `after` is called when
-        the checkpoint is on disk. Where code of the user sees it then (`may_be_changed`), the caller calls
-        `accept_changes` after that code. `committed` is called when nothing changes the checkpoint any more, in the
-        processes that commit. Raises CheckpointWriteError where the checkpoint, or the one before it, cannot
-        be written.
+        The processes that commit (`writes`) have their own directory, others write into the main process's.
+        `in_background` copies now and writes on a thread. `check` raises if there is no room; the main process calls it
+        first. `write` writes the files into the given directory, large ones into `sink`; `after` is called when the
+        checkpoint is on disk. If user code can see the checkpoint then (`may_be_changed`), the caller calls
+        `accept_changes` after that code. `committed` is called once nothing changes the checkpoint any more, in the
+        processes that commit. Raises CheckpointWriteError if this or the previous checkpoint cannot be written.
         """
         self.wait()
         begun = time.monotonic()
@@ -141,7 +140,7 @@ class CheckpointWriter:
             if own is not None or later.is_shared:
                 self._begin(finish) if in_background else finish()
         except BaseException as error:
-            if not isinstance(error, NonFiniteWeightsError):  # all processes count that step as dealt with
+            if not isinstance(error, NonFiniteWeightsError):  # all processes count that step as handled
                 self.newest = before
             if parted:
                 raise
@@ -159,9 +158,9 @@ class CheckpointWriter:
             self._buffers.end_snapshot()
 
     def then(self, work: Callable[[bool], None]) -> None:
-        """Calls `work` after the pending write with its success: at once if none is pending.
+        """Calls `work` with the success of the pending write after it; immediately if none is pending.
 
-        It is called before the next save begins, so the checkpoint is there as long as `work` lasts.
+        It is called before the next save begins, so the checkpoint exists while `work` runs.
         """
         with self._lock:
             if self._follow_ups is not None:
@@ -174,7 +173,7 @@ class CheckpointWriter:
 
         def run() -> None:
             try:
-                with contextlib.suppress(AttributeError, OSError):  # Linux has a priority for each thread
+                with contextlib.suppress(AttributeError, OSError):  # Linux has thread priorities
                     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
                 work()
             except BaseException as error:
@@ -183,11 +182,11 @@ class CheckpointWriter:
                 self._buffers.give_back()
                 self._follow_up()
 
-        thread = threading.Thread(target=run, name="checkpoint-writer")  # no daemon: python waits for its end
+        thread = threading.Thread(target=run, name="checkpoint-writer")  # not a daemon: python waits for its end
         try:
             thread.start()
         except RuntimeError as error:  # no memory for its stack
-            logger.warning("Training waits while a checkpoint is written: %s.", error)
+            logger.warning("Training pauses while a checkpoint is written: %s.", error)
             self._follow_ups = None
             work()
             return
@@ -203,12 +202,12 @@ class CheckpointWriter:
             try:
                 following(self._error is None)
             except Exception:
-                logger.exception("What follows a checkpoint failed; the checkpoint itself is there.")
+                logger.exception("A step after saving a checkpoint failed; the checkpoint itself is complete.")
 
     def accept_changes(self, *, with_others: bool = True) -> None:
-        """Lists the files anew that code of the user changed since the last save; nothing where there is no such code.
+        """Updates the manifest for files that user code changed since the last save; does nothing without such code.
 
-        Every process calls it after that code: all wait for each other, unless others may have failed.
+        Every process must call it after that code: all wait for each other, unless others may have failed.
         """
         meet = self._meet
         watch = self._watch
@@ -228,7 +227,7 @@ class CheckpointWriter:
         self.then(settle)
 
     def wait(self) -> None:
-        """Waits for the pending write; a CheckpointWriteError where it could not be written."""
+        """Waits for the pending write; raises CheckpointWriteError if it failed."""
         self.accept_changes()
         self._join()
 
@@ -255,7 +254,7 @@ class CheckpointWriter:
             self._buffers.drop()
 
     def end_after_failure(self) -> None:
-        """Ends like `end` while another error is raised: an error of this writer is only logged."""
+        """Like `end`, while another error is being raised: an error of this writer is only logged."""
         try:
             self.accept_changes(with_others=False)
             self._end()
@@ -285,15 +284,15 @@ def _staging(
     folder = Path(ranks.agree(begin))
     if not writes:
         return folder, None
-    own = folder if of_main else store.stage(step)  # the first process of another node has a disk of its own
+    own = folder if of_main else store.stage(step)  # the first process of another node has its own disk
     return own, own
 
 
 @contextmanager
 def fail_together(ranks: Ranks) -> Iterator[None]:
-    """Makes a write fail in all processes if it fails in one: in those where it did not with a CheckpointWriteError.
+    """Makes a failed write fail in all processes; the ones without an error raise CheckpointWriteError.
 
-    Weights that are not finite are refused in all of them with the same error.
+    Weights that are not finite are refused in all processes with the same error.
     """
     failure: BaseException | None = None
     try:
@@ -304,10 +303,10 @@ def fail_together(ranks: Ranks) -> Iterator[None]:
     failed = [(rank, *one) for rank, one in enumerate(told) if one is not None]
     if failed and failure is None:
         rank, kind, text = failed[0]
-        if kind == NonFiniteWeightsError.__name__:  # a decision, which is one for all
+        if kind == NonFiniteWeightsError.__name__:  # a decision that is the same in all
             failure = NonFiniteWeightsError(text)
         else:
-            text = f"A checkpoint could not be written in all processes; process {rank}: {kind}: {text}"
+            text = f"A checkpoint could not be written by all processes; process {rank}: {kind}: {text}"
             failure = CheckpointWriteError(text)
     if failure is not None:
         failure.is_everybodys = True  # type: ignore[attr-defined]  # no process failed before the others
@@ -328,11 +327,12 @@ def discard_on_failure(store: CheckpointStore, staging: Path | None) -> Iterator
 
 @contextmanager
 def failures_named(root: Path) -> Iterator[None]:
-    """Turns an error of the disk into a CheckpointWriteError with its cause, its effect and its cure."""
+    """Turns a disk error into a CheckpointWriteError with its cause, its effect and advice."""
     try:
         yield
     except Exception as error:
-        words = ("PytorchStreamWriter", "inline_container", "iostream", "I/O error", "IoError")  # of other languages
+        # from libraries in other languages
+        words = ("PytorchStreamWriter", "inline_container", "iostream", "I/O error", "IoError")
         is_named = any(word in f"{type(error).__name__} {error}" for word in words)
         is_of_disk = isinstance(error, (OSError, MemoryError)) or is_named
         if isinstance(error, CheckpointError) or not is_of_disk:
@@ -341,11 +341,11 @@ def failures_named(root: Path) -> Iterator[None]:
         left = "" if free is None else f" ({size_text(free)} free there)"
         is_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
         what = str(error) or type(error).__name__
-        cure = "Free memory of this machine" if is_memory else "Make room"
+        cure = "Free memory on this machine" if is_memory else "Make room"
         raise CheckpointWriteError(
-            f"A checkpoint could not be written to {root}: {what}{left}. Those before it are untouched. {cure}, "
+            f"A checkpoint could not be written to {root}: {what}{left}. Earlier checkpoints are untouched. {cure}, "
             "keep fewer (save_total_limit), save less (save_only_model=True), or choose another output_dir and "
-            "resume; save_failure='continue' trains on without it."
+            "resume; save_failure='continue' continues without it."
         ) from error
 
 
@@ -353,45 +353,45 @@ def failures_named(root: Path) -> Iterator[None]:
 
 
 def weights_bytes(model: nn.Module) -> int:
-    """Returns the least bytes of the weights; of an adapter those of its trained ones."""
+    """Returns the minimum size of the weights in bytes; for an adapter, that of its trained weights."""
     if is_instance_of(model, "peft", "PeftModel"):
         return _distinct_bytes([p for p in model.parameters() if p.requires_grad])
     return _distinct_bytes([*model.parameters(), *model.buffers()])
 
 
 def optimizer_bytes(optimizer: Optimizer) -> int:
-    """Returns the bytes of an optimizer's states now; few before its first step."""
+    """Returns the current size of an optimizer's states in bytes; small before its first step."""
     return _distinct_bytes(list(tensors_of(list(getattr(optimizer, "state", {}).values()))))
 
 
 def estimated_optimizer_bytes(model: nn.Module) -> int:
-    """Estimates the bytes of an optimizer's states after its first step."""
+    """Estimates the size of an optimizer's states after its first step, in bytes."""
     return STATES_PER_WEIGHT * _distinct_bytes([p for p in model.parameters() if p.requires_grad])
 
 
 def _distinct_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Returns the bytes of tensors in this process, of which several may be one in memory; of a DTensor its part."""
+    """Returns the bytes of tensors in this process, counting shared memory once, and of a DTensor only its part."""
     parts = [local_part(tensor) for tensor in tensors]
     return sum({storage_place(part): part.numel() * part.element_size() for part in parts}.values())
 
 
 def check_free_space(root: Path, needed: int, *, what: str) -> None:
-    """Raises CheckpointWriteError where the disk of `root`, which need not exist, has fewer bytes free than needed."""
+    """Raises CheckpointWriteError if the disk of `root`, which need not exist, has too little free space."""
     free = free_bytes(root)
     if free is not None and free < needed:
         raise CheckpointWriteError(shortage_message(root, needed, free, what=what))
 
 
 def shortage_message(root: Path, needed: int, free: int, *, what: str) -> str:
-    """Returns the message of a full disk, with its cures."""
+    """Returns the message for a full disk, with advice."""
     return (
-        f"{what} needs at least {size_text(needed)}, and {size_text(free)} are free at {root}. Make room, choose "
+        f"{what} needs at least {size_text(needed)}, but {size_text(free)} are free at {root}. Make room, choose "
         "another output_dir, save less (save_only_model=True), or keep fewer checkpoints (save_total_limit)."
     )
 
 
 def free_bytes(root: Path) -> int | None:
-    """Returns the free bytes on the disk of a directory, which need not exist; None where unknown."""
+    """Returns the free bytes on the disk of a directory, which need not exist; None if unknown."""
     there = next((path for path in (root, *root.absolute().parents) if path.is_dir()), None)
     try:
         return None if there is None else shutil.disk_usage(there).free

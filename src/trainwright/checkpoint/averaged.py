@@ -14,16 +14,17 @@ from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.errors import CheckpointError
 
 ENTRY = "averages"
-Add: TypeAlias = Callable[[list[torch.Tensor], list[torch.Tensor], int], None]  # averages, new values, entries so far
+# (averages, new values, number of entries so far)
+Add: TypeAlias = Callable[[list[torch.Tensor], list[torch.Tensor], int], None]
 
 
 def widened(tensor: torch.Tensor, *, copy: bool = False) -> torch.Tensor:
-    """Returns a tensor in fp32, or in its own type if that is wider."""
+    """Returns a tensor in fp32, or in its own dtype if that is wider."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32), copy=copy)
 
 
 def mean_of(entries: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-    """Returns the mean of lists of tensors, which have the same shapes, in fp32 or wider; new tensors."""
+    """Returns the mean of lists of tensors with the same shapes, in fp32 or wider, as new tensors."""
     first, *others = entries
     means = [widened(one, copy=True) for one in first]
     add: Add = get_swa_multi_avg_fn()  # type: ignore[no-untyped-call]
@@ -33,7 +34,7 @@ def mean_of(entries: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
 
 
 def is_average(state: JSONObject) -> bool:
-    """Returns whether a run may have written this state; raises KeyError, TypeError or AttributeError otherwise."""
+    """Returns whether this may be a saved average; raises KeyError, TypeError or AttributeError otherwise."""
     copies: list[Any] = state["copies"]
     tensors = [value for copy in copies for value in copy.values()]
     shapes = {tuple((name, value.shape) for name, value in copy.items()) for copy in copies}
@@ -46,7 +47,7 @@ def is_average(state: JSONObject) -> bool:
 
 
 def read_average(checkpoint: Path) -> dict[str, torch.Tensor]:
-    """Returns the averaged weights of a checkpoint by name of their parameter, on the CPU.
+    """Returns the averaged weights of a checkpoint by parameter name, on the CPU.
 
     Raises:
         CheckpointError: it has none, or they cannot be read.

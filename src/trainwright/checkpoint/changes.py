@@ -1,12 +1,12 @@
-"""Changes that callbacks, overrides and people make to the files of a written checkpoint, and how its manifest follows.
+"""Changes to a written checkpoint by callbacks, overrides and people, and updating its manifest for them.
 
 A callback's `on_save`, or an override of `_save_checkpoint`, may rewrite, add or delete files of a checkpoint that is
-on the disk already. `ChangeWatch` takes size, time and inode of each file before such code is called. Afterwards it
-reads the files again in which one of them differs, and replaces the manifest in one rename.
+already on disk. `ChangeWatch` records size, time and inode of each file before such code is called. Afterwards it reads
+the files that differ again, and replaces the manifest in one rename.
 
-From the first changed file until that rename the checkpoint does not verify. A process that is killed in between leaves
-it so, and a resume takes the next older checkpoint; after the rename it verifies with its changes. No order of writing
-could do better: the file that the old manifest describes is gone when the change is noticed.
+From the first changed file until that rename, the checkpoint does not verify. If the process is killed in between, that
+remains so, and a resume uses the next older checkpoint; after the rename it verifies with its changes. No write order
+could do better: by the time a change is noticed, the file described in the old manifest is gone.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from trainwright.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
-# Time steps of a disk. A file that was written this shortly before its mark may be rewritten without another time.
+# Time resolution of a disk. A file written this shortly before its mark may be rewritten without a new time.
 TIME_STEP_NS = 20_000_000
 
-NotFinite = Callable[[Path], str | None]  # file -> name of its first tensor that is not finite
+NotFinite = Callable[[Path], str | None]  # file -> name of its first non-finite tensor
 
 
 class Mark(NamedTuple):
-    """What a change of a file changes, read without opening it."""
+    """File attributes that change with the file, read without opening it."""
 
     size: int
     modified_ns: int
@@ -61,7 +61,7 @@ class Snapshot:
         return cls(manifest, marks_of(folder), time.time_ns())
 
     def changed_since(self, folder: Path) -> set[str]:
-        """Returns the names of files that are new, gone or other than in the snapshot, or may be other."""
+        """Returns the names of files that are new, deleted, or possibly different from the snapshot."""
         now = marks_of(folder)
         names = now.keys() | self.marks.keys()
         return {name for name in names if now.get(name) != self.marks.get(name) or self._is_in_doubt(now[name])}
@@ -71,18 +71,18 @@ class Snapshot:
 
 
 class ChangeWatch:
-    """Watches the checkpoints of one run while code of the user may change them."""
+    """Watches the checkpoints of one run while user code may change them."""
 
     def __init__(self, not_finite: NotFinite) -> None:
         self._not_finite = not_finite
         self._snapshots: dict[Path, Snapshot] = {}
 
     def add(self, folder: Path, manifest: Manifest, *, final: Path | None = None) -> None:
-        """Takes the marks of a checkpoint; `final` is its path from now on, if that is another one."""
+        """Records the marks of a checkpoint; `final` is its future path, if that is different."""
         self._snapshots[folder if final is None else final] = Snapshot.of(folder, manifest)
 
     def settle(self) -> None:
-        """Lists what was changed since `add`, once. An error is logged: the checkpoint then does not verify."""
+        """Updates manifests for changes since `add`, once. Errors are logged: such a checkpoint does not verify."""
         snapshots = self._snapshots
         self._snapshots = {}
         for folder, before in snapshots.items():
@@ -90,7 +90,7 @@ class ChangeWatch:
                 self._settle_one(folder, before)
             except OSError as error:
                 logger.error(
-                    "Files of %s were changed after it was written, and its manifest could not be replaced: %s. "
+                    "Files of %s were changed after it was written, but its manifest could not be replaced: %s. "
                     "Accept them with: %s",
                     folder,
                     error,
@@ -98,7 +98,7 @@ class ChangeWatch:
                 )
 
     def _settle_one(self, folder: Path, before: Snapshot) -> None:
-        if not folder.is_dir():  # deleted by the rotation, or by the user's code
+        if not folder.is_dir():  # deleted by the rotation, or by user code
             return
         manifest = Manifest.read(folder)
         changed = before.changed_since(folder)
@@ -111,7 +111,7 @@ class ChangeWatch:
 
 
 def marks_of(folder: Path) -> dict[str, Mark]:
-    """Returns the marks of the files below a directory, by their paths in it."""
+    """Returns the marks of the files below a directory, by relative path."""
     marks = {}
     for path in files_below(folder):
         status = path.stat()
@@ -120,7 +120,7 @@ def marks_of(folder: Path) -> dict[str, Mark]:
 
 
 def list_anew(folder: Path, manifest: Manifest, names: Iterable[str], *, not_finite: NotFinite) -> Manifest:
-    """Returns a manifest in which the files of these names are as they are on the disk; only these are read."""
+    """Returns a manifest with updated entries for the named files; only these are read."""
     files = dict(manifest.files)
     for name in names:
         before = files.pop(name, {})
@@ -130,7 +130,7 @@ def list_anew(folder: Path, manifest: Manifest, names: Iterable[str], *, not_fin
         entry: FileEntry = describe_file(path)
         tensor = not_finite(path)
         if tensor is None and entry == {key: value for key, value in before.items() if key != "non_finite"}:
-            tensor = before.get("non_finite")  # unchanged: what was found in it is still there
+            tensor = before.get("non_finite")  # unchanged: its non-finite tensor is still there
         if tensor is not None:
             entry["non_finite"] = tensor
         files[name] = entry
@@ -148,27 +148,27 @@ def write_manifest(folder: Path, manifest: Manifest, changed: Iterable[str]) -> 
     flush_path(folder)
 
 
-# -- by hand -----------------------------------------------------------------------------------------------------------
+# -- manually ----------------------------------------------------------------------------------------------------------
 
 
 def accept(folder: Path, *, not_finite: NotFinite) -> dict[str, str]:
-    """Lists the files of a checkpoint as they are now; returns what was "changed", "added" and "deleted", by name.
+    """Updates the manifest of a checkpoint to its current files; returns name -> "changed", "added" or "deleted".
 
-    A CheckpointError where no list of files would do: without a sound manifest, or with a link that leaves.
+    Raises CheckpointError if that is impossible: without a valid manifest, or with a link that leaves the directory.
     """
     manifest = Manifest.read(folder)
     if manifest is None:
         state = "damaged" if os.path.lexists(folder / MANIFEST_NAME) else "missing"
         raise CheckpointError(
-            f"{folder} cannot be accepted: its {MANIFEST_NAME} is {state}, and without it step, run and position of "
-            "the data are not known. Use another checkpoint, or load the model alone with from_pretrained."
+            f"{folder} cannot be accepted: its {MANIFEST_NAME} is {state}, and without it the step, the run and the "
+            "position in the data are unknown. Use another checkpoint, or load the model alone with from_pretrained."
         )
     link = next(links_that_leave(folder), None)
     if link is not None:
         raise CheckpointError(
             f"{folder} cannot be accepted: {link} is a link that leaves the directory. Copy the checkpoint with cp -rL."
         )
-    for beside in folder.glob(f".{MANIFEST_NAME}.*.partial"):  # of a process that was killed while it replaced it
+    for beside in folder.glob(f".{MANIFEST_NAME}.*.partial"):  # left by a process killed while replacing it
         beside.unlink()
     found = differing_files(folder, manifest)
     if found:

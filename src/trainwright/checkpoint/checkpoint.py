@@ -1,8 +1,8 @@
-"""Checkpoint: a directory that is opened once and asked for its parts by name.
+"""Checkpoint: a directory that is opened once; its parts are read by name.
 
-Manifest, record, arguments and random states are read when they are first asked for, and kept. Verifying keeps the
-content of the small files that a resume reads afterwards, so each of them is opened once, and what is loaded is what
-was verified. Weights and states of optimizers are read at each call and never kept.
+Manifest, record, arguments and random states are cached when first read. Verification keeps the content of the small
+files that a resume reads afterwards, so each is opened only once, and exactly the verified content is loaded. Weights
+and states of optimizers are read at each call and never cached.
 
 `store.py` finds checkpoints and commits new ones, `entries.py` names the files of extensions.
 """
@@ -39,8 +39,8 @@ from trainwright.state.trainer_state import TrainerState
 if TYPE_CHECKING:
     from trainwright.checkpoint.weights import ShardedReader
 
-MAX_ARGUMENT_BYTES = 64 << 20  # of the file of arguments
-# Files whose content stays from verifying until it is asked for, and how large they may be.
+MAX_ARGUMENT_BYTES = 64 << 20  # for the file of arguments
+# Files whose content is kept from verification until it is read, and their maximum size.
 KEPT = {
     TRAINER_STATE_NAME: trainer_state.MAX_BYTES,
     TRAINING_ARGS_JSON_NAME: MAX_ARGUMENT_BYTES,
@@ -51,8 +51,8 @@ KEPT = {
 class Checkpoint:
     """A directory with a checkpoint, of this package or of transformers.
 
-    Opening reads nothing. What is missing or damaged shows when it is asked for, as a CheckpointError that names the
-    file; `find_problem` asks for all files.
+    Opening reads nothing. Missing or damaged parts raise a CheckpointError with the file's name when they are read;
+    `find_problem` reads all files.
 
     Args:
         path: the directory.
@@ -60,7 +60,7 @@ class Checkpoint:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._contents: dict[str, bytes] = {}  # of files that were verified and are not asked for yet
+        self._contents: dict[str, bytes] = {}  # of files that were verified and not read since
         self._random_states: dict[Path, rng.States] = {}
 
     def __str__(self) -> str:
@@ -69,11 +69,11 @@ class Checkpoint:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.path)!r})"
 
-    # -- what it says of itself ----------------------------------------------------------------------------------------
+    # -- description ---------------------------------------------------------------------------------------------------
 
     @cached_property
     def manifest(self) -> Manifest | None:
-        """Its list of files; None where it is damaged, or missing, as in a checkpoint of transformers."""
+        """Its list of files; None if it is damaged, or missing, as in a checkpoint of transformers."""
         return Manifest.read(self.path)
 
     @property
@@ -83,12 +83,12 @@ class Checkpoint:
 
     @property
     def non_finite_mark(self) -> str | None:
-        """Says which values are marked as not finite; None if there are none."""
+        """Describes the values marked as not finite; None if there are none."""
         return None if self.manifest is None else self.manifest.non_finite_mark
 
     @property
     def identity(self) -> str | int | None:
-        """A value that is equal in all processes that see the same checkpoint; None where they see none."""
+        """A value that is equal in all processes that see the same checkpoint; None if they see none."""
         if self.manifest is not None:
             return self.manifest.identity
         if not (self.path / TRAINER_STATE_NAME).is_file():
@@ -98,9 +98,9 @@ class Checkpoint:
 
     @property
     def state(self) -> TrainerState:
-        """The record of the run, which all callers share: copy it before it is changed.
+        """The record of the run, shared by all callers: copy it before changing it.
 
-        Raises CheckpointError where there is none, or it cannot be read.
+        Raises CheckpointError if it is missing or cannot be read.
         """
         state, _ = self._record
         return state
@@ -110,7 +110,7 @@ class Checkpoint:
         """The record, and the checksum of its file."""
         path = self.path / TRAINER_STATE_NAME
         if not path.is_file():
-            raise CheckpointError(f"{self.path} has no {TRAINER_STATE_NAME}, so its step is not known.")
+            raise CheckpointError(f"{self.path} has no {TRAINER_STATE_NAME}, so its step is unknown.")
         try:
             content = self._read(path)
             return TrainerState.from_json(content), zlib.crc32(content)
@@ -119,17 +119,17 @@ class Checkpoint:
 
     @cached_property
     def arguments(self) -> JSONObject | None:
-        """The arguments that it was trained with, by name; None where they are missing or cannot be read."""
+        """The arguments of its training by name; None if they are missing or cannot be read."""
         try:
             found = parse_json(self._read(self.path / TRAINING_ARGS_JSON_NAME))
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
 
-    # -- whether it can be used ----------------------------------------------------------------------------------------
+    # -- verification --------------------------------------------------------------------------------------------------
 
     def find_problem(self) -> str | None:
-        """Reads all files; returns the first problem, or None if they are as the manifest lists them."""
+        """Reads all files; returns the first problem, or None if they match the manifest."""
         return next(self.problems(), None)
 
     def problems(self) -> Iterator[str]:
@@ -137,7 +137,7 @@ class Checkpoint:
         yield from problems_of(self.path, self.manifest, digest_of=self._digest_of)
 
     def check_readable(self) -> None:
-        """Raises CheckpointError for the first file of states or weights that is unreadable; tensors are not read."""
+        """Raises CheckpointError for the first unreadable file of states or weights; tensor data is not read."""
         first = rng.find_first_file(self.path)
         for path in sorted(self.path.iterdir()):
             if path == first:
@@ -147,12 +147,12 @@ class Checkpoint:
             elif path.suffix in (".pt", ".safetensors"):
                 training_state.check_readable(path)
 
-    # -- what it holds -------------------------------------------------------------------------------------------------
+    # -- contents ------------------------------------------------------------------------------------------------------
 
     def random_states(self, rank: int, num_processes: int = 1) -> rng.States | None:
         """Returns the random states of a process, or None if it has none in this checkpoint.
 
-        The first process takes those of the first one where another number of processes wrote the checkpoint.
+        If another number of processes wrote the checkpoint, the first process uses the states of the first.
         """
         path = rng.find_file(self.path, rank=rank, num_processes=num_processes)
         return None if path is None else self._states_in(path)
@@ -163,7 +163,7 @@ class Checkpoint:
         return None if path is None else self._states_in(path)
 
     def restore_random_states(self, rank: int, num_processes: int = 1) -> bool:
-        """Sets the random states of a process, and keeps none of them; returns False if it has none here."""
+        """Restores the random states of a process, without caching any; returns False if it has none here."""
         path = rng.find_file(self.path, rank=rank, num_processes=num_processes)
         if path is None:
             return False
@@ -176,13 +176,13 @@ class Checkpoint:
         return True
 
     def has_random_states_of(self, rank: int, num_processes: int) -> bool:
-        """Returns whether this process of this number of processes wrote its random states."""
+        """Returns whether this process, of this number of processes, wrote its random states."""
         return (self.path / rng.file_name(rank, num_processes, RNG_STATE_NAME)).is_file()
 
     def data_position(self, rank: int, num_processes: int = 1) -> StateDict:
-        """Returns the position of a stream or of a user's dataloader, by its kind.
+        """Returns the position of a stream or of a user's dataloader, depending on its kind.
 
-        A process that wrote none takes the first one's, where that is a stream: all processes read the same items.
+        A process that wrote none uses the first one's if that is a stream: all processes read the same items.
         Version 0.1 kept the position among the random states.
         """
         entry = self.entry("data_position", rank=rank, num_processes=num_processes)
@@ -195,16 +195,16 @@ class Checkpoint:
         return {kind: position for kind, position in found.items() if position}
 
     def entry(self, name: str, *, rank: int = 0, num_processes: int = 1) -> Entry:
-        """Returns what an extension saved under its name.
+        """Returns the saved state of an extension by its name.
 
-        `rank` of `num_processes` is the process that asks, for an entry that each process writes; a process without a
-        file of its own takes that of the first one.
+        `rank` of `num_processes` is the process that asks, for an entry that each process writes; a process without its
+        own file uses that of the first process.
         """
         path, is_own = self._find(file_of_entry(name), rank, num_processes)
         return Entry(name, path, is_own=is_own, read=self._read)
 
     def extension_states(self, rank: int, num_processes: int = 1) -> dict[str, StateDict]:
-        """Returns the states of all extensions without files of their own, by name; the process is that of `entry`."""
+        """Returns the states of all extensions without their own files, by name; the process is that of `entry`."""
         path, _ = self._find(EXTENSIONS_NAME, rank, num_processes)
         return {} if path is None else training_state.load_plain(path)
 
@@ -218,7 +218,7 @@ class Checkpoint:
         """Loads the weights into a model, in place; returns the names that did not match.
 
         `shards` reads weights that processes wrote in parts, `load` puts weights into the model. Raises CheckpointError
-        where there are none, or they do not fit.
+        if there are none, or they do not fit.
         """
         from trainwright.checkpoint import weights
 
@@ -228,7 +228,7 @@ class Checkpoint:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _find(self, name: str, rank: int, num_processes: int) -> tuple[Path | None, bool]:
-        """Returns the file of a process, or of the first one, and whether it is that of the process."""
+        """Returns the file of a process, or of the first one, and whether it belongs to the process."""
         own = rng.find_file(self.path, rank=rank, num_processes=num_processes, name=name)
         return own or rng.find_first_file(self.path, name), own is not None
 
@@ -238,7 +238,7 @@ class Checkpoint:
         return self._random_states[path]
 
     def _read(self, path: Path) -> bytes:
-        """Returns the content of a small file; that which was verified if it was not asked for before."""
+        """Returns the content of a small file; the verified content, if it was not read since."""
         content = self._contents.pop(path.name, None)
         return read_bytes(path, max_bytes=KEPT.get(path.name, MAX_JSON_BYTES)) if content is None else content
 
@@ -248,7 +248,7 @@ class Checkpoint:
             return digest(path, kind)
         try:
             content = read_bytes(path, max_bytes=KEPT[path.name])
-        except ValueError:  # larger than any reader takes
+        except ValueError:  # larger than any reader accepts
             return digest(path, kind)
         self._contents[path.name] = content
         return digest_of_content(content, kind)

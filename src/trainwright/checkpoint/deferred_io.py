@@ -1,4 +1,4 @@
-"""Sinks of a checkpoint's large files: written at once, or copied to memory that is kept and written later."""
+"""Sinks for a checkpoint's large files: written immediately, or copied to reusable memory and written later."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from trainwright.support.tensor_tree import tensors_of
 
 logger = logging.getLogger(__name__)
 
-SHARE_OF_MEMORY = 0.5  # of what is available, that a copy may take
+SHARE_OF_MEMORY = 0.5  # share of the available memory that a copy may use
 
 Write = Callable[[Nested], None]
 
 
 class CopyRequest(NamedTuple):
-    """Memory that a copy needs and that a machine has, in bytes; or the reason against a copy."""
+    """Memory required for a copy and available on a machine, in bytes; or the reason against a copy."""
 
     host: str
     lacking_bytes: int
@@ -34,29 +34,29 @@ class CopyRequest(NamedTuple):
 
 
 def why_not_copy(requests: Sequence[CopyRequest]) -> str | None:
-    """Returns the reason why processes write at once, or None if they copy; those of one host share its memory."""
+    """Returns the reason for writing immediately, or None if processes copy; processes on one host share its memory."""
     if obstacle := next((request.obstacle for request in requests if request.obstacle is not None), None):
         return obstacle
     for host in dict.fromkeys(request.host for request in requests):
         here = [request for request in requests if request.host == host]
         lacking = sum(request.lacking_bytes for request in here)
         if lacking > min(request.available_bytes for request in here) * SHARE_OF_MEMORY:
-            return f"{lacking:,} bytes of memory are too much to take for a copy"
+            return f"{lacking:,} bytes of memory are too much for a copy"
     return None
 
 
 class ImmediateSink:
-    """Sink that writes at once."""
+    """Sink that writes immediately."""
 
     def put(self, tree: Nested, write: Write, *, shared: bool = False) -> None:
-        """Calls `write` with the present values of nested tensors; `shared`: all processes do, or all later."""
+        """Calls `write` with the current values of nested tensors; `shared`: all processes do so now, or all later."""
         write(tree)
 
 
 class DeferredSink:
-    """Sink that copies at once and writes in `write`. Where memory or tensors allow no copy, it writes at once.
+    """Sink that copies immediately and writes in `write`. If memory or tensors rule out a copy, it writes immediately.
 
-    `everybodys` collects one value of each process, by rank; `is_shared` tells whether a pending write is collective.
+    `everybodys` gathers one value from each process, by rank; `is_shared`: a pending write is collective.
     """
 
     def __init__(self, buffers: HostBuffers, everybodys: Callable[[CopyRequest], Sequence[CopyRequest]]) -> None:
@@ -66,7 +66,7 @@ class DeferredSink:
         self._writes: list[tuple[Nested, Write]] = []
 
     def put(self, tree: Nested, write: Write, *, shared: bool = False) -> None:
-        """Copies the tree, or writes it at once where it cannot."""
+        """Copies the tree, or writes it immediately if that is impossible."""
         everybodys = self._everybodys if shared else lambda mine: [mine]
         mine = self._request(tree)
         copied = None
@@ -74,7 +74,7 @@ class DeferredSink:
         if (reason := why_not_copy(requests)) is None:
             try:
                 copied = self._buffers.copy_of(tree)
-            except (MemoryError, OSError, RuntimeError) as error:  # of python, of mmap, of torch's allocators
+            except (MemoryError, OSError, RuntimeError) as error:  # from python, mmap, or torch's allocators
                 logger.warning("A checkpoint could not be copied in memory: %s", error or type(error).__name__)
                 mine = mine._replace(lacking_bytes=max(1, mine.lacking_bytes), available_bytes=0)
             requests = everybodys(mine)
@@ -83,7 +83,7 @@ class DeferredSink:
                 self.is_shared = self.is_shared or shared
                 return
         level = logging.INFO if any(request.obstacle for request in requests) else logging.WARNING
-        logger.log(level, "Training waits while a file of a checkpoint is written: %s.", reason)
+        logger.log(level, "Training pauses while a file of a checkpoint is written: %s.", reason)
         write(tree)
 
     def _request(self, tree: Nested) -> CopyRequest:
@@ -104,21 +104,21 @@ IMMEDIATE = ImmediateSink()
 FileSink: TypeAlias = ImmediateSink | DeferredSink  # destination of large files
 
 
-# -- copies of tensors that training goes on changing ------------------------------------------------------------------
+# -- copies of tensors that training keeps changing ----------------------------------------------------------------
 
 
 ALIGNMENT = 64
-Kind: TypeAlias = tuple[int, bool]  # size of a storage in bytes, and whether its copy is pinned
+Kind: TypeAlias = tuple[int, bool]  # (size of a storage in bytes, whether its copy is pinned)
 
 
 class NotPlainError(Exception):
-    """Tensor that is more than values in memory (quantised, sharded, sparse): no copy byte by byte."""
+    """A tensor that is more than values in memory (quantised, sharded, sparse) and cannot be copied bytewise."""
 
 
 class HostBuffers:
-    """Memory for copies, kept from one snapshot to the next.
+    """Memory for copies, reused from one snapshot to the next.
 
-    A copy keeps the sharing of its original: tensors that are views of one storage become views of one copy of it.
+    A copy preserves sharing: tensors that are views of one storage become views of one copy of it.
     """
 
     def __init__(self) -> None:
@@ -127,28 +127,28 @@ class HostBuffers:
         self._copies: dict[torch.UntypedStorage, torch.UntypedStorage] = {}  # by original, which torch keeps unique
 
     def missing_bytes(self, tree: Nested) -> int:
-        """Returns the bytes that a copy needs in addition to the memory kept; NotPlainError as for `copy_of`."""
+        """Returns the bytes that a copy needs beyond the reusable memory; NotPlainError as for `copy_of`."""
         wanted = Counter(map(_kind, self._new_storages([check_plain(tensor) for tensor in tensors_of(tree)])))
         return sum(kind[0] * max(count - len(self._free[kind]), 0) for kind, count in wanted.items())
 
     def copy_of(self, tree: Nested) -> Nested:
-        """Returns a copy: tensors in this memory, on the CPU, the rest deep-copied; or raises NotPlainError."""
+        """Returns a copy with tensors in this memory, on the CPU, and the rest deep-copied; or raises NotPlainError."""
         originals = [check_plain(tensor) for tensor in tensors_of(tree)]
         new = self._new_storages(originals)
         self._reserve([_kind(storage) for storage in new])
         for storage in new:
             self._copies[storage] = self._fill(storage)
         for device in {storage.device for storage in new if pins_memory(storage.device)}:
-            synchronize(device)  # the copies are under way; the next step changes their originals
+            synchronize(device)  # copies are in progress, and the next step changes their originals
         return copy.deepcopy(tree, {id(tensor): self._twin(tensor) for tensor in originals})
 
     def _new_storages(self, tensors: list[torch.Tensor]) -> list[torch.UntypedStorage]:
-        """Returns the storages of tensors that this snapshot has not copied yet, each once."""
+        """Returns the distinct storages of tensors that this snapshot has not copied yet."""
         storages = dict.fromkeys(tensor.untyped_storage() for tensor in tensors)
         return [storage for storage in storages if storage not in self._copies]
 
     def _reserve(self, kinds: list[Kind]) -> None:
-        """Allocates the missing memory, in one piece where it need not be pinned."""
+        """Allocates the missing memory, in one piece unless it must be pinned."""
         wanted = Counter(kind for kind in kinds if not kind[1] and kind[0] > 0)
         lacking = [kind for kind, count in wanted.items() for _ in range(count - len(self._free[kind]))]
         total = sum(_aligned(size) for size, _ in lacking)
@@ -187,7 +187,7 @@ class HostBuffers:
         self._copies.clear()
 
     def give_back(self) -> None:
-        """Frees the copies for the next ones."""
+        """Makes the copies available for reuse."""
         for key, storage in self._taken:
             self._free[key].append(storage)
         self._taken.clear()
@@ -200,7 +200,7 @@ class HostBuffers:
 
 
 def check_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor if its values are those in its storage; raises NotPlainError if they are not."""
+    """Returns the tensor if its values are exactly those in its storage; raises NotPlainError otherwise."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
     if not is_plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
         raise NotPlainError(f"a tensor of type {type(tensor).__name__}")

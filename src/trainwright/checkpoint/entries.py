@@ -1,7 +1,7 @@
-"""Entries of a checkpoint: the state that an extension saved under its name, and the file that holds it.
+"""Entries of a checkpoint: the state that an extension saved under its name, and its file.
 
-Extensions with `save` and `load` have files of their own, in `FILES`, which keep the names that versions 0.1 and 0.2
-gave them. The states of all others are together in one file for each process.
+Extensions with `save` and `load` have their own files, listed in `FILES` with the names from versions 0.1 and 0.2. The
+states of all others are stored together in one file per process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainwright._types import (
 from trainwright.checkpoint.training_state import load_plain
 from trainwright.errors import CheckpointError
 
-MAX_JSON_BYTES = 64 << 20  # of an entry in JSON
+MAX_JSON_BYTES = 64 << 20  # for an entry in JSON
 FILES = {
     "guard": GUARD_STATE_NAME,
     "recorded_metrics": RECORDED_METRICS_NAME,
@@ -50,26 +50,26 @@ def accept_any(state: StateDict) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """State that an extension saved under its name, as one process of a resumed run finds it."""
+    """Saved state of an extension, as one process of a resumed run finds it."""
 
     name: str
     path: Path | None  # file with the entry; None if the checkpoint has no such file
-    is_own: bool  # True if this process wrote the file; False if it is the first process's, or there is none
+    is_own: bool  # whether this process wrote the file; False if the first process did, or there is none
     read: Callable[[Path], bytes]  # returns the content of a file of the checkpoint
 
     def state(self, is_sound: Callable[[StateDict], bool] = accept_any) -> StateDict:
         """Returns the saved state, with tensors on the CPU; empty if the checkpoint has none.
 
-        `is_sound` returns whether a run may have written the state; it may raise TypeError, ValueError or
-        AttributeError for one of another shape. Raises CheckpointError if the state is not sound, or cannot be read.
+        `is_sound` returns whether a run may have written the state; for an unexpected structure, it may raise
+        TypeError, ValueError or AttributeError. Raises CheckpointError if the state is invalid or cannot be read.
         """
         if self.path is None:
             return {}
         state = self._content(self.path)
-        with suppress(ValueError, TypeError, AttributeError, KeyError):  # of another shape
+        with suppress(ValueError, TypeError, AttributeError, KeyError):  # an unexpected structure
             if isinstance(state, dict) and is_sound(state):
                 return state
-        raise CheckpointError(f"{self.path} holds invalid values. Name another checkpoint, or delete the file.")
+        raise CheckpointError(f"{self.path} holds invalid values. Use another checkpoint, or delete the file.")
 
     def _content(self, path: Path) -> object:
         if path.suffix == ".json":

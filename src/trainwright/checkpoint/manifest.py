@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: every file with size and checksum, so that a reader knows that all of it is there."""
+"""The manifest of a checkpoint: every file with size and checksum, so that a reader knows it is complete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trainwright.errors import CheckpointError
 
 FORMAT_VERSION = 1
 BLOCK_BYTES = 1 << 20
-MAX_BYTES = 64 << 20  # of a manifest
+MAX_BYTES = 64 << 20  # for a manifest
 DIGEST = "xxh3"
 OLDER_DIGEST = "crc32"
 
@@ -43,21 +43,21 @@ class Manifest:
     step: int  # optimizer steps done
     run_id: str  # the run that wrote it; only this run may delete it
     world_size: int = 1  # processes that trained
-    # seconds since 1970; decides the newest where several runs wrote into one directory
+    # seconds since 1970; decides which is newest if several runs wrote into one directory
     written_at: float = field(default_factory=time.time)
     cursor: JSONObject | None = None  # position in the data, as `data.cursor.Cursor` stores it
-    # path below the checkpoint -> {"size": bytes, "xxh3": 16 hex digits}
+    # relative path -> {"size": bytes, "xxh3": 16 hex digits}
     files: dict[str, FileEntry] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
     @property
     def identity(self) -> str:
-        """Checksum that is equal for copies of one checkpoint only."""
+        """Checksum that is equal only for copies of the same checkpoint."""
         return _checksum_of(asdict(self))
 
     @property
     def non_finite_mark(self) -> str | None:
-        """Says which values are marked as not finite; None if there are none."""
+        """Describes the values marked as not finite; None if there are none."""
         for name, entry in self.files.items():
             if "non_finite" in entry:
                 return f"{entry['non_finite']} in {name} is not finite"
@@ -74,7 +74,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest | None:
-        """Reads the manifest of a checkpoint; None if it has none (another trainer wrote it) or a damaged one."""
+        """Reads the manifest of a checkpoint; None if it is missing (another trainer wrote it) or damaged."""
         try:
             content = read_bytes(folder / MANIFEST_NAME, max_bytes=MAX_BYTES)
         except (OSError, ValueError):
@@ -83,7 +83,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, content: bytes) -> Manifest | None:
-        """Returns the manifest in the content of its file; None if it is damaged."""
+        """Parses the content of a manifest file; None if it is damaged."""
         try:
             values = parse_json(content)
             if values.pop("crc32") != _checksum_of(values):
@@ -111,14 +111,14 @@ def _checksum_of(values: JSONObject) -> str:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yields the regular files of a checkpoint but the manifest."""
+    """Yields the regular files of a checkpoint except the manifest."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path != folder / MANIFEST_NAME:
             yield path
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
-    """Returns size and digest of each file of a checkpoint that was just written."""
+    """Returns size and digest of each file of a newly written checkpoint."""
     return {path.relative_to(folder).as_posix(): describe_file(path) for path in files_below(folder)}
 
 
@@ -126,25 +126,25 @@ def describe_file(path: Path) -> FileEntry:
     """Returns size and digest of a file."""
     try:
         value = _digest_of_written(path)
-    except (MemoryError, OSError, ValueError):  # no room to map the file, or a disk that cannot map
+    except (MemoryError, OSError, ValueError):  # no room to map the file, or a disk without mapping
         value = digest(path)
     return {"size": path.stat().st_size, DIGEST: value}
 
 
 def _digest_of_written(path: Path) -> str:
-    """Computes `digest` over a mapping of the file, which was just written, so no process shortens it."""
+    """Computes `digest` over a mapping of a newly written file, so no process truncates it."""
     value = xxhash.xxh3_64()
-    if path.stat().st_size > 0:  # nothing cannot be mapped
+    if path.stat().st_size > 0:  # an empty file cannot be mapped
         with (
             path.open("rb") as file,
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
             memoryview(content) as view,
         ):
-            for start in range(0, len(view), BLOCK_BYTES):  # in blocks: a signal is heard between two of them
+            for start in range(0, len(view), BLOCK_BYTES):  # in blocks, so that signals are handled in between
                 with view[start : start + BLOCK_BYTES] as block:
                     value.update(block)
                     num_bytes = len(block)
-                if hasattr(mmap, "MADV_DONTNEED"):  # or all of the file counts as memory of this process
+                if hasattr(mmap, "MADV_DONTNEED"):  # otherwise the whole file counts as memory of this process
                     content.madvise(mmap.MADV_DONTNEED, start, num_bytes)
     return value.hexdigest()
 
@@ -163,12 +163,12 @@ def digest(path: Path, kind: str = DIGEST) -> str:
 
 
 def digest_of_content(content: bytes, kind: str) -> str:
-    """Returns the checksum of a file whose content was read already."""
+    """Returns the checksum of file content in memory."""
     return xxhash.xxh3_64(content).hexdigest() if kind == DIGEST else f"{zlib.crc32(content):08x}"
 
 
 def find_problem(folder: Path) -> str | None:
-    """Returns the first problem of a checkpoint, with its file; None if all files of the manifest are unchanged."""
+    """Returns the first problem of a checkpoint, with its file; None if all files in the manifest are unchanged."""
     return next(problems(folder), None)
 
 
@@ -183,9 +183,9 @@ def problems(folder: Path) -> Iterator[str]:
 def problems_of(
     folder: Path, manifest: Manifest | None, *, digest_of: Callable[[Path, str], str] = digest
 ) -> Iterator[str]:
-    """Yields all problems of a checkpoint whose manifest was read already.
+    """Yields all problems of a checkpoint with an already parsed manifest.
 
-    `digest_of` returns the checksum of a file, of a kind; None for the manifest: there is none, or it is damaged.
+    `digest_of` returns the checksum of a file, for a kind. The manifest is None if it is missing or damaged.
     """
     try:
         yield from _problems(folder, manifest, digest_of)
@@ -195,13 +195,13 @@ def problems_of(
 
 def _problems(folder: Path, manifest: Manifest | None, digest_of: Callable[[Path, str], str]) -> Iterator[str]:
     for link in links_that_leave(folder):
-        yield f"{link} is a link that leaves the directory. If it is to be trusted, copy the checkpoint with cp -rL"
+        yield f"{link} is a link that leaves the directory. If you trust it, copy the checkpoint with cp -rL"
     if manifest is None:
         if (folder / MANIFEST_NAME).exists():
             if (folder / MANIFEST_NAME).is_file():
-                (folder / MANIFEST_NAME).open("rb").close()  # raises where it may not be read
+                (folder / MANIFEST_NAME).open("rb").close()  # raises if it may not be read
             yield f"{MANIFEST_NAME} is damaged"
-        elif (folder / TRAINING_ARGS_JSON_NAME).is_file():  # which only this package writes
+        elif (folder / TRAINING_ARGS_JSON_NAME).is_file():  # only this package writes it
             yield f"{MANIFEST_NAME} is missing"
         elif not (folder / TRAINER_STATE_NAME).is_file():
             yield f"{TRAINER_STATE_NAME} is missing"
@@ -213,14 +213,14 @@ def _problems(folder: Path, manifest: Manifest | None, digest_of: Callable[[Path
 
 
 def differing_files(folder: Path, manifest: Manifest) -> dict[str, str]:
-    """Returns the files of a checkpoint that its manifest does not describe: "changed", "added" or "deleted" by name.
+    """Returns the files that differ from the manifest: name -> "changed", "added" or "deleted".
 
-    A CheckpointError where the manifest names a file outside of the directory.
+    Raises CheckpointError if the manifest lists a file outside the directory.
     """
     found = {}
     for name, expected in manifest.files.items():
         if is_outside(name):
-            raise CheckpointError(f"{folder}: {MANIFEST_NAME} names {name!r}, which lies outside of the directory.")
+            raise CheckpointError(f"{folder}: {MANIFEST_NAME} lists {name!r}, which is outside the directory.")
         if _problem_of_file(folder, name, expected, digest) is not None:
             found[name] = "changed" if (folder / name).is_file() else "deleted"
     names = (path.relative_to(folder).as_posix() for path in files_below(folder))
@@ -229,13 +229,13 @@ def differing_files(folder: Path, manifest: Manifest) -> dict[str, str]:
 
 def is_outside(name: str) -> bool:
     """Returns True for a name in a manifest that leads out of the checkpoint's directory."""
-    paths = PurePosixPath(name), PureWindowsPath(name)  # it may come from any system
+    paths = PurePosixPath(name), PureWindowsPath(name)  # it may have been written on any system
     return any(path.is_absolute() or path.drive or ".." in path.parts for path in paths)
 
 
 def _problem_of_file(folder: Path, name: str, expected: FileEntry, digest_of: Callable[[Path, str], str]) -> str | None:
     if is_outside(name):
-        return f"{MANIFEST_NAME} names {name!r}, which lies outside of the directory"
+        return f"{MANIFEST_NAME} lists {name!r}, which is outside the directory"
     path = folder / name
     kind = next((kind for kind in (DIGEST, OLDER_DIGEST) if kind in expected), None)
     cure = f"(if you changed it on purpose: {command_to_accept(folder)})"
@@ -251,7 +251,7 @@ def _problem_of_file(folder: Path, name: str, expected: FileEntry, digest_of: Ca
 
 
 def command_to_accept(folder: Path) -> str:
-    """Returns the command that lists the files of a checkpoint as they are now."""
+    """Returns the command that updates a checkpoint's manifest to its current files."""
     return f"trainwright verify --accept {shlex.quote(str(folder))}"
 
 

@@ -1,8 +1,8 @@
-"""NaN in the saved state of an optimizer, found in its files before a checkpoint is committed.
+"""Finds NaN in the saved state of an optimizer, in its files before a checkpoint is committed.
 
 Such a checkpoint has finite weights, but the first step after a resume would break them. It is marked, not refused: a
-resume by True or "auto" takes one without a mark, and one that the user names is loaded. Infinity is no fault, since
-some optimizers begin with it.
+resume with True or "auto" uses a checkpoint without a mark, and one named by the user is loaded. Infinity is valid,
+since some optimizers begin with it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ Pieces = Callable[[Path], Iterable[tuple[str, str, torch.Tensor]]]  # directory 
 
 
 def find_nan(folder: Path, *, shards: Pieces) -> tuple[str, str] | None:
-    """Returns the first file with NaN in an optimizer's state, and the name of the tensor; None where there is none.
+    """Returns the first file with NaN in an optimizer's state, and the tensor's name; None if there is none.
 
     Args:
-        folder: a staged checkpoint; one without an optimizer, or with one that cannot be read as plain tensors, has
-            none.
+        folder: a staged checkpoint. None is also returned if it has no optimizer, or one that cannot be read as plain
+            tensors.
         shards: reads the pieces of a sharded optimizer.
     """
     path = folder / OPTIMIZER_NAME
     if path.is_file():
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except (MemoryError, OSError, RuntimeError, pickle.UnpicklingError):  # no room for a mapping, or the user's own
+        # no room for a mapping, or the user's own format
+        except (MemoryError, OSError, RuntimeError, pickle.UnpicklingError):
             return None
         state = saved.get("state") if isinstance(saved, Mapping) else None
         return next(((path.name, name) for name, one in _tensors(state, "state") if _has_nan(one)), None)
@@ -40,7 +41,7 @@ def find_nan(folder: Path, *, shards: Pieces) -> tuple[str, str] | None:
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors of nested dictionaries and lists, with their path."""
+    """Yields the tensors in nested dictionaries and lists, with their paths."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, Mapping):
@@ -55,6 +56,6 @@ def _has_nan(tensor: torch.Tensor) -> bool:
     if not tensor.is_floating_point() or tensor.numel() == 0:
         return False
     try:
-        return math.isnan(tensor.max().item())  # the largest is NaN if one value is, and no copy is made
-    except (NotImplementedError, RuntimeError):  # quantized, or of another kind that has no largest value
+        return math.isnan(tensor.max().item())  # the maximum is NaN if any value is; makes no copy
+    except (NotImplementedError, RuntimeError):  # quantized, or another type without a maximum
         return False

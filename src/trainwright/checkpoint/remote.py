@@ -103,7 +103,7 @@ class RemoteStore:
     def manifests(self) -> list[Manifest]:
         """Returns the manifests of the checkpoints, the newest first.
 
-        The newest run is the one that wrote last; within one run the step decides, and no clock.
+        The newest run is the one that wrote last; within a run, the step decides, not the time.
         """
         with ThreadPoolExecutor(NUM_AHEAD, thread_name_prefix="trainwright-manifests") as pool:
             found = [one for one in pool.map(self.manifest, self.steps()) if one is not None]
@@ -189,7 +189,7 @@ class RemoteStore:
 
     @contextmanager
     def _writing(self, path: str, block_bytes: int) -> Iterator[Any]:
-        """Opens an object to write; after an error what was sent of it is discarded."""
+        """Opens an object to write; after an error, the parts already sent are discarded."""
         target = self._fs.open(path, "wb", block_size=block_bytes)
         try:
             yield target
@@ -217,7 +217,7 @@ class RemoteStore:
                 self._fs.rm(f"{self._root}/{folder}", recursive=True)
 
     def clean(self) -> None:
-        """Removes what uploads and deletions have left that were cut off; only the holder of the URL may call it."""
+        """Removes the remains of interrupted uploads and deletions; only the holder of the URL may call it."""
         for step in self.steps():
             names = self.find(_name(step))
             if not names or (MARK_NAME in names and self.manifest(step) is None):
@@ -240,7 +240,7 @@ class RemoteStore:
             logger.info("%s: unfinished uploads cannot be listed (%s).", self, reason(error))
 
     def _delete(self, paths: Iterable[str]) -> None:
-        """Deletes objects; those that are not there are ignored."""
+        """Deletes objects; missing ones are ignored."""
         for path in paths:
             with suppress(FileNotFoundError):
                 self._fs.rm_file(path)
@@ -353,7 +353,7 @@ class RemoteStore:
         raise AssertionError
 
     def run_files(self) -> list[str]:
-        """Returns the names of the files of the run beside its checkpoints."""
+        """Returns the names of the files of the run besides its checkpoints."""
         there = self.names()
         inner = self.find(RUN_FOLDER) if RUN_FOLDER in there else {}
         below = [f"{RUN_FOLDER}/{name}" for name in inner if not is_outside(name)]
@@ -372,7 +372,7 @@ class RemoteStore:
     # -- small objects, for the lease ----------------------------------------------------------------------------------
 
     def create(self, name: str, content: bytes) -> None:
-        """Writes a small object that is not there; FileExistsError if it is, where the store can tell."""
+        """Writes a new small object; FileExistsError if it exists, on stores that can tell."""
         self._fs.pipe_file(f"{self._root}/{name}", content, mode="create")
 
     def overwrite(self, name: str, content: bytes) -> None:
@@ -393,7 +393,7 @@ class RemoteStore:
         return float(self._fs.modified(f"{self._root}/{name}").timestamp())
 
     def delete(self, names: Collection[str]) -> None:
-        """Deletes small objects; those that are not there are ignored."""
+        """Deletes small objects; missing ones are ignored."""
         self._delete(f"{self._root}/{name}" for name in names)
 
     def _path(self, step: int, name: str) -> str:

@@ -1,14 +1,14 @@
-"""Random states of this process: copied and put back by the public functions of each library, and their files.
+"""Random states of this process: copied and restored by each library's public functions, and their files.
 
-A copy keeps what these functions return; `plain` makes numbers and tensors of it, which load without unpickling
-anything else, and only what writes a file calls that. A copy takes about 50 us on a CPU, of which numpy's generator
-takes 35 and python's 12, so a step makes as few as possible:
+A copy holds the return values of these functions; `plain` converts it to numbers and tensors, which load without
+unpickling anything else, and is only called for writing files. A copy takes about 50 us on a CPU, 35 of them for
+numpy's generator and 12 for python's, so a step makes as few as possible:
 
 - Before a fetch of data that may draw random numbers in this process (`data/loader.py`): a checkpoint after the step,
-  or a signal during the fetch, begins with the draws of that fetch again. Data that lie ready, and workers, need none.
-- At the beginning of a window with `save_on_exception` (`loop/fit.py`); where both are needed it is one copy.
+  or a signal during the fetch, repeats the draws of that fetch. Data in memory, and workers, do not need this.
+- At the beginning of a window with `save_on_exception` (`loop/fit.py`); if both are needed, one copy is made.
 - Before the forward passes of a window (`loop/fit.py`), of torch's generators alone (`capture_torch`, about 1 us), for
-  the bundle of an incident. All generators are copied there only where the model was seen to draw from the others.
+  incident bundles. All generators are copied there only if the model was seen to use the others.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def capture() -> States:
 
 
 def capture_torch() -> States:
-    """Returns the states of torch's generators alone: that of the CPU, and those of devices."""
+    """Returns the states of torch's generators alone: of the CPU and of devices."""
     return {"cpu": torch.get_rng_state(), **device.random_states()}
 
 
 def restore(states: States) -> None:
-    """Sets the states of `capture` or of a file; those of devices that this machine lacks are left out."""
+    """Restores the states from `capture` or from a file; states of devices missing on this machine are ignored."""
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["cpu"])
@@ -50,7 +50,7 @@ def restore(states: States) -> None:
 def plain(states: Any) -> Any:
     """Returns states with numbers, strings and lists in place of numpy's arrays, in the form that transformers reads.
 
-    The states that a loader keeps lie among those of the generators, by names of their own; None stays.
+    A loader's states are stored with the generators' states, under their own names; None stays None.
     """
     if not isinstance(states, dict):
         return states
@@ -74,7 +74,7 @@ def _without_arrays(value: Any) -> Any:
 
 
 def same(one: States, other: States) -> bool:
-    """Returns True if two captured states give the same numbers from now on."""
+    """Returns True if two captured states yield the same numbers from now on."""
     return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
 
 
@@ -92,7 +92,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 @contextmanager
 def unchanged_random_states() -> Iterator[None]:
-    """Whatever draws random numbers inside leaves the states as they were, so evaluating never changes training."""
+    """Restores the random states afterwards, so that evaluating never changes training."""
     states = capture()
     try:
         yield
@@ -101,13 +101,13 @@ def unchanged_random_states() -> Iterator[None]:
 
 
 def file_name(rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> str:
-    """Returns the name of a process's file in a checkpoint: of its random states, or of what else `name` says."""
+    """Returns the name of a process's file in a checkpoint, for its random states or another kind given by `name`."""
     stem, dot, ending = name.partition(".")
     return name if num_processes == 1 else f"{stem}_{rank}{dot}{ending}"
 
 
 def find_file(folder: str | Path, *, rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> Path | None:
-    """Returns the path of a process's file, if any; the first process takes that of other numbers of processes."""
+    """Returns the path of a process's file, if any; the first process accepts one for another number of processes."""
     path = Path(folder) / file_name(rank, num_processes, name)
     if path.is_file():
         return path
@@ -115,7 +115,7 @@ def find_file(folder: str | Path, *, rank: int, num_processes: int, name: str = 
 
 
 def find_first_file(folder: str | Path, name: str = RNG_STATE_NAME) -> Path | None:
-    """Returns the path of the first process's file, whether one process wrote the checkpoint or several, or None."""
+    """Returns the path of the first process's file, for any number of processes, or None."""
     paths = [Path(folder) / file_name(0, num_processes, name) for num_processes in (1, 2)]
     return next((path for path in paths if path.is_file()), None)
 
@@ -126,18 +126,18 @@ def save(path: Path, states: States) -> None:
 
 
 def load(path: Path) -> States:
-    """Reads a file of `save`, or of transformers (whose numpy state is an array); others raise CheckpointError."""
+    """Reads a file of `save` or of transformers (with numpy's state as an array); CheckpointError for others."""
     try:
         with torch.serialization.safe_globals(numpy_globals()):
             states = torch.load(path, weights_only=True, map_location="cpu")
         if not isinstance(states, dict):
             raise TypeError(f"a {type(states).__name__}")
         return states
-    except Exception as error:  # whatever the reader raises, these are no plain states
+    except Exception as error:  # whatever the reader raises, these are not plain states
         raise CheckpointError(f"{path} cannot be read as plain random states: {error}") from error
 
 
-def numpy_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:  # as torch declares it
-    """Returns what an array of numpy needs to load under torch's weights-only loading."""
-    make_array: Any = np.empty(0).__reduce__()[0]  # the function that a pickled array names
+def numpy_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:  # as declared by torch
+    """Returns the globals that an array of numpy needs for torch's weights-only loading."""
+    make_array: Any = np.empty(0).__reduce__()[0]  # the function named in a pickled array
     return [make_array, np.ndarray, np.dtype, type(np.dtype(np.uint32))]

@@ -1,14 +1,15 @@
 """Directories of checkpoints: staged, committed by rename, listed, deleted; which old ones may be deleted.
 
-A checkpoint exists or it does not: files are written into a staging directory beside the final one, flushed to disk,
-listed in a manifest, and the directory is renamed. A reader never sees a half-written checkpoint under its final name.
+A checkpoint either exists completely or not at all: files are written into a staging directory next to the final one,
+flushed to disk and listed in a manifest, and the directory is renamed. A reader never sees a half-written checkpoint
+under its final name.
 
-Only checkpoints that this run wrote are ever deleted, and among these never the one that was just written (nor those
-of later steps, which a run that went back will write again) and never the best. Of the others stay the last ones up to
-the limit, and beyond it one for each so many steps and one for each length of time, as `Keep` says.
+Only checkpoints of this run are ever deleted, but never the newest (nor later steps, which a run that went back will
+write again) and never the best. Of the others, the last ones up to the limit are kept, and beyond it one per number of
+steps and one per length of time, as set in `Keep`.
 
-Before a commit the weights are looked at, which were just written, so their pages are in memory: NaN and infinity are
-marked or refused. Buffers are not looked at: masks and ranges that are observed begin with infinities.
+Before a commit, the newly written weights are checked while they are still cached: NaN and infinity are marked or
+refused. Buffers are not checked: masks and observed ranges begin with infinities.
 """
 
 from __future__ import annotations
@@ -50,34 +51,34 @@ _BESIDE = re.compile(
     r"(?P<purpose>staging|replaced|removed)$"
 )
 
-MIN_BYTES = 1 << 20  # smaller files save nothing worth having, and they are the ones that people edit in place
-PIECE = 1 << 18  # elements that are compared at once, so that they stay in the cache
+MIN_BYTES = 1 << 20  # smaller files save little, and they are the ones that people edit in place
+PIECE = 1 << 18  # elements compared at once, so that they stay in the cache
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # of safetensors
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
-NOT_WEIGHTS = ("optimizer", "rng_state")  # beginnings of names
-_IN_USE: set[Path] = set()  # staging directories that this process is writing, maybe behind training's back
+NOT_WEIGHTS = ("optimizer", "rng_state")  # prefixes of names
+_IN_USE: set[Path] = set()  # staging directories being written by this process, possibly in the background
 
 
-Pieces = Callable[[Path], Iterable[tuple[str, str, torch.Tensor]]]  # directory -> file in it, name of tensor, values
+Pieces = Callable[[Path], Iterable[tuple[str, str, torch.Tensor]]]  # directory -> (file, name of tensor, values)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightCheck:
     """Rule for the weights of a checkpoint."""
 
-    # weights that are not finite are refused where a good checkpoint exists; else they are only marked
+    # non-finite weights are refused if a good checkpoint exists; otherwise only marked
     is_strict: bool = False
-    refuses_first: bool = False  # they are refused even where no good checkpoint exists
-    buffers: frozenset[str] = frozenset()  # names of tensors that are no weights
+    refuses_first: bool = False  # they are refused even if no good checkpoint exists
+    buffers: frozenset[str] = frozenset()  # names of tensors that are not weights
     shards: Pieces = lambda folder: ()  # reads the weights of a sharded checkpoint, piece by piece
-    # returns a file beside the weights, and a value in it, for which a checkpoint is only marked
+    # returns a file besides the weights, and a value in it, for which a checkpoint is only marked
     find_beside: Callable[[Path], tuple[str, str] | None] = lambda folder: None
 
     def find(self, folder: Path) -> tuple[str, str] | None:
-        """Returns the first file below a directory, and its tensor, that is not finite; None where all are.
+        """Returns the first file below a directory with a non-finite tensor, and the tensor; None if all are finite.
 
         Args:
-            folder: with weights as safetensors, in torch's files, or sharded; other files are not read.
+            folder: directory with weights as safetensors, in torch's files, or sharded; other files are not read.
         """
         for path in sorted(path for pattern in WEIGHTS for path in folder.rglob(pattern)):
             name = self.first_in(path)
@@ -87,7 +88,7 @@ class WeightCheck:
         return next(((at, name) for at, name, one in shards if name not in self.buffers and not _is_finite(one)), None)
 
     def first_in(self, path: Path) -> str | None:
-        """Returns the first tensor of a file of weights that is not finite; None for all other files, unread."""
+        """Returns the first non-finite tensor of a weight file; None for all other files, which are not read."""
         from safetensors import SafetensorError
 
         if path.name.startswith(NOT_WEIGHTS) or not any(path.match(pattern) for pattern in WEIGHTS):
@@ -97,7 +98,8 @@ class WeightCheck:
                 return self._first_of(_tensors_of(path))
             except (MemoryError, OSError):  # no room to map the whole file
                 return self._first_of(_pieces_of(path)) if path.suffix == ".safetensors" else None
-        except (SafetensorError, pickle.UnpicklingError, RuntimeError, AttributeError):  # the user's own, so named
+        # the user's own file of that name
+        except (SafetensorError, pickle.UnpicklingError, RuntimeError, AttributeError):
             return None
 
     def _first_of(self, named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
@@ -111,7 +113,7 @@ def _pieces_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         header = json.loads(file.read(header_bytes))
         for name, about in header.items():
             dtype = FLOATS.get(about.get("dtype"))
-            if dtype is None:  # the metadata, and numbers that cannot be infinite
+            if dtype is None:  # metadata, and numbers that cannot be infinite
                 continue
             start, end = about["data_offsets"]
             file.seek(8 + header_bytes + start)
@@ -128,7 +130,7 @@ def _tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
         from safetensors import safe_open
 
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 -- no mapping
+            for name in file.keys():  # noqa: SIM118 -- not a mapping
                 yield name, file.get_tensor(name)
     else:
         yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
@@ -150,9 +152,9 @@ class CheckpointStore:
 
     def __init__(self, root: str | Path, *, weights: WeightCheck = ANY_WEIGHTS) -> None:
         self.root = Path(root)  # the directory
-        self._weights = weights  # what is asked of the weights of a checkpoint that is committed
-        self._token = f"t{uuid.uuid4().hex[:8]}"  # another store of this process has directories of its own
-        self.watch: ChangeWatch | None = None  # told of each checkpoint that is committed, if the user's code sees it
+        self._weights = weights  # rule for the weights of committed checkpoints
+        self._token = f"t{uuid.uuid4().hex[:8]}"  # separates the directories of several stores in this process
+        self.watch: ChangeWatch | None = None  # informed of each committed checkpoint, if user code sees it
 
     def path(self, step: int) -> Path:
         return self.root / f"{PREFIX_CHECKPOINT_DIR}-{step}"
@@ -167,11 +169,11 @@ class CheckpointStore:
         return {step for step, manifest in manifests.items() if manifest is not None and manifest.run_id == run_id}
 
     def non_finite(self) -> set[int]:
-        """Returns the steps of the checkpoints whose weights are marked as not finite."""
+        """Returns the steps of the checkpoints with weights marked as not finite."""
         return {step for step, path in _finals(self.root) if Checkpoint(path).non_finite_mark is not None}
 
     def watch_for_changes(self, run_id: str) -> ChangeWatch:
-        """Returns a watch over the checkpoints of a run: those that are there, and those committed from now on."""
+        """Returns a watch over the checkpoints of a run: existing ones, and those committed from now on."""
         self.watch = ChangeWatch(self._weights.first_in)
         for _, path in _finals(self.root):
             manifest = Manifest.read(path)
@@ -180,7 +182,7 @@ class CheckpointStore:
         return self.watch
 
     def stage(self, step: int) -> Path:
-        """Makes an empty directory to write a checkpoint into."""
+        """Creates an empty directory to write a checkpoint into."""
         staging = self._beside(step, "staging")
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
@@ -190,10 +192,10 @@ class CheckpointStore:
     def commit(self, staging: Path, manifest: Manifest) -> Path:
         """Flushes, lists and renames a staged checkpoint; returns its final path.
 
-        Files that somebody wrote under the final name meanwhile are kept, unless the checkpoint has them too. Large
-        files that are as they were in this run's checkpoint before it share its place on the disk. Weights that are not
-        finite, and values beside them, are marked in the manifest, which comes without its files; where the check is
-        strict and the run has a checkpoint to go back to, such weights are a NonFiniteWeightsError.
+        Files that were written under the final name meanwhile are kept, unless the checkpoint has them too. Large files
+        that are unchanged since this run's previous checkpoint share its disk space. Non-finite weights, and other such
+        values, are marked in the manifest, which is given without its files; if the check is strict and the run has a
+        checkpoint to fall back to, such weights raise NonFiniteWeightsError.
         """
         final = self.path(manifest.step)
         if final.exists() and Manifest.read(final) is None:
@@ -205,17 +207,17 @@ class CheckpointStore:
             if self._weights.is_strict and (good is not None or self._weights.refuses_first):
                 newest = f"{self.path(good)} is the newest" if good is not None else "There is no"
                 raise NonFiniteWeightsError(
-                    f"Checkpoint {final} is not written: {tensor} in {name} is not finite. {newest} one whose weights "
-                    "are finite. Lower the learning rate, or look at the data of that step; "
-                    "on_nonfinite='ignore' writes such checkpoints too."
+                    f"Checkpoint {final} is not written: {tensor} in {name} is not finite. {newest} checkpoint with "
+                    "finite weights. Lower the learning rate, or check the data of that step; "
+                    "on_nonfinite='ignore' saves such checkpoints too."
                 )
             files[name]["non_finite"] = tensor
         elif (marked := self._weights.find_beside(staging)) is not None:
             name, tensor = marked
             files[name]["non_finite"] = tensor
             logger.warning(
-                "Checkpoint %s is marked: %s in %s is not finite, though the weights are. A resume takes an older one. "
-                "Look for what writes such values; on_nonfinite='ignore' does not look for them.",
+                "Checkpoint %s is marked: %s in %s is not finite, but the weights are. A resume uses an older "
+                "checkpoint. Find the cause of such values; on_nonfinite='ignore' turns this check off.",
                 final,
                 tensor,
                 name,
@@ -230,12 +232,12 @@ class CheckpointStore:
         return self.place(staging, manifest.step)
 
     def place(self, staging: Path, step: int) -> Path:
-        """Gives a staged checkpoint, complete and flushed, its final path, and returns that."""
+        """Renames a staged checkpoint, complete and flushed, to its final path, and returns that."""
         final = self.path(step)
         replaced = self._beside(step, "replaced")
         if os.path.lexists(final):
             _delete(replaced)
-            _IN_USE.add(replaced.absolute())  # a reader in this process must not put it back meanwhile
+            _IN_USE.add(replaced.absolute())  # a reader in this process must not restore it meanwhile
             final.rename(replaced)
         staging.rename(final)
         _IN_USE.difference_update((staging.absolute(), replaced.absolute()))
@@ -253,14 +255,14 @@ class CheckpointStore:
 
     def remove(self, step: int) -> None:
         logger.info("Deleting checkpoint %s (save_total_limit).", self.path(step))
-        # Renamed first: killed half-way through the files, what is left must not pass for a checkpoint.
+        # Renamed first: if killed halfway, the rest must not pass for a checkpoint.
         going = self._beside(step, "removed")
         _delete(going)
         self.path(step).rename(going)
         _delete(going)
 
     def clean(self) -> None:
-        """Removes incomplete checkpoints of dead processes of this machine; those of live ones stay."""
+        """Removes incomplete checkpoints of dead processes on this machine; live processes' checkpoints stay."""
         self._finish_commits()
         for path, _ in self._left_over():
             _delete(path)
@@ -274,7 +276,7 @@ class CheckpointStore:
                     path.rename(final)
 
     def _left_over(self) -> list[tuple[Path, re.Match[str]]]:
-        """Returns the directories that dead processes of this machine left beside the checkpoints."""
+        """Returns directories left next to the checkpoints by dead processes of this machine."""
         found = []
         here = socket.gethostname()
         own = os.getpid()
@@ -287,7 +289,7 @@ class CheckpointStore:
         return found
 
     def latest(self, why_not: Callable[[Checkpoint], str | None] = Checkpoint.find_problem) -> Checkpoint | None:
-        """Returns the newest checkpoint without a problem; warns of newer ones with one, and of the reason."""
+        """Returns the newest checkpoint without a problem; warns about newer ones with a problem, and names it."""
         self._finish_commits()
         for checkpoint in _newest_first(self.root):
             problem = checkpoint.non_finite_mark or why_not(checkpoint)
@@ -298,20 +300,20 @@ class CheckpointStore:
 
 
 def verified(path: str | Path) -> Checkpoint:
-    """Opens a checkpoint that the user named; an error where it is missing or altered names the file."""
+    """Opens a checkpoint named by the user; an error names the missing or altered file."""
     checkpoint = Checkpoint(path)
     folder = checkpoint.path
     if not folder.is_dir():
         there = [str(p) for _, p in sorted(_finals(folder.parent))]
         raise CheckpointNotFoundError(
             f"Can't find a valid checkpoint at {path} (resume_from_checkpoint): there is no such directory. "
-            + (f"Beside it: {', '.join(there)}." if there else f"There is no checkpoint in {folder.parent} either.")
+            + (f"Next to it: {', '.join(there)}." if there else f"There is no checkpoint in {folder.parent} either.")
         )
     problem = checkpoint.find_problem()
     if problem is not None:
         raise CheckpointError(
             f"Can't find a valid checkpoint at {path} (resume_from_checkpoint): {problem}. Name another checkpoint, or "
-            "pass True to take the newest one that is complete."
+            "pass True to use the newest complete one."
         )
     return checkpoint
 
@@ -332,10 +334,10 @@ def get_last_checkpoint(folder: str | Path) -> str | None:
 def _newest_first(root: Path) -> list[Checkpoint]:
     """Returns the checkpoints by the run that wrote last, then by step.
 
-    In a directory with several runs the highest step need not be the newest; within one the clock decides nothing.
+    In a directory with several runs, the highest step need not be the newest; within a run, times are ignored.
     """
     found = [(step, Checkpoint(path)) for step, path in _finals(root)]
-    last: dict[str, float] = {}  # run -> when it wrote its last checkpoint
+    last: dict[str, float] = {}  # run -> time of its last checkpoint
     for _, checkpoint in found:
         manifest = checkpoint.manifest
         when = checkpoint.path.stat().st_mtime if manifest is None else manifest.written_at
@@ -346,7 +348,7 @@ def _newest_first(root: Path) -> list[Checkpoint]:
 
 
 def _run_id_of(checkpoint: Checkpoint) -> str:
-    """Returns the run that wrote a checkpoint; empty if it does not say."""
+    """Returns the run that wrote a checkpoint; empty if unknown."""
     return "" if checkpoint.manifest is None else checkpoint.manifest.run_id
 
 
@@ -358,7 +360,7 @@ def _finals(root: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _delete(path: Path) -> None:
-    """Deletes a directory as far as possible; of a link only the link, since what it leads to lies elsewhere."""
+    """Deletes a directory as far as possible; of a link only the link itself, not its target."""
     if path.is_symlink():
         path.unlink(missing_ok=True)
     else:
@@ -382,7 +384,7 @@ def flush(folder: Path) -> None:
 def link_unchanged(staging: Path, files: Mapping[str, FileEntry], before: Path) -> int:
     """Replaces staged files by links to equal files of an older checkpoint; returns the bytes saved.
 
-    No file is written through a link: each checkpoint is staged with files of its own, and a link joins only two
+    No file is written through a link: each checkpoint is staged with its own files, and a link joins only two
     complete files that are equal byte for byte.
     """
     older = Manifest.read(before)
@@ -401,7 +403,7 @@ def _link(source: Path, staged: Path) -> bool:
             return False
         with replacing(staged) as beside:
             os.link(source, beside)
-    except OSError:  # gone meanwhile, or a file system without links: the file stays as it was written
+    except OSError:  # deleted meanwhile, or a file system without hard links: the file stays as written
         return False
     return True
 
@@ -411,7 +413,7 @@ def _link(source: Path, staged: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint of this run: its step, and when it was written, in seconds."""
+    """A checkpoint of this run: its step, and the time when it was written, in seconds."""
 
     step: int
     written_at: float = 0.0
@@ -419,17 +421,17 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
-    """Rules of the checkpoints to keep."""
+    """Rules for the checkpoints to keep."""
 
-    # number of the newest ones, the best one included; None for all. With 1 these can be two: newest and best.
+    # number of the newest ones, including the best; None for all. With 1, two are kept: newest and best.
     last: int | None = None
-    every_steps: int | None = None  # beyond that number, the checkpoints at multiples of this many steps
-    # beyond that number, the oldest, and then each that is at least this many seconds younger than the last
+    every_steps: int | None = None  # beyond that number, the checkpoints at multiples of this number of steps
+    # beyond that number, the oldest, and then each one at least this many seconds younger than the last
     every_s: float | None = None
 
 
 def to_remove(saved: Iterable[Saved], keep: Keep, *, newest: int, best: int | None = None) -> set[int]:
-    """Returns the steps of one run whose checkpoints may be deleted after `newest` was saved; `best` is the best."""
+    """Returns the steps of one run's checkpoints that may be deleted after saving `newest`; `best` is the best."""
     behind = sorted((one for one in saved if one.step <= newest), key=lambda one: one.step)
     if keep.last is None:
         return set()
@@ -443,7 +445,7 @@ def to_remove(saved: Iterable[Saved], keep: Keep, *, newest: int, best: int | No
 
 
 def milestones(saved: list[Saved], keep: Keep) -> set[int]:
-    """Returns the steps that are kept for good. A later call returns them again."""
+    """Returns the steps that are kept permanently. A later call returns them again."""
     found = {one.step for one in saved if keep.every_steps and one.step % keep.every_steps == 0}
     if keep.every_s is None:
         return found

@@ -1,4 +1,4 @@
-"""Files of a checkpoint besides the weights: optimizer, schedule, scaler, arguments, items; written and read."""
+"""Files of a checkpoint besides the weights: writes and reads optimizer, schedule, scaler, arguments, items."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from trainwright.support.hooks import Stateful
 logger = logging.getLogger(__name__)
 
 PLAIN = (bool, int, float, complex, str, type(None), torch.Size, torch.dtype)
-Items: TypeAlias = Mapping[str, Stateful]  # objects of the user's by name
+Items: TypeAlias = Mapping[str, Stateful]  # the user's objects by name
 
 
 def save_optimizer(state: StateDict, folder: Path, *, sink: FileSink = IMMEDIATE) -> None:
@@ -57,10 +57,10 @@ def save_scheduler(scheduler: Stateful, folder: Path) -> None:
 def load_optimizer(
     optimizer: Optimizer, folder: Path, *, load: Callable[[Optimizer, StateDict], None], holds_parts: bool = False
 ) -> None:
-    """Loads the state of an optimizer by `load`; the shapes of parts of parameters (`holds_parts`) are not checked.
+    """Loads the state of an optimizer with `load`; shapes of parameter shards (`holds_parts`) are not checked.
 
-    A CheckpointError where the file is missing, or its optimizer is of another kind: a new optimizer at the full rate
-    would ruin a run silently.
+    Raises CheckpointError if the file is missing, or its optimizer is of another kind: a new optimizer at the full rate
+    would silently ruin a run.
     """
     _check_is_there(folder, OPTIMIZER_NAME)
     state = load_plain(folder / OPTIMIZER_NAME)
@@ -77,22 +77,22 @@ def load_optimizer(
 
 
 def load_scheduler(scheduler: Stateful, folder: Path) -> None:
-    """Loads the state of a learning-rate schedule; without its file that is a CheckpointError."""
+    """Loads the state of a learning-rate schedule; CheckpointError if its file is missing."""
     _check_is_there(folder, SCHEDULER_NAME)
     scheduler.load_state_dict(load_plain(folder / SCHEDULER_NAME))
 
 
 def save_json(state: JSONObject, path: Path) -> None:
-    """Writes values as JSON; no file where there are none."""
+    """Writes values as JSON; no file if there are none."""
     if state:
         path.write_text(json.dumps(state), encoding="utf-8")
 
 
-# -- items: named objects of the user's ------------------------------------------------------------------------------
+# -- items: named objects of the user --------------------------------------------------------------------------------
 
 
 def states_of_items(items: Items) -> dict[str, StateDict]:
-    """Returns the states of items by name; ArgumentError for one that a checkpoint cannot have."""
+    """Returns the states of items by name; ArgumentError for a state that a checkpoint cannot store."""
     states = {}
     for name, item in items.items():
         if not callable(getattr(item, "state_dict", None)) or not callable(getattr(item, "load_state_dict", None)):
@@ -106,7 +106,7 @@ def states_of_items(items: Items) -> dict[str, StateDict]:
 
 
 def check_plain_state(value: object, place: str) -> None:
-    """Raises ArgumentError for what torch's weights-only loading would refuse when the checkpoint is read."""
+    """Raises ArgumentError for values that torch's weights-only loading would refuse when the checkpoint is read."""
     if isinstance(value, dict):
         for key, inner in value.items():
             check_plain_state(inner, f"{place}[{key!r}]")
@@ -115,13 +115,14 @@ def check_plain_state(value: object, place: str) -> None:
             check_plain_state(inner, f"{place}[{number}]")
     elif type(value) not in (torch.Tensor, torch.nn.Parameter, *PLAIN):
         raise ArgumentError(
-            f"{place} is a {type(value).__name__}. A checkpoint is read without running code, so a state consists of "
-            "tensors, numbers, texts and None, in dicts, lists and tuples. Convert it, as with torch.from_numpy."
+            f"{place} is a {type(value).__name__}. A checkpoint is read without running code, so a state may only "
+            "contain tensors, numbers, strings and None, in dicts, lists and tuples. Convert it, for example with "
+            "torch.from_numpy."
         )
 
 
 def load_items(items: Items, states: Mapping[str, StateDict], folder: Path) -> None:
-    """Restores items from their states in the checkpoint `folder`; items without a state are named in the log.
+    """Restores items from their states in the checkpoint `folder`; items without a state are logged.
 
     Raises CheckpointError if a state does not fit its item.
     """
@@ -129,13 +130,13 @@ def load_items(items: Items, states: Mapping[str, StateDict], folder: Path) -> N
     unknown = sorted(states.keys() - items.keys())
     if missing:
         logger.warning(
-            "%s has no state of the checkpoint items %s, which keep the state that they have.",
+            "%s has no state for the checkpoint items %s, which keep their current state.",
             folder,
             ", ".join(missing),
         )
     if unknown:
         logger.warning(
-            "%s has states of checkpoint items that this trainer does not have; they are ignored: %s.",
+            "%s has states for checkpoint items that this trainer does not have; they are ignored: %s.",
             folder,
             ", ".join(unknown),
         )
@@ -161,23 +162,25 @@ def _check_is_there(folder: Path, name: str) -> None:
 
 
 def _check_same_settings(optimizer: Optimizer, state: StateDict) -> None:
-    """Raises ValueError if the state is another kind's: its groups lack a setting that this optimizer reads."""
+    """Raises ValueError if the state is of another kind: its groups lack a setting that this optimizer reads."""
     for mine, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         lacking = sorted(set(mine) - set(saved) - {"initial_lr"})
         if lacking:
-            raise ValueError(f"the state has no {', '.join(lacking)}, so it is another optimizer's")
+            raise ValueError(f"the state has no {', '.join(lacking)}, so it belongs to another optimizer")
 
 
 def _check_same_shapes(optimizer: Optimizer, state: StateDict) -> None:
     """Raises ValueError if a state belongs to a parameter of another shape."""
     if not type(optimizer).__module__.startswith("torch.optim"):
-        return  # others keep states of another shape than the parameter's: projected, quantised
+        return  # others have states that differ in shape from the parameter: projected, quantised
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
         for name in ("exp_avg", "momentum_buffer", "square_avg"):
             saved = state["state"].get(index, {}).get(name)
             if saved is not None and saved.shape != parameter.shape:
-                raise ValueError(f"{name} of parameter {index} is {tuple(saved.shape)}, not {tuple(parameter.shape)}")
+                raise ValueError(
+                    f"{name} of parameter {index} is {tuple(saved.shape)} instead of {tuple(parameter.shape)}"
+                )
 
 
 def save_scaler(accelerator: object, folder: Path) -> None:
@@ -188,25 +191,25 @@ def save_scaler(accelerator: object, folder: Path) -> None:
 
 
 def load_scaler(accelerator: object, folder: Path) -> None:
-    """Loads the state of an accelerator's gradient scaler, if there is one and the checkpoint has it."""
+    """Loads the state of an accelerator's gradient scaler, if both exist."""
     scaler: Stateful | None = getattr(accelerator, "scaler", None)
     if scaler is not None and (folder / SCALER_NAME).is_file():
         scaler.load_state_dict(load_plain(folder / SCALER_NAME))
 
 
 def load_data_position(path: Path) -> StateDict:
-    """Reads what the cursor in the manifest does not say of the position of a stream or of a user's dataloader."""
+    """Reads the part of a stream's or a user's dataloader's position that is not in the manifest's cursor."""
     with torch.serialization.safe_globals(numpy_globals()):
         position: StateDict = load_plain(path)
     if not isinstance(position, dict):
-        raise CheckpointError(f"{path} has no position of data: it is a {type(position).__name__}.")
+        raise CheckpointError(f"{path} has no data position: it is a {type(position).__name__}.")
     return position
 
 
 def save_arguments(args: Arguments, folder: Path) -> None:
-    """Writes the arguments as JSON; and as an object, without tokens, in the file that readers of checkpoints unpickle.
+    """Writes the arguments as JSON; and as an object, without tokens, in the file that other readers unpickle.
 
-    Nothing of ours reads the object. Arguments of a class that cannot be pickled are a dict of their values there.
+    We never read the object. Arguments of a class that cannot be pickled become a dict of their values there.
     """
     values = json.loads(args.to_json_string())
     write_text(folder / TRAINING_ARGS_JSON_NAME, json.dumps(values, indent=2, sort_keys=True))
@@ -232,7 +235,7 @@ def _save(value: object, path: Path) -> None:
 
 
 def check_readable(path: Path) -> None:
-    """Reads what a file says of its tensors, and none of their values; a CheckpointError if it cannot be read."""
+    """Reads a file's description of its tensors, but not their values; CheckpointError if it cannot be read."""
     if path.suffix != ".safetensors":
         load_plain(path, device="meta")
         return
@@ -246,7 +249,7 @@ def check_readable(path: Path) -> None:
 
 
 def load_plain(path: Path, device: str = "cpu") -> StateDict:
-    """Reads a file of `torch.save` without running code; CheckpointError for one that has more than plain values."""
+    """Reads a file of `torch.save` without running code; CheckpointError if it has anything but plain values."""
     try:
         return cast(StateDict, torch.load(path, map_location=device, weights_only=True))
     except Exception as error:

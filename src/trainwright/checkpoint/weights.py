@@ -1,4 +1,4 @@
-"""Weights in `from_pretrained` form: safetensors or torch's files, whole or in shards, adapters; a model exported."""
+"""Weights in `from_pretrained` form: safetensors or torch's files, whole or in shards, adapters; model export."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
 ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTER_WEIGHTS_NAME, "adapter_model.bin")
 MAX_INDEX_BYTES = 256 << 20
-# What a model needs beside its weights: settings, vocabularies, templates, adapters.
+# Files a model needs besides its weights: settings, vocabularies, templates, adapters.
 KEPT = (".json", ".txt", ".model", ".jinja", ".md", ".vocab", ".py")
 OF_TRAINING = (MANIFEST_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, SAFE_WEIGHTS_INDEX_NAME)
 LOAD_WHOLE = partial(nn.Module.load_state_dict, strict=False)
@@ -57,11 +57,11 @@ def save_weights(
     sink: FileSink = IMMEDIATE,
     as_safetensors: bool = True,
 ) -> None:
-    """Writes a model (of transformers or peft, or any module) so that `from_pretrained` or `load_weights` reads it.
+    """Writes a model (of transformers or peft, or any module) for `from_pretrained` or `load_weights`.
 
     Tied and shared weights of a plain module are written once, non-contiguous ones as contiguous. `state_dict` has the
-    weights where the model does not hold them as a whole; it is empty to write only the configuration. `sink` may write
-    later, but a model whose own `save_pretrained` reads the model is written at once.
+    weights if the model does not hold them all; it is empty to write only the configuration. `sink` may write later,
+    but a model with its own `save_pretrained`, which reads the model, is written immediately.
     """
     folder.mkdir(parents=True, exist_ok=True)
     adapters: Pretrained = getattr(model, "peft_config", None) or {}
@@ -74,7 +74,8 @@ def save_weights(
 
     def write(copied: Weights | None) -> None:
         if copied is not None and saver is None:
-            with replacing(folder / SAFE_WEIGHTS_NAME) as beside:  # a signal while a user saves leaves the older model
+            # a signal while the user saves leaves the older model intact
+            with replacing(folder / SAFE_WEIGHTS_NAME) as beside:
                 save_file(copied, beside)
             use_umask(folder)
         else:
@@ -90,7 +91,7 @@ def save_weights(
 
 
 def rewrite_with_torch(folders: Iterable[Path]) -> None:
-    """Replaces the files of safetensors in these folders by torch's of the same contents."""
+    """Replaces the safetensors files in these folders by torch files with the same contents."""
     for folder in folders:
         for file in sorted(folder.glob("*.safetensors")):
             torch.save(read_file(file), file.with_name(_name_of_torch(file.name)))
@@ -111,7 +112,7 @@ def _name_of_torch(name: str) -> str:
 
 
 def use_umask(folder: Path) -> None:
-    """Gives weights the mode of any new file: their writer makes them readable by their owner alone."""
+    """Gives weight files the mode of any new file: their writer makes them readable by their owner alone."""
     probe = folder / f".mode.{os.getpid()}.partial"
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
@@ -161,7 +162,7 @@ def _as_a_whole(model: nn.Module | None) -> Iterator[None]:
 
 
 def _takes_its_weights(model: nn.Module) -> bool:
-    """Returns True if `save_pretrained` is transformers' own, and writes the given weights and not the model's."""
+    """Returns True if `save_pretrained` is transformers' own, and writes the given weights, not the model's."""
     cls = optional_class("transformers.modeling_utils", "PreTrainedModel")
     own = getattr(cls, "save_pretrained", None)
     reads_the_model = ("hf_quantizer", "peft_config", "hf_device_map")
@@ -173,10 +174,10 @@ def _takes_its_weights(model: nn.Module) -> bool:
 
 
 def _as_it_is_now(model: nn.Module) -> nn.Module:
-    """Copies a model with its settings, not its weights: a later write must not show later settings."""
+    """Copies a model with its settings but without its weights: a later write must not show later settings."""
     try:
         twin = copy.copy(model)
-    except TypeError:  # a model in parts cannot be copied, and is not written later
+    except TypeError:  # a sharded model cannot be copied, and is not written later
         return model
     for name in ("config", "generation_config"):
         if name in vars(model):
@@ -185,7 +186,7 @@ def _as_it_is_now(model: nn.Module) -> nn.Module:
 
 
 def _each_once(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Returns the state of a plain module with tied weights under their first name, each in memory of its own."""
+    """Returns the state of a plain module with tied weights under their first name, each in its own memory."""
     state = {}
     seen = set()
     for name, tensor in model.state_dict().items():
@@ -215,10 +216,10 @@ def _without_progress_bars() -> Iterator[None]:
 def make_pretrained(
     folder: Path, class_name: str, *, attention: str | None, found: Mapping[str, torch.Tensor] | None = None
 ) -> nn.Module:
-    """Makes a model of transformers with a directory's `config.json` and safetensors; code and pickles are not run.
+    """Makes a model of transformers from a directory's `config.json` and safetensors; runs no code and no pickles.
 
-    `found` are weights that were read already; None: those of the directory. A ModelError where transformers has no
-    such model, or it does not fit the files.
+    `found` are already read weights; None reads the directory's weights. Raises ModelError if transformers has no such
+    model, or it does not fit the files.
     """
     import transformers
 
@@ -233,7 +234,7 @@ def make_pretrained(
             where = folder if found is None else None
             return cls.from_pretrained(where, dtype="auto", attn_implementation=attention, **given)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"{class_name} cannot be made of {folder}: {error}") from error
+        raise ModelError(f"{class_name} cannot be made from {folder}: {error}") from error
 
 
 def load_weights(
@@ -245,8 +246,8 @@ def load_weights(
 ) -> UnmatchedKeys:
     """Loads weights into a model, of any kind that `save_weights` takes, in place.
 
-    `found` are weights of the checkpoint that were read already; `load` puts them into the model, and returns the keys
-    that did not match. Without weights, or with those of another shape, it is a CheckpointError.
+    `found` are already read weights of the checkpoint; `load` puts them into the model, and returns the keys that did
+    not match. Missing weights, or weights of another shape, raise CheckpointError.
     """
     if is_adapter(model) and found is None:
         _load_adapter(model, folder)
@@ -255,8 +256,8 @@ def load_weights(
     if found is None and not files:
         raise CheckpointError(
             f"Can't find a valid checkpoint at {folder}, which has no weights: neither {SAFE_WEIGHTS_NAME} nor "
-            f"{SAFE_WEIGHTS_INDEX_NAME} is there, nor {WEIGHTS_NAME}. Name a directory that a trainer or "
-            "save_pretrained wrote."
+            f"{SAFE_WEIGHTS_INDEX_NAME} is there, nor {WEIGHTS_NAME}. Use a directory written by a trainer or "
+            "save_pretrained."
         )
     state_dict = dict(found or {})
     for file in files:
@@ -279,7 +280,7 @@ def load_weights(
 def _in_the_models_names(model: Pretrained, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Converts weights to the names and shapes of the model.
 
-    `save_pretrained` writes some models, such as ViT, in the names of an older version; `from_pretrained` translates.
+    `save_pretrained` writes some models, such as ViT, with the names of an older version; `from_pretrained` translates.
     """
     loader: Pretrained = getattr(type(model), "from_pretrained", None)
     own = model.state_dict()
@@ -298,7 +299,7 @@ def _in_the_models_names(model: Pretrained, state_dict: dict[str, torch.Tensor])
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns the files with the weights of a checkpoint, if any; a damaged or foreign index is a CheckpointError."""
+    """Returns a checkpoint's weight files, if any; a damaged or foreign index is a CheckpointError."""
     for name in (SAFE_WEIGHTS_NAME, WEIGHTS_NAME):
         if (folder / name).is_file():
             return [folder / name]
@@ -311,12 +312,12 @@ def weight_files(folder: Path) -> list[Path]:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{index} cannot be read as an index of weights: {error!r}.") from error
     if outside:
-        raise CheckpointError(f"{index} names files outside of its directory: {', '.join(outside)}. It is not used.")
+        raise CheckpointError(f"{index} lists files outside its directory: {', '.join(outside)}. It is not used.")
     return [folder / name for name in names]
 
 
 def is_adapter(model: nn.Module) -> bool:
-    """Returns True if a model is one of peft."""
+    """Returns True for a model of peft."""
     return is_instance_of(model, "peft", "PeftModel")
 
 
@@ -328,14 +329,14 @@ def save_file(weights: Weights, file: Path) -> None:
 
 
 def read_file(file: Path) -> dict[str, torch.Tensor]:
-    """Reads one file of weights, to the CPU; a CheckpointError if that cannot be done."""
+    """Reads one weight file, to the CPU; CheckpointError if that fails."""
     try:
         if file.suffix == ".safetensors":
-            import safetensors.torch  # not at the top: it takes 0.8 MB, which an import of the trainer does not need
+            import safetensors.torch  # not at the top: it takes 0.8 MB, which importing the trainer does not need
 
             return safetensors.torch.load_file(file, device="cpu")
         return torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
-    except Exception as error:  # whatever the two readers raise, the file is of no use
+    except Exception as error:  # whatever the two readers raise, the file is unusable
         raise CheckpointError(f"{file} cannot be read as weights: {error}. Use another checkpoint.") from error
 
 
@@ -344,7 +345,7 @@ def _load_adapter(model: Pretrained, folder: Path) -> None:
     named = sorted({p.parent for file in ADAPTER_FILES for p in folder.glob(f"*/{file}")})
     is_unnamed = any((folder / file).is_file() for file in ADAPTER_FILES)
     if not is_unnamed and not named:
-        raise CheckpointError(f"{folder} has no adapter weights ({ADAPTER_WEIGHTS_NAME}), and the model is an adapter.")
+        raise CheckpointError(f"{folder} has no adapter weights ({ADAPTER_WEIGHTS_NAME}), but the model is an adapter.")
     if is_unnamed:
         name = "default" if named else active
         model.load_adapter(str(folder), name, is_trainable=name == active)
@@ -354,7 +355,7 @@ def _load_adapter(model: Pretrained, folder: Path) -> None:
 
 
 def _shared_names(model: nn.Module) -> set[str]:
-    """Returns the names of tensors that have another name too; a file holds each tensor once."""
+    """Returns the names of tensors that also have another name; a file holds each tensor once."""
     first: dict[Hashable, str] = {}
     shared = set()
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
@@ -365,11 +366,11 @@ def _shared_names(model: nn.Module) -> set[str]:
     return shared
 
 
-# -- the model of a checkpoint alone -----------------------------------------------------------------------------------
+# -- export of a checkpoint's model ------------------------------------------------------------------------------------
 
 
 class ShardedReader(Protocol):
-    """Reader of checkpoints whose weights several processes wrote in parts."""
+    """Reader for checkpoints with weights that several processes wrote in parts."""
 
     def has_weights(self, folder: Path) -> bool: ...
     def read_weights(self, folder: Path) -> dict[str, torch.Tensor]: ...
@@ -380,7 +381,7 @@ def export_model(checkpoint: Path, folder: Path, *, parts: ShardedReader) -> lis
     if not checkpoint.is_dir():
         raise CheckpointNotFoundError(f"There is no directory {checkpoint}.")
     if folder.exists() and any(folder.iterdir()):
-        raise CheckpointError(f"{folder} is not empty. Name another directory.")
+        raise CheckpointError(f"{folder} is not empty. Choose another directory.")
     is_ours = (checkpoint / TRAINER_STATE_NAME).is_file() and (checkpoint / MANIFEST_NAME).is_file()
     if is_ours and (problem := find_problem(checkpoint)) is not None:
         raise CheckpointError(f"{checkpoint}: {problem}. Export another checkpoint.")
@@ -411,13 +412,13 @@ def _merge(shards: list[Path], target: Path) -> None:
         shutil.copyfile(shards[0], target)
         return
     weights = {name: tensor for shard in shards for name, tensor in read_file(shard).items()}
-    if not is_safe:  # tensors of one file may share memory there
+    if not is_safe:  # tensors in one file may share memory there
         weights = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
     save_file(weights, target)
 
 
 def _adapters(checkpoint: Path) -> Iterator[Path]:
-    """Yields the adapters of the checkpoint itself, and named ones in directories below it that are no checkpoints."""
+    """Yields the adapters of the checkpoint itself, and named adapters in subdirectories that are not checkpoints."""
     named = (
         path
         for path in checkpoint.glob(f"*/{ADAPTER_WEIGHTS_NAME}")

@@ -1,4 +1,4 @@
-"""`trainwright ctl`: a command is checked, sent to a run, and waited for."""
+"""`trainwright ctl`: checks a command, sends it to a run, and waits for the answer."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ POLL_S = 0.1
 
 
 def give(run: Path, words: Sequence[str], *, wait_s: float) -> tuple[int | None, str | None]:
-    """Gives a command to a run.
+    """Sends a command to a run.
 
     Args:
         run: its output directory.
         words: the command and its value.
-        wait_s: seconds to wait until the run carries it out; a command that no run has taken by then is withdrawn.
+        wait_s: seconds to wait for the run; a command that no run has accepted by then is withdrawn.
 
     Returns:
         The step after which it was carried out, and the reason if it was refused.
 
     Raises:
-        ArgumentError: it is no command, or no run takes one there.
+        ArgumentError: it is not a command, or no run accepts commands there.
         TrainwrightError: the run did not answer in time.
     """
     parse_command(words)
@@ -50,17 +50,17 @@ def give(run: Path, words: Sequence[str], *, wait_s: float) -> tuple[int | None,
         time.sleep(POLL_S)
     if inbox.withdraw(number):
         raise TrainwrightError(
-            f"No run in {run} has taken the command within {wait_s:g} s, and it is withdrawn: the run may have been "
-            "killed. `trainwright runs` shows whether it lives."
+            f"No run in {run} accepted the command within {wait_s:g} s, so it was withdrawn: the run may have been "
+            "killed. `trainwright runs` shows whether it is alive."
         )
     raise TrainwrightError(
-        f"The run has taken the command, and has not carried it out within {wait_s:g} s: it does so between two steps. "
-        "Its journal will say when."
+        f"The run accepted the command, but did not carry it out within {wait_s:g} s: it does so between two steps. "
+        "Its journal will record it."
     )
 
 
 def sender() -> str:
-    """Returns the user and the machine, as the journal names them."""
+    """Returns the user and the machine, in the form used in the journal."""
     try:
         user = getpass.getuser()
     except (OSError, KeyError, ImportError):  # a user id without a name

@@ -23,26 +23,26 @@ from trainwright.data.row_names import ONE_SOURCE
 from trainwright.errors import ArgumentError, DataError, did_you_mean
 
 QUESTIONS = ("top", "never", "repeated", "by-source", "text")
-NOT_SHOWN = ("sample", "row", "fingerprint")  # on the terminal, where the name says as much
+NOT_SHOWN = ("sample", "row", "fingerprint")  # columns not shown on the terminal, since the name contains them
 VALUES = ("visits", "tokens", "mean_loss", "last_loss", "last_step")
 LONGEST = 60  # characters of a text in a table
 
 
 @dataclass(frozen=True)
 class LedgerTable:
-    """A ledger's file: columns of the samples with visits, and what it says of its data."""
+    """A ledger's file: columns of the samples with visits, and a description of its data."""
 
     columns: Mapping[str, Sequence[Any]]
     names: Sequence[SampleId]
     fingerprints: Sequence[int | None]  # of their rows
     sizes: Mapping[str, int | None]  # samples of each source
-    num_samples: int | None  # None: a stream
+    num_samples: int | None  # None for a stream
     id_column: str | None
-    is_older: bool  # written by version 0.2, whose rows have numbers and no names
+    is_older: bool  # written by version 0.2, with row numbers instead of names
 
     @classmethod
     def read(cls, run: Path) -> LedgerTable:
-        """Reads the ledger of a run; raises DataError where there is none."""
+        """Reads the ledger of a run; raises DataError if there is none."""
         path = ledger_file(run)
         table, about = read_table(path)
         columns = {name: table[name].to_pylist() for name in table.column_names}
@@ -98,11 +98,11 @@ class LedgerTable:
 
 
 def answer(run: Path, question: str, *, number: int, data: Path | None) -> list[JSONObject]:
-    """Returns rows of a run's ledger, at most `number` of them, with their text where `data` or the recipe has it.
+    """Returns rows of a run's ledger, at most `number` of them, with their text if `data` or the recipe has it.
 
     top: largest mean loss first. never: no visit. repeated: more visits than the sample with the fewest, most first.
     by-source: one row for each source. text: in the order of the data. Raises ArgumentError for another question, and
-    DataError where there is no ledger.
+    DataError if there is no ledger.
     """
     if question not in QUESTIONS:
         raise ArgumentError(f"{question!r} is not one of: {', '.join(QUESTIONS)}.{did_you_mean(question, QUESTIONS)}")
@@ -123,7 +123,7 @@ def answer(run: Path, question: str, *, number: int, data: Path | None) -> list[
 
 
 def ledger_file(run: Path) -> Path:
-    """The ledger of an output directory, of its newest checkpoint, or of a checkpoint; or the file itself."""
+    """Returns the ledger of an output directory, of its newest checkpoint, or of a checkpoint; or the file itself."""
     if run.is_file():
         return run
     store = CheckpointStore(run)
@@ -148,7 +148,7 @@ def _chosen(question: str, table: LedgerTable) -> Sequence[int]:
 
 def _never(table: LedgerTable, number: int) -> list[int]:
     if table.num_samples is None:
-        raise DataError("The ledger is of a stream without a length, so samples that never came are not known.")
+        raise DataError("The ledger is for a stream without a length, so its unseen samples are unknown.")
     seen = set(table.columns["sample"])
     return list(islice((sample for sample in range(table.num_samples) if sample not in seen), number))
 
@@ -171,7 +171,7 @@ class Texts:
 
     Attributes:
         table: the ledger.
-        rows: of a file, or of a run's own data; empty where there are none.
+        rows: rows of a file, or of a run's own data; empty if there are none.
         has_numbers: row n is the row of sample n.
         has_indices: row n is the row with that index before rows were held out.
     """
@@ -183,9 +183,9 @@ class Texts:
 
     @classmethod
     def of(cls, run: Path, data: Path | None, table: LedgerTable) -> Texts:
-        """Finds the rows: of a file that is named, or as the recipe of the run says.
+        """Finds the rows: in a named file, or in the data of the run's recipe.
 
-        Raises DataError for a file that has none of the ledger's rows.
+        Raises DataError for a file without any of the ledger's rows.
         """
         from trainwright.cli.tasks import recipe_run, source
 
@@ -195,8 +195,8 @@ class Texts:
             texts = cls._fitting(list(source.read_rows(data, DataPart())), table)
             if len(table.names) and not any(texts.at(place) for place in range(len(table.names))):
                 raise DataError(
-                    f"The ledger is of {counted(table.num_samples or 0, 'sample')}, and none of the "
-                    f"{counted(len(texts.rows), 'row')} of {data} is one of them. Name the file that was trained on."
+                    f"The ledger has {counted(table.num_samples or 0, 'sample')}, but none of the "
+                    f"{counted(len(texts.rows), 'row')} of {data} is among them. Name the file that was trained on."
                 )
             return texts
         if not (run / recipe_run.RECIPE_NAME).is_file():
@@ -261,7 +261,7 @@ def _text(row: Any) -> str:
 
 
 def exclude(run: Path, folder: Path, found: Sequence[JSONObject]) -> None:
-    """Writes listed samples into the quarantine of a directory, by their names."""
+    """Adds listed samples to the quarantine of a directory, by their names."""
     table = LedgerTable.read(run)
     place_of = {sample: place for place, sample in enumerate(table.columns["sample"])}
     entries: list[Entry] = []
@@ -281,14 +281,14 @@ def exclude(run: Path, folder: Path, found: Sequence[JSONObject]) -> None:
 
 
 def difference(first: Path, second: Path, *, number: int) -> JSONObject:
-    """Compares the ledgers of two runs, row by row, wherever the rows are in the data of each.
+    """Compares the ledgers of two runs row by row, matching rows across changes of the data.
 
     Returns:
         `rows`: at most `number` rows with mean loss and visits in both, largest change first. `only_first`,
-        `only_second`: names of the rows of one run alone. `changed`: rows that have other content in the second run.
+        `only_second`: names of rows in one run only. `changed`: rows with different content in the second run.
 
     Raises:
-        DataError: there is no ledger, or rows cannot be matched.
+        DataError: a ledger is missing, or rows cannot be matched.
     """
     one = LedgerTable.read(first)
     two = LedgerTable.read(second)
@@ -296,8 +296,8 @@ def difference(first: Path, second: Path, *, number: int) -> JSONObject:
     found = follow(before, two)
     if found.unmatched:
         raise DataError(
-            f"{first} has {counted(len(found.unmatched), 'row')} without fingerprints, and the data of {second} has "
-            "another number of rows, so they cannot be matched. Train both with id_column='id'."
+            f"{first} has {counted(len(found.unmatched), 'row')} without fingerprints, but the data of {second} has "
+            "a different number of rows, so they cannot be matched. Train both with id_column='id'."
         )
     rows = []
     for place, name in enumerate(one.names):
@@ -309,7 +309,7 @@ def difference(first: Path, second: Path, *, number: int) -> JSONObject:
             row |= {"mean_loss_first": losses[0], "mean_loss_second": losses[1], "change": losses[1] - losses[0]}
             row |= {"visits_first": one.columns["visits"][place], "visits_second": two.columns["visits"][there]}
             rows.append(row)
-    rows.sort(key=lambda row: 1.0 if math.isnan(row["change"]) else -abs(row["change"]))  # those without a loss last
+    rows.sort(key=lambda row: 1.0 if math.isnan(row["change"]) else -abs(row["change"]))  # rows without a loss last
     matched = {there for numbers in found.numbers.values() for there in numbers}
     changed = {there for name in found.changed for there in two.numbers_of(name)}
     return {
@@ -328,8 +328,8 @@ def difference_lines(found: JSONObject) -> list[str]:
     shown = [f"{counted(found['num_matched'], 'row')} in both."]
     texts = {
         "changed": "with other content",
-        "only_first": "in the first run alone",
-        "only_second": "in the second alone",
+        "only_first": "only in the first run",
+        "only_second": "only in the second run",
     }
     for name, text in texts.items():
         if found[name]:

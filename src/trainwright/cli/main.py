@@ -3,7 +3,7 @@
 0    done
 1    it failed while it worked, or a checkpoint is damaged, or a check found an error
 2    usage, configuration or data: nothing was trained
-130  SIGINT (Ctrl-C); 143 SIGTERM, 138 SIGUSR1: the last finished step is saved, `trainwright resume` goes on
+130  SIGINT (Ctrl-C); 143 SIGTERM, 138 SIGUSR1: the last finished step is saved, `trainwright resume` continues
 """
 
 from __future__ import annotations
@@ -465,7 +465,7 @@ def _accept(folders: list[Path], *, as_json: bool) -> None:
 
 
 def intact(manifest: Manifest | None) -> str:
-    """Returns a line about a checkpoint without a problem; `manifest` is None for one of transformers."""
+    """Returns a line about a checkpoint without a problem; `manifest` is None for a checkpoint of transformers."""
     if manifest is None:
         return "complete; it has no manifest, so its files could not be compared"
     size = sum(entry["size"] for entry in manifest.files.values())

@@ -1,4 +1,4 @@
-"""Runs under a URL, for commands that read runs: a local directory with what a command needs, until it is done."""
+"""Runs under a URL, for commands that read runs: a temporary local directory with the files a command needs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def journal_of(run: Place) -> Iterator[Path]:
 
 @contextmanager
 def journals_below(place: Place) -> Iterator[Path]:
-    """Yields a directory with the journals of all runs below a place."""
+    """Yields a directory with the journals of all runs below a path or URL."""
     if isinstance(place, Path):
         if not place.exists():
             raise CheckpointNotFoundError(f"There is no directory {place}.")
@@ -69,10 +69,10 @@ def checkpoint_of(place: Place) -> Iterator[Path]:
 
 
 def verified_under(url: str) -> Iterator[tuple[str, Manifest | None, list[str]]]:
-    """Yields the name, the manifest and the problems of each checkpoint of a run, or of the one that a URL names.
+    """Yields the name, the manifest and the problems of each checkpoint of a run, or of a single one named by URL.
 
     Raises:
-        CheckpointNotFoundError: there is none.
+        CheckpointNotFoundError: there is no checkpoint.
     """
     run_url, _, name = url.rstrip("/").rpartition("/")
     is_one = name.startswith("checkpoint-")
@@ -93,7 +93,7 @@ def verified_under(url: str) -> Iterator[tuple[str, Manifest | None, list[str]]]
 
 @contextmanager
 def _copied(url: str, names: list[str] | None) -> Iterator[Path]:
-    """Yields a directory with files of a URL; `names` is None for the journals of all runs below it."""
+    """Yields a directory with files from a URL; `names` is None for the journals of all runs below it."""
     with _folder_for(url) as folder:
         remote = RemoteStore(url)
         there = _reading(remote, partial(remote.find, ""))

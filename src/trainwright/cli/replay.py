@@ -1,7 +1,7 @@
-"""Replay of an incident bundle in a fresh process: one step again, without the data set. Nothing is unpickled.
+"""Replay of an incident bundle in a fresh process: repeats one step without the data set. Nothing is unpickled.
 
-Everything that is read is JSON or safetensors, and is compared with the digests of the bundle first. The model is one
-of transformers by the name in `config.json`, without code of the bundle, or what a function of the user returns.
+Only JSON and safetensors files are read, after a comparison with the digests of the bundle. The model is a class of
+transformers named in `config.json`, without code from the bundle, or the return value of a user's function.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Replayed:
 
 
 def replay(folder: Path, *, model: str | None, precision: str | None, one_by_one: bool) -> Replayed:
-    """Runs the step of a bundle again; returns lines for the terminal, and whether the result is that of the incident.
+    """Repeats the step of a bundle; returns lines for the terminal, and whether the result equals that of the incident.
 
-    `model` is "module:function", which returns the model, or a Trainer with it where the loss is the trainer's own;
-    `precision` is taken in the place of the run's; `one_by_one` runs each sample by itself too, and shows its loss.
-    Raises BundleError if the bundle is damaged or lacks what a replay needs, ModelError if the model cannot be made.
+    `model` is "module:function", which returns the model, or a Trainer with it if the loss is the trainer's own;
+    `precision` replaces the run's; `one_by_one` also runs each sample by itself, and shows its loss. Raises BundleError
+    if the bundle is damaged or lacks data for the replay, ModelError if the model cannot be made.
     """
     about = checked(folder)
     made = None if model is None else _from_user(model)
@@ -60,7 +60,7 @@ def replay(folder: Path, *, model: str | None, precision: str | None, one_by_one
         return _replay(folder, about, model, made, precision=precision, one_by_one=one_by_one)
     except (BundleError, ModelError):
         raise
-    except Exception as error:  # whatever values of the files led to, no run writes them
+    except Exception as error:  # any error caused by invalid values in the files
         raise BundleError(f"{folder} is invalid: {error!r}.") from error
 
 
@@ -155,7 +155,7 @@ def _trainer(
         result = load_weights(trainer.model, source, found=found)
         if result.missing_keys or result.unexpected_keys:
             names = ", ".join([*result.missing_keys, *result.unexpected_keys][:5])
-            raise ModelError(f"The weights of {source} are not those of --model {model}: {names}.")
+            raise ModelError(f"The weights of {source} do not match --model {model}: {names}.")
     if to_fp32:
         trainer.model.float()
     trainer.model.train()
@@ -167,7 +167,7 @@ def _trainer(
 
 
 def _source(folder: Path, about: JSONObject) -> Path:
-    """Returns the directory with the weights: the bundle, or where it has none the checkpoint that it names."""
+    """Returns the directory with the weights: the bundle, or if it has none, the checkpoint that it names."""
     parent = folder / str((about.get("parent") or {}).get("path", ""))
     has_none = not weight_files(folder) and parent.is_dir() and find_problem(parent) is None
     return parent.resolve() if has_none else folder
@@ -185,11 +185,11 @@ def _from_user(name: str) -> object:
 
 
 def _from_config(folder: Path, about: JSONObject, found: Mapping[str, torch.Tensor] | None) -> torch.nn.Module:
-    """Makes a model of transformers as `config.json` says; code of a bundle is never run."""
+    """Makes a model of transformers from `config.json`; code in a bundle is never run."""
     name = str(about.get("model_class"))
     if not about.get("is_pretrained") or not (folder / "config.json").is_file():
         raise ModelError(
-            f"The model of {folder} is a {name}, which is not a model of transformers. Name a function that makes it, "
+            f"The model of {folder} is a {name}, which is not a model of transformers. Give a function that makes it, "
             "without arguments: --model module:function."
         )
     if found is None and not weight_files(folder):
@@ -200,7 +200,7 @@ def _from_config(folder: Path, about: JSONObject, found: Mapping[str, torch.Tens
     except ModelError as error:
         if error.__cause__ is None:  # transformers has no model of that name
             raise
-        raise BundleError(f"The files of {folder} are not those of a model: {error}") from error
+        raise BundleError(f"The files in {folder} are not a model: {error}") from error
 
 
 def _num_items(about: JSONObject, device: torch.device) -> torch.Tensor | int | None:
@@ -237,7 +237,7 @@ def _is_same(about: JSONObject, found: Findings) -> bool:
 def _result(about: JSONObject, found: Findings, *, precision: str | None) -> list[str]:
     losses = ", ".join(f"{float(loss):.6g}" for loss in found.losses)
     if _is_same(about, found) and found.error:
-        how = "losses and error are those of the incident"
+        how = "losses and error are the same as in the incident"
     elif _is_same(about, found):
         how = "the same bits as in the incident" if about.get("is_exact") else "the same bits as after the incident"
     elif precision is not None:
@@ -261,16 +261,16 @@ def _numbers(about: JSONObject) -> str:
 
 
 def _samples(trainer: Trainer, bare: Any, window: Window, about: JSONObject, found: Findings) -> list[str]:
-    """Searches the samples that are bad by themselves."""
+    """Searches for the samples that are bad by themselves."""
     if found.is_finite:
         is_spike = about.get("kind") == SPIKE
-        return ["sample    --one-by-one names the one with the largest loss"] if is_spike else []
+        return ["sample    --one-by-one names the sample with the largest loss"] if is_spike else []
     rows = bad_rows(trainer, Internals(trainer).run, bare, window, error=found.error)
     if rows is None:
         names = ", ".join(weights_not_finite(bare)[:5])
         return [f"weights   not finite: {names}" if names else "sample    most samples are bad by themselves"]
     if not rows:
-        return ["sample    none is bad by itself"]
+        return ["sample    no sample is bad by itself"]
     lines = []
     for number, row in rows:
         batch = window.batches[number]
@@ -291,7 +291,7 @@ def _place(about: JSONObject, number: int, row: int) -> str:
 
 
 def _one_by_one(trainer: Trainer, bare: Any, window: Window, about: JSONObject) -> list[str]:
-    """Runs each sample of each micro-batch by itself; in the arithmetic of a micro-batch of one sample.
+    """Runs each sample of each micro-batch by itself, as a micro-batch of one sample.
 
     The last lines name the largest loss and the largest norm of the gradient, if all are finite.
     """

@@ -28,7 +28,7 @@ __all__ = ["Installed", "install", "uninstall"]
 
 logger = logging.getLogger(__name__)
 
-# Where transformers keeps its trainer, from the module that everybody imports to those of its parts.
+# Modules of transformers' trainer, from the one that everyone imports to its parts.
 OF_THE_LIBRARY = ("data.data_collator", "integrations.deepspeed", "optimization")  # not the trainer's own
 MODULES = (
     "transformers",
@@ -50,7 +50,7 @@ class Installed:
     _before: list[tuple[ModuleType, str, object]] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
-        """Puts transformers' own names back. Classes that were derived from ours meanwhile stay what they are."""
+        """Restores transformers' own names. Classes derived from ours meanwhile keep their bases."""
         global _installed
         for module, name, value in reversed(self._before):
             if value is _ABSENT:
@@ -75,7 +75,7 @@ def install() -> Installed:
     """Puts our public classes and functions where transformers has its own. A second call changes nothing more.
 
     Returns:
-        What was replaced; its `undo()` puts everything back.
+        The replacements; its `undo()` restores everything.
 
     Warns:
         TrainwrightWarning: a library that is imported already holds transformers' trainer and keeps it.
@@ -105,7 +105,7 @@ def uninstall() -> None:
 
 
 def _module(name: str) -> ModuleType | None:
-    """A module of transformers; None where this version has none of that name."""
+    """Returns a module of transformers; None if this version has none of that name."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

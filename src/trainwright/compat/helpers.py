@@ -31,8 +31,8 @@ def sort_checkpoints(
     Args:
         output_dir: directory that holds them.
         checkpoint_prefix: their names are this prefix and a number.
-        use_mtime: sort by the time of the last change, where the file system keeps such times; default: by number.
-        best_model_checkpoint: the best one; where it is not the newest, it is put just before that.
+        use_mtime: sort by modification time, if the file system supports it; default: by number.
+        best_model_checkpoint: the best checkpoint; if it is not the newest, it is placed just before the newest.
 
     Returns:
         Their paths.
@@ -78,7 +78,7 @@ def rotate_checkpoints(
         shutil.rmtree(order[place], ignore_errors=True)
 
 
-# Module of transformers -> what is its own, since nothing here needs it.
+# Module of transformers -> names that only it has, since nothing here needs them.
 OF_TRANSFORMERS = {
     "integrations": ("is_optuna_available", "is_ray_available", "is_ray_tune_available"),
     "integrations.neftune": ("activate_neftune",),

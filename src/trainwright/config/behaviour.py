@@ -53,7 +53,10 @@ def _corrects(*differences: Difference) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """How a run behaves where it differs from the original. Each field names the behaviour if it is True."""
+    """Behaviour of a run where it differs from the original.
+
+    Each field names the behaviour that holds if it is True.
+    """
 
     counts_predicted_tokens: bool = _corrects(
         Difference(

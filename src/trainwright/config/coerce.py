@@ -1,4 +1,4 @@
-"""Coercion: one form for every value of the arguments, whatever form it was given in. No rule between fields here.
+"""Coercion: one form for every value of the arguments, however it was given. No rules between fields here.
 
 Each function brings one kind of field to its form and returns the problems that it met, as messages; none of them
 raises, so that one error lists all. Short forms of text ("1h30m", "10-15", "0.1x") are parsed at the end.
@@ -38,7 +38,7 @@ STEP_FIELDS = names_with("steps")
 
 
 def coerce(args: Arguments) -> Problems:
-    """Brings all fields of `args` to their one form; returns messages about values that have no such form."""
+    """Brings all fields of `args` to a uniform form; returns messages about values that have none."""
     return [problem for coerce_some in COERCIONS for problem in coerce_some(args)]
 
 
@@ -49,9 +49,9 @@ def verbosity() -> int:
 
 
 def staging_of(url: str) -> str:
-    """Returns the directory on this machine of a run whose `output_dir` is a URL, below the user's cache.
+    """Returns the local directory, inside the user's cache, for a run with a URL as `output_dir`.
 
-    The environment variable TRAINWRIGHT_CACHE names another cache.
+    The environment variable TRAINWRIGHT_CACHE sets another cache.
     """
     cache = os.environ.get("TRAINWRIGHT_CACHE") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "trainwright"
@@ -68,8 +68,8 @@ def _output(args: Arguments) -> Problems:
         other = value_of(args, "checkpoint_mirror")
         if other not in (None, args.output_dir):
             return [
-                f"output_dir is a URL, and checkpoint_mirror={without_tokens(str(other))!r} is another one. A run has "
-                "one URL: leave checkpoint_mirror out, or give output_dir a directory."
+                f"output_dir is a URL, but checkpoint_mirror={without_tokens(str(other))!r} is a different one. A run "
+                "has one URL: remove checkpoint_mirror, or set output_dir to a directory."
             ]
         setattr(args, "checkpoint_mirror", args.output_dir)  # noqa: B010 -- arguments of transformers lack the field
         args.output_dir = staging_of(args.output_dir)

@@ -11,7 +11,7 @@ from trainwright.errors import ArgumentError, did_you_mean
 
 MAX_STEPS = 1_000_000
 
-# Name: what the value is, in words; None for commands without one.
+# Name -> description of the value; None for commands without one.
 COMMANDS: dict[str, str | None] = {
     "save": None,
     "evaluate": None,
@@ -34,13 +34,13 @@ class Command:
 
 
 def parse_command(words: Sequence[object]) -> Command:
-    """Reads a command from its words, as typed or as they lie in a file.
+    """Parses a command from its words, as typed or as stored in a file.
 
     Args:
         words: the name, and the value of a command that takes one.
 
     Raises:
-        ArgumentError: there is no such command, or the value is not one of it.
+        ArgumentError: the command does not exist, or its value is invalid.
     """
     name, *values = words or ("",)
     if not isinstance(name, str) or name not in COMMANDS:
@@ -49,7 +49,7 @@ def parse_command(words: Sequence[object]) -> Command:
     wanted = COMMANDS[name]
     if wanted is None:
         if values:
-            raise ArgumentError(f"{name} takes no value, and got {values[0]!r}.")
+            raise ArgumentError(f"{name} takes no value, but got {values[0]!r}.")
         return Command(name)
     if len(values) != 1:
         raise ArgumentError(f"{name} takes {wanted}.")

@@ -59,7 +59,7 @@ def read(config: Mapping[str, Any] | str) -> JSONObject:
 
 
 def settled(config: Mapping[str, Any] | str, values: Mapping[str, Any]) -> JSONObject:
-    """The configuration with its "auto" values filled in from `values` (by place), except those that are known late."""
+    """Returns the configuration with "auto" values filled in from `values` (by place), except late ones."""
     made = read(config)
     problems = []
     for place, value in values.items():

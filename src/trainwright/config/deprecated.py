@@ -97,7 +97,7 @@ def unknown_message(name: str, known: Collection[str]) -> str:
 
 
 def read_older_name(args: Any, name: str) -> Any:
-    """The value of an older name, from those of today's; AttributeError for a name that is none."""
+    """Returns the value of an older name, from the current ones; AttributeError for an unknown name."""
     if name not in OLD_NAMES:
         raise AttributeError(f"{type(args).__name__!r} object has no attribute {name!r}")
     return OLD_NAMES[name].current(args)
@@ -115,7 +115,7 @@ def assign_older_name(args: Any, name: str, value: Any) -> None:
 
 
 def _meaning_for(args: Any, name: str, value: Any) -> dict[str, Any]:
-    """Returns the meaning of an older name for existing arguments; it may undo one that was set before."""
+    """Returns the meaning of an older name for existing arguments; it may undo a previously set one."""
     row = OLD_NAMES[name]
     try:
         meaning = row.meaning(value, vars(args))

@@ -215,7 +215,7 @@ def _choices(name: str, members: Sequence[Any]) -> Sequence[Any]:
 def _convert(members: Sequence[Any]) -> Convert:
     """From text to the first of `members` that takes it; text itself is tried last.
 
-    Beside str, a dict (and what a dict describes) stays text: the dataclass knows whether it is JSON or a path.
+    Next to str, a dict (or a class described by a dict) stays text: the dataclass knows whether it is JSON or a path.
     """
     if str not in members and Any not in members:
         return _converter(members[0])
@@ -384,7 +384,7 @@ class HfArgumentParser(ArgumentParser):
         except NameError as error:
             raise RuntimeError(
                 f"The types of {kind.__name__}'s fields cannot be resolved ({error}). Define the class at the top of "
-                "its module, or import what its annotations name."
+                "its module, or import the names in its annotations."
             ) from error
         if title := getattr(kind, "_argument_group_name", None):
             groups = {title: [field for field in dataclasses.fields(kind) if field.init]}

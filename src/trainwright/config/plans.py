@@ -9,7 +9,7 @@ from typing import Any
 
 from trainwright.config.behaviour import OURS, Behaviour
 
-# Steps and batches of data whose end is not known before it comes: more than any run has, so comparisons hold.
+# Steps and batches of data without a known end: more than any run has, so comparisons work.
 OPEN_END = sys.maxsize
 
 
@@ -237,7 +237,7 @@ class MirrorPlan:
 
     url: str  # such as s3://bucket/run
     every_s: float | None = None  # least seconds between two checkpoints that are copied; None: each is
-    keep_last: int | None = None  # newest copies to keep, the best one included; None: all
+    keep_last: int | None = None  # newest copies to keep, including the best; None for all
     bytes_per_s: float | None = None  # limit of the speed; None: no limit
 
 
@@ -259,7 +259,7 @@ class GuardPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AveragePlan:
-    """Average of the weights that is kept beside them."""
+    """Average of the weights, kept in addition to them."""
 
     kind: str  # "ema" (exponential), "swa" (mean of all entries) or "lawa" (mean of the last entries)
     decay: float = 0.999  # ema: share of the average that stays at an entry
@@ -305,5 +305,5 @@ class EvalPlan:
 
     @property
     def joins_results(self) -> bool:
-        """Returns True if results become one array, whose rows do not depend on the batches that they were in."""
+        """Returns True if results become one array, with rows that do not depend on the batches."""
         return not (self.streams_metrics or self.averages_batches or "loss" in self.include) and self.concat_batches

@@ -309,7 +309,7 @@ def mirror(args: Arguments, folder: str) -> plans.MirrorPlan | None:
 
 
 def id_column(args: Arguments) -> str | None:
-    """Returns the column whose values name rows; None: they are named by index or by line."""
+    """Returns the column of row names; None if rows are named by index or by line."""
     column = value_of(args, "id_column")
     ledger = value_of(args, "ledger")
     return ledger if column is None and isinstance(ledger, str) else column
@@ -404,7 +404,7 @@ def parallel(
         layout: how the model came in parts; None: it is whole, or not there yet.
         has_fsdp: FSDP shares the model out.
         has_deepspeed: DeepSpeed does.
-        num_in_copy: processes of a node that hold one copy in parts (hybrid sharding), 1 where no launcher says it.
+        num_in_copy: processes of a node that hold one copy in parts (hybrid sharding), 1 if no launcher sets it.
 
     Raises:
         ArgumentError: lists all that cannot be done.

@@ -33,7 +33,7 @@ COMPARED = (*SIMPLE, list, dict, AcceleratorConfig)
 
 
 def plain(value: Any) -> Any:  # Any: a tree of whatever arguments hold
-    """`value` as strings, numbers, lists and dicts; what is neither nor can turn into one stays as it is."""
+    """Returns `value` as strings, numbers, lists and dicts; anything that cannot be converted is unchanged."""
     if type(value) in SIMPLE:  # nearly all of them
         return value
     if isinstance(value, Enum):
@@ -161,7 +161,7 @@ def _comparable(value: Any) -> Any:
 def run_summary(
     args: Arguments, plan: StepPlan, state: Any, *, device: Any, num_replicas: int, batch_size: int | None = None
 ) -> list[str]:
-    """Returns a line each for batch, length, optimizer and schedule, and one for other settings that are not defaults.
+    """Returns a line each for batch, length, optimizer and schedule, and one for other non-default settings.
 
     `batch_size` is the number of samples in a micro-batch of a device; None if the arguments give it.
     """
@@ -300,7 +300,7 @@ def _family(optimizer: object) -> str:
 
 
 def _is_same(before: object, now: object) -> bool:
-    """Equal as numbers, texts, lists and dicts; JSON knows no tuples and no int beside a float."""
+    """Compares numbers, texts, lists and dicts; JSON has no tuples and does not distinguish int from float."""
     if isinstance(before, (list, tuple)) and isinstance(now, (list, tuple)):
         return len(before) == len(now) and all(map(_is_same, before, now))
     if isinstance(before, dict) and isinstance(now, dict):

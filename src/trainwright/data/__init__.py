@@ -1,1 +1,1 @@
-"""Data: the order of samples, batches from it, and where in it a run stands."""
+"""Data: the order of samples, their batches, and the position of a run in them."""

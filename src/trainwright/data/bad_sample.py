@@ -1,8 +1,8 @@
-"""Names the sample whose reading or collating failed, or the worker that hangs. Before an error nothing runs.
+"""Names the sample that could not be read or collated, or the worker that hangs. Nothing runs until an error occurs.
 
-A batch is fetched by `fetch` of torch's DataLoader, in this process or in a worker; the frames of the traceback below
-it have the indices of the batch, the samples that were read, and how far a stream was read. An error in a worker
-arrives as text, so it is named there.
+torch's DataLoader fetches a batch with `fetch`, in this process or in a worker. The frames of the traceback below it
+hold the indices of the batch, the samples that were read, and the position in a stream. A worker's error arrives as
+text, so the sample is named in the worker.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from trainwright.errors import DataError, add_note
 from trainwright.support.model_facts import TEXT_LABELS
 
 PADDING_CURE = (
-    "Their input_ids differ in length: pad them, by processing_class=tokenizer (one with a pad token), or in a "
+    "Their input_ids differ in length. Pad them with processing_class=tokenizer (it needs a pad token) or in a "
     "data_collator."
 )
-MOST_NAMED = 16  # indices of a batch that a message lists
-Name: TypeAlias = "Callable[[Any], str]"  # number of a sample -> its name
-Rows = Sequence[Any]  # samples as the user's dataset gives them
-Pipe = tuple[Connection, Connection]  # from the workers of a loader: the end that reads, and the end that writes
-STACK_S = 2.0  # for a worker to write its stack, or to end
-QUIET_S = 0.2  # after which it has written all
+MOST_NAMED = 16  # indices of a batch that a message lists at most
+Name: TypeAlias = "Callable[[Any], str]"  # sample number -> sample name
+Rows = Sequence[Any]  # samples as the user's dataset returns them
+Pipe = tuple[Connection, Connection]  # from the workers of a loader: the reading end and the writing end
+STACK_S = 2.0  # time for a worker to write its stack, or to end
+QUIET_S = 0.2  # silence after which its output counts as complete
 MOST_BYTES = 1 << 16
 
 
@@ -47,16 +47,17 @@ def number_text(number: object) -> str:
     return f"sample {number}"
 
 
-SAMPLE = re.compile(r"\b[Ss]ample (\d+)\b")  # in the notes of workers, and in errors of `data/`
+SAMPLE = re.compile(r"\b[Ss]ample (\d+)\b")  # in the notes of workers, and in errors raised in `data/`
 
 
 def name_sample(error: BaseException, *, where: str, name: Name = number_text) -> None:
-    """Adds a note to an error while a batch of `where` was fetched: which sample, and what is odd about it.
+    """Adds a note to an error raised while fetching a batch: which sample it was, and how it differs from the others.
 
     Args:
-        error: gets the note.
-        where: the data, for the message.
-        name: returns the name of a sample by its number. Workers do not know it, so their numbers are named here.
+        error: the error that gets the note.
+        where: description of the data, for the message.
+        name: returns the name of a sample by its number. Workers do not know the names, so their numbers are replaced
+            here.
     """
     note = note_of(error, name)
     if note:
@@ -73,17 +74,17 @@ def name_sample(error: BaseException, *, where: str, name: Name = number_text) -
 
 
 class LoaderWorkers:
-    """The worker processes of one dataloader, in their order, and how many batches they gave in this epoch."""
+    """The worker processes of one dataloader, in order, and the number of batches from them in this epoch."""
 
     def __init__(self, dataloader: DataLoader[Any], processes: Iterable[BaseProcess]) -> None:
-        self.note = ""  # what is known of them after an error
+        self.note = ""  # description of a failed worker, after an error
         self.num_given = 0
         self._processes = sorted(processes, key=_number_of)
         self._stacks: Pipe | None = getattr(dataloader.worker_init_fn, "keywords", {}).get("stacks")
 
     def look_at(self, error: BaseException) -> None:
-        """Notes the workers that a signal ended, or the one that was waited for too long, with its stack."""
-        if isinstance(error, (OSError, EOFError)):  # of the pipe to a worker that is about to be found dead
+        """Describes workers that were killed by a signal, or the worker that timed out, with its stack."""
+        if isinstance(error, (OSError, EOFError)):  # from the pipe to a worker that is about to be found dead
             wait([worker.sentinel for worker in self._processes], timeout=STACK_S)
         codes = [(number, worker.exitcode) for number, worker in enumerate(self._processes)]
         ended = [
@@ -94,33 +95,33 @@ class LoaderWorkers:
         self.note = " ".join(ended)
         if not ended and self._processes and self._stacks is not None and "DataLoader timed out" in str(error):
             number, stack = self._late_one(self._stacks)
-            self.note = f"{self._name(number)} gave no batch within dataloader_timeout. Its stack:\n{stack}"
+            self.note = f"{self._name(number)} returned no batch within dataloader_timeout. Its stack:\n{stack}"
 
     def _name(self, number: int) -> str:
         return f"Worker {number} (process {self._processes[number].pid})"
 
     def _late_one(self, stacks: Pipe) -> tuple[int, str]:
-        """Returns the worker whose turn it is, or the next one that is not waiting for work; and its stack."""
+        """Returns the current worker, or the next one that is not idle, and its stack."""
         num = len(self._processes)
         turns = [number % num for number in range(self.num_given, self.num_given + num)]
         for number in turns:
             stack = stack_of(self._processes[number].pid or 0, stacks)
             if not stack:
-                return number, "It does not answer."
+                return number, "It does not respond."
             if "in fetch" in stack:
                 return number, stack
-        return turns[0], "It waits for work."
+        return turns[0], "It is waiting for work."
 
 
 def _number_of(process: BaseProcess) -> tuple[int, str]:
-    """Sorts processes as they were started: multiprocessing counts them in their names."""
+    """Sorts processes by the order of their start: multiprocessing numbers them in their names."""
     return len(process.name), process.name
 
 
 def stack_of(pid: int, stacks: Pipe) -> str:
-    """Asks a worker that was started with `stacks` for the stack of its main thread; "" if it does not answer.
+    """Asks a worker started with `stacks` for the stack of its main thread; "" if it does not respond.
 
-    One worker may be asked at a time.
+    Only one worker may be asked at a time.
     """
     if not hasattr(faulthandler, "register"):
         return ""
@@ -135,12 +136,12 @@ def stack_of(pid: int, stacks: Pipe) -> str:
 
 
 def name_samples_of_worker() -> None:
-    """From now on, errors of this worker process name the sample; called when the worker starts."""
+    """Makes this worker's errors name the sample from now on; called when the worker starts."""
     add_to_errors(_note_of_this)
 
 
 def name_numbers(error: BaseException, name: Name) -> None:
-    """Adds a note to an error that tells the names of the samples whose numbers it has."""
+    """Adds a note to an error with the names of the samples that it gives by number."""
     numbers = dict.fromkeys(SAMPLE.findall(str(error)))
     named = [
         f"Sample {number} is {name(int(number))}." for number in numbers if name(int(number)) != number_text(number)
@@ -151,7 +152,7 @@ def name_numbers(error: BaseException, name: Name) -> None:
 
 @contextlib.contextmanager
 def naming_numbers(name: Name) -> Iterator[None]:
-    """Around the making of an order: an error about a sample tells its name."""
+    """Wraps the construction of an order: an error about a sample gets the sample's name."""
     try:
         yield
     except DataError as error:
@@ -160,15 +161,15 @@ def naming_numbers(name: Name) -> Iterator[None]:
 
 
 def _note_of_this() -> str:
-    """Returns the note of the error that is handled now."""
+    """Returns the note for the error being handled."""
     error = sys.exc_info()[1]
     return "" if error is None else note_of(error)
 
 
 def note_of(error: BaseException, name: Name = number_text) -> str:
-    """Returns what is known of the sample, as a sentence; "" if the error was not raised while a batch was fetched.
+    """Returns a sentence about the sample; "" if the error was not raised while fetching a batch.
 
-    `name` returns the name of a sample with an index.
+    `name` returns the name of the sample at an index.
     """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     first = next((place for place, frame in enumerate(frames) if _is_fetch(frame)), None)
@@ -199,7 +200,7 @@ def _is_fetch(frame: FrameType) -> bool:
 
 
 def _note_of_stream(frames: Iterable[FrameType]) -> str:
-    """Returns how far the stream was read, from the frames of `streaming/chunks.py` and `lookahead_buffer.py`."""
+    """Returns the position in the stream, from the frames of `streaming/chunks.py` and `lookahead_buffer.py`."""
     for frame in frames:
         values = frame.f_locals
         if frame.f_code.co_name == "_chunks_of_items":
@@ -208,12 +209,12 @@ def _note_of_stream(frames: Iterable[FrameType]) -> str:
             number = values["at"] + len(values.get("more", ()))
         else:
             continue
-        return f"Reading item {number} of the stream failed (counted from 0, in what this process reads)."
+        return f"Reading item {number} of the stream failed (counted from 0, among the items that this process reads)."
     return "Reading the stream failed before its first batch."
 
 
 def _numbers(origin: Any) -> list[object]:
-    """Positions of the rows in the stream; none where batches are formed by length."""
+    """Positions of the rows in the stream; empty if batches are formed by length."""
     if origin.place is None or origin.num_samples is not None:
         return []
     first = origin.place.samples - origin.size + (0 if origin.part is None else origin.part.start)
@@ -238,7 +239,7 @@ def _has_text_label(row: object) -> bool:
 
 
 def _index_of(frames: Iterable[FrameType], indices: Sequence[object]) -> object:
-    """The index that was being read: of the loop over the batch, or the argument of the dataset's `__getitem__`."""
+    """The index being read: the loop variable over the batch, or the argument of the dataset's `__getitem__`."""
     for frame in frames:
         code = frame.f_code
         values = frame.f_locals
@@ -252,11 +253,11 @@ def _index_of(frames: Iterable[FrameType], indices: Sequence[object]) -> object:
 
 
 def odd_one(rows: Rows) -> tuple[int, str] | None:
-    """The first sample of a batch that is of another kind than most, and in what; None where none stands out."""
+    """Returns the first sample of a batch that differs from most of the others, and how; None if none does."""
     if len(rows) < 3:
         return None
     if not all(isinstance(row, Mapping) for row in rows):
-        return _odd([type(row).__name__ for row in rows], "it is a {}, and they are a {}")
+        return _odd([type(row).__name__ for row in rows], "it is a {}, the others are a {}")
     names = dict.fromkeys(name for row in rows for name in dict(row))
     for kind, text in ((_type, "{name!r} is {}, and theirs is {}"), (_shape, "{name!r} has {}, and theirs has {}")):
         for name in names:
@@ -289,7 +290,7 @@ def _shape(row: Mapping[Any, Any], name: object) -> str:
 
 
 def _flat(indices: Any) -> list[object]:
-    """The indices of a batch; a group of indices that makes a batch counts as its indices."""
+    """Returns the indices of a batch; a group of indices that forms a batch is flattened."""
     if not isinstance(indices, (list, tuple)):
         return [indices]
     return [index for one in indices for index in (one if isinstance(one, (list, tuple)) else [one])]

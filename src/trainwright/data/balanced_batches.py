@@ -1,14 +1,14 @@
 """Windows of a fixed number of samples, split into micro-batches of similar cost for all processes and slots.
 
 Each optimizer step trains on the same samples as with a random order. They are sorted by length, longest first, and cut
-into one group for each process and each slot of the accumulation, so that the costliest group is as cheap as can be;
-then groups whose costs are neighbours go to the same slot of different processes. Long samples end up in small groups,
-short ones in large groups.
+into one group per process and accumulation slot, so that the most expensive group is as cheap as possible; then groups
+of similar cost go to the same slot of different processes. Long samples end up in small groups, short samples in large
+groups.
 
-    cost(group) = samples x (longest + 0.001 x longest²)        padding counts; the square is that of attention
+    cost(group) = samples x (longest + 0.001 x longest²)        padding counts; the square stands for attention
 
-The least bound on the cost of all groups is found by bisection: for a bound, the fewest groups are made by filling one
-after the other up to it. Within that bound each group is then given its share of the cost that is left.
+The smallest possible bound on the cost of all groups is found by bisection: for a given bound, the fewest groups result
+from filling one after another up to it. Within that bound, each group is then given its share of the remaining cost.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ ATTENTION_COST = 0.001
 
 
 class BatchRebalanceSampler(BatchOrder):
-    """Micro-batches of one process, of similar cost on every process and in every slot of a window.
+    """Micro-batches of similar cost, on every process and in every slot of a window.
 
-    Iterated over by itself it gives the lists of indices of process `rank`. A trainer takes the groups of all processes
-    (`indices`) and shares them out itself.
+    Iterating over it yields the lists of indices of process `rank`. A trainer takes the groups of all processes
+    (`indices`) and distributes them itself.
 
     Args:
-        lengths: of each sample.
+        lengths: length of each sample.
         effective_batch_size: samples per optimizer step, over all processes.
-        dp_size: processes.
+        dp_size: number of processes.
         grad_accum: micro-batches per optimizer step.
         shuffle: draw a new order for each epoch.
         seed: epoch e is drawn from `seed + e`.
         rank: this process.
-        drop_last: leave out the last samples, which do not fill a window.
+        drop_last: drop the last samples, which do not fill a window.
 
     Raises:
-        ArgumentError: fewer samples in a window than groups.
+        ArgumentError: a window has fewer samples than groups.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class BatchRebalanceSampler(BatchOrder):
         return _OfAllProcesses(self)
 
     def windows(self, epoch: int) -> Iterator[list[int]]:
-        """The samples of each optimizer step."""
+        """Returns the samples of each optimizer step."""
         num = len(self.lengths)
         generator = torch.Generator().manual_seed(self.seed + epoch)
         order = torch.randperm(num, generator=generator).tolist() if self.shuffle else list(range(num))
@@ -97,11 +97,12 @@ class BatchRebalanceSampler(BatchOrder):
             yield order[start : start + self.effective_batch_size]
 
     def indices(self, epoch: int) -> Iterable[list[int]]:
-        """The micro-batches of this process: one of each slot."""
+        """Returns the micro-batches of this process, one per slot."""
         first: list[int] = []
         for window in self.windows(epoch):
             first = first or window
-            while len(window) < self.num_groups:  # a tail too small for every process to get its part: some come twice
+            # the last window has fewer samples than groups: some samples are repeated
+            while len(window) < self.num_groups:
                 window = window + first[: self.num_groups - len(window)]
             yield from self._split(window)[self.rank :: self.dp_size]
 
@@ -117,7 +118,7 @@ class BatchRebalanceSampler(BatchOrder):
         return sum(len(group) * max(self.lengths[i] for i in group) for group in groups)
 
     def _split(self, window: list[int]) -> list[list[int]]:
-        """The groups of a window, costliest first: neighbours share a slot."""
+        """Returns the groups of a window, most expensive first; neighbours share a slot."""
         ordered = sorted(window, key=self.lengths.__getitem__, reverse=True)
         sizes = balanced_sizes([self.lengths[i] for i in ordered], min(self.num_groups, len(ordered)))
         groups = []
@@ -129,7 +130,7 @@ class BatchRebalanceSampler(BatchOrder):
 
 
 class _OfAllProcesses(BatchOrder):
-    """The groups of all processes in turn, each sample once; in one process they are all its own."""
+    """The groups of all processes in turn, each sample once; with one process, all of them are its own."""
 
     def __init__(self, sampler: BatchRebalanceSampler) -> None:
         super().__init__()
@@ -155,12 +156,12 @@ class _OfAllProcesses(BatchOrder):
 
 
 def cost(num_samples: int, longest: int) -> float:
-    """Of a micro-batch, padded to its longest sample."""
+    """Cost of a micro-batch, padded to its longest sample."""
     return num_samples * (longest + ATTENTION_COST * longest * longest)
 
 
 def balanced_sizes(lengths: Sequence[int], num_groups: int) -> list[int]:
-    """Sizes of consecutive groups of samples, longest first, whose greatest cost is the least possible."""
+    """Returns sizes of consecutive groups of samples, longest first, that minimize the greatest cost."""
     unit = [cost(1, length) for length in lengths]
     low = unit[0]
     high = cost(len(lengths), lengths[0])
@@ -174,7 +175,7 @@ def balanced_sizes(lengths: Sequence[int], num_groups: int) -> list[int]:
 
 
 def _fill(unit: Sequence[float], bound: float) -> list[int]:
-    """Sizes of groups that are filled one after the other as far as the bound allows."""
+    """Returns the sizes of groups that are filled one after another as far as the bound allows."""
     sizes = []
     start = 0
     while start < len(unit):
@@ -185,7 +186,7 @@ def _fill(unit: Sequence[float], bound: float) -> list[int]:
 
 
 def _level(unit: Sequence[float], num_groups: int, *, bound: float) -> list[int]:
-    """Sizes of exactly so many groups within the bound, the others near the mean cost of what is left."""
+    """Returns sizes of exactly `num_groups` groups within the bound, the others near the mean of the remaining cost."""
     sizes = []
     start = 0
     for group in range(num_groups):
@@ -198,7 +199,7 @@ def _level(unit: Sequence[float], num_groups: int, *, bound: float) -> list[int]
         wished = round(sum(unit[start:]) / (groups_after + 1) / unit[start])
         size = min(max(wished, 1), most)
         while size < most and len(_fill(unit[start + size :], bound)) > groups_after:
-            size += 1  # what is left would not fit into the groups that are left
+            size += 1  # otherwise the remaining samples would not fit into the remaining groups
         sizes.append(size)
         start += size
     return sizes

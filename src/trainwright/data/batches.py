@@ -1,12 +1,12 @@
-"""Batches of indices of one process, epoch by epoch, from any position: an order, filtered, in chunks, shared out.
+"""Batches of indices for one process, by epoch and from any position: an order, filtered, chunked and distributed.
 
     order     the indices of an epoch from a position on          (`order.py`)
     filter    without samples in quarantine                       (`filter.py`)
     chunks    a batch of all processes at a time                  (`shards.py`)
-    shards    the part of this process                            (`shards.py`; the filter, where it thins batches out)
-    batches   the parts one after the other, marked for workers   (here)
+    shards    the part of this process                            (`shards.py`; or the filter, if it shrinks batches)
+    batches   the parts one after another, marked for workers   (here)
 
-Each step is an iterator over the one before it; nothing is read ahead.
+Each stage iterates over the previous one; nothing is read ahead.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from trainwright.data.shards import ChunkPart, RankShare, in_chunks
 
 logger = logging.getLogger(__name__)
 
-# Any: an index is of the user's dataset, or a group of indices.
+# Any: an index into the user's dataset, or a group of indices.
 Indices: TypeAlias = "list[Any]"
-# From a batch, its epoch, and its number among those of all processes to the batch as the dataset gets it.
+# (batch, epoch, number of the batch among those of all processes) -> batch as sent to the dataset.
 Mark: TypeAlias = "Callable[[Indices, int, int], Indices]"
 
 
 class EpochBatches(Sampler[Indices]):
-    """Batches of indices for one epoch at a time, those of one process; `seek` says which epoch and where in it.
+    """Batches of indices of one process, an epoch at a time; `seek` sets the epoch and the position in it.
 
     Args:
-        order: gives the indices of an epoch, to all processes the same.
+        order: yields the indices of an epoch, the same for all processes.
         batch_size: indices of a batch.
-        drop_last: drop a last batch that is smaller, or that not every process could fill.
-        share: which part of the order is this process's; default all of it.
-        mark: what workers are told with a batch; None: nothing.
+        drop_last: drop a last batch that is smaller, or that some process could not fill.
+        share: this process's part of the order; default all of it.
+        mark: adds information for workers to a batch; None adds nothing.
 
     Attributes:
-        noted: gets each batch of the next iteration as it is given out; None: nobody takes them out.
-        ahead: gets the chunks of the next iteration, where their order cannot be computed again; None: as `noted`.
-        parts: this process's parts of chunks that are shared unevenly, by number from 1; filled by an iteration.
+        noted: queue of the batches yielded by the next iteration; None if unused.
+        ahead: queue of the chunks of the next iteration, if their order cannot be recomputed; None if unused.
+        parts: this process's parts of unevenly divided chunks, by chunk number from 1; filled by an iteration.
     """
 
     def __init__(
@@ -71,46 +71,47 @@ class EpochBatches(Sampler[Indices]):
         self._mark = mark
         self._substitutes: dict[int, int] = {}
         self._filter = filter_of(order, self._substitutes)
-        self._finished_epoch = -1  # an epoch that keeps the order in which it was begun
+        self._finished_epoch = -1  # an epoch that keeps the order it was begun in
         self._finished_filter = self._filter
-        self._source: Iterator[Any] = iter(())  # what is left of the order of the epoch under way
-        self._prepared: Iterator[Any] | None = None  # the indices of the next iteration, where they are drawn already
+        self._source: Iterator[Any] = iter(())  # the rest of the current epoch's order
+        self._prepared: Iterator[Any] | None = None  # indices of the next iteration, if already drawn
         self._has_warned = False
 
     @property
     def sampler(self) -> Any:
-        """Sampler that the order was made from; torch's DataLoader and others look for it here."""
+        """The sampler behind the order; torch's DataLoader and other libraries look for it here."""
         return getattr(self.order, "sampler", self.order)
 
-    # -- which epoch, from where ---------------------------------------------------------------------------------------
+    # -- epoch and position
+    # ---------------------------------------------------------------------------------------------
 
     def seek(self, epoch: int, first_sample: int = 0) -> None:
-        """The next iteration begins with this sample of the order (counted over all processes)."""
+        """Starts the next iteration at this sample of the order (counted over all processes)."""
         self.epoch = epoch
         self.first_sample = first_sample
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch, from its first sample on."""
+        """Starts the next iteration at the first sample of this epoch."""
         self.seek(epoch)
 
     def finish(self, epoch: int, order: Order) -> None:
-        """One epoch keeps the order in which it was begun; all others have this one's."""
+        """Lets one epoch keep the order it was begun in; all others use the current order."""
         assert len(order) == len(self.order)
         self._finished_epoch = epoch
         self._finished_filter = filter_of(order, self._substitutes)
 
     def order_of(self, epoch: int) -> Order:
-        """The order of an epoch."""
+        """Returns the order of an epoch."""
         return self.filter_of(epoch).order
 
     def filter_of(self, epoch: int) -> Filter:
-        """The order of an epoch without the excluded samples."""
+        """Returns the order of an epoch without the excluded samples."""
         return self._finished_filter if epoch == self._finished_epoch else self._filter
 
     # -- excluded samples ----------------------------------------------------------------------------------------------
 
     def exclude(self, samples: Collection[int], num_samples: int) -> None:
-        """Excludes samples from the batches of the next iteration, and those of an earlier call no more."""
+        """Excludes samples from the batches of the next iteration; replaces an earlier selection."""
         self._substitutes = substitutes(samples, num_samples, self.order.source_starts)
         self._filter = self._filter.excluding(self._substitutes)
         self._finished_filter = self._finished_filter.excluding(self._substitutes)
@@ -122,7 +123,7 @@ class EpochBatches(Sampler[Indices]):
 
     @property
     def num_missing(self) -> int:
-        """Excluded samples by which the next epochs are shorter."""
+        """Number of excluded samples by which the next epochs are shorter."""
         return self._filter.num_missing
 
     # -- counting ------------------------------------------------------------------------------------------------------
@@ -131,23 +132,23 @@ class EpochBatches(Sampler[Indices]):
         return self.share.num_batches(len(self.order) - self.num_missing, drop_last=self.drop_last)
 
     def num_left(self, first_sample: int, epoch: int) -> int:
-        """Samples of an epoch from a position on."""
+        """Returns the number of samples of an epoch from a position on."""
         kept = self.filter_of(epoch)
         return max(len(self.order) - kept.num_missing - kept.num_kept(epoch, first_sample), 0)
 
     def num_batches(self, first_sample: int = 0, epoch: int | None = None) -> int:
-        """Batches of an epoch from a position on; default the next one that is iterated."""
+        """Returns the number of batches of an epoch from a position on; by default for the next iteration's epoch."""
         num = self.num_left(first_sample, self.epoch if epoch is None else epoch)
         return self.share.num_batches(num, drop_last=self.drop_last)
 
     def last_part(self, first_sample: int = 0) -> ChunkPart | None:
-        """Returns this process's part of a tail that is shared unevenly; None where all batches are full."""
+        """Returns this process's part of an unevenly divided tail; None if all batches are full."""
         return None if self.drop_last else self.share.tail(self.num_left(first_sample, self.epoch))
 
     def uneven_parts(self) -> dict[int, ChunkPart] | None:
-        """Returns the parts of chunks that the next iteration shares unevenly, by number from 1; None: there are none.
+        """Returns the parts of unevenly divided chunks in the next iteration, by number from 1; None if there are none.
 
-        Where batches lose samples they are not known before: each is there when its batch has been given out.
+        If batches lose samples, they are not known in advance: each is added when its batch is yielded.
         """
         if self.filter_of(self.epoch).loses_samples:
             return self.parts
@@ -163,12 +164,15 @@ class EpochBatches(Sampler[Indices]):
             self._prepared = None if drawn is None else itertools.islice(drawn, self.first_sample, None)
 
     def keep_rest(self) -> None:
-        """Begins the next iteration with the indices of `ahead`, where the order cannot be computed again."""
+        """Starts the next iteration with the indices in `ahead`, if the order cannot be recomputed."""
         if self.ahead is not None:
             self._prepared = itertools.chain(list(itertools.chain.from_iterable(self.ahead)), self._source)
 
     def computed(self, epoch: int, first: int) -> Iterator[Indices]:
-        """The batches of an epoch from a position on, whatever is iterated; none where their order is drawn."""
+        """Returns the batches of an epoch from a position on, apart from any iteration.
+
+        Empty if their order is drawn.
+        """
         kept = self.filter_of(epoch)
         if not kept.order.is_computable:
             return iter(())
@@ -178,7 +182,7 @@ class EpochBatches(Sampler[Indices]):
     def __iter__(self) -> Iterator[Indices]:
         noted = self.noted
         ahead = self.ahead
-        self.noted = None  # another iteration before the end of this one is somebody else's
+        self.noted = None  # `noted` belongs to this iteration only
         epoch = self.epoch
         first = self.first_sample
         self.seek(epoch + 1)  # a plain `for` loop over epochs gets a new order each time
@@ -192,7 +196,7 @@ class EpochBatches(Sampler[Indices]):
         chunks = self._in_chunks(self._source, check_from=first if is_checked else None)
         if ahead is not None:
             chunks = _noted(chunks, ahead)
-        number = kept.num_kept(epoch, first) // self.share.chunk_size  # of batches before these
+        number = kept.num_kept(epoch, first) // self.share.chunk_size  # number of earlier batches
         batches = kept.batches(chunks, self.share, epoch=epoch, parts=self.parts)
         for batch in batches:
             if noted is not None:
@@ -201,7 +205,10 @@ class EpochBatches(Sampler[Indices]):
             number += 1
 
     def _in_chunks(self, indices: Iterator[Any], *, check_from: int | None = None) -> Iterator[Indices]:
-        """Cuts indices into chunks; `check_from` is the position of the first one, where their number is checked."""
+        """Cuts indices into chunks.
+
+        `check_from` is the position of the first index if their number is to be checked.
+        """
         size = self.share.chunk_size
         chunks = in_chunks(indices, size)
         if check_from is not None:
@@ -211,7 +218,7 @@ class EpochBatches(Sampler[Indices]):
         return chunks
 
     def _counted(self, chunks: Iterator[Indices], position: int) -> Iterator[Indices]:
-        """Yields chunks. Warns once of a sampler that gives another number of indices than it says."""
+        """Yields chunks. Warns once if a sampler yields a different number of indices than its length."""
         num = len(self.order)
         begins_within = position < num
         for chunk in chunks:
@@ -227,8 +234,8 @@ class EpochBatches(Sampler[Indices]):
             return
         self._has_warned = True
         logger.warning(
-            "The sampler says by len() that it has %d indices, and gave %s. Steps and epochs are counted by len(): "
-            "an epoch %s. Let its __len__ return how many it gives.",
+            "The len() of the sampler is %d, but it yielded %s indices. Steps and epochs are counted by len(), so "
+            "an epoch %s. Make __len__ return the number of indices.",
             len(self.order),
             given,
             effect,
@@ -242,7 +249,7 @@ def _noted(chunks: Iterator[Indices], ahead: deque[Indices]) -> Iterator[Indices
 
 
 def marks_epoch(batch: Indices, epoch: int, number: int) -> Indices:
-    """A `Mark` that tells the epoch, where samples are seeded one by one."""
+    """A `Mark` that sends the epoch, if samples are seeded one by one."""
     return EpochIndices(batch, epoch)
 
 
@@ -251,7 +258,7 @@ class MarksSeed:
 
     Args:
         seed: base of the seeds.
-        share: the process whose batches these are.
+        share: the process that these batches belong to.
     """
 
     def __init__(self, seed: int, share: RankShare) -> None:

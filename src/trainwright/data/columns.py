@@ -1,8 +1,9 @@
-"""Columns of the data that reach the model: those that `forward` takes; the others are dropped, and that is logged.
+"""Columns of the data that reach the model: the arguments of `forward`. Other columns are dropped, with a log line.
 
-A collator of the user's own gets a `Sample`: iterates over what the model takes, and has the rest where asked by name.
-So a collator that treats all entries alike does what it does under the original, which drops the others, and one that
-reads a column of its own finds it. Columns of a `datasets.Dataset` are not read unless they are asked for.
+The user's own collator gets each item as a `Sample`: iterating over it yields the model's columns, and the others are
+available by name. So a collator that treats all entries alike works as under the original, which drops the other
+columns, and a collator that reads a column of its own finds it. Columns of a `datasets.Dataset` are not read until they
+are asked for.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ module_logger = logging.getLogger(__name__)
 
 
 def is_columnar(dataset: object) -> bool:
-    """Returns True if this is a `datasets.Dataset`, whose columns can be removed before anything is read."""
+    """Returns True for a `datasets.Dataset`, whose columns can be removed before anything is read."""
     cls = optional_class("datasets", "Dataset")
     return cls is not None and isinstance(dataset, cls)
 
 
 def named_columns(trainer: object, collator: object) -> dict[str, str]:
-    """Returns the columns that a trainer (`columns`) and a collator (`required_columns`) name, with who names each."""
+    """Returns the columns named by a trainer (`columns`) and a collator (`required_columns`), each with its origin."""
     named: dict[str, str] = {}
     for owner, attribute in ((trainer, "columns"), (_function_of(collator), "required_columns")):
         names: Sequence[str] = getattr(owner, attribute, ())
         who = f"{getattr(owner, '__name__', type(owner).__name__)}.{attribute}"
         if isinstance(names, str):
-            raise DataError(f"{who} is the text {names!r}; write a tuple of names: ({names!r},).")
+            raise DataError(f"{who} is the string {names!r}; write a tuple of names: ({names!r},).")
         named = {**dict.fromkeys(names, who), **named}
     return named
 
 
 def check_named(named: Mapping[str, str], found: Collection[str], description: str | None) -> None:
-    """Raises DataError for the first of the `named` columns that the data lacks."""
+    """Raises DataError for the first of the `named` columns that is missing from the data."""
     for name in (name for name in named if name not in found):
         raise DataError(
             f"{named[name]} names the column {name!r}, which the {(description or 'given').lower()} data lacks: it has "
@@ -58,7 +59,7 @@ def _function_of(collator: object) -> object:
 
 
 def is_own(collator: object) -> bool:
-    """Returns True if the user wrote a collator: then it may read columns that the model does not take."""
+    """Returns True if the user wrote the collator: it may then read columns that the model does not take."""
     return module_of(_function_of(collator)).partition(".")[0] not in ("transformers", "torch", "trainwright")
 
 
@@ -70,13 +71,13 @@ def module_of(thing: object) -> str:
 def remove_unused(
     dataset: DatasetLike, columns: Sequence[str], *, model_name: str, description: str | None, for_own: bool = False
 ) -> Any:
-    """A `datasets.Dataset` with only the columns that the model takes; DataError if it takes none.
+    """Returns a `datasets.Dataset` with only the columns that the model takes; DataError if it takes none.
 
-    With `for_own`, a collator of the user's own gets the others too, where it asks for them by name (`Sample`).
+    With `for_own`, the user's own collator can still read the other columns by name (`Sample`).
     """
     unused = [name for name in dataset.column_names if name not in columns]
     if for_own:
-        if len(unused) in (0, len(dataset.column_names)):  # of all that there is the collator makes the inputs
+        if len(unused) in (0, len(dataset.column_names)):  # the collator makes the inputs from the columns as they are
             return dataset
         _say(unused, model_name, description, module_logger, for_own=True, found=dataset.column_names)
         return DatasetWithExtras(dataset, unused)
@@ -84,14 +85,14 @@ def remove_unused(
         raise DataError(
             f"No column of the {description or ''} dataset ({', '.join(dataset.column_names)}) is an input of "
             f"{model_name}.forward ({', '.join(columns)}). Rename the columns, or set remove_unused_columns=False "
-            "and bring a data_collator that makes the model's inputs from them."
+            "and pass a data_collator that makes the model's inputs from them."
         )
     _say(unused, model_name, description, module_logger, for_own=False, found=dataset.column_names)
     return dataset.remove_columns(unused) if unused else dataset
 
 
 def remove_from_sources(dataset: DatasetLike, remove: Callable[..., DatasetLike], description: str) -> DatasetLike:
-    """Returns a mixture whose sources with columns went through `remove`; any other dataset as it is."""
+    """Applies `remove` to the sources of a mixture that have columns; returns any other dataset unchanged."""
 
     def changed(source: DatasetLike) -> DatasetLike:
         has_columns = is_columnar(source) and source.format["type"] != "custom"
@@ -103,16 +104,16 @@ def remove_from_sources(dataset: DatasetLike, remove: Callable[..., DatasetLike]
 class RemoveColumnsCollator:
     """Drops the entries of each item that the model does not take, then calls the collator.
 
-    A collator of the user's own still gets an entry that was dropped where it asks for it by name; collators of
-    transformers and torch do not, since they would pad or stack all that they get.
+    The user's own collator can still read a dropped entry by name. Collators of transformers and torch cannot, since
+    they would pad or stack everything they are given.
 
     Args:
-        data_collator: makes a batch of a list of items.
+        data_collator: makes a batch from a list of items.
         signature_columns: entries that are kept.
-        logger: told once which entries were dropped.
-        model_name: named in that message.
-        description: of the data, named in that message.
-        named: columns that somebody names, with who does; a DataError at the first batch if samples lack one.
+        logger: logs once which entries were dropped.
+        model_name: name of the model in that message.
+        description: description of the data in that message.
+        named: required columns, each with its origin; DataError at the first batch if samples lack one.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class RemoveColumnsCollator:
             raise DataError(
                 f"A sample of the {(self.description or '').lower()} data is a {type(features[0]).__name__}, and the "
                 "collator cannot make a batch of it. Let the dataset return a dict from the model's inputs to values, "
-                "or bring a data_collator that makes one."
+                "or pass a data_collator that makes one."
             ) from error
 
     def _remove_columns(self, feature: Item) -> Item:
@@ -164,7 +165,7 @@ class RemoveColumnsCollator:
         if not self._is_own:
             return taken
         if not taken:
-            return feature  # of all that there is the collator makes the inputs
+            return feature  # the collator makes the inputs from the entries as they are
         return Sample(taken, {name: value for name, value in feature.items() if name not in self._kept})
 
 
@@ -180,14 +181,14 @@ def _say(
     for_own: bool,
     found: Collection[str],
 ) -> None:
-    """Logs the columns that a model does not take, out of those found; a warning where only labels are left."""
+    """Logs the dropped columns; warns if only labels remain."""
     if not unused or logger is None:
         return
     left = [name for name in found if name not in unused]
     if not for_own and left and LABELS.issuperset(left):
         logger.warning(
-            "The model gets only %s of the %s data, and no input: %s.forward does not take %s. Tokenize texts first "
-            "(input_ids), or rename the columns to what forward takes.",
+            "The model gets only %s of the %s data, and no input: %s.forward does not take %s. Tokenize the text first "
+            "(input_ids), or rename the columns to arguments of forward.",
             ", ".join(left),
             (description or "given").lower(),
             model_name,
@@ -197,7 +198,7 @@ def _say(
     effect = "They are dropped. Keep them for your own collator with remove_unused_columns=False."
     if for_own:
         effect = (
-            "Your data_collator gets them where it asks for them by name; what goes through a sample does not find "
+            "Your data_collator can read them by name; iterating over a sample does not yield "
             "them, except with remove_unused_columns=False."
         )
     data = (description or "").lower() or "given"
@@ -206,11 +207,11 @@ def _say(
     )
 
 
-# -- what a collator of the user's own gets ----------------------------------------------------------------------------
+# -- items for the user's own collator ----------------------------------------------------------------------------
 
 
 class Sample(dict[str, object]):
-    """A dict of the entries that the model takes, with others behind it."""
+    """A dict of the entries that the model takes; other entries can be read by name."""
 
     __slots__ = ("_others",)
 
@@ -237,7 +238,7 @@ class Sample(dict[str, object]):
 
 
 class _OtherColumns:
-    """Of one row of a `datasets.Dataset`."""
+    """The other columns of one row of a `datasets.Dataset`."""
 
     __slots__ = ("_columns", "_index")
 
@@ -253,7 +254,7 @@ class _OtherColumns:
 
 
 class DatasetWithExtras(Dataset[Sample]):
-    """A `datasets.Dataset` without the columns `names`; behind each row these, read when they are asked for."""
+    """A `datasets.Dataset` without the columns `names`, which are read only when asked for by name."""
 
     def __init__(self, dataset: DatasetLike, names: Sequence[str]) -> None:
         self.taken = dataset.remove_columns(names)
@@ -263,8 +264,8 @@ class DatasetWithExtras(Dataset[Sample]):
         return len(self.taken)
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the dataset that the model takes."""
-        if name in ("taken", "others"):  # not set yet: being unpickled or copied
+        """Returns attributes of the dataset with the model's columns."""
+        if name in ("taken", "others"):  # not set yet, during unpickling or copying
             raise AttributeError(name)
         return getattr(self.taken, name)
 
@@ -276,15 +277,16 @@ class DatasetWithExtras(Dataset[Sample]):
         return [Sample(item, _OtherColumns(self.others, i)) for item, i in zip(items, indices, strict=True)]
 
 
-# -- collators for users who bring none: transformers' own -------------------------------------------------------------
+# -- default collators: transformers' own
+# -------------------------------------------------------------------------------
 
 
 def default_collator(
     processing_class: Any, args: object = None, *, given: object = None
 ) -> Callable[[list[Item]], Batch] | None:
-    """The collator that pads with the tokenizer or feature extractor, as `args` say; else one that stacks equal shapes.
+    """Returns the collator that pads with the tokenizer or feature extractor, as `args` say, or one that stacks.
 
-    Returns None where a collator is `given` and transformers' are not loaded, so that it cannot be this one.
+    Returns None if a collator is `given` and transformers' collators are not loaded: then it cannot be one of them.
     """
     if given is not None and "transformers.data.data_collator" not in sys.modules:
         return None
@@ -299,8 +301,8 @@ def default_collator(
 
 
 def draws_random_numbers(collator: Any) -> bool:
-    """Returns True if a collator may draw random numbers; only those known not to are trusted."""
-    while hasattr(collator, "data_collator"):  # wrappers that drop columns, unpack groups, fill rows
+    """Returns True if a collator may draw random numbers; only collators known not to are trusted."""
+    while hasattr(collator, "data_collator"):  # wrappers that drop columns, unpack groups or pad rows
         collator = collator.data_collator
     name = getattr(collator, "__qualname__", type(collator).__qualname__)
     module = module_of(collator)
@@ -309,7 +311,7 @@ def draws_random_numbers(collator: Any) -> bool:
 
 
 def __getattr__(name: str) -> Any:
-    """transformers' collators, under their own names."""
+    """Returns transformers' collators, by their own names."""
     if name == "default_data_collator" or name.startswith(("DataCollator", "DefaultDataCollator")):
         import transformers
 

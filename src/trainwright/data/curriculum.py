@@ -1,13 +1,13 @@
-"""Curricula: an order of samples by weights that a function of the user's gives; `extensions/curriculum` asks for them.
+"""Curricula: an order of samples by weights from a function of the user. `extensions/curriculum` calls the function.
 
-The order is one sequence without end, as that of a mixture, and a pure function of seed, position, and the weights in
-force there. It has segments: each begins at a position, and holds until the next one begins.
+Like the order of a mixture, it is one endless sequence, a pure function of the seed, the position and the weights in
+force there. It consists of segments: each begins at a position and lasts until the next one begins.
 
-- Shares of sources: as a mixture with these shares. A source continues in its own order, whatever segments lie between.
-- Weights of samples: let W be the sum of N weights, drawn on a line one after the other. A round of N positions takes
+- Shares of sources: a mixture with these shares. A source continues in its own order across segments.
+- Weights of samples: let W be the sum of N weights, laid out on a line one after another. A round of N positions takes
   the samples at the points (p + u) * W / N, for p = 0 to N - 1 in a shuffled order and u drawn for the round
-  (systematic sampling: W. G. Cochran, "Sampling Techniques", chapter 8). So a sample comes N * w / W times in a round,
-  rounded down or up, and that often on average; with equal weights each comes once. A segment begins with a round.
+    (systematic sampling: W. G. Cochran, "Sampling Techniques", chapter 8). So a sample with weight w is drawn N * w / W
+  times per round on average, rounded down or up each time; with equal weights, each once. A segment begins a new round.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from trainwright.errors import ArgumentError, DataError, did_you_mean
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BLOCK = 65_536  # positions computed at a time
-MAX_DELAY = 32  # steps between asking and force, unless the user says otherwise
-Shares: TypeAlias = tuple[float, ...]  # of the sources; they sum to 1
+BLOCK = 65_536  # positions computed at once
+MAX_DELAY = 32  # default limit for the steps between calling the function and applying its weights
+Shares: TypeAlias = tuple[float, ...]  # shares of the sources; they sum to 1
 Weights: TypeAlias = "Shares | NDArray[np.float32]"
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerColumns:
-    """The ledger of a run, as a curriculum's function gets it: one entry for each sample of the training data.
+    """The ledger of a run as passed to a curriculum's function: one entry per sample of the training data.
 
     Attributes:
-        step: optimizer step after which the function is asked; 0 before the first.
-        sources: names of the datasets; `("train",)` where no dict was given.
+        step: optimizer step after which the function is called; 0 before the first step.
+        sources: names of the datasets; `("train",)` if no dict was given.
         sample: index of each sample, from 0.
         source: name of its dataset.
-        row: its row there.
-        visits: how often it was trained, 0 for those that were not.
-        tokens: labels that entered its loss, over all visits; 1 a visit where labels are not tokens.
-        mean_loss: mean of its loss over them; NaN without a visit.
+        row: its row in that dataset.
+        visits: how often it was trained on; 0 for never.
+        tokens: labels that entered its loss, over all visits; 1 per visit if labels are not tokens.
+        mean_loss: mean of its loss over these labels; NaN without a visit.
         last_loss: mean loss at its last visit; NaN without a visit.
         last_step: optimizer step of its last visit, 0 without one.
     """
@@ -71,7 +71,7 @@ class LedgerColumns:
 
     @classmethod
     def of(cls, ledger: Ledger, dataset: MixtureDataset, *, step: int) -> LedgerColumns:
-        """Copies the columns of a ledger, which gets room for all samples."""
+        """Copies the columns of a ledger, extended to all samples."""
         num = len(dataset)
         rows = [len(source) for source in dataset.sources.values()]
         ledger.reach(num)
@@ -87,7 +87,7 @@ class LedgerColumns:
 
     @classmethod
     def made_up(cls, dataset: MixtureDataset, *, step: int) -> LedgerColumns:
-        """Columns as after one visit of each sample, with losses that differ."""
+        """Returns sample columns with one visit for every sample and distinct losses."""
         ledger = Ledger()
         ones = np.ones(len(dataset), np.int64)
         losses = np.linspace(0.5, 2.0, len(dataset))
@@ -97,24 +97,24 @@ class LedgerColumns:
 
 @dataclass(frozen=True, slots=True)
 class Curriculum:
-    """Training data in an order by weights, for which a function is asked under way: `train_dataset=Curriculum(...)`.
+    """Training data in an order by weights, from a function called during training: `train_dataset=Curriculum(...)`.
 
     Args:
         dataset: a dataset with a length, or a dict of such datasets.
-        weights_fn: gets `LedgerColumns` and returns a weight for each sample (an array), or one for each dataset of the
-            dict (a dict by name). Weights are relative; 0 leaves out.
-        every: optimizer steps from one call to the next, the first after as many steps; or the steps after which it is
-            called, in order, where 0 is before the first step.
-        delay: optimizer steps after which weights come into force. Default: 32, or the distance of two calls where that
-            is less.
+        weights_fn: takes `LedgerColumns` and returns a weight for each sample (an array), or for each dataset of the
+            dict (a dict by name). Weights are relative; 0 excludes.
+        every: optimizer steps between two calls, and before the first; or a sorted list of the steps after which to
+            call it, where 0 means before the first step.
+        delay: optimizer steps after which weights come into force. Default: 32, or the distance between two calls if
+            that is less.
 
     Raises:
         DataError: a dataset without a length.
-        ArgumentError: `every` or `delay` is no such number.
+        ArgumentError: `every` or `delay` is invalid.
 
     Example:
         >>> def hard_first(ledger):
-        ...     return np.nan_to_num(ledger.mean_loss, nan=10.0)  # samples that did not come yet count as hard
+        ...     return np.nan_to_num(ledger.mean_loss, nan=10.0)  # samples not seen yet count as hard
         >>> Trainer(model=model, args=args, train_dataset=Curriculum(samples, hard_first, every=200))
     """
 
@@ -129,23 +129,24 @@ class Curriculum:
             if isinstance(source, IterableDataset) or not has_length(source):
                 said = f"The source {name!r} of a Curriculum" if name else "The dataset of a Curriculum"
                 raise DataError(
-                    f"{said} is a {type(source).__name__} without a length, and samples of a stream cannot be chosen "
-                    "by weights. Pass a dataset with a length and indices; mixture_schedule changes shares of streams."
+                    f"{said} is a {type(source).__name__} without a length, and the samples of a stream cannot be "
+                    "chosen by weights. Pass a dataset with a length and indices; mixture_schedule changes shares of "
+                    "streams."
                 )
         if not callable(self.weights_fn):
             raise ArgumentError(f"weights_fn={self.weights_fn!r} of a Curriculum cannot be called; pass a function.")
         steps: list[int] = [*self.every] if isinstance(self.every, (list, tuple)) else [0, self.every]  # type: ignore[list-item]
         if not steps or not all(map(is_count, steps)) or any(a >= b for a, b in pairwise(steps)):
             raise ArgumentError(
-                f"every={self.every!r} of a Curriculum is neither a number of optimizer steps from 1 up, nor a list of "
-                "steps in order, as [0, 500, 2000]."
+                f"every={self.every!r} of a Curriculum must be a number of optimizer steps, 1 or more, or a list of "
+                "steps in order, such as [0, 500, 2000]."
             )
         if self.delay is not None and not (is_count(self.delay) and self.delay > 0):
-            raise ArgumentError(f"delay={self.delay!r} of a Curriculum is not a number of optimizer steps from 1 up.")
+            raise ArgumentError(f"delay={self.delay!r} of a Curriculum must be a number of optimizer steps, 1 or more.")
 
     @property
     def has_sources(self) -> bool:
-        """Returns True if its data are several named datasets."""
+        """Returns True if its data is several named datasets."""
         return isinstance(self.dataset, Mapping) and all(isinstance(name, str) for name in self.dataset)
 
     @property
@@ -155,14 +156,14 @@ class Curriculum:
 
     @property
     def lead(self) -> int:
-        """Steps from asking to force."""
+        """Number of steps between a call and its weights coming into force."""
         if self.delay is not None:
             return self.delay
         steps = [self.every] if isinstance(self.every, int) else self.every
         return min([MAX_DELAY, *(b - a for a, b in pairwise((0, *steps)) if b)])
 
     def step_after(self, step: int) -> int | None:
-        """Returns the first step after another one at which the function is asked; None: it is not asked again."""
+        """Returns the first step after `step` at which the function is called; None if it is not called again."""
         if isinstance(self.every, int):
             return max(step // self.every + 1, 1) * self.every
         return next((one for one in self.every if one > step), None)
@@ -172,7 +173,7 @@ class Curriculum:
             when = f"after each {counted(self.every, 'step')}"
         else:
             when = f"after step {', '.join(map(str, self.every))}"
-        return f"by {self.name}, asked {when}; they hold {counted(self.lead, 'step')} later"
+        return f"by {self.name}, called {when}; they hold {counted(self.lead, 'step')} later"
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
@@ -181,9 +182,9 @@ class Curriculum:
 def read_weights(
     given: object, dataset: MixtureDataset, name: str, *, visits: Array | None, excluded: Collection[int] = ()
 ) -> Weights:
-    """Weights that the function `name` returned, 0 for samples in quarantine; a DataError for what is none.
+    """Reads the weights returned by the function `name`, 0 for samples in quarantine; DataError if they are invalid.
 
-    `visits` are those of the samples; None where only kind and number of the weights count.
+    `visits` of the samples; None if only the type and number of the weights are checked.
     """
     num = len(dataset)
     names = dataset.names
@@ -194,7 +195,7 @@ def read_weights(
             guess = did_you_mean(unknown, names)
             raise DataError(f"{name} gives a weight to {unknown!r}, and the training data has {listed}.{guess}")
         for missing in (one for one in names if one not in given):
-            raise DataError(f"{name} gives no weight to {missing!r}; 0 leaves it out of training.")
+            raise DataError(f"{name} gives no weight to {missing!r}; a weight of 0 excludes it from training.")
         given = [given[one] for one in names]
     try:
         values = np.array(given.tolist() if isinstance(given, torch.Tensor) else given, dtype=np.float64)
@@ -209,12 +210,13 @@ def read_weights(
     wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if len(wrong):
         which = repr(names[wrong[0]]) if by_source else f"sample {wrong[0]}"
-        cure = "Return numbers from 0 up."
+        cure = "Return numbers that are not negative."
         if np.isnan(values[wrong]).any() and (by_source or not visits[wrong].all()):
             cure = (
-                "Losses of samples without a visit are NaN: choose what they count, as np.nan_to_num(losses, nan=10)."
+                "Losses of samples without a visit are NaN: choose a value for them, such as np.nan_to_num(losses, "
+                "nan=10)."
             )
-        said = f"{len(wrong)} of {len(values)} weights that are not numbers from 0 up: {values[wrong[0]]} for {which}"
+        said = f"{len(wrong)} of {len(values)} weights that are not numbers >= 0: {values[wrong[0]]} for {which}"
         raise DataError(f"{name} returned {said}. {cure}")
     if by_source:
         values[[not len(source) for source in dataset.sources.values()]] = 0.0
@@ -222,7 +224,7 @@ def read_weights(
         values[list(excluded)] = 0.0
     if not values.any():
         rest = "all that are not in quarantine" if excluded else "all of the data"
-        raise DataError(f"{name} returned 0 for {rest}. Give a weight to something.")
+        raise DataError(f"{name} returned 0 for {rest}. At least one weight must be positive.")
     return tuple((values / values.sum()).tolist()) if by_source else (values / values.max()).astype(np.float32)
 
 
@@ -231,24 +233,24 @@ def read_weights(
 
 @dataclass(frozen=True)
 class Segment:
-    """The weights or shares that decide the order from a position on."""
+    """The weights or shares that define the order from a position on."""
 
     start: int
-    given: int  # samples that shares of sources have decided before it
-    weights: NDArray[np.float32] | None = None  # of samples; None: shares of sources decide
+    given: int  # samples chosen by shares of sources before it
+    weights: NDArray[np.float32] | None = None  # weights of samples; None if shares of sources decide
 
     @cached_property
     def sums(self) -> Floats:
-        """End of each sample's part of the line."""
+        """Returns the end of each sample's interval on the line."""
         return np.cumsum(self.weights, dtype=np.float64)  # type: ignore[arg-type]
 
 
 class CurriculumOrder(Order, Sampler[int]):
-    """Global indices of the data of a curriculum; until weights come into force each row comes once an epoch.
+    """Global indices of a curriculum's data; until weights come into force, each row is drawn once per epoch.
 
     Attributes:
-        segments: those that are still needed, in order.
-        end: position from which on weights are not known yet; None: there is none.
+        segments: the segments that are still needed, in order.
+        end: first position for which weights are not known yet; None if there is none.
     """
 
     seed: int
@@ -289,14 +291,14 @@ class CurriculumOrder(Order, Sampler[int]):
             known = min(position + BLOCK, stop, stop if self.end is None else self.end)
             if known <= position:
                 raise DataError(
-                    f"Sample {position + 1} of the run is read before the weights of the curriculum that choose it are "
+                    f"Sample {position + 1} of the run was read before the curriculum's weights for it were "
                     "known: get_batch_samples or another override reads ahead. Pass a larger delay to Curriculum."
                 )
             yield from self.at(position, known).tolist()
             position = known
 
     def at(self, first: int, stop: int) -> Integers:
-        """The global indices at positions of the run, from `first` to before `stop`."""
+        """Returns the global indices at positions of the run, from `first` up to `stop`."""
         starts = [segment.start for segment in self.segments]
         parts = []
         while first < stop:
@@ -325,7 +327,7 @@ class CurriculumOrder(Order, Sampler[int]):
         return found
 
     def add(self, start: int, weights: Weights, *, position: int) -> None:
-        """Weights hold from a position on. Segments stay from the one before that of `position` on."""
+        """Applies weights from a position on. Keeps the segments from the one before `position` on."""
         last = self.segments[-1]
         start = max(start, last.start)
         given = last.given + (start - last.start if last.weights is None else 0)
@@ -341,7 +343,7 @@ class CurriculumOrder(Order, Sampler[int]):
         return {"kind": "curriculum", "sources": kind["sources"], "rows": kind["rows"]}
 
     def state_dict(self) -> JSONObject:
-        """Segments and shares, as numbers, text and tensors."""
+        """Returns segments and shares, as numbers, text and tensors."""
         return {
             "curve": self._of_sources.curve.to_json(),
             "segments": [
@@ -355,7 +357,10 @@ class CurriculumOrder(Order, Sampler[int]):
         }
 
     def load_state_dict(self, state: JSONObject, *, position: int) -> None:
-        """Takes segments and shares over, for positions from one on; ValueError and others for what no run writes."""
+        """Restores segments and shares, for positions from `position` on.
+
+        ValueError and other errors for invalid ones.
+        """
         curve = ShareCurve.from_json(state["curve"])
         segments = []
         for one in state["segments"]:
@@ -363,7 +368,7 @@ class CurriculumOrder(Order, Sampler[int]):
             if weights is not None and weights.shape != (self.num_samples,):
                 raise ValueError(f"weights of {len(weights)} samples")
             segments.append(Segment(int(one["start"]), int(one["given"]), weights))
-        if position < segments[0].start:  # `ignore_data_skip` goes back to the beginning of an epoch
+        if position < segments[0].start:  # `ignore_data_skip` returns to the beginning of an epoch
             segments.insert(0, Segment(position, max(segments[0].given - segments[0].start + position, 0)))
         self._of_sources.curve = curve
         self.segments = segments

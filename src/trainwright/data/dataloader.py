@@ -1,4 +1,4 @@
-"""From a dataset and a plan to torch's DataLoader, one over indices or over a stream; and its worker processes."""
+"""Builds torch's DataLoader from a dataset and a plan, over indices or over a stream, and starts its workers."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 # Any: datasets and samplers are the user's own types.
 Collate = Callable[[list[Item]], Batch]
-POLL_S = 1.0  # between two looks of a worker for the main process
-GRACE_S = 0.5  # for children that end by themselves when the process does
+POLL_S = 1.0  # interval at which a worker checks for the main process
+GRACE_S = 0.5  # time for children to end by themselves when the process does
 
 
 def build_dataloader(
     dataset: DatasetLike, plan: LoaderPlan, *, sampler: Any, collate: Collate, exchange: RankExchange | None = None
 ) -> PreparedDataLoader:
-    """A DataLoader over the dataset; the order comes from the sampler, or from the dataset itself if it is a stream.
+    """Builds a DataLoader; the order comes from the sampler, or from the dataset itself if it is a stream.
 
-    The sampler gives indices or groups of them; for a stream it is a `BatchFormer` of its samples, or None. `exchange`
-    is between processes that have parts of a stream of their own. Raises DataError for a stream that is split for other
-    processes, or a sampler of batches.
+    The sampler yields indices or groups of indices; for a stream, it is a `BatchFormer` of its samples, or None.
+    `exchange` communicates between processes that each have their own part of a stream. Raises DataError for a stream
+    that was split for other processes, and for a sampler of batches.
     """
     if isinstance(dataset, IterableDataset):
         dataloader: PreparedDataLoader = _stream_dataloader(dataset, plan, sampler, collate, exchange)
@@ -58,7 +58,7 @@ def build_dataloader(
 
 
 def build_whole(dataset: DatasetLike, plan: LoaderPlan, *, sampler: Any, collate: Collate) -> DataLoader[Any]:
-    """A DataLoader of the batches of all processes together, as one process reads them for the others."""
+    """Builds a DataLoader of the batches of all processes together, for one process that reads for the others."""
     whole = replace(plan, batch_size=plan.batch_size * plan.num_processes, rank=0, num_processes=1)
     if isinstance(dataset, IterableDataset):
         from trainwright.data.streaming.stream_state import check_is_whole
@@ -103,7 +103,7 @@ def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, co
     seeds_workers = plan.is_training and plan.workers > 0 and plan.behaviour.sends_seed_and_epoch_to_workers
     share = _share(plan)
     drop_last = plan.drop_last
-    if isinstance(sampler, BatchOrder):  # its unit is a batch already, and it drops what is to be dropped itself
+    if isinstance(sampler, BatchOrder):  # its unit is already a batch, and it drops incomplete ones itself
         order: Order = sampler.of_all_processes()
         drop_last = False
         dataset = sampler.wrap(dataset)
@@ -120,7 +120,7 @@ def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, co
         mark = MarksSeed(plan.seed, share)
     batches = EpochBatches(order, share.batch_size, drop_last=drop_last, share=share, mark=mark)
     may_lose_samples = plan.is_training and order.exclusion is Exclusion.SMALLER_BATCHES
-    is_shared = plan.num_processes > 1 or may_lose_samples  # a batch may stand in
+    is_shared = plan.num_processes > 1 or may_lose_samples  # there may be filler batches
     kind = RankDataLoader if is_shared else PreparedDataLoader
     dataloader = kind(dataset, batch_sampler=batches, collate_fn=collate, **_options(plan))
     dataloader.tells_dataset = plan.is_training
@@ -151,7 +151,7 @@ def _options(plan: LoaderPlan) -> dict[str, Any]:
 
 
 class RankDataLoader(PreparedDataLoader):
-    """A dataloader over `EpochBatches`; a batch that is shared unevenly, as of a tail, comes as a `TailBatch`."""
+    """A dataloader over `EpochBatches`; an unevenly divided batch, such as a tail, is yielded as a `TailBatch`."""
 
     def host_batches(self) -> Iterator[Batch]:
         batches = self.batch_sampler
@@ -173,8 +173,8 @@ def _with_parts(fetched: Iterator[Batch], parts: dict[int, ChunkPart]) -> Iterat
 def start_worker(worker_id: int, seeds: dict[str, int], stacks: Pipe | None = None) -> None:
     """Prepares a new worker: seeds it, and leaves signals to the main process, which still needs its batches.
 
-    `seeds` are arguments of `seed_worker`; empty: the worker keeps torch's seed. `stacks`: where the worker writes its
-    stack when it is signalled.
+    `seeds` are arguments of `seed_worker`; if empty, the worker keeps torch's seed. `stacks`: the pipe to which the
+    worker writes its stack when signalled.
     """
     leave_signals_to_parent()
     if stacks is not None and hasattr(faulthandler, "register"):
@@ -188,9 +188,9 @@ def start_worker(worker_id: int, seeds: dict[str, int], stacks: Pipe | None = No
 
 
 def _end_with(main: BaseProcess, parent: int) -> None:
-    """Ends this worker when the main process is gone: torch's looks for it only while a worker waits for indices.
+    """Ends this worker when the main process is gone: torch only checks for it while a worker waits for indices.
 
-    A worker that was started before others is told by the number of its parent: they keep its pipe to `main` open.
+    The parent's pid tells, since workers started later hold the pipe to `main` open.
     """
     while main.is_alive() and os.getppid() == parent:
         main.join(POLL_S)
@@ -199,18 +199,18 @@ def _end_with(main: BaseProcess, parent: int) -> None:
 
 @cache
 def end_workers_at_exit() -> None:
-    """Kills workers that ignore SIGTERM when this process exits, which would wait for them without end.
+    """Kills workers that ignore SIGTERM when this process exits, since it would wait for them forever.
 
-    Registered later than multiprocessing's own hook, so it runs before that one, which terminates and joins them.
+    It is registered after multiprocessing's own hook, which terminates and joins them, and so runs before it.
     """
     atexit.register(_end_children)
 
 
 def _end_children() -> None:
-    """Asks daemonic children to end, as multiprocessing would, and kills those that do not."""
+    """Asks daemonic children to end, as multiprocessing would, and kills the ones that do not."""
     if hasattr(signal, "SIGCHLD"):
         with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises at the first one that is killed
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise for the first killed worker
     children = [child for child in multiprocessing.active_children() if child.daemon]
     for child in children:
         child.terminate()

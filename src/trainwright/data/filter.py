@@ -1,10 +1,10 @@
-"""Filters: what becomes of an order where samples are in quarantine. Each kind of order has one kind of filter.
+"""Filters: how an order changes with samples in quarantine. Each kind of order has its own kind of filter.
 
-- `ShorterEpochs`, where each sample comes once: excluded samples are passed over, and an epoch is shorter by them.
-- `SmallerBatches`, where the order is a sampler's or one of groups: batches lose the samples, and stay as many.
-- `SameShares`, where sources have shares: another sample of the same source takes the place.
+- `ShorterEpochs`, if each sample is drawn once: excluded samples are skipped, and the epoch becomes shorter.
+- `SmallerBatches`, for the order of a sampler or of groups: batches lose samples; their number does not change.
+- `SameShares`, if sources have shares: another sample of the same source takes the place.
 
-A position in an epoch always counts the samples of the whole order, those that are passed over included.
+A position in an epoch always counts the samples of the whole order, including skipped ones.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from trainwright.data.order import Exclusion, Order
 from trainwright.data.quarantine import without
 from trainwright.data.shards import ChunkPart, RankShare
 
-# Any: an index is of the user's dataset, or a group of indices.
+# Any: an index into the user's dataset, or a group of indices.
 
 
 class Filter(ABC):
     """An order without the excluded samples.
 
     Args:
-        order: of all samples.
-        substitutes: which sample takes the place of each excluded one.
+        order: the order of all samples.
+        substitutes: the replacement for each excluded sample.
     """
 
     def __init__(self, order: Order, substitutes: Mapping[int, int]) -> None:
@@ -41,34 +41,34 @@ class Filter(ABC):
 
     @property
     def num_missing(self) -> int:
-        """Samples by which an epoch is shorter."""
+        """Number of samples by which an epoch is shorter."""
         return 0
 
     @property
     def loses_samples(self) -> bool:
-        """True if batches become smaller, and stay as many."""
+        """True if batches become smaller while their number stays the same."""
         return False
 
     def indices(self, indices: Iterator[Any]) -> Iterator[Any]:
-        """Returns the indices of an epoch that are put into batches."""
+        """Returns the indices of an epoch that go into batches."""
         return indices
 
     def excluding(self, substitutes: Mapping[int, int]) -> Filter:
-        """Returns the filter of the same order without other samples; an epoch under way keeps this one."""
+        """Returns a filter of the same order for other samples; the current epoch keeps this filter."""
         return filter_of(self.order, substitutes)
 
     @abstractmethod
     def batches(
         self, chunks: Iterator[list[Any]], share: RankShare, *, epoch: int, parts: dict[int, ChunkPart]
     ) -> Iterator[list[Any]]:
-        """Returns this process's batches of an epoch's chunks; `parts` gets those that are shared unevenly, from 1."""
+        """Returns this process's batches of an epoch's chunks; `parts` gets the uneven ones, numbered from 1."""
 
     def num_kept(self, epoch: int, before: int) -> int:
-        """Samples before a position of an epoch that are not passed over."""
+        """Returns the number of samples before a position of an epoch that are not skipped."""
         return before
 
     def place_after(self, epoch: int, num_kept: int) -> int:
-        """The position after so many samples of an epoch that are not passed over."""
+        """Returns the position in an epoch after `num_kept` samples that are not skipped."""
         return num_kept
 
 
@@ -82,12 +82,12 @@ class KeepsAll(Filter):
 
 
 class ShorterEpochs(Filter):
-    """Excluded samples are passed over. The order is computed once for the positions of an epoch, when asked."""
+    """Skips excluded samples. The positions to skip in an epoch are computed once, when first needed."""
 
     def __init__(self, order: Order, substitutes: Mapping[int, int]) -> None:
         super().__init__(order, substitutes)
-        self._epoch = -1  # that of `_places`
-        self._places: Sequence[int] = ()  # positions that are passed over, in order
+        self._epoch = -1  # the epoch of `_places`
+        self._places: Sequence[int] = ()  # positions to skip, in order
 
     @property
     def num_missing(self) -> int:
@@ -125,9 +125,9 @@ class ShorterEpochs(Filter):
 
 
 class SameShares(Filter):
-    """The next sample of the same source takes the place of an excluded one; a group loses it.
+    """Replaces an excluded sample by the next sample of the same source; a group loses it.
 
-    No sample moves to another batch, so an epoch under way has other samples excluded at once.
+    No sample moves to another batch, so a change takes effect at once, even within an epoch.
     """
 
     def excluding(self, substitutes: Mapping[int, int]) -> Filter:
@@ -142,7 +142,7 @@ class SameShares(Filter):
 
 
 class SmallerBatches(Filter):
-    """Batches lose the excluded samples. What is left of a chunk is shared out among the processes like a tail."""
+    """Removes excluded samples from batches; the rest of a chunk is divided among the processes like a tail."""
 
     @property
     def loses_samples(self) -> bool:
@@ -154,7 +154,7 @@ class SmallerBatches(Filter):
         for number, chunk in enumerate(chunks, start=1):
             kept = without(chunk, self.excluded)
             part = share.part(len(kept)) if kept else STANDS_IN
-            if not kept:  # a batch that stands in, so that there are as many
+            if not kept:  # a filler batch, so that the number of batches stays the same
                 kept = [instead_of(chunk[0], self, epoch)]
             is_tail = len(kept) < share.chunk_size and not share.even
             if part.num_samples == 0 or len(kept) % share.num_processes or is_tail:
@@ -166,7 +166,7 @@ STANDS_IN = ChunkPart(start=0, stop=1, num_samples=0, weight=0.0)
 
 
 def instead_of(index: Any, kept: Filter, epoch: int) -> Any:
-    """Returns what takes the place of an index; of a group that would be empty, another one of its epoch."""
+    """Returns the replacement for an index; a group that would become empty is replaced by another one of its epoch."""
     if not isinstance(index, list):
         return kept.substitutes.get(index, index)
     groups = itertools.chain([index], kept.order.indices(epoch))

@@ -1,14 +1,14 @@
-"""Identity of rows: a name that stays right when the data changes, and a fingerprint of the content.
+"""Identity of rows: a name that stays valid when the data changes, and a fingerprint of the content.
 
     reviews.csv:130   line 130 of a file, as an editor shows it
     table.parquet[7]  row 7 of a file without lines, from 0
-    chat[17]          row 17 of a source, from 0, before any rows were held out; or the place in a stream
+    chat[17]          row 17 of a source, from 0, before any rows were held out; or the position in a stream
     doc-3             value of the column that names rows
-    book.txt:12#3     sample 3 of the samples into which a row was cut, from 0
+    book.txt:12#3     sample 3, from 0, of the samples that a row was cut into
 
-The trainer knows a sample by a number (`sample_ids.py`), which is valid for one state of the data only. A name is kept
-together with the fingerprint of the row, so `follow` finds the rows in another state of the data. `row_names.py` gives
-the names of a dataset; nothing here reads data.
+The trainer knows a sample by its number (`sample_ids.py`), which is valid for one state of the data only. A name is
+kept together with the fingerprint of the row, so that `follow` finds the row in another state of the data.
+`row_names.py` provides the names of a dataset; nothing here reads data.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class SampleId:
 
     Attributes:
         source: name of its dataset in a dict of datasets; `train` for a single dataset.
-        row: number of its row: a line, from 1, if `is_line`; otherwise an index or a place in a stream, from 0.
+        row: number of its row: a line, from 1, if `is_line`; otherwise an index or a position in a stream, from 0.
         file: file of the row, without its directory unless another file has the same name; None: not read from a file.
         is_line: `row` is a line of the file.
-        part: number of the sample among the samples of its row, from 0; None: the row is one sample.
-        key: value of the column that names rows; None: there is no such column.
+        part: number of the sample among those cut from its row, from 0; None if the row is one sample.
+        key: value of the column that names rows; None if there is no such column.
     """
 
     source: str
@@ -63,20 +63,20 @@ class SampleId:
 
     @property
     def place(self) -> tuple[object, ...]:
-        """The part of a name that tells samples apart: the key if there is one, whatever the source."""
+        """The part of a name that distinguishes samples: the key if there is one, regardless of the source."""
         if self.key is not None:
             return (self.key, self.part)
         return (None if self.file is not None else self.source, self.file, self.row, self.part)
 
     def to_dict(self) -> JSONObject:
-        """Returns plain values for a file, without the ones that are not set."""
+        """Returns plain values for a file, without fields that are not set."""
         values: JSONObject = {"name": str(self), "source": self.source, "line" if self.is_line else "row": self.row}
         values |= {name: value for name in ("file", "part", "key") if (value := getattr(self, name)) is not None}
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SampleId:
-        """Returns the name that `to_dict` wrote; raises ValueError for values that no run writes."""
+        """Returns the name that `to_dict` wrote; raises ValueError for invalid values."""
         is_line = "line" in values
         row = values.get("line" if is_line else "row")
         source = values.get("source")
@@ -100,16 +100,16 @@ class SampleId:
 
 
 HEX_DIGITS = 16
-NUMBERS = {"i": "int64", "u": "int64", "f": "float64", "b": "bool"}  # kind of a dtype -> the one that is compared
-WRITTEN = (date, time, timedelta, Decimal, UUID, PurePath)  # values that are what they are written as
+NUMBERS = {"i": "int64", "u": "int64", "f": "float64", "b": "bool"}  # kind of a dtype -> the dtype used for comparison
+WRITTEN = (date, time, timedelta, Decimal, UUID, PurePath)  # values identified by their text form
 
 
 def fingerprint(row: Any) -> int:
-    """Returns 64 bits that differ for rows of other content.
+    """Returns 64 bits that differ for rows with different content.
 
-    Entries of a mapping count in the order of their names. Numbers are the same in a list, an array or a tensor, of
-    whatever precision they are exact in; a whole number and a fraction are not. Raises DataError for a value that has
-    no content of its own, as a function or an open file.
+    Entries of a mapping count in the order of their names. Numbers are the same in a list, an array or a tensor, in any
+    precision that represents them exactly; integers and fractions are distinct. Raises DataError for a value without
+    content of its own, such as a function or an open file.
     """
     digest = xxhash.xxh3_64()
     _feed(digest, row)
@@ -117,7 +117,7 @@ def fingerprint(row: Any) -> int:
 
 
 def as_hex(content: int) -> str:
-    """Returns a fingerprint as 16 hex digits, as files have it."""
+    """Returns a fingerprint as 16 hex digits, the form used in files."""
     return f"{content:016x}"
 
 
@@ -131,7 +131,7 @@ def of_hex(text: object) -> int | None:
 
 
 def _feed(digest: xxhash.xxh3_64, value: Any) -> None:
-    """Adds a value to a digest: a letter for its kind, its size, its content."""
+    """Adds a value to a digest: a letter for its type, its size, its content."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
@@ -162,13 +162,12 @@ def _feed(digest: xxhash.xxh3_64, value: Any) -> None:
         _feed_bytes(digest, b"b", value.tobytes())
     else:
         raise DataError(
-            f"A row has a {type(value).__name__}, whose content cannot be compared with that of another run. Name rows "
-            "by a column of ids."
+            f"A row has a {type(value).__name__}, which cannot be compared between runs. Name rows by a column of ids."
         )
 
 
 def _feed_array(digest: xxhash.xxh3_64, values: np.ndarray[Any, Any]) -> None:
-    """Adds numbers as 64 bits each, one dimension after the other, as nested lists of them are added."""
+    """Adds numbers as 64 bits each, dimension by dimension, like nested lists of the same numbers."""
     if values.dtype.kind not in NUMBERS:
         _feed(digest, values.tolist() if values.ndim else str(values.item()))
     elif values.ndim > 1 or values.shape == (0,):
@@ -206,11 +205,11 @@ class Names(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is kept of a sample besides its name.
+    """Information kept about a sample besides its name.
 
     Attributes:
         content: fingerprint of its row; None if the row could not be read.
-        num_rows: rows of its source then; None if the source has no length.
+        num_rows: rows of its source at that time; None if the source has no length.
     """
 
     content: int | None = None
@@ -219,14 +218,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Where samples that were named in one state of the data are in another one.
+    """Location of samples named in one state of the data in another state.
 
     Attributes:
-        numbers: for each sample that was found, the numbers of the samples that have its name or content now.
-        moved: samples that have another name now, with that name.
-        changed: samples whose name belongs to other content now, and whose content is nowhere else.
-        gone: samples whose name and content are not there any more.
-        unmatched: samples of which only the name is known, in a source that has changed.
+        numbers: for each sample found, the current numbers of the samples with its name or content.
+        moved: samples with a new name, and that name.
+        changed: samples with a name that now belongs to other content, and with content not found elsewhere.
+        gone: samples of which neither the name nor the content exists any more.
+        unmatched: samples known only by name, in a source that has changed.
     """
 
     numbers: dict[SampleId, list[int]] = field(default_factory=dict)
@@ -239,19 +238,20 @@ class Followed:
 def follow(before: Mapping[SampleId, Seen], names: Names, *, changed: Collection[str] = ()) -> Followed:
     """Finds samples by name and content.
 
-    A sample that has its name and its content is where it was. Others are looked for by content, first in their own
-    source, then in other sources; of several samples with the same content each is taken once, in their order. A sample
-    with a key is itself whatever its content, since its name does not depend on its place. A sample without a
-    fingerprint is found by its name, but only if its source has as many rows as then, and no sample of it was lost.
+    A sample with the same name and content is unmoved. Others are searched for by content, first in their own source,
+    then in other sources; among several samples with the same content, each is used once, in order. A sample with a key
+    is identified by it whatever its content, since its name does not depend on its position. A sample without a
+    fingerprint is found by its name, but only if its source has the same number of rows as before and no sample of it
+    was lost.
 
     Args:
-        before: the samples that were named, and what was kept of them.
-        names: of the data now. Its rows are read as a whole only if a sample is not where it was.
-        changed: sources that are known to have other rows now.
+        before: the named samples, and the information kept about them.
+        names: names in the current data. All of its rows are read only if a sample has moved.
+        changed: sources known to have other rows now.
     """
     found = Followed()
-    lost: list[SampleId] = []  # to be looked for by content
-    unread: list[SampleId] = []  # of which no content is known, then or now
+    lost: list[SampleId] = []  # to be searched for by content
+    unread: list[SampleId] = []  # content not known, before or now
     for name, seen in before.items():
         numbers = list(names.numbers_of(name))
         contents = {names.fingerprint_of(number) for number in numbers} if seen.content is not None else {None}
@@ -279,11 +279,11 @@ def follow(before: Mapping[SampleId, Seen], names: Names, *, changed: Collection
     return found
 
 
-Group: TypeAlias = "tuple[SampleId, list[int]]"  # a name now, and the samples that have it
+Group: TypeAlias = "tuple[SampleId, list[int]]"  # a current name, and the samples that have it
 
 
 def _find_by_content(found: Followed, before: Mapping[SampleId, Seen], lost: Sequence[SampleId], names: Names) -> None:
-    """Looks for the samples that are not where they were; nothing is read if there are none."""
+    """Searches for the samples that have moved; reads nothing if there are none."""
     if not lost:
         return
     taken = {number for numbers in found.numbers.values() for number in numbers}
@@ -302,9 +302,9 @@ def _find_by_content(found: Followed, before: Mapping[SampleId, Seen], lost: Seq
 def _groups_by_content(
     names: Names, taken: Collection[int]
 ) -> defaultdict[tuple[int | None, int | None], dict[object, deque[Group]]]:
-    """Returns (fingerprint, part) -> source -> samples of one name, in order, without those that are taken.
+    """Returns (fingerprint, part) -> source -> samples of one name, in order, except those already taken.
 
-    The samples of a row that was cut are together under the part None, too.
+    The samples cut from one row are also listed together under the part None.
     """
     groups: dict[tuple[object, ...], tuple[int | None, Group]] = {}
     for number, content in names.contents():
@@ -320,7 +320,7 @@ def _groups_by_content(
 
 
 def _take(found: Followed, name: SampleId, groups: deque[Group] | None) -> bool:
-    """Notes the first of some groups as the samples that had a name; returns False if there is none."""
+    """Takes the first of some groups as the samples that had a name; returns False if there is none."""
     if not groups:
         return False
     now, numbers = groups.popleft()
@@ -339,6 +339,6 @@ def _order(name: SampleId) -> tuple[str, str, int, int]:
 
 
 def listed(names: Sequence[object], most: int = 10) -> str:
-    """Returns the first names as text, and how many there are beyond."""
+    """Returns the first names as text, and how many more there are."""
     more = f", ... ({len(names)} in all)" if len(names) > most else ""
     return ", ".join(map(str, names[:most])) + more

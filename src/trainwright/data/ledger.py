@@ -1,6 +1,6 @@
-"""Ledger: how often each sample of the training data was trained, and what its loss was; the Parquet file of it.
+"""Ledger: how often each training sample was seen and its losses, and the Parquet file that stores them.
 
-Samples are numbered as the training dataset numbers them; the file names them too, so that they are found when the data
+Samples have the numbers of the training dataset; the file also has their names, so that they are found when the data
 changes (`extensions/ledger/rows.py`). Losses come from `extensions/ledger/sample_losses.py`.
 """
 
@@ -29,7 +29,7 @@ DTYPES = {
     "last_loss": np.float64,
     "last_step": np.int32,
 }
-Array: TypeAlias = "NDArray[Any]"  # of the numbers of one column
+Array: TypeAlias = "NDArray[Any]"  # the numbers of one column
 Columns: TypeAlias = Mapping[str, Array]
 
 
@@ -37,10 +37,10 @@ class Ledger:
     """Visits, tokens and losses of samples.
 
     Attributes:
-        visits: how often a sample was trained; one that packing splits over rows counts with its beginning.
-        tokens: labels that entered its loss, over all visits; 1 a visit where labels are not tokens.
+        visits: how often a sample was trained on; a sample that packing splits over rows counts with its first piece.
+        tokens: labels that entered its loss, over all visits; 1 per visit if labels are not tokens.
         loss_sum: sum of its loss over these tokens, so that `loss_sum / tokens` is its mean loss.
-        last_loss, last_step: mean loss at its last visit, and the optimizer step of it; NaN where no label counted.
+        last_loss, last_step: mean loss at its last visit and the optimizer step of that visit; NaN if no label counted.
     """
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class Ledger:
 
     @property
     def mean_loss(self) -> Array:
-        """Mean loss of each sample over its tokens; NaN where it has none."""
+        """Mean loss of each sample over its tokens; NaN if it has none."""
         with np.errstate(invalid="ignore", divide="ignore"):
             return self.loss_sum / self.tokens
 
     def add(self, sample: Array, *, step: Array, visits: Array, tokens: Array, loss_sum: Array) -> None:
-        """Adds visits in the order in which they were trained; a sample may come several times."""
+        """Adds visits in training order; a sample may occur several times."""
         if not len(sample):
             return
         self.reach(int(sample.max()) + 1)
@@ -71,7 +71,7 @@ class Ledger:
         self.last_loss[sample[has_loss]] = loss_sum[has_loss] / tokens[has_loss]
 
     def merge(self, other: Columns) -> None:
-        """Adds what another process noted since the last time, as `taken` returns it."""
+        """Adds the records that another process returned from `taken`."""
         sample = other["sample"]
         if not len(sample):
             return
@@ -84,14 +84,14 @@ class Ledger:
         self.last_loss[sample[known]] = other["last_loss"][known]
 
     def taken(self) -> Columns:
-        """Returns what is noted of the samples with visits, and forgets it."""
+        """Returns the records of samples with visits, and clears them."""
         sample = np.flatnonzero(self.last_step)
         found = {"sample": sample, **{name: column[sample] for name, column in self.columns.items()}}
         self.columns = Ledger().columns
         return found
 
     def reach(self, size: int) -> None:
-        """Makes room for the samples below a number, without visits."""
+        """Extends the columns to hold samples below a number, without visits."""
         missing = size - len(self.visits)
         if missing > 0:
             missing = max(missing, len(self.visits))
@@ -102,19 +102,19 @@ class Ledger:
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def noted(self) -> Columns:
-        """Returns a copy of the columns of the samples with visits, the number of each among them."""
+        """Returns a copy of the columns for samples with visits, including their numbers."""
         sample = np.flatnonzero(self.last_step)
         found = {"sample": sample, **{name: column[sample] for name, column in self.columns.items()}}
         return {**found, "mean_loss": self.mean_loss[sample]}
 
 
 def as_table(noted: Columns, rows: Mapping[str, Any], about: JSONObject) -> pa.Table:
-    """Returns the table of a ledger's file.
+    """Returns the table for a ledger's file.
 
     Args:
         noted: columns of the samples with visits.
         rows: columns that name these samples, as `identity_columns` makes them.
-        about: metadata of the table.
+        about: metadata for the table.
     """
     with needs_package("The ledger is a Parquet file: pip install pyarrow"):
         import pyarrow as pa
@@ -126,11 +126,11 @@ def as_table(noted: Columns, rows: Mapping[str, Any], about: JSONObject) -> pa.T
     return pa.table(columns).replace_schema_metadata({"trainwright": json.dumps(about)})
 
 
-REPEATED = ("source", "file")  # columns of few different texts
+REPEATED = ("source", "file")  # columns with few distinct strings
 
 
 def identity_columns(names: Sequence[SampleId], contents: Sequence[int | None]) -> dict[str, Any]:
-    """Returns the columns of a table that identify samples: names in parts, and fingerprints of their rows."""
+    """Returns the columns of a table that identify samples: names in parts, and row fingerprints."""
     columns: dict[str, Any] = {
         "id": [name.key for name in names],
         "source": [name.source for name in names],
@@ -150,7 +150,7 @@ def _is_empty(values: Sequence[object]) -> bool:
 
 
 def identities(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[SampleId, int | None]]:
-    """Yields name and fingerprint of each row of a table, from its columns as lists; fingerprint None: not known."""
+    """Yields the name and the fingerprint (None if unknown) of each row of a table, given its columns as lists."""
     num = len(columns["source"])
     nothing = [None] * num
     parts = [columns.get(name, nothing) for name in ("source", "row", "file", "is_line", "part", "id", "fingerprint")]
@@ -159,7 +159,7 @@ def identities(columns: Mapping[str, Sequence[Any]]) -> Iterator[tuple[SampleId,
 
 
 def write_table(table: pa.Table, path: Path) -> None:
-    """Writes a ledger's table as a whole or not at all."""
+    """Writes a ledger's table atomically."""
     from pyarrow import parquet
 
     with replacing(path) as partial:
@@ -167,12 +167,12 @@ def write_table(table: pa.Table, path: Path) -> None:
 
 
 def read_table(path: Path) -> tuple[pa.Table, JSONObject]:
-    """Reads a ledger's table, and what its metadata says; DataError if it is no ledger."""
+    """Reads a ledger's table and its metadata; DataError if the file is not a ledger."""
     with needs_package("The ledger is a Parquet file: pip install pyarrow"):
         import pyarrow as pa
         from pyarrow import parquet
     try:
-        with path.open("rb") as file:  # a pipe or a directory does not come here: `is_file` chose the path
+        with path.open("rb") as file:  # `is_file` chose the path, so it is not a pipe or a directory
             table = parquet.read_table(file)
         about = json.loads((table.schema.metadata or {})[b"trainwright"])
         _check(table, about)
@@ -182,26 +182,26 @@ def read_table(path: Path) -> tuple[pa.Table, JSONObject]:
 
 
 def _check(table: pa.Table, about: JSONObject) -> None:
-    """Raises ValueError for a table or metadata that no run writes."""
+    """Raises ValueError for an invalid table or invalid metadata."""
     sources = about["sources"]
     num_samples = about["num_samples"]
     probes = about.get("probes", {})
     if not isinstance(probes, dict) or not all(_are_probes(rows) for rows in probes.values()):
-        raise ValueError("its metadata holds values that no run writes")
+        raise ValueError("its metadata is invalid")
     if not isinstance(sources, dict | None) or not (num_samples is None or is_count(num_samples)):
-        raise ValueError("its metadata holds values that no run writes")
+        raise ValueError("its metadata is invalid")
     for name in ("sample", "mean_loss", *DTYPES):
         column = table[name].to_numpy()
         if column.dtype.kind not in "iuf" or (name == "sample" and column.dtype.kind == "f"):
-            raise ValueError(f"the column {name} holds no numbers")
+            raise ValueError(f"the column {name} does not hold numbers")
     _check_identities(table)
     samples = table["sample"].to_numpy()
     if len(samples) and not 0 <= samples.min() <= samples.max() < MAX_SAMPLES:
-        raise ValueError("it numbers samples as no data does")
+        raise ValueError("its sample numbers are invalid")
 
 
 def _are_probes(rows: object) -> bool:
-    """Returns whether a run may have written the probes of a source; ValueError for another fingerprint."""
+    """Returns whether these may be the probes of a source; ValueError for an invalid fingerprint."""
     if not isinstance(rows, dict):
         return False
     for content in rows.values():
@@ -210,7 +210,7 @@ def _are_probes(rows: object) -> bool:
 
 
 def _check_identities(table: pa.Table) -> None:
-    """Raises ValueError where the columns that identify samples are of other types; 0.2 has the first two of them."""
+    """Raises ValueError if the columns that identify samples have wrong types; 0.2 wrote the first two of them."""
     import pyarrow as pa
 
     tests = {"source": pa.types.is_string, "row": pa.types.is_integer}
@@ -228,12 +228,12 @@ def _check_identities(table: pa.Table) -> None:
 
 
 def is_without_names(about: JSONObject) -> bool:
-    """Returns True for the metadata of a ledger of version 0.2, whose rows have numbers and no names."""
+    """Returns True for the metadata of a ledger of version 0.2, which numbers rows and does not name them."""
     return "probes" not in about
 
 
 def columns_in(table: pa.Table, path: Path) -> Columns:
-    """Returns the columns of a table that `Ledger.merge` takes; raises DataError if one is missing."""
+    """Returns the columns of a table for `Ledger.merge`; raises DataError if one is missing."""
     try:
         return {name: table[name].to_numpy() for name in ("sample", *DTYPES)}
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""Orders that the lengths of samples decide: similar lengths together, whole batches by a budget; and the lengths."""
+"""Orders based on the lengths of samples: similar lengths together, or whole batches by a budget; and the lengths."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 Items = list[Item]
 Lengths: TypeAlias = "NDArray[np.int64] | NDArray[np.float64]"
-QUIET_S = 2.0  # reading lengths shows its progress when it takes longer
-CLASS_WIDTH = 1 / 16  # lengths that differ by less are drawn together by a token budget
+QUIET_S = 2.0  # reading lengths shows progress after this time
+CLASS_WIDTH = 1 / 16  # a token budget draws lengths within this ratio together
 
 
 def get_length_grouped_indices(
@@ -39,17 +39,17 @@ def get_length_grouped_indices(
     mega_batch_mult: int | None = None,
     generator: torch.Generator | None = None,
 ) -> list[int]:
-    """A random order in which neighbours have similar lengths.
+    """Returns a random order in which neighbours have similar lengths.
 
-    A random permutation is cut into portions of `mega_batch_mult` batches (default 50, or as many as give four
-    portions, whichever is less) and each is sorted, longest first. The longest sample of all comes first, so that
-    too little memory shows at once.
+    A random permutation is cut into portions of `mega_batch_mult` batches (default 50, or fewer to make four portions),
+    and each is sorted, longest first. The longest sample of all comes first, so that running out of memory shows at
+    once.
 
     Args:
-        lengths: of each sample.
+        lengths: length of each sample.
         batch_size: samples of a batch.
-        mega_batch_mult: batches of a portion.
-        generator: random source; default torch's global one.
+        mega_batch_mult: batches per portion.
+        generator: random generator; default torch's global generator.
 
     Returns:
         Indices of all samples.
@@ -70,18 +70,18 @@ def get_length_grouped_indices(
 
 
 class LengthGroupedSampler(Sampler[int]):
-    """Samples in random order, those of similar length together, so that batches need little padding.
+    """Samples in random order, with similar lengths together, so that batches need little padding.
 
     Args:
-        batch_size: samples for which similar length matters: a batch, or a whole window of them.
-        dataset: asked for the length of `model_input_name` of each item, if `lengths` is not given.
+        batch_size: number of samples to keep similar in length: a batch, or a whole window.
+        dataset: read for the length of `model_input_name` of each item, if `lengths` is not given.
         lengths: length of each sample.
-        model_input_name: input whose length counts; default "input_ids".
-        generator: random source; default torch's global one.
+        model_input_name: the input to measure; default "input_ids".
+        generator: random generator; default torch's global generator.
 
     Raises:
-        ValueError: neither dataset nor lengths.
-        DataError: items without that input.
+        ValueError: neither `dataset` nor `lengths` was given.
+        DataError: items lack that input.
     """
 
     def __init__(
@@ -93,13 +93,13 @@ class LengthGroupedSampler(Sampler[int]):
         generator: torch.Generator | None = None,
     ) -> None:
         if lengths is None and dataset is None:
-            raise ValueError("A sampler by length needs the lengths, or a dataset to ask for them; both are None.")
+            raise ValueError("A sampler by length needs lengths, or a dataset to measure; both are None.")
         self.model_input_name = model_input_name or "input_ids"
         lengths = sample_lengths(dataset, self.model_input_name) if lengths is None else lengths
         self.lengths: list[int] = list(lengths) if isinstance(lengths, Sequence) else lengths.tolist()
         self.batch_size = batch_size
         self.generator = generator
-        self.length_column: str | None = None  # where else the lengths came from
+        self.length_column: str | None = None  # otherwise, the column that the lengths came from
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -109,7 +109,7 @@ class LengthGroupedSampler(Sampler[int]):
 
 
 class SortedByLength(Sampler[int]):
-    """All samples, longest first. Attribute `places`: the indices in this order, by which results are put back."""
+    """All samples, longest first. Attribute `places`: the indices in this order, to put results back in place."""
 
     def __init__(self, lengths: Sequence[int] | Lengths) -> None:
         self.places: NDArray[np.int64] = np.argsort(-np.asarray(lengths), kind="stable")
@@ -125,45 +125,45 @@ class SortedByLength(Sampler[int]):
 
 
 class BatchOrder(Order, Sampler[Any]):  # Any: groups are lists of indices, or rows of pieces of samples
-    """Groups of samples, in an order that is a pure function of seed and epoch. Each is a batch of one process.
+    """Groups of samples, in an order that is a pure function of seed and epoch. Each group is a batch of one process.
 
-    To everything that deals with positions a group is what a sample is elsewhere: an index of the order, so that
-    seeking, resuming and sharing among processes need no case of their own. The dataset wrapper turns such an index
-    into a list of items, and the collator wrapper makes the batch of it.
+    For everything that handles positions, a group takes the role of a sample: it is an index of the order, so that
+    seeking, resuming and distributing among processes need no special case. The dataset wrapper turns such an index
+    into a list of items, and the collator wrapper makes a batch from it.
     """
 
     seed: int  # base of the order
     num_samples: int  # in all groups together
-    unit: str  # the settings that decide what a group is; a position counted in other groups means nothing
+    unit: str  # the settings that define a group; positions counted in other groups are not comparable
     epoch: int = 0
     gives_groups = True
 
     @abstractmethod
     def num_tokens(self, epoch: int) -> int:
-        """Tokens of all batches of an epoch as the model gets them, padding included."""
+        """Returns the tokens in all batches of an epoch as the model gets them, padding included."""
 
     def num_samples_of(self, group: Sequence[Any]) -> int:
-        """Samples that a group adds to those of the epoch."""
+        """Returns the number of an epoch's samples that a group accounts for."""
         return len(group)
 
     def of_all_processes(self) -> BatchOrder:
-        """The order of the groups of all processes; this one, unless it is one process's."""
+        """Returns the order of the groups of all processes; self, unless it belongs to one process."""
         return self
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch."""
+        """Starts the next iteration at this epoch."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.indices(self.epoch))
 
     def wrap(self, dataset: DatasetLike) -> BatchedDataset:
-        """The dataset whose index is a group."""
+        """Returns the dataset indexed by groups."""
         return BatchedDataset(dataset)
 
 
 class BatchedDataset(Dataset[Items]):
-    """Gives the items of a group of indices."""
+    """Returns the items of a group of indices."""
 
     def __init__(self, dataset: DatasetLike) -> None:
         self.dataset = dataset
@@ -172,7 +172,7 @@ class BatchedDataset(Dataset[Items]):
         return len(self.dataset)
 
     def set_epoch(self, epoch: int) -> None:
-        """The user's dataset is read in this epoch from now on."""
+        """Sets the epoch of the user's dataset."""
         set_epoch_of(self.dataset, epoch)
 
     def __getitem__(self, group: Sequence[Any]) -> Items:
@@ -180,7 +180,7 @@ class BatchedDataset(Dataset[Items]):
 
 
 class SingleBatchCollator:
-    """Collates the one group of which a batch consists."""
+    """Collates the single group that a batch consists of."""
 
     def __init__(self, data_collator: Callable[[Items], Batch]) -> None:
         self.data_collator = data_collator
@@ -191,13 +191,13 @@ class SingleBatchCollator:
 
 
 def batch_order_of(dataloader: object) -> BatchOrder | None:
-    """The order behind a dataloader whose batches were formed by it; None for any other."""
+    """Returns the order that formed a dataloader's batches; None for any other dataloader."""
     order = getattr(getattr(dataloader, "batch_sampler", None), "order", None)
     return order if isinstance(order, BatchOrder) else None
 
 
 def num_samples(dataset: DatasetLike, batches: object) -> int:
-    """Samples of the epochs of a dataloader, without those in quarantine."""
+    """Returns the number of samples in a dataloader's epoch, without quarantined ones."""
     order = getattr(batches, "order", None)
     if isinstance(order, Order) and order.samples_per_epoch is not None:
         return order.samples_per_epoch
@@ -205,7 +205,7 @@ def num_samples(dataset: DatasetLike, batches: object) -> int:
 
 
 def num_tokens(dataloader: DataLoaderLike) -> int | None:
-    """Tokens of an epoch of this process, padding included, where the lengths tell without reading a sample."""
+    """Returns the tokens of this process in an epoch, padding included, if the lengths are known without reading."""
     order = batch_order_of(dataloader)
     if order is None or dataloader.batch_sampler.share.num_processes > 1:
         return None
@@ -213,18 +213,19 @@ def num_tokens(dataloader: DataLoaderLike) -> int | None:
 
 
 def fetch_items(dataset: DatasetLike, indices: Iterable[int]) -> Items:
-    """Items by index; at once where the dataset can (torch's own protocol for it)."""
+    """Returns items by index, in one call if the dataset supports it (torch's `__getitems__`)."""
     many = getattr(dataset, "__getitems__", None)
     return list(many(list(indices))) if many is not None else [dataset[index] for index in indices]
 
 
 class TokenBudget(BatchOrder):
-    """Batches of up to `max_tokens` tokens on one process, padding included; a longer sample is a DataError.
+    """Batches of up to `max_tokens` tokens per process, padding included; a longer sample is a DataError.
 
     The samples are sorted by length, longest first, and cut: a batch that begins with a sample of length L takes N // L
-    of them. So that they change their company from epoch to epoch, lengths that differ by less than a sixteenth count
-    as the longest of them, and within such a class the order is drawn anew. The cuts depend on the classes alone: every
-    epoch has the same number of batches. Their order is drawn, too. The collator pads to a multiple of `multiple_of`.
+    samples. To vary the company of samples from epoch to epoch, lengths that differ by less than a sixteenth are
+    treated as the longest of them, and the order within such a class is drawn anew. The cuts depend on the classes
+    alone, so every epoch has the same number of batches. The order of batches is drawn, too. The collator pads to a
+    multiple of `multiple_of`.
 
     Worked example: N = 32, lengths 16 9 8 4 4 4 (all classes of their own but the 4s): batches (16 9) (8 4 4 4), which
     are 2 x 16 = 32 and 4 x 8 = 32 tokens with padding.
@@ -234,7 +235,7 @@ class TokenBudget(BatchOrder):
         self, lengths: Sequence[int] | Lengths, max_tokens: int, *, seed: int, multiple_of: int | None = None
     ) -> None:
         super().__init__()
-        cure = "Raise the budget, or cut the samples."
+        cure = "Raise the budget, or truncate the samples."
         checked = check_lengths(lengths, max_tokens, setting="max_tokens_per_batch", cure=cure)
         multiple = multiple_of or 1
         self._padded: NDArray[np.int64] = -(-checked // multiple) * multiple
@@ -265,7 +266,7 @@ class TokenBudget(BatchOrder):
 
 
 def _classes(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each sample the length of its class: the longest one in it."""
+    """Returns for each sample the length of its class, which is the longest length in it."""
     tops: list[int] = []
     for length in np.unique(lengths)[::-1].tolist():
         if not tops or length <= tops[-1] * (1 - CLASS_WIDTH):
@@ -275,7 +276,7 @@ def _classes(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _cuts(widths: Lengths, max_tokens: int) -> NDArray[np.int64]:
-    """Returns the first positions of batches in samples sorted by width, widest first."""
+    """Returns the start positions of batches in samples sorted by width, widest first."""
     starts = []
     position = 0
     while position < len(widths):
@@ -290,10 +291,10 @@ def _cuts(widths: Lengths, max_tokens: int) -> NDArray[np.int64]:
 def sample_lengths(
     dataset: DatasetLike, name: str, *, column: str | None = None, show_progress: bool = False
 ) -> Lengths:
-    """Length of each sample: the column of lengths where the dataset has it, else of its entry `name`.
+    """Returns the length of each sample: from the length column if there is one, else by measuring the entry `name`.
 
-    A `datasets.Dataset` is not read for it: Arrow knows where each list begins. Anything else is asked by index.
-    Raises DataError for items without that entry, or lengths that are none.
+    A `datasets.Dataset` is not read for this: Arrow stores where each list begins. Anything else is read by index.
+    Raises DataError for items without that entry, and for invalid lengths.
     """
     if isinstance(dataset, MixtureDataset):
         found = [
@@ -307,7 +308,7 @@ def sample_lengths(
 
 
 def _of_columns(dataset: DatasetLike, name: str, column: str | None) -> Lengths | None:
-    """From the table alone; None where a transform on the fly makes the items, or the entry is no list."""
+    """Returns lengths from the table alone; None if items are transformed on the fly or the entry is not a list."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -328,7 +329,7 @@ def _of_columns(dataset: DatasetLike, name: str, column: str | None) -> Lengths 
 
 
 def _are_lengths(values: Any, column: str) -> bool:
-    """Returns True if a column has a number for each sample; warns where it has not, since then it is not used."""
+    """Returns True if a column has a number for each sample; otherwise warns that it is not used."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -338,7 +339,7 @@ def _are_lengths(values: Any, column: str) -> bool:
         return True
     what = f"{num_empty} empty values" if num_empty else f"values of the type {values.type}"
     logger.warning(
-        "The column %r should tell the length of each sample, and it has %s: the samples are measured instead.",
+        "The column %r should hold the length of each sample, but has %s. The samples are measured instead.",
         column,
         what,
     )
@@ -346,32 +347,33 @@ def _are_lengths(values: Any, column: str) -> bool:
 
 
 def _as_lengths(values: Any) -> Lengths:
-    """Whole numbers, or fractions where they are."""
+    """Returns lengths as integers, or as floats if they are fractions."""
     array: Lengths = np.asarray(values)
     return array.astype(np.float64) if array.dtype.kind == "f" else array.astype(np.int64)
 
 
 def lengths_of(dataset: DatasetLike, name: str, *, show_progress: bool = False) -> list[int]:
-    """Length of an entry of each item, asked by index (a dataset need not end with an IndexError), or a DataError."""
+    """Returns the length of an entry of each item, by index (so no IndexError is needed at the end), or a DataError."""
     lengths = []
     for index in tqdm(range(len(dataset)), "Lengths", delay=QUIET_S, disable=not show_progress, leave=False):
         item = dataset[index]
         if not isinstance(item, Mapping) or name not in item:
             has = ", ".join(sorted(item)) if isinstance(item, Mapping) else f"a {type(item).__name__}"
             raise DataError(
-                f"Grouping by length needs the length of {name!r}, and item {index} has {has}. Give the dataset a "
-                "column with the lengths (length_column_name), or a processing_class whose first model input it has."
+                f"Grouping by length needs the length of {name!r}, but item {index} has {has}. Give the dataset a "
+                "column with the lengths (length_column_name), or pass a processing_class with a matching first model "
+                "input."
             )
         lengths.append(len(item[name]))
     return lengths
 
 
 def check_lengths(lengths: Sequence[int] | Lengths, longest: int, *, setting: str, cure: str) -> NDArray[np.int64]:
-    """The lengths as an array; a DataError if one is not above 0 and at most `longest`, which `setting` sets."""
+    """Returns the lengths as an array; DataError if one is not above 0 and at most `longest`, set by `setting`."""
     array: NDArray[np.int64] = np.ceil(np.asarray(lengths)).astype(np.int64)
     if (array < 1).any():
         index = int((array < 1).argmax())
-        raise DataError(f"Sample {index} of the training data has {array[index]} tokens. Leave such samples out.")
+        raise DataError(f"Sample {index} of the training data has {array[index]} tokens. Remove such samples.")
     if len(array) and array.max() > longest:
         index = int((array > longest).argmax())
         raise DataError(
@@ -382,5 +384,5 @@ def check_lengths(lengths: Sequence[int] | Lengths, longest: int, *, setting: st
 
 
 def lengths_digest(lengths: Sequence[int] | Lengths) -> str:
-    """16 hex digits that differ for other lengths: lengths decide an order that groups by them."""
+    """Returns 16 hex digits that differ for different lengths, since lengths define an order that groups by them."""
     return xxhash.xxh3_64(np.ascontiguousarray(_as_lengths(lengths)).tobytes()).hexdigest()

@@ -1,26 +1,25 @@
-"""Loader: batches of an epoch from any position, and what a checkpoint must keep of it.
+"""Loader: the batches of an epoch from any position, and the state of it that a checkpoint stores.
 
-It fetches one batch ahead of the one that is trained, as the original does, so that random draws of a collator fall
-between the same draws of dropout. A batch that lies ready when a checkpoint is written will be fetched again by the
-resumed run; where fetching may draw random numbers in this process, their states from before that fetch are kept for
-it. A signal or an error while a window is fetched goes back to the states from before its first fetch. In windows of
-one micro-batch both are the same copy, since nothing draws in between:
+It fetches one batch ahead of training, as the original does, so that a collator's random draws fall between the same
+dropout draws. A resumed run fetches the batch that was ready when its checkpoint was written once more; if fetching may
+draw random numbers in this process, their states from before that fetch are stored for it. A signal or an error during
+the fetch of a window returns to the states from before its first fetch. In windows of one micro-batch, both are the
+same copy, since nothing draws in between:
 
     step    begin_window   fetch of the batch ahead   training
     7       copy           draws                      draws; a checkpoint keeps the copy and the states of now
     8       copy           a signal: the states of the copy are put back, and step 7 is saved with the copy before it
 
-Windows of several micro-batches have two copies, one for each of these fetches: the other fetches of the window draw
-between them. A resume could begin with the first copy and fetch the window again, but only where its batches can be
-made again alike. A stream keeps its position after the window and not before it, and samples that come into quarantine
-change the window's own batches.
+Windows of several micro-batches have two copies, one for each purpose: the other fetches of the window draw in between.
+A resume could start from the first copy and fetch the window again, but only if its batches can be reproduced. A stream
+stores its position after the window, not before it, and samples newly put in quarantine change the window's own
+batches.
 
-A dataloader of the user may fetch ahead of its own batches, as those that accelerate prepares do: the batch that it has
-ready was made during the call before, and a resume makes it while it reads again what is trained. The states from
-before that call are kept too, and are set before the last batch that is skipped.
+A user's dataloader may itself fetch ahead, as accelerate's prepared dataloaders do: its ready batch was made during the
+previous call, and a resume makes it while it re-reads the trained batches. The states from before that call are stored
+too, and set before the last skipped batch.
 
-What differs between a dataset with indices, a stream and a dataloader that the user made is in its position
-(`positions.py`).
+Map-style datasets, streams and user-made dataloaders differ in their positions (`positions.py`).
 """
 
 from __future__ import annotations
@@ -45,11 +44,11 @@ from trainwright.data.seeding import SeededItems
 from trainwright.data.shards import RankShare
 
 _END: Any = object()
-RandomStates = Any  # of python, numpy and torch, as `checkpoint.rng` copies them
+RandomStates = Any  # of python, numpy and torch, as copied by `checkpoint.rng`
 
 
 class Loader:
-    """Gives the batches of each epoch of a dataloader: ours, or any that the user made."""
+    """Yields the batches of each epoch of a dataloader: ours, or the user's own."""
 
     def __init__(
         self,
@@ -65,36 +64,36 @@ class Loader:
         self.dataloader = dataloader  # anything that can be iterated once per epoch
         self._random_state = random_state  # returns the process's random states (python, numpy, torch)
         self._set_random_state = set_random_state
-        self._copies = copies  # sends batches to the device ahead of their use; None: they are moved when they are used
-        # Micro-batches of a window, between whose fetches nothing draws; the last window of an epoch may have fewer.
-        # None: not known, so that a checkpoint may follow each fetch, and random numbers may be drawn before it.
+        self._copies = copies  # copies batches to the device ahead of use; None: they are moved when used
+        # Micro-batches of a window; nothing draws between their fetches. The last window of an epoch may have fewer.
+        # None if unknown: then a checkpoint may follow any fetch, and random numbers may be drawn before it.
         self._window = window
-        self._left = window or 1  # batches to come until a checkpoint may be written
-        self._rewinds = rewinds  # a signal goes back to the begin of a window
+        self._left = window or 1  # batches remaining until a checkpoint may be written
+        self._rewinds = rewinds  # a signal returns to the beginning of a window
         self._keeps_states = may_draw_in_this_process(dataloader)
         self._seeds_here = seeds_this_process(dataloader)
-        # How far training is in it; `dispatched` is this process's part of what the main process reads for all.
+        # Position of training in it; `dispatched` is this process's part if the main process reads for all.
         self.position = position_of(dataloader, dispatched=dispatched)
-        self.is_stale = False  # samples are to be excluded from the rest of the epoch under way
+        self.is_stale = False  # samples are to be excluded from the rest of the current epoch
         self._resumed = LoaderState()
         self._epoch_start: RandomStates | None = None
         self._before_ahead: RandomStates | None = None
-        self._before_given: RandomStates | None = None  # the same from before the fetch of the batch given last
+        self._before_given: RandomStates | None = None  # the same from before fetching the last batch returned
         self._window_start: tuple[RandomStates, RandomStates | None, RandomStates | None] | None = None
-        self._now: RandomStates | None = None  # the states of now; None: something may have drawn since the last copy
+        self._now: RandomStates | None = None  # current states; None if something may have drawn since the last copy
         self._watched = watched(dataloader)
-        # The batches given since `begin_window`, and the ids of their samples.
+        # Batches returned since `begin_window`, and the ids of their samples.
         self._given: list[Batch] = []
         self._given_ids: list[SampleIds] = []
-        self._keeps_pace = True  # no window of this epoch had other batches than were given for it
+        self._keeps_pace = True  # every window of this epoch used exactly its own batches
 
     def ids_of(self, batches: Sequence[Batch]) -> list[SampleIds]:
-        """Returns the ids of the samples of a window's batches, in the order of their rows.
+        """Returns the ids of the samples in a window's batches, in the order of their rows.
 
-        It is asked once for each window, with the batches that were made of those given for it. An override of
-        `get_batch_samples` may have put others in their places, read ahead, or dropped some: ids are those of the same
-        batch, or of the one that was given at its place. Those of a batch are empty where it has none, and the whole
-        list where they are not known.
+        It is called once per window, with the batches made from the ones it was given. An override of
+        `get_batch_samples` may have replaced batches, read ahead or dropped some: ids are matched by the batch itself,
+        or else by its position. The ids of a batch are empty if it has none, and the whole list is empty if they are
+        unknown.
         """
         given = self._given
         is_as_many = len(batches) == len(given)
@@ -107,7 +106,7 @@ class Loader:
 
     @property
     def has_ended(self) -> bool:
-        """True if the batch given last was the last one of its epoch."""
+        """True if the last batch returned was the last of its epoch."""
         return self._watched.end_of_dataloader
 
     def __len__(self) -> int:
@@ -117,18 +116,18 @@ class Loader:
         return iter(self.dataloader)
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes that callbacks and overrides ask of a dataloader (`dataset`, `batch_size`, ...)."""
-        if name == "dataloader":  # not set yet: being unpickled or copied
+        """Returns attributes that callbacks and overrides read from a dataloader (`dataset`, `batch_size`, ...)."""
+        if name == "dataloader":  # not set yet, during unpickling or copying
             raise AttributeError(name)
         return getattr(self.dataloader, name)
 
     def epoch(
         self, epoch: int, *, skip_batches: int = 0, after_first: Callable[[], None] | None = None
     ) -> Iterator[Batch]:
-        """Batches of an epoch (from 0), after `skip_batches` that are trained already.
+        """Yields the batches of an epoch (from 0), after `skip_batches` already trained ones.
 
-        `after_first` is called once the first batch is fetched: the place where an interrupted run's random states
-        belong, since it had fetched that batch before it was interrupted.
+        `after_first` is called once the first batch is fetched. That is the place to restore an interrupted run's
+        random states, since it had fetched that batch before it was interrupted.
         """
         position = self.position
         position.seek(epoch, skip_batches)
@@ -141,12 +140,12 @@ class Loader:
         fetch: Any = self._fetch_as_it_was if self._seeds_here else next
         self._watched.begin()
         fetches_inside = self._keeps_states and position.may_fetch_ahead
-        first_kept = 1 if fetches_inside else 0  # batches to come before the first fetch whose states are kept
+        first_kept = 1 if fetches_inside else 0  # batches before the first fetch with stored states
         try:
             if fetches_inside:
                 self._before_ahead = self._states_now()
             self._now = None
-            with started_in_epoch(self.dataloader, epoch):  # accelerate's dataloaders open their epoch here
+            with started_in_epoch(self.dataloader, epoch):  # accelerate's dataloaders start their epoch here
                 ahead = fetch(batches, _END)
             if after_first is not None:
                 after_first()
@@ -160,7 +159,7 @@ class Loader:
                     if self._now is None:
                         self._now = self._random_state()
                     self._before_ahead = self._now
-                if not self._seeds_here:  # what is drawn for the batch stays drawn
+                if not self._seeds_here:  # draws made for the batch are kept
                     self._now = None
                 ahead = fetch(batches, _END)
                 if is_last := ahead is _END:
@@ -179,7 +178,7 @@ class Loader:
             self._watched.end()
 
     def close(self) -> None:
-        """Ends workers that persist, where the dataloader is the trainer's."""
+        """Ends persistent workers, if the dataloader is the trainer's."""
         if isinstance(self._watched, PreparedDataLoader):
             self._watched.end_workers()
 
@@ -189,25 +188,25 @@ class Loader:
         self.is_stale = self.position.is_stale
 
     def refresh(self, epoch: int, batches: int) -> int:
-        """Returns how many batches of an epoch count as done where `exclude` takes effect; see `LoaderPosition`."""
+        """Returns how many batches of an epoch count as done when `exclude` takes effect; see `LoaderPosition`."""
         self.is_stale = False
         return self.position.refresh(epoch, batches)
 
     def again(self, epoch: int, *, skip_batches: int) -> Iterator[Batch]:
-        """Batches of the epoch under way after some, as a resume would fetch them: none that was fetched ahead."""
+        """Yields the rest of the current epoch as a resume would fetch it, ignoring batches fetched ahead."""
         self._resumed = self.state()
         now = self._random_state()
         self.position.keep_rest()
         return self.epoch(epoch, skip_batches=skip_batches, after_first=lambda: self._set_random_state(now))
 
     def _states_now(self) -> RandomStates:
-        """Returns the random states of now, copied unless nothing can have drawn since the last copy."""
+        """Returns the current random states, copied unless nothing can have drawn since the last copy."""
         if self._now is None:
             self._now = self._random_state()
         return self._now
 
     def _fetch_as_it_was(self, batches: Iterator[Batch], end: object) -> Any:
-        """The next batch; the random states, which it seeds, are afterwards what they were."""
+        """Returns the next batch, and restores the random states, which fetching seeds."""
         states = self._states_now()
         try:
             return next(batches, end)
@@ -229,15 +228,15 @@ class Loader:
         return batches
 
     def _set_states_before_given(self) -> None:
-        """Sets the random states in which the interrupted run fetched the batch that it trained last, if kept."""
+        """Restores the random states in which the interrupted run fetched its last trained batch, if stored."""
         if self._resumed.before_given is not None:
             self._set_random_state(self._resumed.before_given)
 
     def begin_window(self, random_states: RandomStates | None = None) -> None:
-        """Notes where the last finished step left the data, before the next one waits for its own.
+        """Records the data position after the last finished step, before the next step's batches are fetched.
 
         Args:
-            random_states: those of now, where the caller has copied them.
+            random_states: the current states, if the caller has copied them.
         """
         if self._copies is not None:
             self._copies.begin_window()
@@ -253,7 +252,7 @@ class Loader:
             self.position.begin_window()
 
     def rewind(self) -> None:
-        """Back to the beginning of the window, whose data will not be trained on any more."""
+        """Returns to the beginning of the window; its data will not be trained on."""
         self.position.rewind()
         self._watched.end_of_dataloader = False
         if self._window_start is not None:
@@ -264,15 +263,15 @@ class Loader:
     # -- checkpoints -------------------------------------------------------------------------------------------------
 
     def cursor(self, epoch: int, batches: int, *, batches_per_epoch: int) -> Cursor:
-        """The position after batches of an epoch whose step is done; the end of one is the beginning of the next.
+        """Returns the position after a finished step; the end of an epoch is the beginning of the next.
 
-        `batches_per_epoch` is `OPEN_END` where that is not known.
+        `batches_per_epoch` is `OPEN_END` if unknown.
         """
         is_end = batches >= batches_per_epoch or (batches_per_epoch == OPEN_END and self.has_ended)
         return self.position.cursor(epoch + 1, 0) if is_end else self.position.cursor(epoch, batches)
 
     def state(self) -> LoaderState:
-        """Returns what a checkpoint keeps of this process besides the cursor."""
+        """Returns the state of this process that a checkpoint stores besides the cursor."""
         return LoaderState(
             epoch_start=self._epoch_start,
             before_ahead=self._before_ahead,
@@ -281,17 +280,17 @@ class Loader:
         )
 
     def resume(self, cursor: Cursor, state: LoaderState) -> tuple[int, int]:
-        """Prepares to continue from a checkpoint's position and state; the next `epoch()` uses it.
+        """Prepares to continue from a checkpoint's position and state; takes effect in the next `epoch()`.
 
         Returns:
-            The epoch, and how many batches of it count as done: those of a full epoch less those that are left.
+            The epoch, and how many of its batches count as done: a full epoch's batches minus the remaining ones.
         """
         self._resumed = state
         return cursor.epoch, self.position.resume(cursor, state.position or {})
 
 
 def may_draw_in_this_process(dataloader: object) -> bool:
-    """Returns True if fetching a batch may draw random numbers of this process; unknown kinds count as drawing."""
+    """Returns True if fetching a batch may draw random numbers in this process; unknown kinds count as drawing."""
     if not isinstance(dataloader, DataLoader):
         return True
     if dataloader.num_workers > 0:
@@ -300,7 +299,7 @@ def may_draw_in_this_process(dataloader: object) -> bool:
 
 
 def seeds_this_process(dataloader: Any) -> bool:
-    """Returns True if fetching seeds the generators of this process for each sample, so that they must be put back."""
+    """Returns True if fetching seeds this process's generators for each sample, so that they must be restored."""
     dataset = getattr(dataloader, "dataset", None)
     seeds = isinstance(dataset, SeededItems)
     if isinstance(dataset, IterableDataset):
@@ -311,7 +310,7 @@ def seeds_this_process(dataloader: Any) -> bool:
 
 
 def _is_plain(dataset: Any) -> bool:
-    """Data that lies ready: a list, tensors, or Arrow columns without a transform on the fly."""
+    """Returns True for data held in memory: a list, tensors, or Arrow columns without a transform on the fly."""
     dataset = dataset.dataset if isinstance(dataset, BatchedDataset) else dataset
     if isinstance(dataset, MixtureDataset):
         return all(map(_is_plain, dataset.sources.values()))

@@ -1,4 +1,4 @@
-"""Named sources as one dataset: a global index is a row of a source. The order of samples is made elsewhere."""
+"""Named sources as one dataset: a global index refers to a row of a source. The order of samples is set elsewhere."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SourceUse:
-    """Use of one source by a run."""
+    """How a run uses one source."""
 
     name: str
     rows: int
-    share: float  # of the samples, at the beginning of the run
-    last_share: float  # and at its end
-    visits: float  # of each row, on average
+    share: float  # share of the samples, at the beginning of the run
+    last_share: float  # the same at its end
+    visits: float  # visits per row, on average
 
 
 class MixtureDataset(Dataset[Item]):
-    """The rows of several datasets with a length, one dataset after the other; a row comes as its dataset gives it.
+    """The rows of several datasets with a length, one dataset after another, as each dataset returns them.
 
     Args:
         sources: the datasets by name; at least one.
-        curriculum: the `Curriculum` that decides their order under way; None: there is none.
+        curriculum: the `Curriculum` that sets their order during training, or None.
 
     Attributes:
-        sources: the same.
+        sources: the datasets by name.
         names: their names, in order.
         offsets: the global index of the first row of each.
 
     Raises:
-        DataError: no source, or one that has no length.
+        DataError: there is no source, or a source has no length.
 
     Example:
         >>> data = MixtureDataset({"code": ["a", "b"], "chat": ["c"]})
@@ -57,7 +57,7 @@ class MixtureDataset(Dataset[Item]):
         for name, source in sources.items():
             if not has_length(source) or isinstance(source, IterableDataset):
                 raise DataError(
-                    f"The source {name!r} of train_dataset is a {type(source).__name__} without a length, and sources "
+                    f"The source {name!r} of train_dataset is a {type(source).__name__} without a length, but sources "
                     "need one."
                 )
         self.sources = dict(sources)
@@ -73,7 +73,7 @@ class MixtureDataset(Dataset[Item]):
         """Calls `set_epoch` of the sources that have it.
 
         Args:
-            epoch: the epoch of training that is read next, from 0.
+            epoch: the next epoch of training, from 0.
         """
         for source in self.sources.values():
             set_epoch_of(source, epoch)
@@ -83,7 +83,7 @@ class MixtureDataset(Dataset[Item]):
         return self.sources[name][row]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Item]:
-        """Rows by global index, in order; a source that gives several rows at once is asked once."""
+        """Returns rows by global index, in order, with one call per source if it can return several rows at once."""
         items: list[Item] = [None] * len(indices)
         at_once: dict[str, list[tuple[int, int]]] = {}
         for place, index in enumerate(indices):
@@ -105,25 +105,25 @@ class MixtureDataset(Dataset[Item]):
             index: a global index, from 0.
 
         Returns:
-            The name of its source, and its number in it.
+            The name of its source, and its row there.
 
         Raises:
             IndexError: there is no such index.
         """
         if not 0 <= index < self._length:
-            raise IndexError(f"index {index} is not one of {self._length} rows")
+            raise IndexError(f"index {index} is out of range for {self._length} rows")
         number = bisect_right(self.offsets, index) - 1
         return self.names[number], index - self.offsets[number]
 
     def sources_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the number of the source of each sample: its place among `names`."""
+        """Returns the number of each sample's source: its index in `names`."""
         return np.searchsorted(self.offsets, samples, side="right") - 1
 
     def uses(self, num_epochs: float) -> list[SourceUse]:
-        """Says what a run makes of the sources where each row is seen once an epoch.
+        """Returns how a run uses the sources if each row is seen once per epoch.
 
         Args:
-            num_epochs: of the run.
+            num_epochs: number of epochs.
 
         Returns:
             One entry for each source.
@@ -136,30 +136,32 @@ class MixtureDataset(Dataset[Item]):
         """Makes a mixture of the same names and lengths.
 
         Args:
-            change: returns what takes the place of a source.
+            change: returns the replacement for a source.
 
         Returns:
-            The mixture of what `change` returned.
+            The mixture of the replacements.
         """
         return MixtureDataset({name: change(source) for name, source in self.sources.items()}, self.curriculum)
 
 
 def check_is_by_index(dataset: Mapping[object, object]) -> None:
-    """Raises DataError for a dict that is not one of samples by index: a source of it has a name that is no text."""
+    """Raises DataError for a dict that mixes sources with samples by index: a name that is not a string."""
     holds_datasets = any(isinstance(one, Dataset) for one in dataset.values())
     if holds_datasets or set(dataset) != set(range(len(dataset))):
         name = next(name for name in dataset if not isinstance(name, str))
         raise DataError(
-            f"train_dataset is a dict with the name {name!r}, a {type(name).__name__}. Names of datasets to train on "
-            "together are texts: train_dataset={'code': a, 'chat': b}. A dict of samples has the indices from 0 up."
+            f"train_dataset is a dict with the key {name!r}, a {type(name).__name__}. Names of datasets to train on "
+            "together must be strings: train_dataset={'code': a, 'chat': b}. A dict of samples has the keys 0, 1, 2 "
+            "and so on."
         )
 
 
 def as_mixture(dataset: DatasetLike) -> DatasetLike:
-    """Returns the mixture of a dict of datasets or of a `Curriculum`, a stream if one of them is; others as they are.
+    """Turns a dict of datasets or a `Curriculum` into a mixture, or into a stream if it contains one.
 
-    A dict of samples by index is not: it is a dataset of its own. Raises DataError for the splits of one dataset, which
-    are not to be trained on together, and for names of sources that are no text.
+    Other datasets are returned unchanged, including a dict of samples by index, which is a dataset itself. Raises
+    DataError for the splits of one dataset, which must not be trained on together, and for source names that are not
+    strings.
     """
     if is_instance_of(dataset, "trainwright.data.curriculum", "Curriculum"):
         from trainwright.data.row_names import ONE_SOURCE
@@ -174,7 +176,7 @@ def as_mixture(dataset: DatasetLike) -> DatasetLike:
     if is_instance_of(dataset, "datasets", "DatasetDict") or is_instance_of(dataset, "datasets", "IterableDatasetDict"):
         raise DataError(
             f"train_dataset is a {type(dataset).__name__} with the splits {', '.join(map(repr, dataset))}. Pass one of "
-            "them, or a plain dict of those to train on together: train_dataset={'code': a, 'chat': b}."
+            "them, or a plain dict of the datasets to train on together: train_dataset={'code': a, 'chat': b}."
         )
     if any(isinstance(source, IterableDataset) for source in dataset.values()):
         from trainwright.data.streaming.mixture_stream import MixtureStream

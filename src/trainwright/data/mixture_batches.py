@@ -1,9 +1,9 @@
-"""Batches of a mixture that are formed by length, packed or within a token budget, from portions of its order.
+"""Batches of a mixture formed by length, packed or within a token budget, from portions of its order.
 
-The samples of an epoch, in the order of the mixture, are cut into portions, and batches are formed of each; so shares
-hold from portion to portion, and a schedule of shares stays one. The batches follow each other without end, and an
-epoch has as many as its first one. Where epochs differ in the lengths of their samples, later ones may begin some
-batches before or after the epoch of samples.
+The samples of an epoch, in the order of the mixture, are cut into portions, and batches are formed from each; so shares
+hold in every portion, and so does a schedule of shares. The batches form an endless sequence, and every epoch has as
+many as the first. If the lengths of samples differ between epochs, later epochs may begin some batches before or after
+the epoch of samples.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from trainwright.data.seeding import seed_of
 from trainwright.data.streaming.lookahead_buffer import formed_by_length
 from trainwright.errors import DataError
 
-PORTION = 1024  # samples, at least
-MIN_BATCHES = 64  # that a portion makes, about
+PORTION = 1024  # samples per portion, at least
+MIN_BATCHES = 64  # batches per portion, roughly
 
 
 class MixtureBatches(BatchOrder):
     """Groups of samples of a mixture, each a batch of one process.
 
     Args:
-        mixture: the order of samples.
-        lengths: of all rows, by global index.
+        mixture: order of the samples.
+        lengths: lengths of all rows, by global index.
         plan: how batches are formed.
-        example: the batches that all rows would make, each once.
+        example: the batches formed from all rows, each used once.
     """
 
     exclusion = Exclusion.SAME_SHARES
@@ -51,7 +51,7 @@ class MixtureBatches(BatchOrder):
         self._portion = max(PORTION, MIN_BATCHES * -(-len(lengths) // len(example)))
         self.unit = f"{example.unit} of portions of {self._portion}"
         self.packed_input = plan.length_of if plan.row_length is not None else None
-        self._counts: list[int] = []  # batches of each epoch of samples that is known
+        self._counts: list[int] = []  # batches in each known epoch of samples
 
     def __len__(self) -> int:
         return self._count(0)
@@ -73,13 +73,13 @@ class MixtureBatches(BatchOrder):
             of_samples += 1
 
     def _count(self, epoch: int) -> int:
-        """Batches of an epoch of samples."""
+        """Returns the number of batches in an epoch of samples."""
         while len(self._counts) <= epoch:
             self._counts.append(sum(len(order) for _, order in self._portions(len(self._counts))))
         return self._counts[epoch]
 
     def _portions(self, epoch: int) -> Iterator[tuple[list[int], BatchOrder]]:
-        """The samples of each portion of an epoch, and their batches."""
+        """Yields the samples of each portion of an epoch, and their batches."""
         self.mixture.seed = self.seed
         size = self.num_samples
         for first in range(epoch * size, (epoch + 1) * size, self._portion):
@@ -117,8 +117,8 @@ class MixtureBatches(BatchOrder):
             self._counts.clear()
         elif cursor.samples > 0:
             raise DataError(
-                "The checkpoint stands in the middle of an epoch, and its batches were formed by length from another "
-                "mixture, so which samples are left cannot be told. Resume with the same mixture, or begin that epoch "
-                "again with ignore_data_skip=True."
+                "The checkpoint was saved in the middle of an epoch, and its batches were formed by length from "
+                "another mixture, so the remaining samples are unknown. Resume with the same mixture, or restart that "
+                "epoch with ignore_data_skip=True."
             )
         return ""

@@ -1,17 +1,17 @@
-"""Order of a mixture: which source the sample at each position comes from, by shares, and which of its rows it is.
+"""Order of a mixture: the source of the sample at each position, by shares, and the row of that source.
 
-The order is one sequence without end, a pure function of seed and position; an epoch is a part of it. Let S_k(t) be the
+The order is one endless sequence, a pure function of seed and position; an epoch is a section of it. Let S_k(t) be the
 integral of the share of source k up to position t. Sample j of source k is due at the time t with S_k(t) = j + 1/2, and
 samples come in the order of these times. With constant shares these are Webster's quotients (2 j + 1) / share: after n
 samples a source has n times its share, give or take about one sample, at any n. The times are computed, not
 counted up, so that the order begins anywhere.
 
-A source is read in a shuffled order (`FeistelOrder`), and in another one when it begins again; its j-th sample is row
+A source is read in a shuffled order (`FeistelOrder`), reshuffled for each pass; its j-th sample is row
 j % rows of pass j // rows, whatever the epoch.
 
-Shares change along a `ShareCurve`, of positions in samples. A resume with another batch size has the curve of the
-checkpoint; one with another mixture has that curve up to its position, and the new one after it. Sources continue where
-they are, so that no row comes again before the others of its source.
+Shares change along a `ShareCurve` over positions in samples. A resume with another batch size uses the curve of the
+checkpoint; a resume with another mixture uses it up to its position, and the new curve after that. Sources continue
+where they are, so no row is repeated before the rest of its source has been seen.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = "NDArray[np.float64]"
 Integers: TypeAlias = "NDArray[np.int64]"
-BLOCK = 65_536  # positions computed at a time
-LINES = 32  # straight pieces in which shares of samples follow shares of tokens that change linearly
+BLOCK = 65_536  # positions computed at once
+LINES = 32  # linear pieces that approximate shares of samples for linearly changing shares of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Breakpoint:
-    """Shares from a position on, up to the next point."""
+    """Shares from a position on, up to the next breakpoint."""
 
     position: int
-    first: tuple[float, ...]  # of samples, a share for each source; they sum to 1
-    last: tuple[float, ...]  # just before the next point, to which they change linearly
+    first: tuple[float, ...]  # shares of samples, one for each source; they sum to 1
+    last: tuple[float, ...]  # shares just before the next breakpoint, with linear change in between
 
 
 @dataclass(frozen=True)
 class ShareCurve:
-    """Shares of the sources by position, from 0 on; the last point's first shares hold without end."""
+    """Shares of the sources by position, from 0 on; the first shares of the last breakpoint hold forever."""
 
     breakpoints: tuple[Breakpoint, ...]
 
@@ -76,7 +76,7 @@ class ShareCurve:
 
     @cached_property
     def _sums(self) -> Floats:
-        """Integrals of the shares up to each point."""
+        """Returns the integrals of the shares up to each breakpoint."""
         widths = np.diff(self._starts)[:, None]
         parts = np.array([np.add(point.first, point.last) / 2 for point in self.breakpoints])[:-1] * widths
         return np.concatenate([np.zeros((1, len(self.breakpoints[0].first))), np.cumsum(parts, axis=0)])
@@ -88,28 +88,28 @@ class ShareCurve:
         return shares
 
     def samples_before(self, time: float) -> Floats:
-        """The integral of each share up to a time."""
+        """Returns the integral of each share up to a time."""
         piece = int(np.searchsorted(self._starts, time, side="right")) - 1
         since = time - self._starts[piece]
         sums: Floats = self._sums[piece] + self._first[piece] * since + self._slopes[piece] * since * since / 2
         return sums
 
     def times(self, source: int, numbers: Integers) -> Floats:
-        """Returns the times at which samples of a source are due; infinity for those that never are."""
+        """Returns the times at which samples of a source are due; infinity for samples that are never due."""
         sums = self._sums[:, source]
         aim = numbers + 0.5
         piece = np.searchsorted(sums, aim, side="right") - 1
         rest = aim - sums[piece]
         share = self._first[piece, source]
         slope = self._slopes[piece, source]
-        # The root of share * t + slope * t² / 2 = rest, in the form that does not cancel.
+        # The root of share * t + slope * t² / 2 = rest, in the form that avoids cancellation.
         below = share + np.sqrt(np.maximum(share * share + 2 * slope * rest, 0.0))
         with np.errstate(divide="ignore", invalid="ignore"):
             times: Floats = self._starts[piece] + np.where(rest > 0, 2 * rest / below, 0.0)
         return times
 
     def counts_before(self, time: float) -> list[int]:
-        """Returns the number of samples of each source that are due before a time: those whose `times` are less."""
+        """Returns the number of samples of each source that are due before a time, consistent with `times`."""
         counts = []
         for source, near in enumerate(np.rint(self.samples_before(time)).astype(np.int64).tolist()):
             first = max(near - 2, 0)
@@ -117,8 +117,9 @@ class ShareCurve:
         return counts
 
     def sources(self, first: int, stop: int) -> tuple[Integers, Integers]:
-        """The source of each position from `first` to before `stop`, and which of its samples it is."""
-        margin = len(self.breakpoints[0].first) + 1  # samples come at most half as many from their times
+        """Returns the source of each position from `first` up to `stop`, and the sample number within it."""
+        # samples are at most half this number of positions away from their times
+        margin = len(self.breakpoints[0].first) + 1
         low, high = (self.counts_before(max(time, 0.0)) for time in (first - margin, stop + margin))
         numbers = [np.arange(a, b) for a, b in zip(low, high, strict=True)]
         times = np.concatenate([self.times(source, of_source) for source, of_source in enumerate(numbers)])
@@ -127,8 +128,11 @@ class ShareCurve:
         return owners[chosen], np.concatenate(numbers)[chosen]
 
     def then(self, other: ShareCurve, position: int) -> ShareCurve:
-        """This curve up to a position, and another one after it; what comes before the position stays the same."""
-        position += len(self.breakpoints[0].first) + 1  # samples before it may be due a little later
+        """Returns a curve that follows this one up to a position, and another one after it.
+
+        The past does not change.
+        """
+        position += len(self.breakpoints[0].first) + 1  # samples before the position may be due a little later
         before = [point for point in self.breakpoints if point.position < position]
         before[-1] = Breakpoint(
             before[-1].position, before[-1].first, tuple(self.shares_at(position, is_before=True).tolist())
@@ -139,20 +143,20 @@ class ShareCurve:
         return ShareCurve((*before, Breakpoint(position, here, end or here), *after))
 
     def to_json(self) -> str:
-        """Text for a checkpoint."""
+        """Returns the curve as text for a checkpoint."""
         return json.dumps([[point.position, point.first, point.last] for point in self.breakpoints])
 
     @classmethod
     def from_json(cls, text: str) -> ShareCurve:
-        """The curve in a checkpoint."""
+        """Returns the curve from a checkpoint's text."""
         return cls(tuple(Breakpoint(position, tuple(first), tuple(last)) for position, first, last in json.loads(text)))
 
 
 class MixtureOrder(Order, Sampler[int]):
     """Global indices of a `MixtureDataset` by shares.
 
-    An epoch has as many samples as `num_samples` says: all rows, where only shares are given; where sources are given
-    by passes ("all", "2 epochs"), so many that each has its passes in every epoch.
+    An epoch has `num_samples` samples: all rows if only shares are given; if sources are given by passes ("all", "2
+    epochs"), as many as it takes for each source to make its passes in every epoch.
     """
 
     seed: int
@@ -170,15 +174,15 @@ class MixtureOrder(Order, Sampler[int]):
         self.num_samples = num_samples
         self.seed = seed
         self.samples_per_epoch = num_samples
-        self.settings = settings  # from which the curve was made, as text
-        self.shuffles = shuffles  # the rows of a source
+        self.settings = settings  # the settings that define the curve, as text
+        self.shuffles = shuffles  # whether to shuffle the rows of a source
         self.epoch = 0
 
     def __len__(self) -> int:
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch."""
+        """Starts the next iteration at this epoch."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -194,7 +198,7 @@ class MixtureOrder(Order, Sampler[int]):
             yield from self.at(position, min(position + BLOCK, stop)).tolist()
 
     def at(self, first: int, stop: int) -> Integers:
-        """The global indices at positions of the run, from `first` to before `stop`."""
+        """Returns the global indices at positions of the run, from `first` up to `stop`."""
         owners, numbers = self.curve.sources(first, stop)
         found = np.empty(stop - first, dtype=np.int64)
         for source in np.unique(owners).tolist():
@@ -204,7 +208,7 @@ class MixtureOrder(Order, Sampler[int]):
 
     def _rows(self, source: int, numbers: Integers) -> Integers:
         passes, places = np.divmod(numbers.astype(np.uint64), np.uint64(self.rows[source]))
-        if self.shuffles:  # by the name of the source: another source beside it does not change its order
+        if self.shuffles:  # keyed by the name of the source, so that adding another source does not change its order
             seed = seed_of((self.seed, *self.names[source].encode()))
             places = FeistelOrder(self.rows[source], seed).of_passes(places, passes)
         return places.astype(np.int64)
@@ -234,7 +238,7 @@ class MixtureOrder(Order, Sampler[int]):
         return f"the new mixture from sample {position + 1} on; each source continues in its own order"
 
     def uses(self, num_epochs: float) -> list[SourceUse]:
-        """Returns the use of each source by a run of so many epochs."""
+        """Returns the use of each source in a run of `num_epochs` epochs."""
         end = num_epochs * self.num_samples
         shares = self.curve.shares_at(0.0)
         last = self.curve.shares_at(end)
@@ -251,7 +255,7 @@ class MixtureOrder(Order, Sampler[int]):
 def mixture_order(
     dataset: MixtureDataset, plan: MixturePlan, *, seed: int, shuffles: bool, lengths: Lengths | None = None
 ) -> MixtureOrder:
-    """The order that a plan asks for; `lengths` of all rows are needed where shares are of tokens.
+    """Returns the order for a plan; `lengths` of all rows are needed if shares are of tokens.
 
     Such shares count samples by the mean length of their source.
     """
@@ -268,19 +272,19 @@ def mixture_order(
 
 
 def settings_of(plan: MixturePlan) -> str:
-    """The settings that decide shares, as text."""
+    """Returns the settings that define the shares, as text."""
     return json.dumps([plan.stages, plan.unit, plan.is_linear])
 
 
 def curve_of_streams(names: Sequence[str], plan: MixturePlan) -> ShareCurve:
-    """The shares of sources whose lengths are not known.
+    """Returns the shares of sources of unknown length.
 
     Raises DataError for passes, shares of tokens, and a run without `max_steps`.
     """
     if plan.unit == "tokens" or any(parse_share(value)[1] for value in plan.stages[0][1].values()):
-        raise DataError("A mixture with a stream takes shares of samples, since its length is not known.")
+        raise DataError("A mixture with a stream must be given by shares of samples, since its length is unknown.")
     if plan.num_steps is None:
-        raise DataError("A mixture with a stream has no end, since sources that end begin again. Set max_steps.")
+        raise DataError("A mixture with a stream never ends, since sources restart when they end. Set max_steps.")
     weights = [1.0] * len(names)
     stages = [_shares(shares, names, [0] * len(names), weights)[0] for _, shares in plan.stages]
     return _curve(plan, stages, weights, 0)
@@ -289,7 +293,7 @@ def curve_of_streams(names: Sequence[str], plan: MixturePlan) -> ShareCurve:
 def _curve(
     plan: MixturePlan, stages: Sequence[Sequence[float]], weights: Sequence[float], num_samples: int
 ) -> ShareCurve:
-    """The curve of shares of samples by stage, where an epoch has so many samples."""
+    """Returns the curve of shares of samples by stage, for a given number of samples per epoch."""
     run = round(plan.num_epochs * num_samples) if plan.num_steps is None else plan.num_steps * plan.samples_per_step
     positions = [
         round(start * run) if isinstance(start, float) else start * plan.samples_per_step for start, _ in plan.stages
@@ -300,7 +304,7 @@ def _curve(
 
 
 def order_again(kind: OrderKind, dataset: MixtureDataset, *, num_samples: int, seed: int) -> MixtureOrder:
-    """The order that a checkpoint describes, of this dataset."""
+    """Returns the order that a checkpoint describes, for this dataset."""
     curve = ShareCurve.from_json(str(kind["shares"]))
     shuffles = kind["rows"] == "shuffled"
     return MixtureOrder(dataset, curve, num_samples, seed=seed, settings=str(kind["settings"]), shuffles=shuffles)
@@ -309,7 +313,7 @@ def order_again(kind: OrderKind, dataset: MixtureDataset, *, num_samples: int, s
 def _shares(
     asked: Mapping[str, float | str], names: Sequence[str], rows: Sequence[int], weights: Sequence[float]
 ) -> tuple[list[float], int]:
-    """Shares of samples, and the samples of an epoch."""
+    """Returns shares of samples, and the number of samples per epoch."""
     amounts = [parse_share(asked[name]) for name in names]
     fixed = [round(amount * num) if by_pass else 0 for (amount, by_pass), num in zip(amounts, rows, strict=True)]
     shares = [0.0 if by_pass else amount for amount, by_pass in amounts]
@@ -329,7 +333,7 @@ def _breakpoints(
     places: list[tuple[int, list[float]]] = []
     for i in range(len(positions) - 1):
         ends = [np.multiply(shares[i + one], weights) for one in (0, 1)]
-        ends = [end / end.sum() for end in ends]  # shares of the unit, which change linearly
+        ends = [end / end.sum() for end in ends]  # linearly changing shares of the unit
         pieces = 1 if len(set(weights)) == 1 else min(LINES, positions[i + 1] - positions[i])
         for piece in range(pieces):
             part = piece / pieces

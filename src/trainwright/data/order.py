@@ -1,8 +1,8 @@
-"""Orders: which sample comes at each position of an epoch.
+"""Orders: the sample at each position of an epoch.
 
-An order is a pure function of seed, epoch and position wherever that is possible, so that a resume computes it and
-begins in the middle; nothing is read or drawn to get there. Processes, batches and samples in quarantine are none of
-its business (`shards.py`, `batches.py`, `filter.py`).
+An order is a pure function of seed, epoch and position wherever possible, so that a resume computes it and begins in
+the middle, without reading or drawing anything on the way. Processes, batches and samples in quarantine are handled
+elsewhere (`shards.py`, `batches.py`, `filter.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from trainwright.data.cursor import Cursor, OrderKind
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Any: samplers are the user's own types, and what they give is an index of the user's dataset.
+# Any: samplers are the user's own types, and they yield indices into the user's dataset.
 
 
 class Exclusion(Enum):
-    """What becomes of an epoch where samples are in quarantine; each has its `Filter`."""
+    """How an epoch changes with samples in quarantine; each kind has its `Filter`."""
 
     SHORTER_EPOCHS = auto()
     SMALLER_BATCHES = auto()
@@ -35,46 +35,49 @@ class Exclusion(Enum):
 
 
 class Order(ABC):
-    """The indices of each epoch, of samples or of groups of them."""
+    """The indices of each epoch, of samples or of groups of samples."""
 
-    seed: int | None = None  # base of the order; None where it comes from elsewhere
-    unit: str | None = None  # the settings that decide what a group is; None for an index of a single sample
-    gives_groups: ClassVar[bool] = False  # an index is a group of samples, which makes a batch
-    is_counted = False  # its length is a claim that is compared with what it gives
-    is_computable = True  # the indices of an epoch can be computed at any time, and as often as needed
+    seed: int | None = None  # base of the order; None if the order comes from elsewhere
+    unit: str | None = None  # the settings that define a group; None if an index is a single sample
+    gives_groups: ClassVar[bool] = False  # an index is a group of samples that forms a batch
+    is_counted = False  # its length is only a claim, which is compared with the number of indices it yields
+    is_computable = True  # the indices of an epoch can be computed at any time, any number of times
     exclusion = Exclusion.SMALLER_BATCHES
 
-    samples_per_epoch: int | None = None  # where that is another number than the dataset has
+    samples_per_epoch: int | None = None  # set if it differs from the dataset's number of samples
     source_starts: Sequence[int] = (0,)  # first samples of the sources whose shares it keeps
 
     @abstractmethod
     def indices(self, epoch: int) -> Iterable[Any]:
-        """The indices of an epoch, in order."""
+        """Returns the indices of an epoch, in order."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Indices in an epoch, the same number in each."""
+        """Returns the number of indices in an epoch, the same for every epoch."""
 
     @abstractmethod
     def describe(self) -> OrderKind:
-        """Everything that the order depends on besides seed and epoch; lies in checkpoints."""
+        """Returns everything that the order depends on besides seed and epoch; stored in checkpoints."""
 
     def indices_from(self, epoch: int, first: int) -> Iterator[Any]:
-        """The indices of an epoch from position `first` on."""
+        """Yields the indices of an epoch from position `first` on."""
         return itertools.islice(self.indices(epoch), first, None)
 
     def continue_from(self, cursor: Cursor) -> str:
-        """Takes over from an order of its kind in a checkpoint what decides its samples; returns what to say of it."""
+        """Adopts the settings that define the samples from a checkpoint's order of its kind.
+
+        Returns a message about it.
+        """
         return ""
 
     def draw(self, epoch: int) -> Iterator[Any] | None:
-        """The indices of an epoch, where random numbers of this process decide them; None where they do not."""
+        """Returns the indices of an epoch if random numbers of this process decide them, else None."""
         return None
 
 
 @dataclass(eq=False)
 class Permutation(Order):
-    """Each sample once in an epoch, in an order that is a function of seed and epoch."""
+    """Each sample once per epoch, in an order that is a function of seed and epoch."""
 
     num_samples: int
     seed: int
@@ -85,7 +88,7 @@ class Permutation(Order):
 
 
 class ShuffledOrder(Permutation):
-    """A new permutation for each epoch, the one that a fresh torch generator with `seed + epoch` draws."""
+    """A new permutation for each epoch, as drawn by a fresh torch generator with `seed + epoch`."""
 
     def indices(self, epoch: int) -> Iterable[int]:
         generator = torch.Generator().manual_seed(self.seed + epoch)
@@ -97,20 +100,20 @@ class ShuffledOrder(Permutation):
 
 ROUNDS = 8
 GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # of 64 bits; its multiples are spread evenly
-BLOCK = 8192  # indices computed at a time: 64 KiB
+BLOCK = 8192  # indices computed at once: 64 KiB
 Numbers: TypeAlias = "NDArray[np.uint64]"
 
 
 class FeistelOrder(Permutation):
     """A new permutation for each epoch in constant memory, computed index by index from seed, epoch and position.
 
-    A Feistel network is a permutation of the numbers of so many bits, whatever its round function is (M. Luby and C.
+    A Feistel network permutes the numbers of a given bit width, whatever its round function is (M. Luby and C.
     Rackoff, "How to construct pseudorandom permutations from pseudorandom functions", SIAM J. Computing 17(2), 1988).
-    For n samples it runs on the least number of bits that holds n - 1; a result of n or more is put through again until
+    For n samples it uses the smallest bit width that holds n - 1; a result of n or more is passed through again until
     it is below n, which makes it a permutation of 0 to n - 1 ("cycle walking": J. Black and P. Rogaway, "Ciphers with
-    arbitrary finite domains", CT-RSA 2002). Less than half of the numbers are too large, so a number takes two passes
-    on average at most. The round function is the finaliser of SplitMix64 (G. Steele, D. Lea and C. Flood, OOPSLA 2014),
-    keyed by seed, epoch and round.
+    arbitrary finite domains", CT-RSA 2002). Fewer than half of the numbers are too large, so a number takes two passes
+    on average, at most. The round function is the finaliser of SplitMix64 (G. Steele, D. Lea and C. Flood, OOPSLA
+    2014), keyed by seed, epoch and round.
     """
 
     def describe(self) -> OrderKind:
@@ -129,11 +132,11 @@ class FeistelOrder(Permutation):
         return keys.astype(np.uint64)
 
     def of_passes(self, positions: Numbers, passes: Numbers) -> Numbers:
-        """The samples at some positions, each of a pass of its own, in another order than the epochs'."""
+        """Returns the samples at some positions, each of its own pass, in an order different from the epochs'."""
         return self.at(positions, random_bits(self._keys(0)[:, None] + (passes + np.uint64(1)) * GOLDEN_RATIO))
 
     def at(self, positions: Numbers, keys: Numbers) -> Numbers:
-        """The samples at some positions, of one permutation or, with keys for each position, of several."""
+        """Returns the samples at some positions, of one permutation or, with a key per position, of several."""
         bits = max((self.num_samples - 1).bit_length(), 2)
         found = _network(positions, bits, keys)
         while len(outside := np.flatnonzero(found >= self.num_samples)):
@@ -142,7 +145,7 @@ class FeistelOrder(Permutation):
 
 
 def _network(numbers: Numbers, bits: int, keys: Numbers) -> Numbers:
-    """One pass; with an odd number of bits the halves differ by one, and change places with every round."""
+    """Runs one pass; with an odd number of bits, the halves differ by one bit and swap sizes every round."""
     low_bits = bits // 2
     high_bits = bits - low_bits
     high = numbers >> np.uint64(low_bits)
@@ -157,7 +160,7 @@ def _network(numbers: Numbers, bits: int, keys: Numbers) -> Numbers:
 
 
 def random_bits(numbers: Numbers) -> Numbers:
-    """Numbers of 64 bits that look random, each a function of one number."""
+    """Returns 64-bit numbers that look random, each a function of one input number."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     numbers = numbers ^ (numbers >> np.uint64(31))
@@ -165,7 +168,7 @@ def random_bits(numbers: Numbers) -> Numbers:
 
 
 class SamplerOrder(Order):
-    """The order that a sampler gives; it may draw from the random generators of this process when an epoch starts."""
+    """The order of a sampler, which may use this process's random generators when an epoch starts."""
 
     is_counted = True
 
@@ -176,7 +179,7 @@ class SamplerOrder(Order):
             self.is_counted = False
         else:
             self.is_computable = False
-        self._describe = describe  # returns the kind of the order; default: the name of the sampler's class
+        self._describe = describe  # returns the kind of the order; default: the class name of the sampler
         self._kind: OrderKind | None = None
 
     def __len__(self) -> int:

@@ -1,15 +1,15 @@
-"""Packed rows: which samples share a row, the tensors of a batch, and the layout that isolates samples in a model.
+"""Packed rows: which samples share a row, the tensors of a batch, and the layout that keeps samples apart in a model.
 
 Best-fit decreasing (Johnson, "Fast algorithms for bin packing", 1974; for language models Ding et al., "Fewer
-truncations improve language modeling", 2024): the samples, longest first, go each to the fullest row that still has
-room for it. Equal lengths are placed together, as in Krell et al., "Efficient sequence packing without
-cross-contamination", 2021, so that the work grows with the rows touched. Which lengths share a row depends on the
-lengths alone, so every epoch has the same number of rows. Which sample of a length goes where, and the order of rows,
-are drawn for each epoch from `seed + epoch`.
+truncations improve language modeling", 2024): each sample, longest first, goes to the fullest row that still has room
+for it. Equal lengths are placed together, as in Krell et al., "Efficient sequence packing without cross-contamination",
+2021, so that the work grows with the number of rows touched. Which lengths share a row depends on the lengths alone, so
+every epoch has the same number of rows. Which sample of a length goes where, and the order of rows, are drawn for each
+epoch from `seed + epoch`.
 
-Before step 1 the model is run once on packed rows of random tokens and once on each of their samples alone. The first
-layout with which all logits agree is taken. If there is none, the samples would see each other, and packing is refused.
-No list of models is kept: what a model does decides.
+Before step 1, the model is run once on packed rows of random tokens and once on each of their samples alone. The first
+layout for which all logits agree is used. If there is none, the samples would see each other, and packing is refused.
+There is no list of supported models: this test decides.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from trainwright.data.length_sampler import BatchedDataset, BatchOrder, Lengths,
 from trainwright.errors import DataError, ModelError
 from trainwright.support.model_modes import evaluation_mode
 
-Piece = tuple[int, int, int]  # index of a sample, and the tokens of it from a start to before a stop
+Piece = tuple[int, int, int]  # (index of a sample, first token, end token), end exclusive
 Row = list[Piece]
-CURE = "Raise packing_length, cut the samples, or set packing_overflow='split'."
+CURE = "Raise packing_length, truncate the samples, or set packing_overflow='split'."
 MASK = "attention_mask"
-# Difference of logits, as a share of the largest, that rounding may make.
+# Difference in logits due to rounding, relative to the largest logit.
 ROUNDING = {torch.float32: 5e-5, torch.float64: 1e-6, torch.float16: 2e-2, torch.bfloat16: 6e-2}
-ROUNDING_ON_A_GPU = 5e-3  # of float32, whose products may be taken in TF32
+ROUNDING_ON_A_GPU = 5e-3  # for float32, which may use TF32 for products
 
 
 class PackedOrder(BatchOrder):
-    """Batches of rows, each row a list of pieces of samples; a batch of one process has so many rows.
+    """Batches of rows, where a row is a list of pieces of samples; a batch of one process has `rows_per_batch` rows.
 
-    A sample longer than a row is split with `splits_long`, otherwise it is a DataError, as an empty one is. `length_of`
-    is the entry of a sample that has these lengths.
+    A sample longer than a row is split with `splits_long`, otherwise it is a DataError, as is an empty one. `length_of`
+    is the entry of a sample that these lengths belong to.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PackedOrder(BatchOrder):
         return {"kind": "packing", "unit": self.unit, "splits_long": self._splits_long, "lengths": lengths}
 
     def num_samples_of(self, group: Sequence[Row]) -> int:
-        return sum(start == 0 for row in group for _, start, _ in row)  # a sample that is cut counts with its beginning
+        return sum(start == 0 for row in group for _, start, _ in row)  # a split sample counts with its first piece
 
     def num_tokens(self, epoch: int) -> int:
         widths = ([sum(stop - start for _, start, stop in row) for row in batch] for batch in self.indices(epoch))
@@ -110,7 +110,7 @@ class PackedOrder(BatchOrder):
 
 
 class PackedDataset(BatchedDataset):
-    """Gives the items of rows of pieces: for each row a list of items, cut where a piece is not the whole sample."""
+    """Returns the items of rows of pieces: a list of items per row, cut if a piece is not the whole sample."""
 
     def __init__(self, dataset: DatasetLike, length_of: str, *, splits_long: bool) -> None:
         super().__init__(dataset)
@@ -128,16 +128,16 @@ class PackedDataset(BatchedDataset):
             return item
         if stop > length or not self.splits_long:
             raise DataError(
-                f"Sample {index} was said to have {stop} tokens and has {length}. Mend the column of lengths "
-                "(length_column_name), or leave it out: then they are counted."
+                f"Sample {index} should have {stop} tokens, but has {length}. Correct the column of lengths "
+                "(length_column_name), or remove it: then the tokens are counted."
             )
-        # Other entries than text that have a value for each token are cut too.
+        # Other non-text entries with one value per token are cut too.
         cut = {name for name, one in item.items() if hasattr(one, "__len__") and not isinstance(one, (str, bytes))}
         return {n: one[start:stop] if n in cut and len(one) == length else one for n, one in item.items()}
 
 
 def _cut(lengths: NDArray[np.int64], row_length: int) -> NDArray[np.int64]:
-    """Pieces (index, start, stop) of all samples, none longer than a row."""
+    """Returns pieces (index, start, stop) of all samples, none longer than a row."""
     counts = -(-lengths // row_length)
     index = np.repeat(np.arange(len(lengths)), counts)
     start = (np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts, counts)) * row_length
@@ -145,9 +145,9 @@ def _cut(lengths: NDArray[np.int64], row_length: int) -> NDArray[np.int64]:
 
 
 def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> NDArray[np.int64]:
-    """Returns the row of each sample, of which the longest comes first; a row takes so many tokens."""
+    """Returns the row of each sample, for samples sorted longest first; a row holds `capacity` tokens."""
     row_of = np.zeros(len(lengths), dtype=np.int64)
-    room: dict[int, list[int]] = {}  # free tokens -> rows with so many
+    room: dict[int, list[int]] = {}  # free tokens -> rows with that much room
     rooms: list[int] = []  # its keys, sorted
     num_rows = position = 0
     while position < len(lengths):
@@ -162,7 +162,7 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> NDArray[np.int
             row = room[free].pop()
             if not room[free]:
                 del room[free], rooms[fit]
-        # The next sample of this length fits this row best again, until it is too full for it.
+        # The next sample of this length fits this row best again, until the row is too full for it.
         end = position + free // length
         while position < min(end, len(lengths)) and lengths[position] == length:
             row_of[position] = row
@@ -180,26 +180,28 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> NDArray[np.int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingLayout:
-    """Form in which a model learns where samples begin."""
+    """How a model is told where samples begin."""
 
-    # "positions": by position ids that restart, from which transformers makes its masks; "blocks": by a mask of each
-    # token for each token; "flat": one row of all samples, with their bounds, for kernels that take them
+    # "positions": restarting position ids, from which transformers makes its masks; "blocks": a mask for each pair of
+    # tokens; "flat": one row of all samples with their bounds, for kernels that take them
     form: Literal["positions", "blocks", "flat"]
-    causal: bool = False  # a mask hides later tokens, too
-    additive: torch.dtype | None = None  # type of a mask that is added to the scores; None: True is what may be seen
-    first_position: int | None = 0  # position id of a sample's first token; None: the model takes no position ids
+    causal: bool = False  # a mask also hides later tokens
+    # dtype of a mask added to the scores; None: a boolean mask, True where attention is allowed
+    additive: torch.dtype | None = None
+    first_position: int | None = 0  # position id of a sample's first token; None if the model takes no position ids
 
 
 @dataclass(eq=False)
 class PackedCollator:
-    """Makes a batch of rows: the items' tensors one after the other, filled up on the right to the longest row."""
+    """Makes a batch of rows: the items' tensors concatenated, padded on the right to the longest row."""
 
-    data_collator: Callable[[list[Item]], Batch]  # of the items of all rows; what it pads is taken off again
-    layout: PackingLayout  # tells the model where samples begin
-    length_of: str = "input_ids"  # the entry that has a token for each position
-    pad_token_id: int = 0  # fills that entry; what else there is is filled with 0, labels so that no loss counts them
-    masks_first: bool = False  # a sample's first label is no target: the token before it belongs to another sample
-    multiple_of: int | None = None  # rows are filled up to a multiple of so many tokens
+    data_collator: Callable[[list[Item]], Batch]  # collates the items of all rows; its padding is removed again
+    layout: PackingLayout  # how the model is told where samples begin
+    length_of: str = "input_ids"  # the entry with a token for each position
+    # padding of that entry; other entries are padded with 0, labels with a value that the loss ignores
+    pad_token_id: int = 0
+    masks_first: bool = False  # a sample's first label is not a target: the token before it belongs to another sample
+    multiple_of: int | None = None  # rows are padded to a multiple of this number of tokens
 
     def __call__(self, rows: list[list[Item]]) -> Batch:
         items = [item for row in rows for item in row]
@@ -229,18 +231,18 @@ class PackedCollator:
 
 
 def as_tensors(items: list[Item]) -> Batch:
-    """The collator for users who bring none: entries that have a value for each token, as they are."""
+    """The default collator: entries with one value per token, unchanged."""
     return {name: [torch.as_tensor(item[name]) for item in items] for name in items[0]}
 
 
 def _without_padding(name: str, value: Any, lengths: Sequence[int], mask: object) -> list[torch.Tensor]:
-    """An entry of a batch by sample, its padding taken off."""
+    """Returns an entry of a batch split by sample, without its padding."""
     if len(value) != len(lengths) or any(part.ndim != 1 for part in value):
         _refuse(name)
     pairs = list(zip(value, lengths, strict=True))
     if all(len(part) == length for part, length in pairs):
         return list(value)
-    if not isinstance(mask, torch.Tensor):  # without one, padding is what lies beyond a sample's end
+    if not isinstance(mask, torch.Tensor):  # without a mask, padding is everything beyond a sample's end
         if any(len(part) < length for part, length in pairs):
             _refuse(name)
         return [part[:length] for part, length in pairs]
@@ -251,14 +253,17 @@ def _without_padding(name: str, value: Any, lengths: Sequence[int], mask: object
 
 def _refuse(name: str) -> None:
     raise DataError(
-        f"packing puts tokens of several samples into a row, and the collator's {name!r} does not have one value for "
-        "each token. Use a collator that returns an entry as long as the sample for each sample, or train without "
+        f"packing puts tokens of several samples into a row, but the collator's {name!r} does not have one value per "
+        "token. Use a collator that returns an entry as long as the sample for each sample, or train without "
         "packing: max_tokens_per_batch saves padding, too."
     )
 
 
 def _positions(lengths: Sequence[int], width: int, first: int) -> torch.Tensor:
-    """Position ids of a row. Padding repeats one id that does not continue the last sample: see `num_real_tokens`."""
+    """Returns position ids of a row.
+
+    Padding repeats one id that does not continue the last sample (`num_real_tokens`).
+    """
     parts = [torch.arange(first, first + length) for length in lengths]
     padding = first + (2 if lengths[-1] == 1 else 1)
     return torch.cat([*parts, torch.full((width - sum(lengths),), padding)])
@@ -277,7 +282,7 @@ def _blocks(row_lengths: Sequence[Sequence[int]], width: int, layout: PackingLay
 
 
 def _flat(tokens: Mapping[str, Sequence[torch.Tensor]], lengths: Sequence[int], layout: PackingLayout) -> Batch:
-    """One row without padding; attention kernels take the bounds of the samples."""
+    """Makes one row without padding; attention kernels take the bounds of the samples."""
     batch: Batch = {name: torch.cat(list(parts))[None] for name, parts in tokens.items()}
     if layout.first_position is not None:
         batch["position_ids"] = _positions(lengths, sum(lengths), layout.first_position)[None]
@@ -293,7 +298,7 @@ def _flat(tokens: Mapping[str, Sequence[torch.Tensor]], lengths: Sequence[int], 
 def find_layout(
     model: nn.Module, *, row_length: int, num_rows: int, takes_positions: bool, length_of: str = "input_ids"
 ) -> PackingLayout:
-    """The layout by which this model keeps the samples of a row apart; ModelError where there is none."""
+    """Returns the layout that keeps the samples of a row apart in this model; ModelError if there is none."""
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelError(_refusal(model, "it is an encoder-decoder, which has two sequences for each sample"))
@@ -317,7 +322,7 @@ def find_layout(
                 return layout
             differences.append(f"{layout.form}: {share:.1e} of the largest logit")
     found = ", ".join(dict.fromkeys(differences))
-    raise ModelError(_refusal(model, f"its logits for packed samples are not those for the samples alone ({found})"))
+    raise ModelError(_refusal(model, f"its logits for packed samples differ from those for single samples ({found})"))
 
 
 def _refusal(model: nn.Module, reason: str) -> str:
@@ -328,11 +333,11 @@ def _refusal(model: nn.Module, reason: str) -> str:
 
 
 def _candidates(model: nn.Module, takes_positions: bool) -> Iterator[PackingLayout]:
-    """Layouts to try, the one that costs least first."""
+    """Yields the layouts to try, cheapest first."""
     config = getattr(model, "config", None)
     padding = getattr(config, "pad_token_id", None)
     firsts: list[int | None] = [None]
-    if takes_positions:  # some count positions from behind the padding id
+    if takes_positions:  # some models count positions starting after the padding id
         firsts = [0, *([padding + 1] if padding is not None else [])]
     kernel = str(getattr(config, "_attn_implementation", ""))
     additive = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
@@ -348,7 +353,7 @@ def _candidates(model: nn.Module, takes_positions: bool) -> Iterator[PackingLayo
 
 
 def _rows_of_random_tokens(model: nn.Module, row_length: int, num_rows: int, length_of: str) -> list[list[Batch]]:
-    """A row of three samples, and one of a long and a short one: windows of attention shorter than it show, too."""
+    """Returns a row of three samples, and a row of a long and a short one, to detect windowed attention too."""
     lengths = [[max(row_length // 2, 1), max(row_length // 3, 1), 1], [max(row_length - 3, 1), 2]][:num_rows]
     table = model.get_input_embeddings()  # type: ignore[operator]
     generator = torch.Generator().manual_seed(0)
@@ -377,7 +382,8 @@ def _logits_packed(
 def _logits(model: nn.Module, batch: Batch, width: int) -> torch.Tensor:
     device = next(model.parameters()).device
     placed = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
-    # The class's own forward: for a run the instance may have one under autocast, whose rounding would hide much.
+    # The class's own forward: during a run, the instance may have one under autocast, whose rounding would hide
+    # differences.
     outputs = type(model).forward(model, **placed)
     try:
         logits = output_logits(outputs)
@@ -386,6 +392,6 @@ def _logits(model: nn.Module, batch: Batch, width: int) -> torch.Tensor:
     if not isinstance(logits, torch.Tensor) or logits.ndim != 3 or logits.shape[1] != width:
         shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else "none"
         raise ModelError(
-            _refusal(model, f"it has no logits for each token (their shape: {shape}), so a row has one answer at most")
+            _refusal(model, f"it has no logits for each token (their shape: {shape}), so a row has at most one answer")
         )
     return logits.float()

@@ -1,8 +1,8 @@
-"""Positions: how far training is in a dataloader, one class for each kind of it, and how a resume gets back there.
+"""Positions: progress in a dataloader, with one class for each kind of dataloader, and how a resume returns there.
 
-- `IndexedPosition`: a dataset with indices. A position is computed from batches; nothing is read to get to it.
-- `StreamPosition`: an iterable dataset, followed batch by batch; its own state lies beside the cursor in a checkpoint.
-- `ForeignPosition`: a dataloader that the user made, counted in batches and read again up to it, unless it has
+- `IndexedPosition`: a dataset with indices. A position is computed from batches; nothing is read to reach it.
+- `StreamPosition`: an iterable dataset, tracked batch by batch; a checkpoint stores its state besides the cursor.
+- `ForeignPosition`: a user-made dataloader, counted in batches and re-read up to the position, unless it has
   `state_dict` and `load_state_dict` (torchdata's StatefulDataLoader, its workers' states included).
 """
 
@@ -46,17 +46,17 @@ State = dict[str, Any]
 class LoaderPosition(ABC):
     """A position in the data of one dataloader."""
 
-    chunk: int | None = None  # samples of a batch over all processes; None where that is not known
-    num_missing: int = 0  # excluded samples by which the next epochs are shorter than the dataset
-    num_formed: int = 0  # samples that were given in batches formed by length, over all processes
+    chunk: int | None = None  # samples of a batch over all processes; None if unknown
+    num_missing: int = 0  # number of excluded samples by which the next epochs are shorter than the dataset
+    num_formed: int = 0  # samples in batches formed by length so far, over all processes
     is_stale: bool = False  # samples are to be excluded from the next `refresh` on
-    has_mark: bool = False  # `begin_window` and `rewind` have something to do
-    names_rows: bool = True  # a sample's id tells its row; otherwise only the source that it comes from
+    has_mark: bool = False  # `begin_window` and `rewind` have an effect
+    names_rows: bool = True  # a sample's id identifies its row; otherwise only its source
     may_fetch_ahead: bool = False  # a batch may be fetched by the call for an earlier one
 
     @abstractmethod
     def seek(self, epoch: int, skip_batches: int) -> None:
-        """The next `open` is for this epoch, after some of its batches."""
+        """Makes the next `open` start at this epoch, after some of its batches."""
 
     @abstractmethod
     def open(
@@ -67,101 +67,104 @@ class LoaderPosition(ABC):
         reset: Callable[[], None],
         before_last_skipped: Callable[[], None] | None = None,
     ) -> Iterator[Batch]:
-        """Returns an iterator over the batches of the epoch after some.
+        """Returns an iterator over the batches of the epoch, after the skipped ones.
 
         Args:
-            skip_batches: batches that are skipped.
-            resumes: True for the epoch of a checkpoint, or for the rest of the epoch under way.
-            reset: sets the random states of the beginning of the epoch.
-            before_last_skipped: called before the last of `skip_batches` is read, where they are read again.
+            skip_batches: number of batches to skip.
+            resumes: True for the epoch of a checkpoint, or for the rest of the current epoch.
+            reset: restores the random states of the beginning of the epoch.
+            before_last_skipped: called before the last of `skip_batches` is read, if they are re-read.
         """
 
-    def begin(self) -> None:  # noqa: B027 -- a position that is computed has nothing to follow
-        """The first batch is fetched."""
+    def begin(self) -> None:  # noqa: B027 -- a computed position has nothing to track
+        """Records that the first batch was fetched."""
 
     @abstractmethod
     def advance(self, *, is_last: bool) -> SampleIds:
-        """A batch goes to training; the one after it is fetched, or it is the last one.
+        """Records that a batch goes to training; the next one has been fetched, unless this is the last.
 
-        Returns the ids of its samples, in the order of its rows; empty where they are not known.
+        Returns the ids of its samples, in the order of its rows; empty if unknown.
         """
 
     def exclude(self, samples: set[Sample], num_samples: int) -> None:
-        """Excludes samples from the batches that are fetched from now on, and those of an earlier call no more.
+        """Excludes samples from batches fetched from now on; replaces an earlier selection.
 
-        Raises DataError where samples are not named like this, or none would be left of the `num_samples` of a dataset
-        with a length.
+        Raises DataError if samples are not identified in this way, or if none would remain of the `num_samples` of a
+        dataset with a length.
         """
         raise DataError(
-            "Samples can be left out where the dataloader is the trainer's. Leave them out of the dataloader itself, "
+            "Samples can only be excluded if the dataloader is the trainer's. Exclude them in the dataloader itself, "
             "and delete quarantine.jsonl in output_dir."
         )
 
     def exclude_later(self, samples: set[Sample], num_samples: int) -> None:
-        """As `exclude`, during a run: where the batches of an epoch are counted, from the next `refresh` on."""
+        """Like `exclude`, during a run: if the batches of an epoch are counted, from the next `refresh` on."""
         self.exclude(samples, num_samples)
 
     def refresh(self, epoch: int, batches: int) -> int:
-        """Excludes what `exclude_later` named, after some batches of an epoch.
+        """Applies `exclude_later`, after some batches of an epoch.
 
-        The rest of the epoch has to be opened again. Returns how many of its batches count as done from now on.
+        The rest of the epoch must be opened again. Returns how many of its batches count as done from now on.
         """
         return batches
 
     def keep_rest(self) -> None:  # noqa: B027
-        """The next `open` is for the rest of the epoch under way, in its order."""
+        """Makes the next `open` return the rest of the current epoch, in its order."""
 
     def begin_window(self) -> None:  # noqa: B027
-        """Notes the position before a window's batches are fetched."""
+        """Records the position before a window's batches are fetched."""
 
     def rewind(self) -> None:  # noqa: B027
-        """Back to the noted position."""
+        """Returns to the recorded position."""
 
     @abstractmethod
     def cursor(self, epoch: int, batches: int) -> Cursor:
-        """The position after some batches of an epoch; 0 for the beginning of one."""
+        """Returns the position after some batches of an epoch; 0 for its beginning."""
 
     def state(self) -> State | None:
-        """Returns what a checkpoint keeps beside the cursor, by the kind of position; None: nothing."""
+        """Returns the state that a checkpoint stores besides the cursor, depending on the kind.
+
+        None if there is none.
+        """
         return None
 
     def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: DatasetLike) -> str:
-        """Checks that a run with steps of size `now` can resume at a position that steps of size `before` reached.
+        """Checks that a run with steps of size `now` can resume at a position reached with steps of size `before`.
 
-        Returns what to say of the order of samples; empty where it stays. An epoch that was begun in another kind of
-        order is finished in that order. Raises CheckpointError where the position is counted in batches of another
-        size, and DataError where the number of samples changed, or their order cannot be made again.
+        Returns a message about the order of samples; empty if it does not change. An epoch begun in another kind of
+        order is finished in that order. Raises CheckpointError if the position is counted in batches of another size,
+        and DataError if the number of samples changed or their order cannot be restored.
         """
         here = self.cursor(cursor.epoch + 1, 0)
         assert here.order is not None
         is_same = cursor.samples == 0 or cursor.order is None or is_same_order(cursor.order, here.order)
-        counts = is_same or here.unit is None  # groups that are formed otherwise may be more or fewer
+        counts = is_same or here.unit is None  # groups formed differently may differ in number
         check_same_data(cursor, here.num_samples if counts else None, here.unit)
         if cursor.samples > 0 and cursor.order is None:
             number = cursor.epoch + 1
-            return f"an older checkpoint, which does not name its order: epoch {number} is finished in this run's"
+            return f"an older checkpoint, which does not name its order: epoch {number} is finished in this run's order"
         return "" if is_same else self._finish_order(cursor, here.order, dataset)
 
     def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: DatasetLike) -> str:
-        """Finishes the cursor's epoch in another kind of order than the one of this run; says so."""
+        """Finishes the cursor's epoch in an order of another kind than this run's; returns a message about it."""
         raise_another_order(cursor, now)
 
     @abstractmethod
     def resume(self, cursor: Cursor, state: State) -> int:
-        """The next epoch begins at a checkpoint's position; returns how many batches of it count as done."""
+        """Starts the next epoch at a checkpoint's position; returns how many of its batches count as done."""
 
     @abstractmethod
     def batches_left(self, cursor: Cursor, batches_per_epoch: int) -> int:
-        """Batches of the cursor's epoch that are still to be trained."""
+        """Returns the number of batches of the cursor's epoch that remain to be trained."""
 
 
 class IndexedPosition(LoaderPosition):
     """A position in an order of indices, computed from the number of batches.
 
     Args:
-        dataloader: gives the batches.
-        batches: their indices.
-        dispatched: the process whose parts of the batches these are, where the main process reads for all.
+        dataloader: yields the batches.
+        batches: yields their indices.
+        dispatched: the process that these parts of batches belong to, if the main process reads for all.
     """
 
     def __init__(
@@ -171,13 +174,13 @@ class IndexedPosition(LoaderPosition):
         self._batches = batches
         self._dispatched = dispatched
         self._gives_groups = batches.order.gives_groups
-        # Indices of the batches that were sent to be fetched; None where batches come in another order than they were
-        # sent, or are not those of this process.
+        # Indices of the batches sent for fetching; None if batches arrive in another order than they were sent, or are
+        # not this process's own.
         self._sent: collections.deque[list[Any]] | None = None
         self._is_in_order = dispatched is None and getattr(dataloader, "in_order", True)
         self._computed: Iterator[list[Any]] = iter(())  # the indices of dispatched batches
         self._moved_epoch = -1  # an epoch that was begun in batches of another size
-        self._moved_by = 0  # samples by which its batches are moved
+        self._moved_by = 0  # samples by which that epoch's batches are shifted
         self._announced: tuple[set[Sample], int] = (set(), 0)  # arguments of the next `exclude`
         self.chunk: int = batches.share.chunk_size
         self.num_missing = batches.num_missing
@@ -201,7 +204,7 @@ class IndexedPosition(LoaderPosition):
             whole = map(operator.itemgetter(0), computed) if self._gives_groups else computed
             self._computed = dispatched_parts(whole, self._dispatched)
         batches = host_batches(self._dataloader)
-        if resumes and self._dataloader.num_workers == 0:  # workers have been given their first batches by now
+        if resumes and self._dataloader.num_workers == 0:  # workers already have their first batches
             indices.draw()
         return batches
 
@@ -219,7 +222,7 @@ class IndexedPosition(LoaderPosition):
     def exclude(self, samples: set[Sample], num_samples: int) -> None:
         indices = {sample for sample in samples if isinstance(sample, int)}
         if len(indices) < len(samples):
-            raise DataError(f"The training dataset has indices: name the samples of {QUARANTINE_NAME} by them.")
+            raise DataError(f"The training dataset has indices: use them to name the samples in {QUARANTINE_NAME}.")
         self._batches.exclude(indices, num_samples)
         self.num_missing = self._batches.num_missing
 
@@ -228,7 +231,7 @@ class IndexedPosition(LoaderPosition):
             self.exclude(samples, num_samples)
             return
         before = self._batches.excluded
-        self.exclude(samples, num_samples)  # raises what it raises
+        self.exclude(samples, num_samples)  # for its errors
         self._announced = (samples, num_samples)
         self.is_stale = self._batches.excluded != before
         self.exclude(set(before), num_samples)
@@ -261,7 +264,7 @@ class IndexedPosition(LoaderPosition):
         num_samples = len(self._batches.order)
         order = order_of_checkpoint(cursor, now, num_samples=num_samples, dataset=dataset)
         self._batches.finish(cursor.epoch, order)
-        return f"epoch {cursor.epoch + 1} is finished in the order it was begun in, the new order begins after it"
+        return f"epoch {cursor.epoch + 1} is finished in the order it began with; the new order begins after it"
 
     def resume(self, cursor: Cursor, state: State) -> int:
         order = self._batches.order
@@ -277,29 +280,29 @@ class IndexedPosition(LoaderPosition):
         return self._batches.num_batches(cursor.samples, cursor.epoch)
 
     def samples_before(self, epoch: int, batches: int) -> int:
-        """Samples of an epoch before a batch. Batches lie otherwise in an epoch that was begun with another size."""
+        """Returns the samples of an epoch before a batch; batches are shifted in an epoch begun with another size."""
         num_kept = batches * self.chunk + (self._moved_by if epoch == self._moved_epoch else 0)
         return self._batches.filter_of(epoch).place_after(epoch, num_kept)
 
 
 class StreamPosition(LoaderPosition):
-    """A position in a stream, followed by the origins of its batches. `StreamItems` knows what kind of stream it is."""
+    """A position in a stream, tracked by the origins of its batches. `StreamItems` knows the kind of stream."""
 
     has_mark = True
 
     def __init__(self, dataloader: StreamDataLoader) -> None:
         self._dataloader = dataloader
         self._items = dataloader.items
-        self._progress = EpochProgress()  # after the batch given last
-        self._before = self._progress  # and at the beginning of the window
-        self._ahead = dataloader.origin  # of the batch that is fetched already
+        self._progress = EpochProgress()  # after the last batch returned
+        self._before = self._progress  # at the beginning of the window
+        self._ahead = dataloader.origin  # of the batch that is already fetched
         self.chunk: int = self._items.chunk_size
         self.num_missing = self._items.num_missing
         self.names_rows = not (is_mixture_stream(self._items.source) and is_shuffled_stream(self._items.source))
 
     def seek(self, epoch: int, skip_batches: int) -> None:
         items = self._items
-        if epoch != items.start[0]:  # another trainer's checkpoint knows the batches only
+        if epoch != items.start[0]:  # another trainer's checkpoint only has the number of batches
             items.start = (epoch, EpochProgress.passed_over(skip_batches * self.chunk, items.split))
         self._progress = items.start[1].copy()
         self._progress.part = items.split.part
@@ -331,7 +334,7 @@ class StreamPosition(LoaderPosition):
         self._items.exclude(samples)
         self.num_missing = self._items.num_missing
         if self._dataloader.num_workers > 0:
-            self._dataloader._iterator = None  # workers that persist would keep what they excluded before
+            self._dataloader._iterator = None  # persistent workers would keep their earlier selection
 
     def begin_window(self) -> None:
         self._before = self._progress.copy()
@@ -374,7 +377,7 @@ class StreamPosition(LoaderPosition):
 
 
 class ForeignPosition(LoaderPosition):
-    """A position in a dataloader that the user made, in batches; with its own state where it tells one."""
+    """A position in a user-made dataloader, in batches; with its own state if it has one."""
 
     has_mark = True
 
@@ -382,16 +385,16 @@ class ForeignPosition(LoaderPosition):
         self._dataloader = dataloader
         inside = getattr(dataloader, "base_dataloader", dataloader)  # accelerate's wrappers always have the methods
         self._tells = all(callable(getattr(inside, name, None)) for name in ("state_dict", "load_state_dict"))
-        # The dataloader's state after the batch given last, after the one fetched already, and before the window.
+        # The dataloader's state after the last batch returned, after the batch already fetched, and before the window.
         self._state: State | None = None
         self._ahead: State | None = None
         self._at_window: State | None = None
         self._resumed: State | None = None  # a checkpoint's state, from which the next iteration begins; used once
-        self.may_fetch_ahead = type(dataloader) is not DataLoader and not self._tells  # as those of accelerate
+        self.may_fetch_ahead = type(dataloader) is not DataLoader and not self._tells  # such as accelerate's
 
     def seek(self, epoch: int, skip_batches: int) -> None:
         batches = getattr(self._dataloader, "batch_sampler", None)
-        inside = getattr(batches, "batch_sampler", None)  # of accelerate's wrapper, for one of several processes
+        inside = getattr(batches, "batch_sampler", None)  # accelerate's wrapper, for one of several processes
         parts = [getattr(self._dataloader, name, None) for name in ("sampler", "dataset")]
         for part in (self._dataloader, batches, inside, *parts):
             if hasattr(part, "set_epoch"):
@@ -410,7 +413,7 @@ class ForeignPosition(LoaderPosition):
         batches: Iterator[Batch]
         if state is None:
             batches = iter(self._dataloader)
-            if skip_batches > 0:  # what is trained is read again
+            if skip_batches > 0:  # trained batches are read again
                 collections.deque(itertools.islice(batches, skip_batches - 1), maxlen=0)
                 if before_last_skipped is not None:
                     before_last_skipped()
@@ -420,14 +423,14 @@ class ForeignPosition(LoaderPosition):
         batches = iter(self._dataloader)
         if skip_batches == 0:  # an iterator of the epoch that had ended was made first
             reset()
-            torch.empty((), dtype=torch.int64).random_()  # the seed that making one draws
+            torch.empty((), dtype=torch.int64).random_()  # stands for the seed drawn by making that iterator
         return batches
 
     def begin(self) -> None:
         self._ahead = self._state_now()
 
     def advance(self, *, is_last: bool) -> SampleIds:
-        now = self._state_now()  # after the last batch: it begins its next epoch
+        now = self._state_now()  # after the last batch, the dataloader begins its next epoch
         self._state = now if is_last else self._ahead
         self._ahead = now
         return []
@@ -441,7 +444,7 @@ class ForeignPosition(LoaderPosition):
     def _state_now(self) -> State | None:
         if not self._tells:
             return None
-        state: State = copy.deepcopy(self._dataloader.state_dict())  # it may be the very object that changes
+        state: State = copy.deepcopy(self._dataloader.state_dict())  # it may return the object that it mutates
         return state
 
     def cursor(self, epoch: int, batches: int) -> Cursor:
@@ -453,8 +456,8 @@ class ForeignPosition(LoaderPosition):
     def check_resume(self, cursor: Cursor, *, before: WindowSize, now: WindowSize, dataset: DatasetLike) -> str:
         if before != now:
             raise CheckpointError(
-                f"The checkpoint was written with steps of {before} samples, and this run has {now}. The training "
-                "dataloader is not one of the trainer's, so the position is known in batches only; resume with the "
+                f"The checkpoint was written with steps of {before} samples, but this run has {now}. The training "
+                "dataloader is not the trainer's, so the position is only known in batches. Resume with the "
                 "same per_device_train_batch_size, gradient_accumulation_steps and number of processes."
             )
         return super().check_resume(cursor, before=before, now=now, dataset=dataset)
@@ -468,7 +471,7 @@ class ForeignPosition(LoaderPosition):
 
 
 def position_of(dataloader: DataLoaderLike, *, dispatched: RankShare | None = None) -> LoaderPosition:
-    """The kind of position that a dataloader has; `dispatched`: the part of this process, where one reads for all."""
+    """Returns the position for a dataloader; `dispatched` is this process's part if one process reads for all."""
     batches = getattr(dataloader, "batch_sampler", None)
     if isinstance(batches, EpochBatches):
         return IndexedPosition(dataloader, batches, dispatched=dispatched)

@@ -1,7 +1,7 @@
-"""PreparedDataLoader: torch's DataLoader as accelerate's prepared ones behave where scripts and callbacks use them.
+"""PreparedDataLoader: torch's DataLoader with the interface of accelerate's prepared ones, for scripts and callbacks.
 
-Owns the attributes that they read, and puts batches on the device. The training loop reads `host_batches` instead: its
-`DevicePrefetcher` copies to the device beside the computation. What a batch contains is decided by the subclasses.
+It owns the attributes that they read, and moves batches to the device. The training loop reads `host_batches` instead:
+its `DevicePrefetcher` overlaps copies to the device with computation. Subclasses decide the content of a batch.
 """
 
 from __future__ import annotations
@@ -32,41 +32,43 @@ from trainwright.state.interrupts import blocked, held_back
 
 # Any: batches, datasets and samplers are the user's own types; GradientState is not typed.
 
-AT_MOST_BYTES = 256 * 2**20  # of a window: all its batches are on the device at once, where one by one they need not be
+AT_MOST_BYTES = 256 * 2**20  # per window: all its batches are then on the device at once, instead of one at a time
 
 
 class Unwatched:
-    """Takes the place of a `PreparedDataLoader` for a dataloader that the user made."""
+    """Stands in for a `PreparedDataLoader` if the user made the dataloader."""
 
-    end_of_dataloader: bool = False  # the batch given last was the last one of its epoch
+    end_of_dataloader: bool = False  # the last batch returned was the last of its epoch
 
     def begin(self) -> None:
         """Begins an epoch."""
         self.end_of_dataloader = False
 
     def end(self) -> None:
-        """Ends an epoch; nobody is told."""
+        """Ends an epoch, without any effect."""
 
 
 class PreparedDataLoader(DataLoader[Any]):
     """torch's DataLoader with accelerate's attributes."""
 
     total_batch_size: int = 1  # samples over all processes
-    source: DatasetLike = None  # the dataset that the trainer was given; `dataset` may have fewer columns
-    device: torch.device | None = None  # where iterating puts the batches; None: they stay where the collator made them
+    source: DatasetLike = None  # the dataset given to the trainer; `dataset` may have fewer columns
+    # where iterating moves the batches; None leaves them where the collator made them
+    device: torch.device | None = None
     non_blocking: bool = False  # whether copies to the device are asynchronous
-    gradient_state: Any = None  # accelerate's, which knows the dataloaders that are being iterated
-    end_of_dataloader: bool = False  # the batch given last was the last one; of an open end, it is over
+    gradient_state: Any = None  # accelerate's, which tracks the dataloaders being iterated
+    # the last batch returned was the last one; without a known end, the iteration is over
+    end_of_dataloader: bool = False
     skip_batches: int = 0
     use_stateful_dataloader: bool = False
-    tells_dataset: bool = False  # a dataset with `set_epoch` is told of the epoch that is read
+    tells_dataset: bool = False  # whether to call `set_epoch` of the dataset
     rng_types: tuple[str, ...] = ()
     synchronized_generator: torch.Generator | None = None
     _is_open = False
-    _persistent: PersistentWorkers | None = None  # the workers, where they persist
+    _persistent: PersistentWorkers | None = None  # the persistent workers, if there are any
 
     def host_batches(self) -> Iterator[Batch]:
-        """Returns an iterator over the batches as the collator made them."""
+        """Returns an iterator over the batches as the collator returned them."""
         if self.tells_dataset:
             set_epoch_of(self.dataset, self._keeps_epoch.epoch)
         if self.num_workers == 0:
@@ -79,27 +81,27 @@ class PreparedDataLoader(DataLoader[Any]):
         return self._persistent.epoch()
 
     def end_workers(self) -> None:
-        """Ends workers that persist, and the iteration that reads from them; the next iteration starts others."""
+        """Ends persistent workers and the iteration that reads from them; the next iteration starts new ones."""
         workers = self._persistent
         self._persistent = None
         if workers is not None:
             workers.end()
 
-    def __iter__(self) -> Any:  # torch types it as its own iterator
+    def __iter__(self) -> Any:  # torch declares its own iterator type
         return self._device_batches(self.host_batches())
 
     def _device_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         num_batches = len(self) if has_length(self) else None
         device = None if self.device is None or self.device.type == "cpu" else self.device
         move = methodcaller("to", device, non_blocking=self.non_blocking)
-        if self._is_open:  # by a `Loader`, which keeps the attributes of an iteration itself
+        if self._is_open:  # by a `Loader`, which maintains the attributes of an iteration itself
             yield from batches if device is None else (map_tensors(move, batch) for batch in batches)
             return
         self.begin()
         try:
             for number, batch in enumerate(batches, start=1):
                 is_last = number == num_batches
-                if is_last is not self.end_of_dataloader:  # torch's DataLoader takes its time to be assigned to
+                if is_last is not self.end_of_dataloader:  # assigning to torch's DataLoader is slow
                     self.end_of_dataloader = is_last
                 yield batch if device is None else map_tensors(move, batch)
             self.end_of_dataloader = True
@@ -107,7 +109,7 @@ class PreparedDataLoader(DataLoader[Any]):
             self.end()
 
     def begin(self) -> None:
-        """Enters this dataloader in `gradient_state` as the one that is being iterated."""
+        """Registers this dataloader in `gradient_state` as the one being iterated."""
         self._is_open = True
         if self.gradient_state is None:
             self.reset()
@@ -117,7 +119,7 @@ class PreparedDataLoader(DataLoader[Any]):
             DataLoaderStateMixin.begin(self)
 
     def end(self) -> None:
-        """Removes it from `gradient_state`, unless accelerate was reset while the iteration was left open."""
+        """Removes it from `gradient_state`, unless accelerate was reset while the iteration was open."""
         self._is_open = False
         if self.gradient_state is not None and self.gradient_state.initialized:
             from accelerate.data_loader import DataLoaderStateMixin
@@ -125,30 +127,33 @@ class PreparedDataLoader(DataLoader[Any]):
             DataLoaderStateMixin.end(self)
 
     def reset(self) -> None:
-        """Begins an iteration anew: the last batch is still to come."""
+        """Marks a new iteration: the last batch is still to come."""
         self.end_of_dataloader = False
 
     @property
     def base_dataloader(self) -> PreparedDataLoader:
-        """The dataloader itself; accelerate's wraps another one."""
+        """Returns self; in accelerate, this is the wrapped dataloader."""
         return self
 
     @property
     def total_dataset_length(self) -> int:
-        """Samples of the dataset, over all processes."""
+        """Returns the number of samples of the dataset, over all processes."""
         return len(self.dataset)  # type: ignore[arg-type]  # a TypeError for a stream without a length, as usual
 
     @property
     def remainder(self) -> int:
-        """Samples of the last batch over all processes, 0 for a full one; -1 where it is dropped or not known."""
+        """Returns the samples of the last batch over all processes, 0 for a full one.
+
+        -1 if it is dropped or unknown.
+        """
         if not has_length(self.dataset) or getattr(self.batch_sampler, "drop_last", False):
             return -1
         return self.total_dataset_length % self.total_batch_size
 
     @property
     def iteration(self) -> int:
-        """The epoch that is read, or that the next iteration reads."""
-        begun = self._is_open and self.batch_sampler is not None  # which counts an epoch when it begins
+        """Returns the epoch being read, or else the epoch of the next iteration."""
+        begun = self._is_open and self.batch_sampler is not None  # it counts an epoch when the epoch begins
         return int(getattr(self._keeps_epoch, "epoch", 0)) - begun
 
     @iteration.setter
@@ -156,13 +161,13 @@ class PreparedDataLoader(DataLoader[Any]):
         self.set_epoch(epoch)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration reads this epoch, from 0; where it already does, a resume's place in it stays."""
+        """Starts the next iteration at this epoch, from 0; if it already does, a resume's position in it is kept."""
         if epoch != self.iteration:
             self._keeps_epoch.set_epoch(epoch)
 
     @property
     def _keeps_epoch(self) -> Any:
-        """The batch sampler, or the stream where there is none."""
+        """Returns the batch sampler, or the stream if there is none."""
         return self.dataset if self.batch_sampler is None else self.batch_sampler
 
     def get_sampler(self) -> Sampler[Any] | BatchSampler | None:
@@ -170,15 +175,15 @@ class PreparedDataLoader(DataLoader[Any]):
         return getattr(self.batch_sampler, "sampler", None)
 
 
-ITERATES = PreparedDataLoader.__iter__  # a subclass or a library may put another method in its place
+ITERATES = PreparedDataLoader.__iter__  # a subclass or a library may replace the method
 
 
 class PersistentWorkers:
     """Workers that serve every epoch of one dataloader.
 
-    torch's iterator ends its workers when it is released, and the dataloader that made it holds it for good. So a copy
-    of the dataloader makes it here: `end` releases the copy alone. An iterator that is collected in a circle of
-    references cannot tell its workers to end, since its queues are closed before; those are told through a pipe.
+    torch's iterator ends its workers when it is released, but the dataloader that made it holds it forever. So a copy
+    of the dataloader makes it here, and `end` releases only the copy. An iterator that is collected in a reference
+    cycle cannot tell its workers to end, since its queues are closed first; those workers are told through a pipe.
     """
 
     def __init__(self, dataloader: PreparedDataLoader) -> None:
@@ -191,7 +196,7 @@ class PersistentWorkers:
         self._epoch: Iterator[Batch] = iter(())
 
     def epoch(self) -> Iterator[Batch]:
-        """Returns an iterator over the batches of an epoch, and starts the workers for the first one."""
+        """Returns an iterator over the batches of an epoch; the first call starts the workers."""
         assert self._copy is not None
         batches, started = _started_by(partial(DataLoader.__iter__, self._copy))
         if self._workers is None:
@@ -201,7 +206,7 @@ class PersistentWorkers:
         return self._epoch
 
     def end(self) -> None:
-        """Ends the workers, and the iteration under way."""
+        """Ends the workers and the current iteration."""
         self._tells.detach()
         if isinstance(self._epoch, Generator):
             self._epoch.close()
@@ -209,7 +214,7 @@ class PersistentWorkers:
 
 
 class EndsWhenTold:
-    """The initialization of a worker, which then also ends once there is something to read in a pipe."""
+    """Initializes a worker; the worker then also ends once there is data in a pipe."""
 
     def __init__(self, start: Callable[[int], None] | None, told: Connection) -> None:
         self._start = start
@@ -222,13 +227,13 @@ class EndsWhenTold:
             self._start(worker_id)
 
     def _wait(self) -> None:
-        with contextlib.suppress(EOFError):  # the main process is gone, which others look for
+        with contextlib.suppress(EOFError):  # the main process is gone, which is handled elsewhere
             self._told.poll(None)
-            os._exit(0)  # with another code torch raises in the main process
+            os._exit(0)  # for any other code, torch raises in the main process
 
 
 def _started_by(iterate: Callable[[], Iterator[Batch]]) -> tuple[Iterator[Batch], list[BaseProcess]]:
-    """Returns an iterator that a function makes, and the workers that it started."""
+    """Returns an iterator made by a function, and the workers that it started."""
     before = set(multiprocessing.active_children())
     with held_back(), blocked():  # until `start_worker` ignores signals
         batches = iterate()
@@ -237,12 +242,12 @@ def _started_by(iterate: Callable[[], Iterator[Batch]]) -> tuple[Iterator[Batch]
 
 @contextlib.contextmanager
 def started_in_epoch(dataloader: DataLoaderLike, epoch: int) -> Iterator[None]:
-    """Around the opening of an epoch: workers that persist may be started in it, though a run starts them in its first.
+    """Wraps the opening of an epoch, in which persistent workers may be started; a run starts them in its first epoch.
 
     torch draws a seed for them when they start. In a later epoch, as after a resume, it is drawn from a copy of torch's
     generator, since an uninterrupted run draws nothing there.
     """
-    inside: Any = getattr(dataloader, "base_dataloader", dataloader)  # of accelerate's wrapper
+    inside: Any = getattr(dataloader, "base_dataloader", dataloader)  # accelerate's wrapper
     persists = isinstance(inside, DataLoader) and inside.persistent_workers
     if epoch == 0 or not persists or inside.generator is not None:
         yield
@@ -256,10 +261,10 @@ def started_in_epoch(dataloader: DataLoaderLike, epoch: int) -> Iterator[None]:
 
 
 def _of_workers(batches: Iterator[Batch], workers: LoaderWorkers) -> Iterator[Batch]:
-    """Yields the batches; after an error it looks at the workers, and lets go of torch's iterator.
+    """Yields the batches; after an error, inspects the workers and releases torch's iterator.
 
-    They end with torch's iterator. The traceback of an error would keep that until it is collected, in the middle of
-    whatever runs then, and torch waits five seconds for each worker that no longer hears that it should end.
+    The workers end with torch's iterator. The traceback of an error would keep it alive until garbage collection, at an
+    arbitrary later time, and torch waits five seconds for each worker that no longer receives the signal to end.
     """
     try:
         for batch in batches:
@@ -277,7 +282,7 @@ def _of_workers(batches: Iterator[Batch], workers: LoaderWorkers) -> Iterator[Ba
 
 
 def _forget_iterator(error: BaseException) -> None:
-    """Clears torch's frames, which are below this generator's, of an error and of those that it was raised from."""
+    """Clears torch's frames, below this generator's, from an error and the errors that caused it."""
     found: BaseException | None = error
     while found is not None:
         traceback.clear_frames(found.__traceback__)
@@ -285,14 +290,14 @@ def _forget_iterator(error: BaseException) -> None:
 
 
 def watched(dataloader: DataLoaderLike) -> PreparedDataLoader | Unwatched:
-    """Returns the dataloader if it is one of ours; a wrapper that only looks like one is a dataloader of the user."""
+    """Returns the dataloader if it is one of ours; a wrapper that only looks like one counts as user-made."""
     return dataloader if issubclass(type(dataloader), PreparedDataLoader) else Unwatched()
 
 
 def host_batches(dataloader: DataLoaderLike) -> Iterator[Batch]:
-    """Returns an iterator over the batches of any dataloader, not copied to the device where it is one of ours.
+    """Returns an iterator over the batches of any dataloader, not moved to the device if the dataloader is ours.
 
-    A dataloader of ours whose `__iter__` was replaced is iterated by that.
+    If the `__iter__` of one of ours was replaced, the replacement is used.
     """
     is_ours = issubclass(type(dataloader), PreparedDataLoader) and type(dataloader).__iter__ is ITERATES
     if is_ours:
@@ -302,25 +307,25 @@ def host_batches(dataloader: DataLoaderLike) -> Iterator[Batch]:
         return iter(dataloader)
 
 
-# -- copies ahead of their use -----------------------------------------------------------------------------------------
+# -- prefetching to the device --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class PrefetchedBatch:
-    """A batch whose tensors may still be on their way."""
+    """A batch with tensors that may still be in transfer."""
 
-    batch: object  # as it will be when they have arrived
-    tensors: list[torch.Tensor] = field(default_factory=list)  # of it that were sent
-    event: torch.Event | None = None  # when the last of them has arrived; None where none was sent
+    batch: object  # the batch, complete once the tensors have arrived
+    tensors: list[torch.Tensor] = field(default_factory=list)  # its tensors that were sent
+    event: torch.Event | None = None  # set when the last of them has arrived; None if none was sent
 
 
 class DevicePrefetcher:
-    """Copies the next batches to a device while the step before them is computed; this process never waits for a copy.
+    """Copies the next batches to a device while the previous step is computed; this process never waits for a copy.
 
-    A batch that was fetched ahead is copied on `stream`, out of pinned memory. When it is given out, the stream that
-    computes (`computing` tells it) waits for that copy, and the allocator is told that it uses the memory too: a batch
-    that is let go while kernels still read it is not written over. What is not a pinned tensor, or lies in an object
-    other than mappings that can be changed, lists and tuples, stays as it is; `_prepare_inputs` moves it as ever.
+    A prefetched batch is copied on `stream`, out of pinned memory. When it is handed out, the computing stream
+    (returned by `computing`) waits for that copy, and the allocator is told that this stream uses the memory too: a
+    batch released while kernels still read it is not overwritten. Anything that is not a pinned tensor, or is inside an
+    object other than a mutable mapping, a list or a tuple, is unchanged; `_prepare_inputs` moves it as usual.
     """
 
     def __init__(self, device: torch.device, *, stream: torch.Stream, computing: Callable[[], torch.Stream]) -> None:
@@ -330,11 +335,11 @@ class DevicePrefetcher:
         self._bytes_left = AT_MOST_BYTES
 
     def begin_window(self) -> None:
-        """Resets the limit on the bytes of a window: the batches copied so far are about to be used."""
+        """Resets the byte limit of a window: the batches copied so far are about to be used."""
         self._bytes_left = AT_MOST_BYTES
 
     def send(self, batch: object) -> PrefetchedBatch:
-        """Begins to copy a batch to the device; `receive` must be called before it is used."""
+        """Starts copying a batch to the device; `receive` must be called before it is used."""
         sent = PrefetchedBatch(batch)
         with self._stream:
             sent.batch = map_tensors(lambda tensor: self._copied(tensor, sent.tensors), batch)
@@ -342,8 +347,8 @@ class DevicePrefetcher:
                 sent.event = self._stream.record_event()
         return sent
 
-    def receive(self, sent: PrefetchedBatch) -> Any:  # of the type that was sent
-        """Returns the batch, safe to use on the stream that computes now."""
+    def receive(self, sent: PrefetchedBatch) -> Any:  # same type as the batch that was sent
+        """Returns the batch, safe to use on the current computing stream."""
         if sent.event is not None:
             computing = self._computing()
             computing.wait_event(sent.event)
@@ -360,7 +365,10 @@ class DevicePrefetcher:
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
-    """Returns a batch of the same kind with a function of its tensors, and whatever else its mappings carry."""
+    """Applies a function to the tensors of a batch.
+
+    Returns a batch of the same kind with all other content unchanged.
+    """
     if isinstance(batch, torch.Tensor):
         return function(batch)
     if isinstance(batch, MutableMapping):
@@ -379,7 +387,7 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) ->
 
 
 def make_prefetcher(dataloader: object, device: torch.device) -> DevicePrefetcher | None:
-    """The copies of a dataloader's batches to a device; None where nothing can be copied beside the computation."""
+    """Returns the prefetcher of a dataloader's batches to a device; None if copies cannot overlap with computation."""
     if not pins_memory(device) or not getattr(dataloader, "pin_memory", False):
         return None
     if accelerator() != device.type:

@@ -1,19 +1,19 @@
-"""Quarantine: samples that are excluded from training, and the file in the output directory with one a line.
+"""Quarantine: samples excluded from training, and the file in the output directory, with one sample per line.
 
     {"name": "reviews.csv:130", "source": "train", "line": 130, "file": "reviews.csv", "fingerprint": "…", "rows": 400}
     {"column": "id", "sample": "doc-3"}    the value of a column
     {"sample": 17}                         a number, as version 0.2 wrote it: valid for one state of the data only
-    {"sources": {"train": 400}}            the data for which such numbers were read first
+    {"sources": {"train": 400}}            the data for which such numbers were first read
 
-Of samples 0 to 5, with 2 and 3 in quarantine, an epoch in the order 4 2 0 3 5 1 becomes 4 0 5 1. A position in it is
-one of the whole order: after 4 0 it is 4, of 6. A resume finds it whatever is in quarantine then: what comes before it
-is done, and what comes after it is trained unless it is excluded.
+Of samples 0 to 5, with 2 and 3 in quarantine, an epoch in the order 4 2 0 3 5 1 becomes 4 0 5 1. A position in it
+refers to the whole order: after 4 0 it is 4, of 6. A resume finds it whatever is in quarantine by then: everything
+before it is done, and everything after it is trained unless it is excluded.
 
-A run in whose epoch samples come into quarantine fetches the rest of it again, as a resume there would.
+If samples are put in quarantine during an epoch, the run fetches the rest of the epoch again, as a resume would.
 
-Where the order of an epoch cannot be computed (a sampler's), or batches are formed by length, batches lose the sample,
-and an epoch has as many of them. With shares of a mixture an epoch keeps its length: the next sample of the same source
-takes the place of an excluded one.
+If the order of an epoch cannot be computed (a sampler's), or batches are formed by length, batches lose the sample, and
+the number of batches stays the same. With shares of a mixture, an epoch keeps its length: the next sample of the same
+source takes the place of an excluded one.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from trainwright.data.identity import SampleId, Seen, as_hex, of_hex
 from trainwright.errors import DataError
 
 NO_PLACES = (
-    "A place names a sample of a stream only where all processes and workers read the whole stream, in the same order "
-    "in each epoch. Name samples by a column whose values differ: trainer.quarantine(['doc-3'], column='id')."
+    "A position only identifies a sample of a stream if all processes and workers read the whole stream, in the same "
+    "order in each epoch. Name samples by a column of unique values: trainer.quarantine(['doc-3'], column='id')."
 )
 Sample: TypeAlias = int | tuple[str, int | str]  # a number, or a column and its value
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A sample that the file names, and what is kept of it to find it in changed data."""
+    """A sample named in the file, with the information needed to find it in changed data."""
 
     name: SampleId
     seen: Seen
 
 
 Entry: TypeAlias = Sample | Named
-Sizes: TypeAlias = "Mapping[str, int | None]"  # rows of each source; None: a stream
+Sizes: TypeAlias = "Mapping[str, int | None]"  # rows of each source; None for a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Quarantined:
     """Content of the file.
 
     Attributes:
-        entries: the samples, each once, in the order of the file.
-        sizes: of the data for which numbers hold; None: they were not read before.
+        entries: the samples, without duplicates, in the order of the file.
+        sizes: sizes of the data that the numbers refer to; None if they were not read before.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -63,9 +63,9 @@ class Quarantined:
 
 
 def read_quarantine(folder: str | Path) -> Quarantined:
-    """Reads which samples are excluded in an output directory; none if there is no file.
+    """Reads which samples are excluded in an output directory; returns none if there is no file.
 
-    A last line that was not finished is not read. Raises DataError if another line is invalid.
+    An incomplete last line is ignored. Raises DataError if any other line is invalid.
     """
     path = Path(folder) / QUARANTINE_NAME
     if not path.is_file():
@@ -89,11 +89,11 @@ def read_quarantine(folder: str | Path) -> Quarantined:
 
 
 def _entry_in(values: JSONObject) -> Entry:
-    """Returns the entry of a line; ValueError for one that no run writes."""
+    """Returns the entry of a line; ValueError for an invalid one."""
     if "name" in values:
         num_rows = values.get("rows")
         if num_rows is not None and not is_count(num_rows):
-            raise ValueError("no number of rows")
+            raise ValueError("the number of rows is missing or invalid")
         return Named(SampleId.from_dict(values), Seen(of_hex(values.get("fingerprint")), num_rows))
     sample = values["sample"]
     column = values.get("column")
@@ -106,7 +106,7 @@ def _entry_in(values: JSONObject) -> Entry:
 
 def _sizes_in(values: Mapping[str, Any]) -> Sizes:
     if not all(size is None or is_count(size) for size in values.values()):
-        raise ValueError("no numbers of rows")
+        raise ValueError("the numbers of rows are missing or invalid")
     return dict(values)
 
 
@@ -124,12 +124,12 @@ def _line_of(entry: Entry) -> JSONObject:
 
 
 def add_to_quarantine(folder: str | Path, entries: Iterable[Entry]) -> None:
-    """Appends samples to the file in an output directory, which is made if it is not there."""
+    """Appends samples to the file in an output directory, creating the directory if needed."""
     _append(folder, map(_line_of, entries))
 
 
 def note_sizes(folder: str | Path, sizes: Sizes) -> None:
-    """Appends the sizes of the data for which the numbers in the file hold."""
+    """Appends the sizes of the data that the numbers in the file refer to."""
     _append(folder, [{"sources": dict(sizes)}])
 
 
@@ -143,14 +143,14 @@ class KeptItems(Iterator[Item]):
     """The items of a stream that are not excluded.
 
     Args:
-        items: from a position on.
-        position: items before the first of these.
-        excluded: returns the samples that are excluded now.
-        number: returns by which number the item read last is known; None: by its position.
-        names_items: the numbers name items, whoever reads the stream and in whatever epoch.
+        items: the items from a position on.
+        position: number of items before the first of these.
+        excluded: returns the currently excluded samples.
+        number: returns the number of the last item read; None if its position is its number.
+        names_items: whether numbers identify items in every epoch and for every reader of the stream.
 
     Attributes:
-        position: items before the next one, those that are excluded included.
+        position: number of items before the next one, including excluded ones.
     """
 
     def __init__(
@@ -180,13 +180,13 @@ class KeptItems(Iterator[Item]):
                 return item
 
     def numbers_given(self) -> list[int]:
-        """Returns the numbers of the items given since the last call; none where they name no items."""
+        """Returns the numbers of the items yielded since the last call; empty if numbers do not identify items."""
         numbers = self._given
         self._given = []
         return numbers
 
     def pass_over(self, number: int, *, stop: int) -> bool:
-        """Reads so many items, but none at or after a position; returns False if the stream has ended."""
+        """Skips `number` items, but none at or after `stop`; returns False if the stream has ended."""
         position = self.position
         while number > 0 and self.position < stop:
             try:
@@ -210,21 +210,21 @@ class KeptItems(Iterator[Item]):
             return any((name, one.item() if hasattr(one, "item") else one) in excluded for name, one in values)
         except (KeyError, TypeError, IndexError):
             raise DataError(
-                f"{QUARANTINE_NAME} names samples by {' and '.join(sorted(columns))}, which a row of the stream does "
-                "not have (remove_unused_columns=True removes what the model does not take)."
+                f"{QUARANTINE_NAME} names samples by {' and '.join(sorted(columns))}, but rows of the stream do "
+                "not have this column (remove_unused_columns=True removes columns that the model does not take)."
             ) from None
 
 
 def substitutes(excluded: Collection[int], num_samples: int, starts: Sequence[int] = (0,)) -> dict[int, int]:
-    """Returns which sample takes the place of each excluded one; a DataError if none would be left.
+    """Returns the replacement for each excluded sample; DataError if no sample would remain.
 
-    It is the next one of the same source, from the first again after the last; of another source only where nothing is
-    left of that one. `starts` are the first samples of the sources. Indices beyond the end of the dataset have no
+    It is the next sample of the same source, continuing at the first after the last; of another source only if nothing
+    remains of that one. `starts` are the first samples of the sources. Indices beyond the end of the dataset have no
     effect.
     """
     excluded = {sample for sample in excluded if sample < num_samples}
     if excluded and len(excluded) >= num_samples:
-        raise DataError(f"All {num_samples} samples are in quarantine. Delete {QUARANTINE_NAME}, or lines of it.")
+        raise DataError(f"All {num_samples} samples are in quarantine. Delete {QUARANTINE_NAME}, or some of its lines.")
     found: dict[int, int] = {}
     for sample in excluded:
         source = bisect_right(starts, sample)

@@ -1,8 +1,8 @@
 """Names of the samples of a training dataset, and the fingerprints of their rows.
 
 A name is the row as the user knows it: an index before `Subset` or `train_test_split` held rows out, a line of a file
-where the dataset has an `origin`, a place in a stream, or the value of a column. Each kind of source is a class;
-`row_names` chooses it. Content is read from the dataset only when a fingerprint is asked for.
+if the dataset has an `origin`, a position in a stream, or the value of a column. Each kind of source is a class;
+`row_names` chooses it. Content is only read from the dataset when a fingerprint is asked for.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ONE_SOURCE = "train"  # of a dataset that is not one of several
+ONE_SOURCE = "train"  # source name of a single dataset
 # Any: rows are the user's own types.
 
 
 @dataclass(frozen=True, slots=True)
 class RowOrigin:
-    """Where the samples of a dataset come from; a dataset has it as its attribute `origin`.
+    """Origin of the samples of a dataset, which is the attribute `origin` of the dataset.
 
     Attributes:
         names: name of each sample.
@@ -48,11 +48,11 @@ class RowOrigin:
 
 
 class SourceRows(ABC):
-    """Names of the samples of one source, by their places from 0.
+    """Names of the samples of one source, by their positions from 0.
 
     Attributes:
-        name: of the source.
-        size: its samples; None: a stream.
+        name: name of the source.
+        size: number of its samples; None for a stream.
     """
 
     def __init__(self, name: str, size: int | None) -> None:
@@ -65,7 +65,7 @@ class SourceRows(ABC):
 
     @abstractmethod
     def places_of(self, name: SampleId) -> Sequence[int]:
-        """Returns the places with a name; a name without a part is that of all parts of its row."""
+        """Returns the positions with a name; a name without a part covers all parts of its row."""
 
     @abstractmethod
     def content_of(self, place: int) -> int | None:
@@ -73,7 +73,7 @@ class SourceRows(ABC):
 
     @property
     def keeps_contents(self) -> bool:
-        """True if no row is read for its fingerprint."""
+        """True if fingerprints are available without reading rows."""
         return False
 
 
@@ -81,10 +81,10 @@ class IndexedRows(SourceRows):
     """Rows of a dataset with a length, by index.
 
     Args:
-        name: of the source.
-        dataset: which is read for fingerprints and keys.
-        indices: index of each sample in the dataset before rows were held out; None: all of its rows, in order.
-        id_column: column whose values name rows; None: they are named by index.
+        name: name of the source.
+        dataset: the dataset, which is read for fingerprints and keys.
+        indices: index of each sample in the dataset before rows were held out; None for all of its rows, in order.
+        id_column: column of row names; None if rows are named by index.
     """
 
     def __init__(
@@ -114,24 +114,24 @@ class IndexedRows(SourceRows):
         return self._content(place) if self._is_stable else None
 
     def _content(self, place: int) -> int | None:
-        """Reads a row. A dataset that draws random numbers for it draws the same ones each time."""
+        """Reads a row. If the dataset draws random numbers for it, they are the same each time."""
         try:
             with drawing_apart():
                 return fingerprint(self._read(place))
-        except Exception:  # whatever the user's dataset raises; training meets it where it matters
+        except Exception:  # any error of the user's dataset; training raises it if the row is needed
             logger.debug("Row %d of %s has no fingerprint.", place, self.name, exc_info=True)
             return None
 
     @cached_property
     def _is_stable(self) -> bool:
-        """False if the first row is another one when it is read again."""
+        """False if the first row differs when it is read again."""
         if not self.size:
             return False
         is_stable = self._content(0) == self._content(0)
         if not is_stable:
             logger.warning(
                 "Rows of %s differ each time they are read, so they are named by index alone, which is wrong once rows "
-                "are added or removed. id_column=... names them by a column.",
+                "are added or removed. Use id_column=... to name them by a column.",
                 self.name,
             )
         return is_stable
@@ -152,14 +152,14 @@ class IndexedRows(SourceRows):
             key = key.item() if hasattr(key, "item") else key
         if not isinstance(key, str | int) or isinstance(key, bool):
             raise DataError(
-                f"id_column={column!r} holds {key!r} in row {place} of the source {self.name!r}; ids are texts or "
-                "whole numbers."
+                f"id_column={column!r} holds {key!r} in row {place} of the source {self.name!r}; ids must be strings "
+                "or integers."
             )
         return key
 
     @cached_property
     def _column(self) -> Sequence[Any] | None:
-        """The ids of a `datasets.Dataset`; None for other datasets, whose rows are read one by one."""
+        """Returns the ids of a `datasets.Dataset`; None for other datasets, which are read row by row."""
         column = self._id_column
         if column is None or not hasattr(self._dataset, "column_names"):
             return None
@@ -181,12 +181,12 @@ class IndexedRows(SourceRows):
 
 
 class OriginRows(SourceRows):
-    """Rows of which the dataset itself says where they come from.
+    """Rows of a dataset that records their origin itself.
 
     Args:
-        name: of the source, which takes the place of the one in the names.
-        origin: of the dataset.
-        places: places in the origin of the samples; None: all, in order.
+        name: name of the source, which replaces the one in the names.
+        origin: origin of the dataset.
+        places: positions of the samples in the origin; None for all, in order.
     """
 
     def __init__(self, name: str, origin: RowOrigin, places: NDArray[np.int64] | None = None) -> None:
@@ -224,7 +224,7 @@ class OriginRows(SourceRows):
 
 
 class StreamRows(SourceRows):
-    """Items of a stream, by their places in it. Their content passes by and cannot be read again."""
+    """Items of a stream, by their positions in it. Their content cannot be read again."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, None)
@@ -240,13 +240,13 @@ class StreamRows(SourceRows):
 
 
 class RowNames:
-    """Names of the samples of training data, by the numbers that the trainer gives them.
+    """Names of the samples of training data, by the numbers that the trainer uses.
 
     Args:
         sources: at least one, in the order of the data.
-        is_interleaved: the number of a sample is row x sources + source, as in a mixture with streams; otherwise each
-            source follows the one before it.
-        id_column: column whose values name rows; None: there is none.
+        is_interleaved: whether sample numbers are row x sources + source, as in a mixture with streams; otherwise each
+            source follows the previous one.
+        id_column: column of row names, or None.
     """
 
     def __init__(
@@ -263,7 +263,7 @@ class RowNames:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Samples of each source; None for a stream."""
+        """Number of samples of each source; None for a stream."""
         return {source.name: source.size for source in self.sources}
 
     def __len__(self) -> int:
@@ -271,11 +271,11 @@ class RowNames:
         return self._length or 0
 
     def __iter__(self) -> Iterator[SampleId]:
-        """The names of data with a length, in order."""
+        """Yields the names of data with a length, in order."""
         return map(self.name_of, range(len(self)))
 
     def source_and_place(self, number: int) -> tuple[SourceRows, int]:
-        """Returns the source of a sample, and its place in it; IndexError for a number that the data does not have."""
+        """Returns the source of a sample and its position there; IndexError if the data has no such number."""
         if self._is_interleaved:
             place, source = divmod(number, len(self.sources))
         else:
@@ -287,22 +287,22 @@ class RowNames:
         return self.sources[source], place
 
     def name_of(self, number: int) -> SampleId:
-        """Returns the name of a sample; IndexError for a number that the data does not have."""
+        """Returns the name of a sample; IndexError if the data has no such number."""
         source, place = self.source_and_place(number)
         return source.name_of(place)
 
     def number_at(self, source: str, place: int) -> int | None:
-        """Returns the number of the sample at a place of a source; None if there is none."""
+        """Returns the number of the sample at a position of a source; None if there is none."""
         number = self._number_of.get(source)
         if number is None or place >= (self.sources[number].size or place + 1):
             return None
         return self._number(number, place)
 
     def numbers_of(self, name: SampleId) -> list[int]:
-        """Returns the numbers of the samples with a name; several for a row that comes several times, or was cut."""
+        """Returns the numbers of the samples with a name; several if the row is repeated or was cut."""
         if name.key is None and name.file is None:
             chosen = [self._number_of[name.source]] if name.source in self._number_of else []
-        else:  # a key or a file names rows of whichever source
+        else:  # a key or a file identifies rows in any source
             chosen = list(range(len(self.sources)))
         return [self._number(source, place) for source in chosen for place in self.sources[source].places_of(name)]
 
@@ -314,18 +314,18 @@ class RowNames:
         return self.sizes.get(name.source)
 
     def fingerprint_of(self, number: int) -> int | None:
-        """Returns the fingerprint of a sample's row, which is read for it; None if it cannot be read."""
+        """Reads a sample's row and returns its fingerprint; None if it cannot be read."""
         source, place = self.source_and_place(number)
         return source.content_of(place)
 
     def contents(self) -> Iterator[tuple[int, int | None]]:
-        """Yields number and fingerprint of each sample, for which all rows are read; a stream is left out."""
+        """Yields the number and fingerprint of each sample, reading all rows; streams are skipped."""
         for number, source in enumerate(self.sources):
             for place in range(source.size or 0):
                 yield self._number(number, place), source.content_of(place)
 
     def find(self, text: str) -> list[int]:
-        """Returns the numbers of the samples that a text names, such as `reviews.csv:130`, `chat[17]` or `doc-3`.
+        """Returns the numbers of the samples named by a text such as `reviews.csv:130`, `chat[17]` or `doc-3`.
 
         Raises DataError if there is none.
         """
@@ -333,16 +333,16 @@ class RowNames:
         numbers = [number for name in found for number in self.numbers_of(name)]
         if not numbers:
             example = next(iter(self), None)
-            shown = "" if example is None else f" Samples of it are named like {str(example)!r}."
+            shown = "" if example is None else f" Sample names look like {str(example)!r}."
             raise DataError(f"The training data has no sample {text!r}.{shown}")
         return numbers
 
 
 class NamesOf:
-    """Names of a dataset's samples, found when they are first asked for.
+    """Names of a dataset's samples, determined when they are first asked for.
 
     Args:
-        dataset, id_column, source: as of `row_names`.
+        dataset, id_column, source: as for `row_names`.
     """
 
     def __init__(self, dataset: DatasetLike, *, id_column: str | None = None, source: str = ONE_SOURCE) -> None:
@@ -361,14 +361,14 @@ class NamesOf:
         """Returns the name of a sample for a message that must not fail: `chat[17]`, or `sample 17` if it has none.
 
         Args:
-            sample: a number, or the pieces of samples that are packed into one row (`_types.Row`).
+            sample: a number, or the pieces of samples packed into one row (`_types.Row`).
         """
         return " + ".join(str(one["name"]) for one in self.described(sample, with_content=False))
 
     def described(self, sample: object, *, with_content: bool = True) -> list[JSONObject]:
-        """Returns the names of a sample, or of the pieces packed into a row, as a file has them; it does not fail.
+        """Returns the names of a sample, or of the pieces packed into a row, in the form used in files; never fails.
 
-        `with_content` reads the rows for their fingerprints.
+        `with_content` also reads the rows for their fingerprints.
         """
         numbers: list[Any] = [piece[0] for piece in sample] if isinstance(sample, list) else [sample]
         found = []
@@ -387,9 +387,9 @@ def row_names(dataset: DatasetLike, *, id_column: str | None = None, source: str
     """Returns the names of a training dataset's samples.
 
     Args:
-        dataset: as the trainer holds it: a dataset, a stream, or a mixture of either.
-        id_column: column whose values name rows with an index; None: rows are named by index.
-        source: name of a dataset that is not a mixture.
+        dataset: a dataset, a stream, or a mixture of both, as the trainer holds it.
+        id_column: column of row names for data with indices; None if rows are named by index.
+        source: source name for a dataset that is not a mixture.
     """
     sources = getattr(dataset, "sources", None)
     is_mixture = isinstance(sources, Mapping) and hasattr(dataset, "source_of")
@@ -421,13 +421,16 @@ def _source(name: str, dataset: Any, id_column: str | None) -> SourceRows:
 
 
 def table_rows(dataset: Any) -> NDArray[np.int64] | None:
-    """Returns the table row of each sample of a `datasets.Dataset` after a shuffle or a selection; None: all rows."""
+    """Returns the table row of each sample of a `datasets.Dataset` after a shuffle or a selection.
+
+    None for all rows.
+    """
     chosen = dataset._indices  # the package has no public name for it
     return None if chosen is None else chosen.column(0).to_numpy().astype(np.int64)
 
 
 def _reader(dataset: Any) -> Callable[[int], Any]:
-    """Returns a function that reads a row as it is stored: without a transform, which may draw random numbers."""
+    """Returns a function that reads a row as stored, without a transform, which may draw random numbers."""
     if is_instance_of(dataset, "datasets", "Dataset"):
         stored = dataset.with_format("arrow")
         return lambda place: stored[place].to_pylist()[0]
@@ -445,7 +448,7 @@ def _places(values: Sequence[Any]) -> Mapping[object, Sequence[int]]:
 
 
 def _parsed(text: str, sources: Sequence[SourceRows]) -> Iterator[SampleId]:
-    """Yields the names that a text may stand for."""
+    """Yields the names that a text may refer to."""
     yield SampleId("", 0, key=text)
     if text.isdecimal():
         yield SampleId("", 0, key=int(text))

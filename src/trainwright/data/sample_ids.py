@@ -1,9 +1,9 @@
-"""Ids of the samples of a batch: what they are, and which ones a batch has that was cut for several processes.
+"""Ids of the samples of a batch, and the ids in a process's part of a batch that is split over processes.
 
-A sample's id is the number by which the training data knows it: an index of a dataset, or the place in a stream that
-has one order; of a mixture with streams it is a number of its own (`MixtureStream.source_of`). A batch carries the ids
-of its samples beside it, in the order of its rows. They come from where the batch was made: of a dataset with indices
-they are the indices that were sent to be fetched, and of a stream the numbers that the reader counted.
+A sample's id is its number in the training data: an index of a dataset, or the position in a stream of fixed order; a
+mixture with streams has its own numbering (`MixtureStream.source_of`). The ids of a batch's samples accompany the
+batch, in the order of its rows. They come from the place where the batch was made: for a map-style dataset, they are
+the indices sent for fetching; for a stream, the numbers counted by the reader.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from trainwright.data.shards import RankShare
 
 
 def dispatched_parts(batches: Iterator[list[Any]], share: RankShare) -> Iterator[list[Any]]:
-    """Yields one process's part of batches that the main process reads for all, as accelerate's dispatcher cuts them.
+    """Yields one process's part of batches that the main process reads for all, cut like accelerate's dispatcher does.
 
-    A last batch that does not divide is filled up with the first samples of the first batch. Any: ids, or rows.
+    A last batch that does not divide evenly is filled with the first samples of the first batch. Any: ids, or rows.
     """
     num = share.num_processes
     first: list[Any] = []

@@ -1,4 +1,4 @@
-"""Orders of training samples by name: the one that a plan asks for, and the one that a checkpoint's epoch has."""
+"""Makes orders of training samples: the order of a plan, and the order of a checkpoint's epoch."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ LARGE = 2**24  # samples above which "auto" computes the shuffled order: an arra
 
 
 def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | None:
-    """The sampler that the plan asks for; None for a stream, which cannot form batches by length here (DataError)."""
+    """Returns the sampler for a plan; None for a stream, which cannot form batches by length here (DataError)."""
     if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
         if (plan.max_tokens or plan.row_length) is not None and dataset is not None:
             raise DataError(
-                f"The training data is a {type(dataset).__name__} that is read as a stream, and batches cannot be "
-                "formed by the lengths of samples that are not known. Use a dataset with a length, or drop "
+                f"The training data is a {type(dataset).__name__}, which is read as a stream, and batches cannot be "
+                "formed by the lengths of unknown samples. Use a dataset with a length, or drop "
                 "max_tokens_per_batch or packing."
             )
         return None
@@ -91,19 +91,19 @@ def _by_shares(dataset: MixtureDataset, plan: SamplingPlan, mixture: MixturePlan
 
 
 def evaluation_by_length(dataset: DatasetLike, plan: SamplingPlan, generator: torch.Generator) -> LengthGroupedSampler:
-    """Samples of an evaluation, those of similar length together, in an order that `generator` draws."""
+    """Returns evaluation samples with similar lengths together, in an order drawn by `generator`."""
     sampler = LengthGroupedSampler(plan.batch_size, lengths=_lengths(dataset, plan), generator=generator)
     sampler.length_column = plan.length_column
     return sampler
 
 
 def sorted_evaluation(dataset: DatasetLike, plan: SamplingPlan) -> SortedByLength:
-    """Samples of an evaluation, longest first."""
+    """Returns evaluation samples, longest first."""
     return SortedByLength(_lengths(dataset, plan))
 
 
 def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:
-    """Returns what forms batches of a stream by length; None where the plan does not ask for it."""
+    """Returns the former of batches by length for a stream; None if the plan does not ask for it."""
     if isinstance(dataset, IterableDataset) and hasattr(dataset, "use") and hasattr(dataset, "names"):
         _use_shares(dataset, plan)
     if (plan.max_tokens or plan.row_length) is None or not isinstance(dataset, IterableDataset):
@@ -114,7 +114,7 @@ def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:
 
 
 def _use_shares(dataset: IterableDataset[Any], plan: SamplingPlan) -> None:
-    """Settles the order of the sources of a `MixtureStream`."""
+    """Sets the order of the sources of a `MixtureStream`."""
     from trainwright.data.mixture_order import ShareCurve, curve_of_streams, settings_of
     from trainwright.data.streaming.mixture_stream import MixtureStream
 
@@ -126,16 +126,16 @@ def _use_shares(dataset: IterableDataset[Any], plan: SamplingPlan) -> None:
 
 
 def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
-    """The order of single samples that a sampler of the trainer's hook stands for.
+    """Returns the order of single samples for the sampler returned by the trainer's hook.
 
-    A RandomSampler stands for the shuffled order, None for the dataset's own; a batch sampler is a DataError.
+    A RandomSampler means the shuffled order, None the dataset's own order; a batch sampler is a DataError.
     """
     if isinstance(sampler, Order):
         return sampler
     if isinstance(sampler, BatchSampler):
         raise DataError(
-            f"The sampler is a batch sampler ({type(sampler).__name__}), which gives whole batches, and "
-            f"per_device_train_batch_size={plan.batch_size} says how large a batch is too. Return a sampler of single "
+            f"The sampler is a batch sampler ({type(sampler).__name__}), which yields whole batches, but "
+            f"per_device_train_batch_size={plan.batch_size} also sets the batch size. Return a sampler of single "
             "indices, or override get_train_dataloader and return DataLoader(dataset, batch_sampler=...)."
         )
     if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == len(dataset):
@@ -153,7 +153,7 @@ def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
 
 
 def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dataset: DatasetLike) -> Order:
-    """The order in which the epoch of a checkpoint was begun; DataError where this data cannot make it again."""
+    """Returns the order in which a checkpoint's epoch was begun; DataError if this data cannot reproduce it."""
     assert cursor.order is not None
     before = cursor.order
     seed = cursor.seed
@@ -200,7 +200,7 @@ def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:
 
 
 def _length_grouped_again(kind: OrderKind, dataset: DatasetLike) -> Order | None:
-    """With the lengths that the dataset has where they came from; None where it has none."""
+    """Uses the dataset's lengths from the same origin; None if it has none."""
     entry = str(kind["entry"])
     column = None if kind["column"] is None else str(kind["column"])
     try:

@@ -1,8 +1,8 @@
-"""Seeds of python's, numpy's and torch's generators: of the process, of loader workers, and of single samples.
+"""Seeds python's, numpy's and torch's generators: for the process, for loader workers, and for single samples.
 
-With `seed_samples` what is drawn for a sample is a function of (seed, epoch, sample), the same for any number of
-workers: all generators are seeded before each sample is read, and once more before the batch is collated, from its
-first sample. Where the main process reads, the `Loader` restores its random states after each batch.
+With `seed_samples`, everything drawn for a sample is a function of (seed, epoch, sample), the same for any number of
+workers: all generators are seeded before each sample is read, and again, from the first sample, before the batch is
+collated. If the main process reads, the `Loader` restores its random states after each batch.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def set_seed(seed: int, deterministic: bool = False) -> None:
     if torch.accelerator.current_accelerator() is None:  # torch is built for the CPU alone
         torch.default_generator.manual_seed(seed)
     else:
-        torch.manual_seed(seed)  # which takes 0.4 ms to note the seed for each kind of device
+        torch.manual_seed(seed)  # takes 0.4 ms, to store the seed for each kind of device
     if deterministic:
         torch.use_deterministic_algorithms(True)
 
 
 def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
-    """Seeds all generators and makes torch deterministic, at the price of speed.
+    """Seeds all generators and makes torch deterministic, at the cost of speed.
 
     Args:
-        seed: of all generators.
-        warn_only: an operation without a deterministic implementation warns instead of raising.
+        seed: seed of all generators.
+        warn_only: warn instead of raising for an operation without a deterministic implementation.
     """
     set_seed(seed)
     make_deterministic()
@@ -53,7 +53,7 @@ def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
 
 @contextmanager
 def drawing_apart(seed: int = 0) -> Iterator[None]:
-    """Seeds random numbers drawn in the block on the host, and restores the states of the process after it."""
+    """Seeds the host's generators inside the block, and restores the states of the process afterwards."""
     states = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -67,7 +67,7 @@ def drawing_apart(seed: int = 0) -> Iterator[None]:
 
 
 def seed_of(origin: Iterable[int]) -> int:
-    """A seed of 32 bits that is a function of some numbers."""
+    """Returns a 32-bit seed that is a function of some numbers."""
     return int(np.random.SeedSequence([part % 2**64 for part in origin]).generate_state(1)[0])
 
 
@@ -83,18 +83,18 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
     """Seeds a worker process from the seed that torch gave it, differently on each rank.
 
     Args:
-        worker_id: of torch's DataLoader; torch's seed contains it already.
-        num_workers: of each rank.
-        rank: of the process that the worker belongs to.
+        worker_id: worker id of torch's DataLoader; already part of torch's seed.
+        num_workers: number of workers of each rank.
+        rank: rank of the process that the worker belongs to.
     """
     set_seed((torch.initial_seed() % 2**32 + num_workers * rank) % 2**32)
 
 
 class SeededIndices(list[int]):
-    """Indices of a batch that seed the worker to which they are sent.
+    """Indices of a batch that seed the worker they are sent to.
 
-    They are seeded as they arrive, right before their samples are read: what is random in a sample or in the collator
-    is then a function of (seed, epoch, batch), the same after a resume. In the main process they are a plain list.
+    The worker is seeded on arrival, just before the samples are read: anything random in a sample or in the collator is
+    then a function of (seed, epoch, batch), and the same after a resume. In the main process, this is a plain list.
     """
 
     def __init__(self, indices: Iterable[int], origin: tuple[int, int, int]) -> None:
@@ -106,7 +106,7 @@ class SeededIndices(list[int]):
 
 
 def _seed_on_arrival(indices: list[int], origin: tuple[int, int, int]) -> list[int]:
-    """Runs where the indices are unpickled: in the worker."""
+    """Runs in the worker, when the indices are unpickled."""
     set_epoch_in_worker(origin[1])
     seed_from(origin)
     return indices
@@ -115,7 +115,7 @@ def _seed_on_arrival(indices: list[int], origin: tuple[int, int, int]) -> list[i
 # -- samples ---------------------------------------------------------------------------------------------------------
 
 
-class EpochIndices(list[Any]):  # of samples, or of groups of samples that make a batch
+class EpochIndices(list[Any]):  # indices of samples, or of groups of samples that form a batch
     """Indices of a batch with the number of their epoch."""
 
     def __init__(self, indices: Iterable[Any], epoch: int) -> None:
@@ -124,20 +124,20 @@ class EpochIndices(list[Any]):  # of samples, or of groups of samples that make 
 
 
 class SeededRows(list[Item]):
-    """Samples of a batch on their way to the collator, with the numbers that seed it."""
+    """Samples of a batch on their way to the collator, with the numbers to seed it."""
 
     origin: tuple[int, ...]
 
 
 class SeededItems(Dataset[Item]):
-    """A dataset that seeds all generators before it reads a sample."""
+    """A dataset that seeds all generators before reading a sample."""
 
     def __init__(self, source: Item, seed: int) -> None:
         self.source = source
         self.seed = seed
 
     def __getattr__(self, name: str) -> object:
-        """Attributes of the user's dataset."""
+        """Returns attributes of the user's dataset."""
         if name in ("source", "__setstate__"):
             raise AttributeError(name)
         return getattr(self.source, name)
@@ -172,5 +172,5 @@ class SeededCollator:
 
 
 def _number(index: object) -> int:
-    """A number that stands for an index or a group of samples."""
+    """Returns a number that represents an index or a group of samples."""
     return index if isinstance(index, int) else zlib.crc32(repr(index).encode())

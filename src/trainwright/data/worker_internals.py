@@ -1,9 +1,9 @@
-"""The one place that reaches into torch's loop of a DataLoader's worker, for which torch has no public way.
+"""The only module that uses internals of torch's DataLoader worker loop, for which torch has no public interface.
 
 Two names of `torch.utils.data._utils.worker`, checked with torch 2.13:
-- `_worker_info`: what `get_worker_info` returns. Its objects refuse assignments, and a dataset may have imported the
-  function, so neither can be replaced for one source of a mixture, or watched.
-- `ExceptionWrapper`: turns an error into text within the worker, the only moment at which its frames can be looked at.
+- `_worker_info`: the return value of `get_worker_info`. Its objects refuse assignments, and a dataset may have imported
+  the function, so neither can be replaced for one source of a mixture, or watched.
+- `ExceptionWrapper`: turns an error into text within the worker; only at that moment can its frames be inspected.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch.utils.data._utils import worker as torch_worker
 
 
 def set_worker_info(info: Any) -> None:
-    """Replaces what `get_worker_info` returns in this process; None: it is no worker."""
+    """Replaces the return value of `get_worker_info` in this process; None means that it is not a worker."""
     torch_worker._worker_info = info
 
 
 @contextmanager
 def without_worker() -> Iterator[None]:
-    """Within the context `get_worker_info` returns None."""
+    """Makes `get_worker_info` return None inside the context."""
     actual = get_worker_info()
     set_worker_info(None)
     try:

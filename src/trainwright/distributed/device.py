@@ -1,4 +1,4 @@
-"""Accelerators: what a kind of device can do, and what is asked of its module in torch.
+"""Accelerators: the capabilities of each kind of device, and the calls to its module in torch.
 
 This is the one file that names kinds of accelerators. The rest of the package asks its functions, which use
 `torch.accelerator` and `torch.get_device_module`, so that a kind that this file has never heard of (a backend on
@@ -26,7 +26,7 @@ from trainwright.errors import ArgumentError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What devices of a kind can do; the defaults are those of an accelerator that is not in the table."""
+    """Capabilities of a kind of device; the defaults apply to accelerators missing from the table."""
 
     is_accelerator: bool = True
     is_numbered: bool = True  # a machine may have several
@@ -63,7 +63,7 @@ OTHER = Kind()
 
 
 def kind_of(device: torch.device | str) -> Kind:
-    """Returns what devices of the kind of this one can do; `device` may also be the name of a kind."""
+    """Returns the capabilities of this kind of device; `device` may also be the name of a kind."""
     name = device.type if isinstance(device, torch.device) else device.partition(":")[0]
     return KINDS.get(name, OTHER)
 
@@ -76,7 +76,7 @@ def accelerator() -> str | None:
 
 
 def module_of(kind: str) -> ModuleType | None:
-    """Returns torch's module of a kind of device, such as `torch.cuda`; None for one without a module."""
+    """Returns torch's module for a kind of device, such as `torch.cuda`; None if there is none."""
     with suppress(RuntimeError, AttributeError):
         module: ModuleType = torch.get_device_module(kind)
         return module
@@ -106,7 +106,7 @@ def placed(kind: str | None, *, index: int) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Makes a device the current one of this process, where its kind knows of several."""
+    """Makes a device the current one of this process, if there can be several of its kind."""
     if device.type == accelerator() and kind_of(device).is_numbered:
         torch.accelerator.set_device_index(device)
 
@@ -143,7 +143,7 @@ def make_deterministic() -> None:
 
 
 def name_of(device: torch.device) -> str | None:
-    """Returns the name of the product, such as "NVIDIA H100"; None where the kind does not tell it."""
+    """Returns the name of the product, such as "NVIDIA H100"; None if unknown."""
     ask = _function(device.type, "get_device_name")
     if ask is None or not kind_of(device).is_accelerator:
         return None
@@ -161,7 +161,7 @@ def ray_resources() -> dict[str, int]:
 
 
 def is_in_use() -> bool:
-    """Returns False while there is an accelerator that this process has not used yet; True where there is none."""
+    """Returns False while there is an accelerator that this process has not used yet; True without one."""
     kind = accelerator()
     is_initialized = None if kind is None else _function(kind, "is_initialized")
     return True if is_initialized is None else bool(is_initialized())
@@ -170,8 +170,8 @@ def is_in_use() -> bool:
 def random_states() -> dict[str, Any]:
     """Returns the states of the accelerator's generators by its kind, {} without one.
 
-    One process without a group may use all devices of the machine and keeps a list of their states; one of several
-    processes keeps the state of its own device. The names are those that transformers gives to them in its files.
+    One process without a group may use all devices of the machine and keeps a list of their states; with several
+    processes, each keeps the state of its own device. The names are the same as in transformers' files.
     """
     kind = accelerator()
     if kind is None:
@@ -183,7 +183,7 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Sets the states of `random_states`, or of a file with further entries; those of missing devices are left out."""
+    """Restores the states of `random_states`, or of a file with other entries too; missing devices are ignored."""
     kind = accelerator()
     if kind is None or kind not in states:
         return
@@ -202,7 +202,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 
 
 def pins_memory(device: torch.device | str) -> bool:
-    """Returns True if copies from pinned memory to a device, and back, run beside its computation."""
+    """Returns True if copies between pinned memory and a device run during its computation."""
     return kind_of(device).has_streams
 
 
@@ -232,7 +232,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def total_bytes(device: torch.device) -> int | None:
-    """Returns the memory of a device; None for the CPU, and where the kind does not tell it or shares the host's."""
+    """Returns the memory of a device; None for the CPU, and if unknown or shared with the host."""
     if not kind_of(device).is_accelerator:
         return None
     properties = _function(device.type, "get_device_properties")
@@ -246,7 +246,7 @@ class DelayedScalar:
     """A scalar of a device that the host reads later: its copy waits for nothing, and reading waits for the copy.
 
     Args:
-        device: where the scalar is.
+        device: device of the scalar.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -274,7 +274,7 @@ class DeviceMemory:
 
     @property
     def is_known(self) -> bool:
-        """True if there is an accelerator that tells how much memory its tensors take."""
+        """True if there is an accelerator that reports the memory of its tensors."""
         return self._kind is not None and self._reader("memory_allocated", "current_allocated_memory") is not None
 
     def reset_peak(self) -> None:
@@ -289,7 +289,7 @@ class DeviceMemory:
         return 0 if read is None else int(read())
 
     def peak_bytes(self) -> int:
-        """Returns the most bytes since `reset_peak`; those of now where the kind keeps no peak."""
+        """Returns the maximum number of bytes since `reset_peak`; the current number if there is no peak counter."""
         read = self._reader("max_memory_allocated")
         return self.allocated_bytes() if read is None else int(read())
 
@@ -321,9 +321,9 @@ AMPERE = (8, 0)  # compute capability
 
 
 def supports_bf16(device: torch.device, *, emulated: bool = False) -> bool | None:
-    """Returns True if a device computes in bf16; None where it cannot be asked.
+    """Returns True if a device computes in bf16; None if it cannot be asked.
 
-    With `emulated` also one that converts to fp32 and back.
+    With `emulated`, also if it converts to fp32 and back.
     """
     if not kind_of(device).is_accelerator:
         return None
@@ -344,7 +344,7 @@ def tf32_switches() -> list[tuple[Any, str]]:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Peak operations per second of a device; None where it is not known."""
+    """Peak operations per second of a device; None if unknown."""
     name = name_of(device)
     return None if name is None else peak_of(name)
 

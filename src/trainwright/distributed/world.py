@@ -1,6 +1,6 @@
 """World: rank, sizes and device of this process. The only reader of the launchers' environment variables.
 
-Nothing is started here; `process_group.py` starts the process group. The variables are those that torchrun,
+Nothing is started here; `process_group.py` starts the process group. The variables are set by torchrun,
 `accelerate launch` and the MPI launchers set.
 """
 
@@ -138,7 +138,7 @@ class World:
 
     @property
     def is_distributed(self) -> bool:
-        """True if there is one process per device; of a single process, only where there is an accelerator."""
+        """True if there is one process per device; for a single process, only with an accelerator."""
         return self.world_size > 1 or (self.launched and not self.use_cpu and _accelerator()[0] is not None)
 
     @property
@@ -254,7 +254,7 @@ def is_true(word: str | None) -> bool:
 
 
 def _check_ranks(rank: int, size: int, local_rank: int, local_size: int) -> None:
-    """Raises ArgumentError if ranks and sizes contradict each other; `local_size` is 0 where it is not known."""
+    """Raises ArgumentError if ranks and sizes contradict each other; `local_size` is 0 if unknown."""
     problems = []
     if rank >= size:
         problems.append(f"this is process {rank} (RANK, counted from 0) of {size} (WORLD_SIZE)")

@@ -106,7 +106,7 @@ class Engine:
         """Sets `accelerator.sync_gradients`, which overrides and libraries read.
 
         Args:
-            is_last: the micro-batch that follows is the last one of its window.
+            is_last: the next micro-batch is the last of its window.
         """
         self.accelerator.gradient_state.sync_gradients = is_last
 
@@ -302,7 +302,7 @@ class Engine:
 
     @property
     def hides_output_layer(self) -> str | None:
-        """Reason for which the output layer is not whole when a model computes its loss; None where it is."""
+        """Reason why the output layer is incomplete when a model computes its loss; None if it is complete."""
         return self.changes_layers
 
     @property
@@ -396,7 +396,7 @@ class Engine:
     def together(self, interrupts: Interrupts) -> AbstractContextManager[None]:
         """Context of work that all processes do: an error or a signal in one ends all, at the same step.
 
-        May be entered again inside; the outermost one counts. `interrupts` is where the work counts its steps.
+        May be nested; the outermost context counts. `interrupts` counts the steps of the work.
         """
         from trainwright.distributed.watchdog import watch_single_process
 

@@ -328,7 +328,7 @@ def _plugin(config: Config, *, on_cpu: bool) -> DeepSpeedPlugin:
 
 
 def inner(optimizer: Optimizer) -> Optimizer:
-    """Returns the optimizer that holds the learning rates: the one that ZeRO wraps, or without ZeRO this one."""
+    """Returns the optimizer that holds the learning rates: the one wrapped by ZeRO, or without ZeRO this one."""
     return getattr(optimizer, "optimizer", optimizer)
 
 

@@ -84,7 +84,7 @@ def evaluation_loop(
 
 
 def _places_of(dataloader: object) -> np.ndarray[Any, Any] | None:
-    """Returns the indices of the samples in the order of a dataloader that sorts them; None where it does not."""
+    """Returns the indices of the samples in the order of a dataloader that sorts them; None if it does not sort."""
     sampler = getattr(getattr(dataloader, "batch_sampler", None), "sampler", None)
     places = getattr(sampler, "places", None)
     return places if isinstance(places, np.ndarray) else None
@@ -101,7 +101,7 @@ def _collect(
 ) -> tuple[int, bool]:
     """Runs all batches; returns the number of samples of this process, and whether there were labels.
 
-    `known` is the number of samples of all processes, where there is one.
+    `known` is the number of samples of all processes, if known.
     """
     num_seen = 0
     found_labels = False
@@ -124,7 +124,7 @@ def _collect(
         if "inputs" in session.plan.include:  # the whole batch for metrics that take batches, else the main input
             shown = hooks._prepare_input(inputs if session.plan.streams_metrics else inputs[session.main_input])
         results.add(inputs, step, rows=rows or 1, shown=shown, counts=counts, is_last=is_last)
-        del step  # frees this batch's output before the next one is computed
+        del step  # frees this batch's output before the next batch is computed
         session.events.fire("on_prediction_step", run)
         run.interrupts.passes()
     if lacking is not None:
@@ -228,7 +228,7 @@ class PredictionAccumulator:
         ]
 
     def add(self, inputs: Batch, step: Step, *, rows: int, shown: Nested, counts: bool, is_last: bool) -> None:
-        """Adds loss, logits and labels of so many rows, and inputs to show; nothing of a batch that does not count."""
+        """Adds loss, logits and labels for some rows, and inputs to show; nothing for a batch that does not count."""
         session = self.session
         loss, logits, labels = step
         items = self._recorded.items
@@ -285,7 +285,7 @@ class PredictionAccumulator:
         metrics = _prefixed(self._metrics, prefix, named)
         more = _prefixed(recorded, prefix, {})
         if both := metrics.keys() & more.keys():
-            raise DataError(f"{min(both)!r} is recorded, and compute_metrics returns it too. Rename one of the two.")
+            raise DataError(f"{min(both)!r} is recorded, but compute_metrics returns it too. Rename one of the two.")
         return EvalLoopOutput(predictions, labels, metrics | more, num_samples)
 
     def _exchange(self) -> tuple[float | None, dict[str, float]]:

@@ -7,7 +7,7 @@ continues its prompt, and evaluation data for it comes in two forms, both of whi
     apart      input_ids = prompt, labels = answer, of any length
 
 Which one it is shows in the labels: together they repeat the input wherever they are not -100. What comes out is the
-same for both: prompts at the right edge (generation goes on from there), answers at the left edge, and the rows on
+same for both: prompts at the right edge (where generation continues), answers at the left edge, and the rows on
 which the loss is taken. Running the model is left to the caller.
 """
 
@@ -34,7 +34,7 @@ class Task:
 
 
 def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
-    """Makes the task of an encoder-decoder model: its inputs are all entries but the labels and those made of them."""
+    """Makes the task of an encoder-decoder model: its inputs are all entries except labels and derived ones."""
     labels = batch.get("labels")
     decoder_input = batch.get("decoder_input_ids")
     skipped = {"labels", *label_names}
@@ -45,7 +45,7 @@ def task_of(batch: Batch, label_names: Sequence[str]) -> Task:
 
 
 def prompted_task_of(batch: Batch, label_names: Sequence[str], *, pad_token_id: int) -> Task:
-    """Makes the task of a model that continues its prompt, padded at the left; DataError where there is no prompt."""
+    """Makes the task of a model that continues its prompt, padded on the left; DataError if there is no prompt."""
     ids = batch["input_ids"]
     labels = batch.get("labels")
     mask = whole = _mask_of(batch, pad_token_id)

@@ -175,7 +175,7 @@ class GrowingArray:
     """Array of rows of one kind (logits, labels, ...), filled row by row, in linear time and without a second copy.
 
     It is allocated once when the number of rows is known. A batch that is longer in some dimension makes it grow by
-    half, so that a rising series of lengths costs a constant number of copies; at the end it is cut to what was used.
+    half, so that a rising series of lengths costs a constant number of copies; at the end it is cut to the used part.
     Both are done block by block, and each block's memory is given back when it has been moved. What no batch reached
     is -100.
     """

@@ -121,7 +121,7 @@ def labels_of(inputs: Batch, label_names: Sequence[str]) -> Nested:
 def split_outputs(outputs: Nested, ignore_keys: Sequence[str] | None, *, model: Model, has_loss: bool) -> Nested:
     """Returns the predictions in a model's output, detached, alone if there is one: no loss, no ignored entry.
 
-    `ignore_keys` are by default those that the config of `model` names.
+    `ignore_keys` are by default the keys named in the config of `model`.
     """
     if ignore_keys is None and (config := getattr(model, "config", None)) is not None:
         ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
@@ -173,7 +173,7 @@ def save_metrics(output_dir: str | Path, split: str, metrics: Mapping[str, objec
 
 
 def record_of(values: Mapping[str, object], named: set[str]) -> dict[str, Any]:  # JSON
-    """Returns the values that the record of a run can hold; warns about each other one that is not `named` already."""
+    """Returns the values that the record of a run can hold; warns about others that are not yet in `named`."""
     dropped: dict[str, str] = {}
     kept = recordable(values, dropped)
     for name in (name for name in dropped if name not in named):

@@ -1,4 +1,4 @@
-"""Loops of a user's own: the steps of a run, trained outside of `train()`. See `Trainer.steps`."""
+"""Loops written by the user: the steps of a run, trained outside of `train()`. See `Trainer.steps`."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class StepResult:
     """Result of one optimizer step. Tensors are on the device: reading one waits for it.
 
     Attributes:
-        step: its number, from 1: optimizer steps done, this one included.
-        loss: sum of what the micro-batches of this process added to the loss of the window, a detached scalar.
-        grad_norm: norm of the gradients before clipping; None where nothing measures it.
-        learning_rate: of the first parameter group, before the schedule moved on.
+        step: number of the step, from 1: optimizer steps done, including this one.
+        loss: sum of this process's micro-batch contributions to the loss of the window, a detached scalar.
+        grad_norm: norm of the gradients before clipping; None if not measured.
+        learning_rate: rate of the first parameter group, before the schedule's step.
     """
 
     step: int
@@ -58,13 +58,13 @@ class DrivenStep:
         self._step = step
         self._hooks = hooks
         self._ends_run = weakref.WeakMethod(ends_run)  # a step that outlives its loop keeps no run alive
-        self._inputs: Batch | None = None  # the current micro-batch as the collator made it
+        self._inputs: Batch | None = None  # the current micro-batch as collated
         self._forward = ExitStack()
         self._is_begun = self._is_read = self._has_loss = False
 
     @property
     def number(self) -> int:
-        """Its number, from 1."""
+        """Number of the step, from 1."""
         return self._step.number
 
     @property
@@ -84,12 +84,12 @@ class DrivenStep:
     def batches(self) -> Iterator[Batch]:
         """Iterates over the micro-batches once, on the device, as `_prepare_inputs` returns them.
 
-        Each one's forward and backward pass belongs into the body of the loop: gradients of the last one are averaged
+        The forward and backward passes of each belong into the body of the loop: gradients of the last one are averaged
         over processes, `step_contexts` are entered, and so is the context of `compute_loss_context_manager` until
-        `backward`. Ends early where a callback stops the epoch or the run; `update` then drops the window.
+        `backward`. Ends early if a callback stops the epoch or the run; `update` then drops the window.
 
         Raises:
-            StepOrderError: they were iterated before, or `backward` was not called for the micro-batch before.
+            StepOrderError: they were iterated before, or `backward` was not called for the previous micro-batch.
         """
         if self._is_begun:
             self._refuse("step.batches was iterated already; a step trains each of its micro-batches once.")
@@ -113,16 +113,16 @@ class DrivenStep:
             if not self._has_loss:
                 self._refuse(
                     "step.backward(loss) was not called for a micro-batch. Call it once for each of step.batches; for "
-                    "one that must not count pass its loss times 0."
+                    "a micro-batch that must not count, pass its loss times 0."
                 )
         self._is_read = True
 
     def backward(self, loss: torch.Tensor | LossOutput, *, is_scaled: bool | None = None) -> None:
-        """Computes the gradients of a micro-batch's loss, adds them to those of the window, and logs the loss.
+        """Computes the gradients of a micro-batch's loss, adds them to the window's gradients, and logs the loss.
 
         Args:
-            loss: a scalar with its graph, or a `LossOutput`; divided as `train()` divides what `compute_loss` returned.
-            is_scaled: for a loss of your own, True if it is scaled for the whole window (a sum over the micro-batch,
+            loss: a scalar with its graph, or a `LossOutput`; divided as `train()` divides the result of `compute_loss`.
+            is_scaled: for a custom loss, True if it is scaled for the whole window (a sum over the micro-batch,
                 divided by `num_items`), False if it is the mean of its micro-batch; None: as `compute_loss` returns it.
 
         Raises:
@@ -137,18 +137,20 @@ class DrivenStep:
         self._has_loss = True
 
     def update(self) -> StepResult | None:
-        """Updates the weights: clips, asks the guard, steps optimizer and schedule, fires the events of a step.
+        """Updates the weights: clips, consults the guard, steps optimizer and schedule, fires the events of a step.
 
-        Then logs, evaluates and saves what is due.
+        Then logs, evaluates and saves if due.
 
         Returns:
-            The result; None where a callback stopped the epoch or run within the window, which is dropped.
+            The result; None if a callback stopped the epoch or run within the window, which is then dropped.
 
         Raises:
             StepOrderError: it was called before, or not all micro-batches are trained.
         """
         if self._step.is_over:
-            self._refuse("step.update() was called twice. One step makes one update: take the next of steps().")
+            self._refuse(
+                "step.update() was called twice. One step makes one update: continue with the next step of steps()."
+            )
         if not self._is_read:
             self._refuse(
                 "step.update() was called before all micro-batches of the step were trained. Finish the loop over "
@@ -164,10 +166,10 @@ class DrivenStep:
 
     @contextmanager
     def _ending_the_run(self) -> Iterator[None]:
-        """Around the trainer's own work: an error in it ends the run, as within `train()`."""
+        """Wraps the trainer's own work: an error in it ends the run, as within `train()`."""
         ends_run = self._ends_run()
         if ends_run is None:
-            raise StepOrderError("The loop over steps() has ended, and with it this step's run.")
+            raise StepOrderError("The loop over steps() has ended, and so has this step's run.")
         try:
             yield
         except BaseException as error:
@@ -175,7 +177,7 @@ class DrivenStep:
 
 
 def result_of(step: Step) -> StepResult | None:
-    """Returns the result of a step that is over; None if its window was dropped."""
+    """Returns the result of a finished step; None if its window was dropped."""
     if step.result is None or step.loss is None:
         return None
     return StepResult(step.number, step.loss, step.result.grad_norm, step.result.learning_rate)
@@ -185,12 +187,12 @@ class DrivenSteps(Generic[Output]):
     """Iterator over the steps of a run; see `Trainer.steps`.
 
     Attributes:
-        output: what `train()` returns, once the last step is done.
+        output: the return value of `train()`, once the last step is done.
     """
 
     def __init__(self, run: Generator[Step, None, Output], hooks: DriveHooks) -> None:
         self._run = run
-        # The run under way keeps the trainer alive. When it is over, this object does not: the trainer may hold it.
+        # The current run keeps the trainer alive; afterwards, this object does not, since the trainer may hold it.
         self._hooks = weakref.ref(hooks)
         self._last: Step | None = None
         self.output: Output | None = None
@@ -205,11 +207,11 @@ class DrivenSteps(Generic[Output]):
         return DrivenStep(step, hooks, self._end_by)
 
     def next_step(self) -> Step:
-        """Returns the next step as the loop of `train()` has it; StopIteration at the end of the run."""
+        """Returns the next step of the loop in `train()`; StopIteration at the end of the run."""
         if self._last is not None and not self._last.is_over:
             self._end_by(
                 StepOrderError(
-                    f"The next step was asked for before step.update() of step {self._last.number}. Train all of its "
+                    f"The next step was requested before step.update() of step {self._last.number}. Train all of its "
                     "micro-batches and call step.update(), or leave the loop."
                 )
             )
@@ -232,16 +234,16 @@ class DrivenSteps(Generic[Output]):
 
     @contextmanager
     def ending_by_error(self) -> Iterator[None]:
-        """Around the body of the loop: an error in it ends the run, as within `train()`."""
+        """Wraps the body of the loop: an error in it ends the run, as within `train()`."""
         try:
             yield
         except BaseException as error:
             self._end_by(error)
 
     def close(self) -> None:
-        """Ends the run where it is: workers end, writes are finished, hooks and signal handlers are put back.
+        """Ends the run at its current step: ends workers, finishes writes, restores hooks and signal handlers.
 
-        Leaving a `for` loop does so, unless the iterator is kept in a variable; so does leaving a `with` statement.
+        Leaving a `for` loop does this, unless a variable holds the iterator; so does leaving a `with` statement.
         """
         self._run.close()
 
@@ -254,6 +256,6 @@ class DrivenSteps(Generic[Output]):
         self.close() if error is None else self._end_by(error)
 
     def _end_by(self, error: BaseException) -> NoReturn:
-        """Ends the run by an error, and raises it; a signal ends the process as it does in `train()`."""
+        """Ends the run by an error, and raises it; a signal ends the process as in `train()`."""
         self._run.throw(error)
         raise error

@@ -1,7 +1,7 @@
 """Extension: the one way in which a capability takes part in a run. What a capability does is in its own folder.
 
-An extension overrides the events that it needs. A table of them is built when a run begins, so an event that nobody
-overrides costs nothing in a step. The events of one step, in order:
+An extension overrides the events that it needs. A table of them is built when a run begins, so an event that no
+extension overrides costs nothing in a step. The events of one step, in order:
 
     mark          before its micro-batches are read
     window        they are read, and none is trained yet
@@ -32,7 +32,7 @@ from trainwright.loop.setup import Setup, Start
 from trainwright.state.progress import Progress
 
 Evaluate: TypeAlias = Callable[[str], dict[str, float]]
-Mark = Any  # each extension has its own kind of mark, which only its `rewind` reads
+Mark = Any  # each extension has its own kind of mark, read only by its `rewind`
 
 
 class Run(Protocol):
@@ -40,7 +40,7 @@ class Run(Protocol):
 
     @property
     def setup(self) -> Setup:
-        """Frozen objects and settings, from `Extension.begin` on."""
+        """Fixed objects and settings, available from `Extension.begin` on."""
 
     @property
     def plan(self) -> StepPlan:
@@ -48,29 +48,29 @@ class Run(Protocol):
 
     @property
     def start(self) -> Start:
-        """Where the run starts; `recount_steps` may replace it."""
+        """Starting position of the run; `recount_steps` may replace it."""
 
     @property
     def progress(self) -> Progress:
-        """What is counted while the run goes on."""
+        """Values that change during the run."""
 
     @property
     def extensions(self) -> Extensions:
-        """Capabilities that take part."""
+        """Active extensions."""
 
     def recount_steps(self) -> None:
-        """Counts the steps that are left anew, before the next window is read: the samples of an epoch have changed."""
+        """Requests a recount of the remaining steps before the next window: an epoch's samples have changed."""
 
     def apply_recount(self, epoch: int, batches: int | None) -> None:
-        """Replaces the plan after `recount_steps`; `batches` of the epoch are trained, None where it begins."""
+        """Replaces the plan after `recount_steps`; `batches` of the epoch are trained, None at its beginning."""
 
 
 class Decision(Enum):
     """An extension's decision about the update of a step."""
 
     APPLY = "apply"
-    SKIP = "skip"  # weights, optimizer and schedule stay as they are
-    STOP = "stop"  # as SKIP, and the run ends in order after this step
+    SKIP = "skip"  # weights, optimizer and schedule stay unchanged
+    STOP = "stop"  # like SKIP, and the run ends in order after this step
 
 
 class SavedEntry(Protocol):
@@ -85,25 +85,25 @@ class SavedEntry(Protocol):
         """True if this process wrote the file; False if it is the first process's, or there is none."""
 
     def state(self, is_sound: Callable[[StateDict], bool] = ...) -> StateDict:
-        """Returns the saved state, empty if there is none; CheckpointError if it is not sound or cannot be read."""
+        """Returns the saved state, empty if there is none; CheckpointError if it is invalid or cannot be read."""
 
 
 class SavedRun(Protocol):
-    """Checkpoint from which a run resumes; it is opened once, and asked by name."""
+    """Checkpoint that a run resumes from; it is opened once, and read by name."""
 
     @property
     def path(self) -> Path:
         """Its directory."""
 
     def entry(self, name: str, *, rank: int = 0, num_processes: int = 1) -> SavedEntry:
-        """Returns the entry of an extension; of several files that of the process `rank` of `num_processes`."""
+        """Returns the entry of an extension; among several files, that of process `rank` of `num_processes`."""
 
 
 class Sink(Protocol):
-    """Writer of the files of a checkpoint, at once or in the background."""
+    """Writer of the files of a checkpoint, immediately or in the background."""
 
     def put(self, values: Any, write: Callable[[Any], None]) -> None:
-        """Calls `write` with `values`, whose tensors are copied first where it is called later."""
+        """Calls `write` with `values`; if it is called later, their tensors are copied first."""
 
 
 class MicroBatch:
@@ -116,7 +116,7 @@ class MicroBatch:
         num_items: label items of the whole window; None if nothing counts them.
         outputs: output of the model; None unless an extension of the run `needs_outputs`.
         model_inputs: batch that the model got, on the device; likewise.
-        first_gradient: gradient with which the backward pass begins, a scalar like the loss; None stands for 1.
+        first_gradient: gradient with which the backward pass begins, a scalar like the loss; None means 1.
     """
 
     __slots__ = ("first_gradient", "inputs", "loss", "model_inputs", "num_items", "outputs", "run")
@@ -132,7 +132,7 @@ class MicroBatch:
 
     @property
     def sample_ids(self) -> SampleIds:
-        """Ids of its samples in the order of its rows, as the training data numbers them; empty if not known."""
+        """Ids of its samples in the order of its rows, as numbered by the training data; empty if unknown."""
         progress = self.run.progress
         ids = progress.window.sample_ids
         if not ids:
@@ -142,13 +142,13 @@ class MicroBatch:
 
 
 class StepFacts:
-    """Facts about a step whose gradients are complete, and whose update is not made yet.
+    """Facts about a step with complete gradients, before its update.
 
     Attributes:
         run: the run; `run.progress.state.global_step` is the number of the step before.
-        grad_norm: norm of the gradients before clipping; None where nothing measures it.
+        grad_norm: norm of the gradients before clipping; None if not measured.
         optimizer: makes the update.
-        scheduler: stepped after the update; None where evaluations drive it.
+        scheduler: stepped after the update; None if evaluations drive it.
     """
 
     __slots__ = ("grad_norm", "optimizer", "run", "scheduler")
@@ -175,8 +175,8 @@ class StepFacts:
 class Extension:
     """A capability that takes part in a run; override the events that it needs.
 
-    An extension belongs to one trainer. It may keep the `run` that `begin` gives it until `close`, which must let go
-    of it. Where several processes train, each has its own extension, and all of them are told the same events.
+    An extension belongs to one trainer. It may keep the `run` passed to `begin` until `close`, which must release it.
+    If several processes train, each has its own extension, and all of them receive the same events.
 
     Attributes:
         name: its entry in checkpoints and error messages; unique among the extensions of a trainer.
@@ -184,8 +184,8 @@ class Extension:
             through them in reverse.
         outlives_run: it still takes part in a checkpoint that is saved after the run.
         needs_outputs: `micro_batch` reads the model's outputs, which are kept for it.
-        refuses_late: `refused` of a step may be told after its `after_step`: in the next `settle`, or in `decide` of
-            the next step, before the extensions that come after this one.
+        refuses_late: `refused` may be called after the `after_step` of the same step: in the next `settle`, or in
+            `decide` of the next step, before later extensions.
     """
 
     name: str = ""
@@ -195,45 +195,45 @@ class Extension:
     refuses_late: bool = False
 
     def open(self, run: Run) -> None:
-        """The run is about to begin: nothing is read, written or changed yet, and `run.setup` is not there yet.
+        """Called when the run is about to begin: nothing is read, written or changed yet, and `run.setup` is not set.
 
-        The place to reset what the run before has left; the state of a checkpoint is loaded after it.
+        Reset the state of an earlier run here; the state of a checkpoint is loaded afterwards.
         """
 
     def model_ready(self, run: Run) -> None:
-        """The model is on its device and has the weights of a checkpoint; there is no optimizer and no data yet."""
+        """Called when the model is on its device with the weights of a checkpoint; before optimizer and data."""
 
     def before_plan(self, run: Run, dataloader: DataLoaderLike) -> None:
-        """The training data is there, and its epochs are counted next. All processes call it."""
+        """Called when the training data is ready, before its epochs are counted. All processes call it."""
 
     def begin(self, run: Run) -> None:
-        """Model, optimizer, data and plan are ready, and the states of a checkpoint are loaded; no step is trained."""
+        """Called before the first step: model, optimizer, data, plan and the states of a checkpoint are ready."""
 
     def facts(self) -> dict[str, Any]:
         """Returns facts about the run for its journal, by name: plain values, as for JSON."""
         return {}
 
     def window(self, batches: Sequence[Batch]) -> None:
-        """The micro-batches of the next step are read, as the collator made them."""
+        """Called when the micro-batches of the next step are read, as the collator made them."""
 
     def micro_batch(self, batch: MicroBatch) -> None:
-        """The forward pass of a micro-batch is done; its backward pass comes next."""
+        """Called between the forward pass of a micro-batch and its backward pass."""
 
     def decide(self, facts: StepFacts) -> Decision:
-        """Returns whether the update is made. The first extension that does not answer `APPLY` decides."""
+        """Returns whether to make the update. The first extension that does not answer `APPLY` decides."""
         return Decision.APPLY
 
     def refused(self, step: int) -> None:
-        """The update of a step was not made; what was counted for it does not count."""
+        """Called when the update of a step was not made; anything counted for it does not count."""
 
     def after_step(self, run: Run) -> None:
-        """A step is done and counted; callbacks have not heard of it yet. It may call `run.recount_steps()`."""
+        """Called after a step is counted, before the callbacks. It may call `run.recount_steps()`."""
 
     def after_epoch(self, run: Run) -> None:
-        """An epoch is over, or the run was ended within it; callbacks have not heard of it yet."""
+        """Called when an epoch is over, or the run was ended within it; before the callbacks."""
 
     def settle(self) -> None:
-        """A log or a save comes: reads back what is still on the device. All processes call it together."""
+        """Called before a log or a save: reads back values from the device. All processes call it together."""
 
     def share(self) -> list[float]:
         """Returns numbers that all processes get to know, as many each time; after `settle`, where several train.
@@ -246,11 +246,11 @@ class Extension:
         """Takes what `share` returned in each process, by rank, itself included."""
 
     def log(self) -> dict[str, float]:
-        """Returns values by name for the log that is due, after `settle`."""
+        """Returns values by name for the current log, after `settle`."""
         return {}
 
     def evaluated(self, run: Run, evaluate: Evaluate) -> dict[str, float]:
-        """An evaluation within the training is done, after `settle`; returns metrics of further ones.
+        """Called after an evaluation during training and `settle`; returns metrics of further evaluations.
 
         Args:
             run: the run.
@@ -261,13 +261,13 @@ class Extension:
         return {}
 
     def before_save(self, run: Run) -> None:
-        """A checkpoint is about to be written, after `settle`."""
+        """Called when a checkpoint is about to be written, after `settle`."""
 
     def check_save(self) -> None:
-        """Raises CheckpointWriteError where nothing may be written now; only the process that writes calls it."""
+        """Raises CheckpointWriteError if nothing may be written now; only the process that writes calls it."""
 
     def committed(self, checkpoint: Path) -> None:
-        """A checkpoint is on the disk, and code of the user has changed what it wanted to change in it.
+        """Called when a checkpoint is on disk and user code has made its changes to it.
 
         Only processes that write checkpoints call it, perhaps on the thread that wrote it, before the next save begins.
 
@@ -279,20 +279,20 @@ class Extension:
         """Returns what `rewind` needs to go back to this moment: the beginning of a window."""
 
     def rewind(self, mark: Mark) -> None:
-        """Goes back to a mark: the window is tried again in smaller micro-batches, dropped, or cut off by an error."""
+        """Returns to a mark: the window is retried in smaller micro-batches, dropped, or interrupted by an error."""
 
     def state_dict(self) -> StateDict:
         """Returns its state for a checkpoint: plain values, lists, dicts and tensors. Each process saves its own."""
         return {}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Continues from what `state_dict` returned."""
+        """Continues from the result of `state_dict`."""
 
     def save(self, folder: Path, sink: Sink) -> None:
-        """Writes files of its own into a checkpoint; all processes call it. Most extensions have `state_dict` only."""
+        """Writes its own files into a checkpoint; all processes call it. Most extensions only need `state_dict`."""
 
     def load(self, checkpoint: SavedRun) -> None:
-        """Reads the files that `save` wrote, before `begin`; all processes call it."""
+        """Reads the files of `save`, before `begin`; all processes call it."""
 
     def on_error(self, error: BaseException) -> None:
         """An error or a signal ends the run."""
@@ -301,15 +301,15 @@ class Extension:
         """All steps are trained and the last log is written; callbacks have not heard of it yet."""
 
     def close(self) -> None:
-        """The run is over, by whatever cause: puts back what `open` and `begin` changed.
+        """Called when the run is over, for whatever reason: undoes the changes of `open` and `begin`.
 
-        It is called once for each run, also for one that was refused before `open` or `begin` of this extension.
+        It is called once per run, even if the run was refused before `open` or `begin` of this extension.
         """
 
     def listens_to(self) -> set[str]:
-        """Returns the names of its events; by default those that its class overrides.
+        """Returns the names of its events; by default, the events that its class overrides.
 
-        An extension that needs an event only in some runs takes it out here, so that other runs do not pay for it.
+        An extension that needs an event only in some runs removes it here, so that other runs do not pay for it.
         """
         return {event for event in EVENTS if getattr(type(self), event) is not getattr(Extension, event)}
 
@@ -383,17 +383,17 @@ class Extensions:
         return iter(tuple(self._all))
 
     def add(self, *extensions: Extension) -> None:
-        """Adds extensions; they hear the events from now on."""
+        """Adds extensions; they receive the events from now on."""
         self._replace([*self._all, *extensions])
 
     def remove(self, extension: Extension) -> None:
-        """Removes and closes an extension: it hears no further event. One that is not there is ignored."""
+        """Removes and closes an extension: it receives no more events. Ignored if it is not there."""
         if any(one is extension for one in self._all):
             self._replace(one for one in self._all if one is not extension)
             extension.close()
 
     def tell_error(self, error: BaseException) -> None:
-        """Tells all extensions of the error that ends the run; an error of theirs becomes a note of it."""
+        """Tells all extensions of the error that ends the run; an error in one becomes a note of it."""
         for on_error in self.on_error:
             try:
                 on_error(error)
@@ -401,7 +401,7 @@ class Extensions:
                 _note_second(error, second)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Closes all extensions, also where one of them fails to close, and lets go of those that do not outlive a run.
+        """Closes all extensions, even if one fails to close, and releases those that do not outlive a run.
 
         Args:
             error: ended the run; failures to close become notes of it. None: the first of them is raised.
@@ -445,7 +445,7 @@ class Extensions:
     def rewind_to(self, marks: list[tuple[Extension, Mark]]) -> None:
         """Rewinds the extensions to their marks, in reverse order."""
         for extension, mark in reversed(marks):
-            if any(one is extension for one in self._rewindable):  # another one was removed since then
+            if any(one is extension for one in self._rewindable):  # unless it was removed since then
                 extension.rewind(mark)
 
     def decision(self, facts: StepFacts) -> Decision:
@@ -464,7 +464,7 @@ class Extensions:
             refused(step)
 
     def settle_all(self) -> None:
-        """Lets the extensions read back what is still on the device."""
+        """Makes the extensions read values back from the device."""
         for settle in self.settle:
             settle()
 
@@ -510,7 +510,7 @@ class Extensions:
         return states
 
     def load_states(self, states: dict[str, StateDict]) -> None:
-        """Gives the extensions their states back; one without a saved state begins anew."""
+        """Restores the states of the extensions; an extension without a saved state starts afresh."""
         for one in self._stateful:
             if one.name in states:
                 one.load_state_dict(states[one.name])

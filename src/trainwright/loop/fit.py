@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def saving_last_step(run: Run, hooks: TrainHooks) -> Iterator[None]:
-    """Around all steps of a run: one that a signal or an error ends saves its last finished step first."""
+    """Wraps all steps of a run: if a signal or an error ends it, its last finished step may be saved first."""
     try:
         yield
     except Interrupted:
         save_and_leave(run, hooks)
-    except (GeneratorExit, SystemExit, KeyboardInterrupt):  # as of another run in this process, for the same signal
+    except (GeneratorExit, SystemExit, KeyboardInterrupt):  # as for another run in this process, for the same signal
         if run.progress.is_interrupted and not run.progress.is_updating:
             save_at_early_end(run, hooks)
         raise
@@ -59,7 +59,7 @@ def epochs(run: Run, hooks: TrainHooks, *, eval_on_start: bool = False) -> Itera
         is_done = progress.state.global_step >= last_step
         is_resumed = run.start.checkpoint is not None and epoch == first
         if is_resumed and not setup.behaviour.resume_of_finished_run_takes_no_step:
-            is_done = False  # the number of steps is only looked at after a step
+            is_done = False  # the number of steps is only checked after a step
         if is_done or progress.control.should_training_stop:
             break
         setup.events.fire("on_epoch_begin", progress)
@@ -69,7 +69,7 @@ def epochs(run: Run, hooks: TrainHooks, *, eval_on_start: bool = False) -> Itera
 
 
 def steps_of_epoch(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Step]:
-    """Yields the steps of one epoch, or of the rest of one after a resume. The caller trains each step."""
+    """Yields the steps of one epoch, or its remaining steps after a resume. The caller trains each step."""
     progress = run.progress
     run.setup.engine.begin_epoch(run.setup.model)
     skipped = run.start.batches if epoch == run.start.epoch else 0
@@ -95,9 +95,9 @@ def steps_of_epoch(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Step]:
 
 
 def end_without_data(run: Run, hooks: TrainHooks, epoch: int) -> None:
-    """Ends a run whose data gave no batch in an epoch; its last step is saved where such a run saves.
+    """Ends a run if its data yielded no batch in an epoch; saves its last step if the run saves any.
 
-    Raises DataError where no step was trained at all, or `max_steps` of a stream are not done.
+    Raises DataError if no step was trained at all, or `max_steps` of a stream are not done.
     """
     progress = run.progress
     plan = run.plan
@@ -112,8 +112,8 @@ def end_without_data(run: Run, hooks: TrainHooks, epoch: int) -> None:
         aim = f" of {plan.max_steps}"
         shorter = "max_steps"
     text = (
-        f"The training data gave no batch in epoch {epoch}; training stops at step {step}{aim}. "
-        f"A stream that is exhausted needs a dataset that can be iterated again, or a smaller {shorter}."
+        f"The training data yielded no batch in epoch {epoch}; training stops at step {step}{aim}. "
+        f"For an exhausted stream, use a dataset that can be iterated again, or a smaller {shorter}."
     )
     is_stream = not has_length(run.setup.loader)
     if is_stream and is_empty:
@@ -141,7 +141,7 @@ def epoch_after(run: Run, window: Window, epoch: int) -> float:
 
 
 def batches_of(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Batch]:
-    """Yields the batches of an epoch. At the position of a resume the random states are loaded, if saved."""
+    """Yields the batches of an epoch. At the position of a resume, saved random states are restored."""
     loader = run.setup.loader
     checkpoint = run.start.checkpoint
     if checkpoint is None or epoch != run.start.epoch:
@@ -153,9 +153,9 @@ def batches_of(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Batch]:
 
 
 def windows(run: Run, hooks: TrainHooks, epoch: int, skipped: int) -> Iterator[Window]:
-    """Groups micro-batches by optimizer step; the last window of an epoch takes what is left.
+    """Groups micro-batches by optimizer step; the last window of an epoch takes the rest.
 
-    Where the samples of the epoch have changed, what is left is counted anew and read again.
+    If the samples of the epoch have changed, the rest is recounted and read again.
     """
     loader = run.setup.loader
     batches = batches_of(run, hooks, epoch)
@@ -170,7 +170,7 @@ def windows(run: Run, hooks: TrainHooks, epoch: int, skipped: int) -> Iterator[W
             continue
         size = min(run.plan.micro_batches, remaining)
         samples, num_items = wait_for_data(run, hooks, batches, size)
-        if not samples:  # a stream that ended, or an override that has had enough
+        if not samples:  # a stream that ended, or an override that stops
             return
         num_read = len(samples)
         remaining -= num_read
@@ -196,28 +196,28 @@ def wait_for_data(
     try:
         progress.interrupts.open()
         window = hooks.get_batch_samples(batches, size, run.setup.engine.device)
-        progress.interrupts.close()  # within the try: a signal just before it must rewind too
+        progress.interrupts.close()  # inside the try, since a signal just before it must rewind too
     except Interrupted:
         drop_window(run)
         raise
-    except (RuntimeError, OSError, EOFError):  # of workers that the signal has ended
+    except (RuntimeError, OSError, EOFError):  # of workers ended by the signal
         if not progress.is_interrupted:
             raise
         drop_window(run)
-        raise Interrupted from None  # the traceback of the process need not name a worker's end as its cause
+        raise Interrupted from None  # a worker's end need not appear as the cause in the traceback
     finally:
         progress.clock.mark(OTHER)
     return window
 
 
 def prepared_window(run: Run, hooks: TrainHooks, batches: list[Batch]) -> tuple[list[Batch], torch.Tensor | int | None]:
-    """Returns the micro-batches that the trainer makes of those read, with their label items.
+    """Returns the micro-batches that the trainer makes from the batches read, with their label items.
 
-    Signals are only noted meanwhile: a checkpoint has the states of checkpoint items from the end of a step.
+    Signals are only recorded meanwhile: a checkpoint has the states of checkpoint items from the end of a step.
     """
     prepared = list(hooks.prepare_window(batches))
     if not prepared:
-        raise DataError("prepare_window returned no micro-batch; a step needs one at least.")
+        raise DataError("prepare_window returned no micro-batch; a step needs at least one.")
     return prepared, hooks._get_num_items_in_batch(prepared, run.setup.engine.device)
 
 
@@ -228,7 +228,7 @@ def save_and_leave(run: Run, hooks: TrainHooks) -> None:
 
 
 def save_at_early_end(run: Run, hooks: TrainHooks) -> None:
-    """Saves the last finished step of a run that is left in a step, after a signal; a failure is only logged."""
+    """Saves the last finished step of a run that is left during a step, after a signal; a failure is only logged."""
     try:
         if run.progress.step_under_way:
             drop_window(run)
@@ -238,7 +238,7 @@ def save_at_early_end(run: Run, hooks: TrainHooks) -> None:
 
 
 def save_after_signal(run: Run, hooks: TrainHooks) -> None:
-    """Saves the last finished step where the run does so after a signal, and logs whether it is saved."""
+    """Saves the last finished step if the run does so after a signal, and logs whether it is saved."""
     progress = run.progress
     step = progress.state.global_step
     if run.setup.saves_on_interrupt and step > 0 and progress.saved_step != step:
@@ -268,7 +268,7 @@ def save_before_raising(run: Run, hooks: TrainHooks, error: Exception) -> None:
 
 def run_pending_evaluation(run: Run, hooks: TrainHooks) -> None:
     """Runs the evaluation and the save that the checkpoint's run had not done when it was interrupted."""
-    hooks._load_rng_state(run.start.checkpoint)  # an evaluation may draw from where the last step left them
+    hooks._load_rng_state(run.start.checkpoint)  # an evaluation may draw from the states after the last step
     run.progress.control.should_evaluate = True
     run.progress.control.should_save = run.start.owes_save
     after_step(run, hooks, Update(), epoch=run.start.epoch)

@@ -1,8 +1,8 @@
-"""Out of memory in a step: the window is tried again with smaller micro-batches (`auto_find_batch_size`).
+"""Out of memory in a step: repeats the window with smaller micro-batches (`auto_find_batch_size`).
 
 Each micro-batch is cut into parts and gradients are accumulated over all of them, so the optimizer step still sees the
-same samples with the same weights: the effective batch stays. The weights are those from before the failed step, since
-nothing was updated; `WindowMark.rewind` puts back random states, losses and counts.
+same samples with the same weights: the effective batch stays the same. The weights are those from before the failed
+step, since nothing was updated; `WindowMark.rewind` restores random states, losses and counts.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ logger = logging.getLogger(__name__)
 
 
 class MicroBatchPart(NamedTuple):
-    """A micro-batch, or a part of one that was cut."""
+    """A micro-batch, or a part of one."""
 
     inputs: Batch
     of_micro_batch: float = 1.0  # its share of the micro-batch's samples
     of_window: float = 1.0  # its share of the window's samples
     number: int = 0  # of the micro-batch in its window
-    rows: slice | None = None  # its rows of the micro-batch; None: all of them
+    rows: slice | None = None  # its rows of the micro-batch; None for all
 
 
 def parts_of(batches: list[Batch], num_parts: int, *, needs_shares: bool) -> list[MicroBatchPart]:
-    """Cuts each micro-batch of a window into `num_parts` (or single samples, where it has fewer).
+    """Cuts each micro-batch of a window into `num_parts` (or single samples, if it has fewer).
 
-    Without cuts, and where the loss does not need the shares, samples are not counted.
+    Without cuts, samples are only counted if the loss needs the shares.
     """
     if num_parts == 1 and (len(batches) == 1 or not needs_shares):
         return [MicroBatchPart(batch, number=number) for number, batch in enumerate(batches)]
@@ -62,7 +62,7 @@ def cut_window(batch: Batch, size: int, num_parts: int) -> Iterator[tuple[Batch,
 
 
 def _cut(batch: Batch, first: int, last: int, size: int) -> Batch:
-    """Returns some samples of a batch: so many rows of each entry, or so many entries of a list of samples."""
+    """Returns some samples of a batch: the rows `first` to `last` of each entry, or those entries of a list."""
     if isinstance(batch, Mapping):
         return {name: _slice(value, first, last, size) for name, value in batch.items()}
     if isinstance(batch, (list, tuple)) and any(isinstance(value, torch.Tensor) for value in batch):
@@ -77,22 +77,22 @@ def _slice(value: object, first: int, last: int, size: int) -> Nested:
 
 
 class SmallerMicroBatches:
-    """Retries what does not fit into memory with smaller micro-batches; used only with `auto_find_batch_size`."""
+    """Retries windows that do not fit into memory with smaller micro-batches; only with `auto_find_batch_size`."""
 
     def __init__(self, engine: LoopEngine, random_states: RandomStates) -> None:
         self._engine = engine
         self.random_states = random_states
 
     def can_cut(self, progress: Progress, error: BaseException, window: list[Batch]) -> bool:
-        """Returns True if an error says that memory is full, and a micro-batch has several samples to cut."""
+        """Returns True if an error means that memory is full, and a micro-batch has several samples to split."""
         largest = max(num_samples_of(batch) or 1 for batch in window)
         return self._engine.is_out_of_memory(error) and progress.num_parts < largest
 
     def makes_room(self, progress: Progress, event: str, error: RuntimeError) -> bool:
-        """After an error of a callback: returns True if memory was freed for it, and it is to be called once more.
+        """After an error of a callback: returns True if memory was freed, so that it should be called once more.
 
-        Nothing is undone, so this is for events at which no window is under way, or none of it is trained. After an
-        event within a window the whole window is tried again.
+        Nothing is undone, so this is for events outside a window, or before any of it is trained. After an event within
+        a window, the whole window is repeated.
         """
         is_within = event == "on_substep_end"
         if event == "on_pre_optimizer_step" and not self._engine.updates_in_clip:
@@ -110,7 +110,7 @@ class SmallerMicroBatches:
         progress.num_parts *= 2
         self._engine.empty_cache()
         logger.warning(
-            "Out of memory at step %d: micro-batches are cut into %d parts from here on, with gradients accumulated "
+            "Out of memory at step %d: from now on, micro-batches are cut into %d parts, with gradients accumulated "
             "over them, so the effective batch stays the same.",
             progress.state.global_step + 1,
             progress.num_parts,

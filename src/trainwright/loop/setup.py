@@ -1,4 +1,4 @@
-"""The frozen setup of a run: where it starts, and the objects and settings that the training loop works with."""
+"""The fixed setup of a run: its starting position, and the objects and settings of the training loop."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ StepContexts: TypeAlias = Callable[[], Iterable[AbstractContextManager[object]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where a run starts."""
+    """Starting position of a run."""
 
     epoch: int = 0  # first epoch, from 0
-    batches: int = 0  # micro-batches of that epoch that are trained already
-    checkpoint: str | None = None  # directory whose random states are loaded at that point; None for a fresh run
-    # The evaluation after the last step was cut off; it comes before anything else.
+    batches: int = 0  # micro-batches of that epoch that are already trained
+    checkpoint: str | None = None  # directory to restore random states from at that point; None for a fresh run
+    # The evaluation after the last step was interrupted; it is done first.
     owes_evaluation: bool = False
-    owes_save: bool = False  # the save that was to follow that evaluation was cut off too
+    owes_save: bool = False  # the save after that evaluation was interrupted too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Objects and settings of a run that are decided before its first step."""
+    """Objects and settings of a run that are fixed before its first step."""
 
     engine: LoopEngine
     model: nn.Module  # as the engine wrapped it
@@ -42,15 +42,15 @@ class Setup:
     loader: BatchSource
     rule: LossRule
     events: Events
-    follows_metrics: Callable[[object], bool]  # whether a schedule is driven by evaluations, not by steps
-    # Tries a window again that did not fit into memory; None: the error ends the run.
+    follows_metrics: Callable[[object], bool]  # whether a schedule is driven by evaluations instead of steps
+    # Retries a window that did not fit into memory; None: the error ends the run.
     smaller_batches: SmallerMicroBatches | None = None
-    saves_on_interrupt: bool = False  # a run that a signal ends saves its last finished step
-    # Set where a run that an error ends saves its last finished step too. Restoring them makes the checkpoint one in
-    # which nothing was drawn since that step.
+    saves_on_interrupt: bool = False  # a run ended by a signal saves its last finished step
+    # Set if a run ended by an error also saves its last finished step. Restoring these states undoes all draws since
+    # that step in the checkpoint.
     random_states: RandomStates | None = None
     behaviour: Behaviour = OURS
-    step_contexts: StepContexts | None = None  # entered around each micro-batch; None: the trainer has none
+    step_contexts: StepContexts | None = None  # entered around each micro-batch; None if the trainer has none
     prepares_windows: bool = False  # the trainer replaces the micro-batches of a window
     trial: object = None
     ignore_keys_for_eval: list[str] | None = None

@@ -23,18 +23,18 @@ class Window:
     """Micro-batches of one optimizer step."""
 
     batches: list[Batch]  # as the collator made them
-    num_items: torch.Tensor | int | None  # label items of the whole window; None if nothing counts them
-    num_read: int = 0  # batches of the data that it took; `prepare_window` may have made more or fewer of them
-    # Ids of the samples of each micro-batch; empty where they are not known, or the batches are not those read.
+    num_items: torch.Tensor | int | None  # label items of the whole window; None if not counted
+    num_read: int = 0  # number of data batches used; `prepare_window` may have made more or fewer of them
+    # Ids of the samples of each micro-batch; empty if unknown, or if the batches are not the ones read.
     sample_ids: Sequence[SampleIds] = ()
-    # Divisor of losses times their items, once it is known: items of all processes, by the number of processes.
+    # Divisor of losses times their items, once known: items of all processes, divided by the number of processes.
     divisor: torch.Tensor | None = None
-    is_tail: bool = False  # the data did not fill it: its gradients are added to those of the next pass, without update
+    is_tail: bool = False  # the data did not fill it: gradients are added to those of the next pass, without an update
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Values of a step for the log: both are read back only when something is logged."""
+    """Values of a step for the log: both are only read back when something is logged."""
 
     grad_norm: torch.Tensor | float | None = None
     learning_rate: float | None = None
@@ -43,7 +43,7 @@ class Update:
 class Step:
     """One optimizer step. Its caller trains the micro-batches, adds their losses, and calls `update`.
 
-    Making it begins the step. `epoch` is where the run stands when the step is done.
+    Constructing it begins the step. `epoch` is the run's epoch once the step is done.
     """
 
     __slots__ = (
@@ -68,17 +68,17 @@ class Step:
         self._hooks = hooks
         self._window = window
         self._epoch = epoch
-        self._before: WindowMark | None = None  # before the micro-batches, where they may come again
+        self._before: WindowMark | None = None  # before the micro-batches, if they may be repeated
         progress = run.progress
         self.model = run.setup.model
         self.num_items = window.num_items
         self.number = progress.state.global_step + 1
         self.is_whole = False  # all micro-batches are trained
-        self.is_over = False  # the weights are updated, or left alone
-        self.keeps_loss = False  # `loss` is wanted: the sum of the losses of its micro-batches, on the device
+        self.is_over = False  # the weights are updated, or the update was refused
+        self.keeps_loss = False  # keep `loss`: the sum of the losses of its micro-batches, on the device
         self.loss: torch.Tensor | None = None
-        self.result: Update | None = None  # of the update; None also where a callback dropped the window
-        self.add = progress.meter.add  # takes the loss of a micro-batch, detached
+        self.result: Update | None = None  # of the update; also None if a callback dropped the window
+        self.add = progress.meter.add  # adds the detached loss of a micro-batch
         hooks.current_gradient_accumulation_steps = len(window.batches)
         progress.window = window
         progress.is_window_trained = False
@@ -86,9 +86,9 @@ class Step:
 
     @property
     def micro_batches(self) -> Iterator[Batch]:
-        """Yields the micro-batches as the collator made them, each within the contexts of its forward and backward.
+        """Yields the micro-batches as collated, each within the contexts of its forward and backward passes.
 
-        Ends before the last one where a callback stops the epoch or the run; `update` then drops the window.
+        Ends before the last one if a callback stops the epoch or the run; `update` then drops the window.
         """
         run = self._run
         setup = run.setup
@@ -119,7 +119,7 @@ class Step:
         self.is_whole = True
 
     def retries_smaller(self, error: RuntimeError) -> bool:
-        """Returns True if an error before the update is undone: the window comes again (`auto_find_batch_size`)."""
+        """Returns True if an error before the update is undone: the window is repeated (`auto_find_batch_size`)."""
         progress = self._run.progress
         retry = self._run.setup.smaller_batches
         before = self._before
@@ -134,7 +134,7 @@ class Step:
         return True
 
     def update(self) -> None:
-        """Updates the weights once, counts the step, and does what is due after it: logs, evaluation, save."""
+        """Updates the weights once, counts the step, and then logs, evaluates and saves if due."""
         run = self._run
         progress = run.progress
         if self.keeps_loss:
@@ -174,7 +174,7 @@ def update_weights(run: Run, hooks: TrainHooks) -> Update:
     grad_norm = hooks._clip_grad_norm(setup.model) if run.plan.max_grad_norm > 0 else None
     grad_norm = hooks._get_grad_norm(setup.model, grad_norm=grad_norm)
     setup.events.fire("on_pre_optimizer_step", progress)
-    optimizer = hooks.optimizer  # read now, and the schedule too: a callback may have replaced them
+    optimizer = hooks.optimizer  # read now, like the schedule: a callback may have replaced them
     scheduler = None if setup.follows_metrics(hooks.lr_scheduler) else hooks.lr_scheduler
     is_permitted = True
     if run.extensions.decide:
@@ -182,7 +182,7 @@ def update_weights(run: Run, hooks: TrainHooks) -> Update:
     progress.is_updating = True
     was_applied = is_permitted and setup.engine.step(optimizer)
     setup.events.fire("on_optimizer_step", progress)
-    learning_rate = hooks._get_learning_rate()  # the rate of this step, before the schedule moves on
+    learning_rate = hooks._get_learning_rate()  # the rate of this step, before the schedule's step
     if was_applied and scheduler is not None:
         scheduler.step()
     setup.engine.zero_grad(setup.model)
@@ -191,7 +191,7 @@ def update_weights(run: Run, hooks: TrainHooks) -> Update:
 
 
 def is_update_made(run: Run, facts: StepFacts) -> bool:
-    """Asks the extensions about an update, and tells them if it is refused."""
+    """Asks the extensions about an update, and informs them if it is refused."""
     decision = run.extensions.decision(facts)
     if decision is Decision.APPLY:
         return True
@@ -216,7 +216,7 @@ def after_step(run: Run, hooks: TrainHooks, update: Update, *, epoch: int) -> No
 
 
 def divide_by_items(run: Run) -> None:
-    """Divides gradients and losses of a window by its items over all processes, where each loss has said its own."""
+    """Divides gradients and losses of a window by its items over all processes, if each loss reported its own."""
     progress = run.progress
     engine = run.setup.engine
     losses = progress.meter.by_items

@@ -1,7 +1,7 @@
-"""What a window of micro-batches changes in a run: marked before it is read, and put back where it does not count.
+"""Changes that a window of micro-batches makes to a run: recorded before it is read, and undone if it does not count.
 
-A window does not count if it is tried again in smaller micro-batches, if a callback drops it, or if an error or a
-signal cuts it off before its update. All of them call `WindowMark.rewind`. The loop's own counts are listed here, and
+A window does not count if it is repeated with smaller micro-batches, if a callback drops it, or if an error or a signal
+ends it before its update. In all these cases, `WindowMark.rewind` is called. The loop's own counts are listed here and
 nowhere else; each extension marks and rewinds its own.
 """
 
@@ -18,19 +18,19 @@ from trainwright.support.hooks import RandomStates
 
 @dataclass(slots=True)  # not frozen: one is made in each step, and that would take three times as long
 class WindowMark:
-    """A run before a window."""
+    """State of a run before a window."""
 
     num_losses: int
     flos: float
     tokens: torch.Tensor | int
-    total_flos: float  # of the record: a log or a save within the window adds to them
+    total_flos: float  # of the record: a log or a save within the window adds to it
     total_tokens: int
     extensions: list[tuple[Extension, Mark]]
-    random_states: Any = None  # Any: each generator has a type of its own; None: a rewind leaves them as they are
+    random_states: Any = None  # Any: each generator has its own type; None: a rewind does not restore them
 
     @classmethod
     def of(cls, run: Run, *, random_states: RandomStates | None) -> WindowMark:
-        """Notes where a run stands; `random_states` captures those of the process, None leaves them out."""
+        """Records the state of a run; `random_states` captures the process's states, None skips them."""
         progress = run.progress
         state = progress.state
         return cls(
@@ -44,9 +44,9 @@ class WindowMark:
         )
 
     def rewind(self, run: Run, *, random_states: RandomStates | None) -> None:
-        """Puts a run back to where it stood; the position of the data stays.
+        """Restores a run to the mark; the position in the data is not changed.
 
-        `random_states` restores those of the mark, if it has some.
+        `random_states` restores the states of the mark, if it has any.
         """
         progress = run.progress
         run.setup.engine.zero_grad(run.setup.model)
@@ -64,7 +64,7 @@ class WindowMark:
 
 
 def drop_window(run: Run) -> None:
-    """Puts run and data back to where they stood before the current window was read; does nothing between two."""
+    """Restores run and data to before the current window was read; does nothing between windows."""
     before: WindowMark | None = run.progress.window_start
     run.progress.window_start = None
     if before is not None:

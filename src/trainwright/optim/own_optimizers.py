@@ -80,7 +80,7 @@ class LayerWiseDummyScheduler(LRScheduler):
 
     Args:
         args: not used.
-        lr: the rate that is shown where there is no optimizer.
+        lr: the rate to show without an optimizer.
         kwargs: `optimizer_dict`, parameter -> its optimizer.
     """
 

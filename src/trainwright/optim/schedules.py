@@ -133,7 +133,7 @@ def schedule_for(args: Arguments, optimizer: Optimizer, num_training_steps: int)
 
 
 def bind_step(optimizer: Optimizer) -> None:
-    """Makes a method of a function that somebody put in the place of `optimizer.step`: torch's schedules wrap methods.
+    """Makes a method of a function assigned to `optimizer.step`: torch's schedules wrap methods.
 
     The wrapper of an earlier schedule is a function too, which the next schedule takes as it is.
     """
@@ -367,7 +367,7 @@ def _set_rates(scheduler: lr_scheduler.LambdaLR) -> None:
 
 
 def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's
-    """Returns a schedule and the schedules that it consists of; empty for one that is not torch's."""
+    """Returns a schedule and its component schedules; empty if it is not torch's."""
     if not isinstance(scheduler, LRScheduler):
         return []
     lists = [value for value in vars(scheduler).values() if isinstance(value, (list, tuple))]
@@ -383,7 +383,7 @@ def _plain(scheduler: LRScheduler) -> LRScheduler:
 
 
 def can_undo(scheduler: Any) -> bool:
-    """Returns True if `schedule_memory` can restore a schedule: None, or one of torch's with rates that are numbers."""
+    """Returns True if `schedule_memory` can restore a schedule: None, or torch's own with rates that are numbers."""
     if scheduler is None:
         return True
     if not isinstance(scheduler, LRScheduler):
@@ -392,7 +392,7 @@ def can_undo(scheduler: Any) -> bool:
 
 
 def schedule_memory(scheduler: Any) -> Callable[[], None]:
-    """Remembers where a schedule, its parts and the groups of its optimizer are; returns a function that restores them.
+    """Records the state of a schedule, its parts and its optimizer's groups; returns a function that restores it.
 
     Shallow copies are enough: a step of torch's schedules replaces values, and changes none in place.
     """

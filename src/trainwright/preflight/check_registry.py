@@ -1,4 +1,4 @@
-"""Table of checks, the facts that they look at, and their findings. No check knows the trainer."""
+"""Table of checks, the facts that they examine, and their findings. No check uses the trainer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from trainwright.support.html_table import html_section, html_table
 
 Severity: TypeAlias = Literal["note", "warning", "error"]
 SEVERITIES = get_args(Severity)  # from the mildest
-# When the facts of a check are there: before step 1, at its batches, at its end, only in a check-up, or only when the
-# command line reads its files.
+# When the facts of a check are available: before step 1, at its batches, at its end, only in a check-up, or only when
+# the command line reads its files.
 Moment: TypeAlias = Literal["start", "batch", "step", "full", "file"]
 
 
@@ -35,9 +35,9 @@ class Finding:
     evidence: str  # the observation, with its numbers
     cure: str = ""  # the change to make; empty for a note that needs none
     check: str = ""  # name of the check
-    rows: tuple[str, ...] = ()  # names of the first rows that it is about
-    entry: str = ""  # entry of the configuration file that it is about, such as "data.columns.label"
-    ends_run: bool = False  # the run would certainly end with an error later: it is raised before the first step
+    rows: tuple[str, ...] = ()  # names of the first rows concerned
+    entry: str = ""  # entry of the configuration file concerned, such as "data.columns.label"
+    ends_run: bool = False  # the run would certainly end with an error later, so it is raised before the first step
 
     def __str__(self) -> str:
         return f"{self.check}: {self.evidence}" + (f" {self.cure}" if self.cure else "")
@@ -54,10 +54,10 @@ def _gravest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 class CheckReport:
     """Result of the checks."""
 
-    findings: tuple[Finding, ...] = ()  # the worst first
-    passed: tuple[str, ...] = ()  # checks that looked and found nothing
-    not_done: tuple[tuple[str, str], ...] = ()  # checks that could not look, and why
-    memory: MemoryPlan | None = None  # the memory plan, if it was asked for
+    findings: tuple[Finding, ...] = ()  # worst first
+    passed: tuple[str, ...] = ()  # checks without findings
+    not_done: tuple[tuple[str, str], ...] = ()  # checks that could not run, and the reason
+    memory: MemoryPlan | None = None  # the memory plan, if requested
 
     @property
     def is_fine(self) -> bool:
@@ -74,11 +74,11 @@ class CheckReport:
         return tuple(one for one in self.findings if one.check == check)
 
     def with_findings(self, findings: Iterable[Finding], looked: Iterable[str]) -> CheckReport:
-        """Returns the report together with the findings of other checks, which take the place of those of their names.
+        """Returns the report with the findings of other checks, which replace findings of checks with the same name.
 
         Args:
-            findings: what the others found.
-            looked: names of the checks that looked, also those without a finding.
+            findings: findings of the other checks.
+            looked: names of the checks that ran, including checks without a finding.
         """
         findings = list(findings)
         found = {one.check for one in findings}
@@ -106,7 +106,7 @@ class CheckReport:
             yield from self.memory.lines()
 
     def to_dict(self) -> JSONObject:
-        """Returns plain values, as for JSON."""
+        """Returns plain values, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -126,12 +126,12 @@ class FirstStep:
 
     loss: float | None  # loss of its window, as logged; None if it was not read
     without_gradient: tuple[str, ...] = ()  # trainable parameters that the backward pass did not reach
-    seconds: float | None = None  # duration; None if it says nothing about later steps
+    seconds: float | None = None  # duration; None if it is not representative of later steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFacts:
-    """Facts for the checks; None for an unknown one, without which its checks do not run."""
+    """Facts for the checks; a check does not run if one of its facts is None (unknown)."""
 
     args: Arguments  # any TrainingArguments
     model: nn.Module
@@ -143,10 +143,10 @@ class CheckFacts:
     rows: Rows | None = None  # rows of the training data
     eval_rows: Mapping[str, Rows] | None = None  # rows of the evaluation sets by name
     tables: Sequence[Table] | None = None  # texts among the rows, before they are encoded
-    # name of a collator of transformers that makes the batches which the model gets; None where code of the user's
-    # comes between the rows and the model
+    # name of the transformers collator whose batches the model gets; None if user code is between the rows and the
+    # model
     collator: str | None = None
-    model_gets_batches: bool = False  # as the collator made them: no hook of the user's changes them
+    model_gets_batches: bool = False  # as the collator made them: no user hook changes them
     columns: tuple[str, ...] | None = None  # entries of a sample before unused ones are dropped
     # entries used by the model or its collator; None if nothing is dropped
     taken: frozenset[str] | None = None
@@ -154,30 +154,31 @@ class CheckFacts:
     can_return_loss: bool = False
     loss_is_the_models: bool = True  # no user code changes the model's loss
     step: FirstStep | None = None
-    failure: str | None = None  # the error when a batch or a step was tried
-    folder: Path | None = None  # where checkpoints go
-    checkpoint_bytes: int | None = None  # estimated size of one
+    failure: str | None = None  # the error of a trial batch or step
+    folder: Path | None = None  # directory of checkpoints
+    checkpoint_bytes: int | None = None  # estimated size of a checkpoint
     free_bytes: int | None = None  # on the disk of `folder`
     # evaluates one batch as an evaluation would; returns the names of its metrics, or raises
     rehearse: Callable[[], Iterable[str]] | None = None
     supports_bf16: bool | None = None
-    max_elements: int | None = None  # parameters that are looked at one by one; more take too long before every run
+    # limit for parameters to check individually; more would take too long before every run
+    max_elements: int | None = None
     is_brief: bool = False  # report problems only
-    found_by: frozenset[str] = frozenset()  # checks that have found something so far, so that others need not repeat it
+    found_by: frozenset[str] = frozenset()  # checks with findings so far, so that others need not repeat them
 
 
-# How a person calls the facts that may be missing.
+# Readable names of the facts that may be missing.
 ABSENT = {
-    "batches": "batch to look at",
+    "batches": "batch to examine",
     "step": "step that could be tried",
     "plan": "training set with a length, nor max_steps",
     "processing_class": "processing_class",
     "rehearse": "eval_dataset",
-    "optimizer": "optimizer whose parameters can be compared",
+    "optimizer": "optimizer with comparable parameters",
     "columns": "sample with named entries",
-    "rows": "training data whose rows can be read (a stream is read as it is trained)",
+    "rows": "training data with readable rows (a stream is only read in training)",
     "tables": "text among the rows, only encoded samples",
-    "eval_rows": "eval_dataset whose rows can be read",
+    "eval_rows": "eval_dataset with readable rows",
     "free_bytes": "way to ask the disk",
 }
 
@@ -186,11 +187,11 @@ Look = Callable[[CheckFacts], Iterator[Finding]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One row."""
+    """A row of the table."""
 
     name: str
     when: Moment  # the first moment at which it is cheap; every later moment of a check-up has its facts too
-    needs: tuple[str, ...]  # facts without which it cannot look
+    needs: tuple[str, ...]  # facts without which it cannot run
     about: str  # the subject of the check, in a few words
     look: Look
 
@@ -210,11 +211,11 @@ def check(*, when: Moment, needs: tuple[str, ...] = (), about: str) -> Callable[
 
 
 LookAtTable = Callable[[Table], Iterator[Finding]]
-TABLE_CHECKS: dict[str, LookAtTable] = {}  # the checks that need nothing but a table
+TABLE_CHECKS: dict[str, LookAtTable] = {}  # the checks that need only a table
 
 
 def check_tables(*, about: str, when: Moment = "start") -> Callable[[LookAtTable], LookAtTable]:
-    """Decorator: registers a check of a table, which looks at every table of a trainer at its moment."""
+    """Decorator: registers a check of a table, which examines every table of a trainer at its moment."""
 
     def enter(look: LookAtTable) -> LookAtTable:
         def look_at_all(facts: CheckFacts) -> Iterator[Finding]:
@@ -230,7 +231,7 @@ def check_tables(*, about: str, when: Moment = "start") -> Callable[[LookAtTable
 
 
 def look_at_table(table: Table) -> list[Finding]:
-    """Runs the checks of tables over one that belongs to no trainer yet."""
+    """Runs the checks of tables on a table that does not belong to a trainer yet."""
     return [replace(found, check=name) for name, look in TABLE_CHECKS.items() for found in look(table)]
 
 

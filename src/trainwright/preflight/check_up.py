@@ -1,8 +1,8 @@
-"""Check-ups: FirstLook watches the first step of a run, `full_check` reads batches and tries a step without an update.
+"""Check-ups: FirstLook checks the first step of a run; `full_check` reads batches and tries a step without an update.
 
-FirstLook ends a run only for a finding with which the original ends, too: before the first step, not after an hour. It
-reads numbers back once, in that step, and draws no random numbers; what is trained is the same with it or without. A
-full check works on a copy of the trainer, so that what is tried leaves no trace.
+FirstLook only ends a run for a finding that would also end the original: before the first step, not after an hour. It
+reads numbers back once, in that step, and draws no random numbers; training is the same with or without it. A full
+check works on a copy of the trainer, so that its trials leave no trace.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from trainwright.support.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
 
-MAX_ELEMENTS = 300_000_000  # parameters that are looked at before every run: a fraction of a second
+MAX_ELEMENTS = 300_000_000  # limit for parameters to check before every run, in a fraction of a second
 
-BATCHES = 4  # batches of a window that are examined
+BATCHES = 4  # batches of a window to examine
 
 HOOKS_ON_BATCHES = ("get_batch_samples", "prepare_window", "_prepare_inputs", "_prepare_input")
 
 
 class FirstLook(Extension):
-    """Runs the cheap checks at three moments of the first step of a run, and reports their findings."""
+    """Runs the cheap checks at three moments of a run's first step, and reports their findings."""
 
     name = "first_look"
     order = -50  # before a guard refuses the update
@@ -56,22 +56,22 @@ class FirstLook(Extension):
     def __init__(self, trainer: AnyTrainer, folder: str) -> None:
         self._trainer = trainer
         self._folder = folder
-        self._facts: CheckFacts | None = None  # None where it has nothing to look at
+        self._facts: CheckFacts | None = None  # None if there is nothing to check
         self._dataloader: DataLoaderLike = None
 
     def before_plan(self, run: Run, dataloader: DataLoaderLike) -> None:
-        """Keeps the dataloader, whose order says which rows come into which batch."""
+        """Keeps the dataloader: its order determines the rows of each batch."""
         self._dataloader = dataloader
 
     def begin(self, run: Run) -> None:
-        """Runs the checks before the first step; takes no part in the run where they themselves fail."""
+        """Runs the checks before the first step; withdraws from the run if they fail themselves."""
         trainer = self._trainer
         try:
             facts = known_facts(trainer, run.plan, self._folder, optimizer=trainer.optimizer, is_brief=True)
             is_fresh = run.progress.state.global_step == 0
             facts = with_rows(trainer, facts, self._dataloader if is_fresh else None)
         except Exception as error:
-            logger.info("The first step is not looked at: %s: %s", type(error).__name__, error)
+            logger.info("The first step is not checked: %s: %s", type(error).__name__, error)
             run.extensions.remove(self)
             return
         finally:
@@ -79,7 +79,7 @@ class FirstLook(Extension):
         self._tell(look_at(facts, "start"), replace(facts, rows=None, eval_rows=None))
 
     def _tell(self, report: CheckReport, facts: CheckFacts) -> None:
-        """Logs what was found, and raises the first finding that ends the run; later checks look at these facts."""
+        """Logs the findings, and raises the first that ends the run; later checks use these facts."""
         self._facts = replace(facts, found_by=facts.found_by | {one.check for one in report.findings})
         for finding in report.findings:
             if finding.ends_run:
@@ -88,7 +88,7 @@ class FirstLook(Extension):
             log_findings(report)
 
     def window(self, batches: Sequence[Batch]) -> None:
-        """Checks the micro-batches of the first step, before the first forward."""
+        """Checks the micro-batches of the first step, before the first forward pass."""
         assert self._facts is not None
         if all(isinstance(batch, dict) or hasattr(batch, "keys") for batch in batches):
             facts = replace(self._facts, batches=batches[:BATCHES])
@@ -105,12 +105,12 @@ class FirstLook(Extension):
         return Decision.APPLY
 
     def after_step(self, run: Run) -> None:
-        """Takes no part in later steps."""
+        """Stops after the first step."""
         run.extensions.remove(self)
         self.close()
 
     def close(self) -> None:
-        """Lets go of the trainer."""
+        """Releases the trainer."""
         self._trainer = None
         self._facts = None
         self._dataloader = None
@@ -125,7 +125,7 @@ def log_findings(report: CheckReport) -> None:
 def known_facts(
     trainer: AnyTrainer, plan: StepPlan | None, folder: str, *, optimizer: Optimizer | None, is_brief: bool
 ) -> CheckFacts:
-    """Returns what is known of a run before its first batch; `is_brief`: only problems are wanted, and quickly."""
+    """Returns the known facts about a run before its first batch; `is_brief`: only problems are wanted, quickly."""
     args = trainer.args
     internals = Internals(trainer)
     engine = internals.engine
@@ -158,9 +158,9 @@ def known_facts(
 
 
 def parameters_without_gradient(model: nn.Module) -> tuple[str, ...]:
-    """Returns the trainable parameters without a gradient; empty where none has one, as the engine keeps them.
+    """Returns the trainable parameters without a gradient; empty if none has one, because the engine keeps them.
 
-    One without elements is another process's.
+    A parameter without elements belongs to another process.
     """
     trainable = [(name, p.grad is None) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
     names = tuple(name for name, is_lost in trainable if is_lost)
@@ -169,11 +169,11 @@ def parameters_without_gradient(model: nn.Module) -> tuple[str, ...]:
 
 # -- in full -----------------------------------------------------------------------------------------------------------
 
-WORTH_REPEATING_S = 5.0  # a first step that was quicker is taken again: the first one also sets things up
+WORTH_REPEATING_S = 5.0  # a faster first step is repeated: the first one also sets things up
 
 
 def full_check(trainer: AnyTrainer, *, plans_memory: bool, budget: Any) -> CheckReport:
-    """Every check over everything that can be found out; `plans_memory` adds the memory plan, see `Trainer.check`."""
+    """Runs every check on all available facts; `plans_memory` adds the memory plan, see `Trainer.check`."""
     with left_as_it_was(trainer.model):
         copied = copy_of(trainer)
         facts = _known(trainer, copied)
@@ -202,7 +202,7 @@ def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:
         optimizer = copied.optimizer or Internals(copied).make_optimizer(copied.model, num_steps)
     facts = known_facts(copied, plan, str(copied.args.output_dir), optimizer=optimizer, is_brief=False)
     names, taken = _columns(copied)
-    # The copy has hooks of its own, which change nothing.
+    # The copy has its own hooks, which change nothing.
     facts = replace(facts, model_gets_batches=not is_overridden(trainer, *HOOKS_ON_BATCHES))
     facts = with_rows(copied, facts, loader)
 
@@ -216,13 +216,13 @@ def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:
 
 
 def _columns(copied: AnyTrainer) -> tuple[tuple[str, ...] | None, frozenset[str] | None]:
-    """Names of the entries of a training sample, and which of them reach the model or its collator."""
+    """Returns the names of the entries of a training sample, and those that reach the model or its collator."""
     data = copied.train_dataset
     names = getattr(data, "column_names", None)
     if names is None and hasattr(data, "__getitem__"):
         try:
             sample = data[0]
-        except Exception:  # a stream, or a dataset that wants other keys
+        except Exception:  # a stream, or a dataset with other keys
             return None, None
         names = list(sample) if isinstance(sample, dict) else None
     if names is None:
@@ -239,7 +239,7 @@ def _batches(copied: AnyTrainer) -> list[Batch]:
 
 
 def _tried(copied: AnyTrainer, facts: CheckFacts) -> CheckFacts:
-    """Adds the facts from a forward and a backward pass over the batches, without an update."""
+    """Adds the facts from forward and backward passes over the batches, without an update."""
     internals = Internals(copied)
     engine = internals.engine
     if not engine.trains_bare or (steps_in_backward(copied.args) and copied.optimizer is not None):

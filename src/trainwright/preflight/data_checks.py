@@ -69,7 +69,7 @@ def labels(facts: CheckFacts) -> Iterator[Finding]:
 MUCH_PADDING = 0.5
 MUCH_MASKED = 0.97  # a masked language model masks 0.85 of its labels
 MANY_ROWS = 0.1
-NO_LIMIT = 10**6  # a tokenizer that knows no longest input says 1e30
+NO_LIMIT = 10**6  # a tokenizer without a limit reports 1e30
 
 
 @check(when="batch", needs=("batches",), about="the share of labels that are masked (-100), and rows without any other")
@@ -81,8 +81,8 @@ def masked_labels(facts: CheckFacts) -> Iterator[Finding]:
     masked = sum(int(one.eq(IGNORE_INDEX).sum()) for one in labels)
     if masked == total:
         yield error(
-            f"All {total} labels of the first step are {IGNORE_INDEX}: its loss says nothing.",
-            "Look at where labels are masked: a response template that is not found, or a prompt that fills the row.",
+            f"All {total} labels of the first step are {IGNORE_INDEX}: its loss is meaningless.",
+            "Check where labels are masked: the response template may not be found, or the prompt may fill the row.",
         )
         return
     rows = [one.flatten(1).eq(IGNORE_INDEX).all(dim=1) for one in labels if one.dim() > 1]
@@ -97,7 +97,7 @@ def masked_labels(facts: CheckFacts) -> Iterator[Finding]:
         have = "has" if empty == 1 else "have"
         yield warning(
             f"{empty} of {counted(num_rows, 'row')} of the first step {have} no label that counts.",
-            "Leave such samples out: they cost time and teach nothing.",
+            "Remove such samples: they cost time and teach nothing.",
         )
 
 
@@ -126,7 +126,7 @@ def truncation(facts: CheckFacts) -> Iterator[Finding]:
         return
     if positions is not None and max(lengths) > positions:
         name = type(facts.model).__name__
-        yield too_long(facts.model, f"A row has {counted(max(lengths), 'token')}, and {name} was made for {positions}.")
+        yield too_long(facts.model, f"A row has {counted(max(lengths), 'token')}, but {name} was made for {positions}.")
         return
     limit = getattr(facts.processing_class, "model_max_length", None)
     limit = min(limit if limit is not None and limit < NO_LIMIT else NO_LIMIT, positions or NO_LIMIT)
@@ -161,9 +161,9 @@ def pad_is_eos(facts: CheckFacts) -> Iterator[Finding]:
         masked += int((is_end & labels.eq(IGNORE_INDEX)).sum())
     if ends and masked == ends:
         yield warning(
-            f"pad and end are one token ({eos}), and all {ends} ends of the first step are "
+            f"pad and end are the same token ({eos}), and all {ends} ends of the first step are "
             "masked with the padding: the model will not learn to stop.",
-            "Give the tokenizer a pad token of its own, and the model a row for it (resize_token_embeddings).",
+            "Give the tokenizer a separate pad token, and the model a row for it (resize_token_embeddings).",
         )
 
 
@@ -174,7 +174,7 @@ def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
         wrong = _outside([b.get(name) for b in facts.batches or ()], rows)
         if wrong is not None:
             yield error(
-                f"{name} holds {wrong}, and the model has embeddings for 0 to {rows - 1}.",  # type: ignore[operator]
+                f"{name} holds {wrong}, but the model has embeddings for 0 to {rows - 1}.",  # type: ignore[operator]
                 "Use the tokenizer that belongs to the model, or model.resize_token_embeddings(len(tokenizer)).",
             )
     number = num_classes(facts.model)
@@ -182,7 +182,7 @@ def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
     wrong = _outside([one[one.ne(IGNORE_INDEX)] for one in labels], number)
     if wrong is not None and "classes" not in facts.found_by:
         yield error(
-            f"A label is {wrong}, and the model scores 0 to {number - 1}.",  # type: ignore[operator]
+            f"A label is {wrong}, but the model scores 0 to {number - 1}.",  # type: ignore[operator]
             CLASSES_CURE,
             ends_run=fails_beyond_classes(facts),
         )
@@ -202,7 +202,7 @@ def _mask(batch: Batch) -> torch.Tensor | None:
 
 
 def _row_lengths(batch: Batch) -> list[int]:
-    """Returns the lengths of samples: by their positions, which begin again with each sample where some share a row."""
+    """Returns the lengths of samples by their positions, which restart with each sample if several share a row."""
     mask = _mask(batch)
     ids = batch.get("input_ids")
     positions = batch.get("position_ids")
@@ -243,8 +243,8 @@ def _outside(tensors: Sequence[object], limit: int | None) -> int | None:
     return None
 
 
-FAR = 2.0  # times the loss of guessing, plus one: an untrained model is near 1
-FAR_FROM_THE_MEAN = 100.0  # times the variance of the labels
+FAR = 2.0  # multiple of the loss of guessing, plus one: an untrained model is near 1
+FAR_FROM_THE_MEAN = 100.0  # multiple of the variance of the labels
 
 
 @check(when="step", needs=("step",), about="the first loss is a number")
@@ -253,8 +253,8 @@ def finite_loss(facts: CheckFacts) -> Iterator[Finding]:
     if loss is not None and not math.isfinite(loss):
         yield error(
             f"The loss of the first step is {loss}.",
-            "Look for inputs or labels that are not finite, a logarithm or division in the loss, or fp16 that "
-            "overflows (bf16=True has the range of fp32).",
+            "Look for inputs or labels that are not finite, a logarithm or division in the loss, or fp16 "
+            "overflow (bf16=True has the range of fp32).",
         )
 
 
@@ -267,14 +267,14 @@ def loss_near_chance(facts: CheckFacts) -> Iterator[Finding]:
     if classes is not None and loss > FAR * math.log(classes) + 1:
         yield warning(
             f"The first loss is {loss:.3g}; guessing among {classes} gives {math.log(classes):.3g}.",
-            "Look whether labels and inputs belong together (shifted twice? another tokenizer?), and at how the head "
+            "Check whether labels and inputs match (shifted twice? another tokenizer?), and how the head "
             "is initialised.",
         )
     spread = _variance_of_labels(facts)
     if spread and loss > FAR_FROM_THE_MEAN * spread:
         yield warning(
             f"The first loss is {loss:.3g}; always answering the mean of the labels gives {spread:.3g}.",
-            "Bring the labels near 0 and 1 (subtract their mean, divide by their spread).",
+            "Standardize the labels (subtract their mean, divide by their spread).",
         )
 
 

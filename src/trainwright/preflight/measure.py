@@ -56,11 +56,11 @@ MULTIPLE = 8  # tokens: what matrix units of GPUs need in half precision. Source
 SPLIT = ("train_sampling_strategy", "per_device_train_batch_size", "gradient_accumulation_steps")
 SHARE = 0.02  # share of the run's time that measuring may take
 MIN_STEPS = 100  # steps of a run below which 2 % do not pay for a measurement
-MIN_STEPS_KNOWN = 25  # the same, where an earlier run has measured
+MIN_STEPS_KNOWN = 25  # the same, if an earlier run has measured
 NUM_TIMED = 2  # timed steps; the shortest counts, since other work on the machine only adds time
 NUM_BATCHES = 4  # batches of a window used to measure a step
 WORTH_KEEPING = 0.97  # share of the time before that a lever must stay below
-WORTH_SUGGESTING = 0.9  # the same, for what is only suggested
+WORTH_SUGGESTING = 0.9  # the same, for suggestions
 COMPILE_S = 30.0  # seconds that must be left before a lever is tried that compiles
 WORKER_S = 2.0  # the same, for workers to start
 LENGTHS_S = 0.2  # seconds in which lengths of samples are read
@@ -137,7 +137,7 @@ class TooShort(ModelError):
 
     @classmethod
     def of(cls, num_steps: int | None) -> TooShort:
-        """The error for a run of so many steps; None: nobody knows how many."""
+        """Returns the error for a run of `num_steps` steps; None if the number is unknown."""
         steps = "an unknown number of" if num_steps is None else str(num_steps)
         return cls(f"{SHARE:.0%} of a run of {steps} steps do not pay for it")
 
@@ -217,7 +217,7 @@ class Measurement:
     # -- the samples -----------------------------------------------------------------------------------------------
 
     def _sampled_lengths(self) -> NDArray[np.int64] | None:
-        """Lengths of samples drawn at random, those of a step at least; None where samples have no length."""
+        """Returns the lengths of random samples, for at least one step; None if samples have no length."""
         dataset = self._trainer.train_dataset
         if self._first.groups is None:
             return None
@@ -227,7 +227,7 @@ class Measurement:
         return None if lengths is None or len(lengths) < window else lengths
 
     def _read_lengths(self, dataset: Any, samples: Sequence[int]) -> tuple[NDArray[np.int64] | None, float]:
-        """Returns lengths of the first of these samples, as many as time allows, and the seconds that one takes."""
+        """Returns lengths of the first of these samples, as time allows, and the time per sample in seconds."""
         lengths: list[int] = []
         begun = now()
         for start in range(0, len(samples), 64):
@@ -387,7 +387,7 @@ class Measurement:
     # -- batches split by length -----------------------------------------------------------------------------------
 
     def _split(self) -> list[Row]:
-        """Splits batches by length, so that each step trains on the same samples; no row where that does not apply."""
+        """Splits batches by length, so that each step trains on the same samples; no row if that does not apply."""
         groups = self._first.groups
         if groups is None or self._lengths is None or self._fixed_batches():
             return []
@@ -452,7 +452,7 @@ class Measurement:
         return [[samples[place] for place in part] for part in order.indices(0)]
 
     def _evaluation(self) -> list[Row]:
-        """Sorts evaluations by length, where the split of batches has shown that padding changes nothing."""
+        """Sorts evaluations by length, if the split of batches has shown that padding changes nothing."""
         trainer = self._trainer
         args = trainer.args
         dataset = trainer.eval_dataset
@@ -478,7 +478,7 @@ class Measurement:
     # -- other levers ----------------------------------------------------------------------------------------------
 
     def _others(self) -> list[Row]:
-        """Tries what leaves the samples of each micro-batch as they are."""
+        """Tries levers that keep the samples of each micro-batch."""
         rows: list[Row] = []
         levers = list(self._levers())
         if not levers:
@@ -558,7 +558,10 @@ class Measurement:
                 yield Lever("captured blocks", replayed, setup_s=COMPILE_S)
 
     def _try(self, lever: Lever, probe: list[Batch], plain: Tensors) -> Row:
-        """The row of a lever on top of those kept; `plain` is loss and gradients of the probe without any."""
+        """Returns the row of a lever on top of the kept ones.
+
+        `plain` is loss and gradients of the probe without any.
+        """
         row = Row(lever.name, lever.settings, "kept")
         known = self._known.ratios.get(_key(lever))
         if known is not None and known > WORTH_KEEPING:
@@ -617,7 +620,7 @@ class Measurement:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def _workers(self) -> list[Row]:
-        """Compares batches that other processes read with those that this one reads."""
+        """Compares reading batches in worker processes with reading them in this process."""
         args = self._trainer.args
         cores = (os.cpu_count() or 1) // max(args.world_size, 1)
         settings = {"dataloader_num_workers": min(4, cores - 1)}
@@ -649,7 +652,7 @@ class Measurement:
         self._kept = self._kept | settings
         return [row]
 
-    # -- what is only suggested ------------------------------------------------------------------------------------
+    # -- suggestions ---------------------------------------------------------------------------------------------------
 
     def _suggestions(self) -> list[Row]:
         """Ways to form batches with which a step has other samples, and padding inside of the samples."""
@@ -676,7 +679,7 @@ class Measurement:
         ]
 
     def _padded_share(self, samples: Sequence[int]) -> float:
-        """Share of the tokens of samples that their own masks leave out."""
+        """Returns the share of the samples' tokens that their own masks exclude."""
         items = fetch_items(self._trainer.train_dataset, samples)
         masks = [item.get("attention_mask") for item in items if isinstance(item, Mapping)]
         found = [np.asarray(mask) for mask in masks if mask is not None]

@@ -1,4 +1,4 @@
-"""Checks of the model (its parameters, and by trial a step, an evaluation and a round trip) and of the environment."""
+"""Checks of the model (its parameters; trials of a step, an evaluation and a round trip) and of the environment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def finite_parameters(facts: CheckFacts) -> Iterator[Finding]:
 
 
 def _suspects(named: list[tuple[str, nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
-    """Returns the parameters whose sum is not finite, all with non-finite values among them, in one read-back."""
+    """Returns the parameters with a non-finite sum, which include all with non-finite values, in one read-back."""
     with torch.no_grad():
         sums = [p.detach().sum(dtype=torch.float32).to(named[0][1].device) for _, p in named]
         if not sums:
@@ -58,7 +58,7 @@ def in_the_optimizer(facts: CheckFacts) -> Iterator[Finding]:
     if trainable and len(missing) == len(trainable):
         yield error(
             "The optimizer holds no parameter of this model: nothing will be learnt.",
-            "Make it of model.parameters() after the model has its final form, or let the trainer make it.",
+            "Make it from model.parameters() after the model has its final form, or let the trainer make it.",
         )
     elif missing:
         yield warning(
@@ -81,7 +81,7 @@ def tied(facts: CheckFacts) -> Iterator[Finding]:
     there = [end for end in ends if isinstance(end, torch.Tensor)]
     if len(there) == 2 and storage_place(there[0]) != storage_place(there[1]):
         yield warning(
-            "config.tie_word_embeddings is True, and input and output embeddings are two tensors: "
+            "config.tie_word_embeddings is True, but input and output embeddings are two tensors: "
             "they will drift apart, and from_pretrained will keep only one.",
             "Call model.tie_weights() after changing either, or set config.tie_word_embeddings=False.",
         )
@@ -92,11 +92,12 @@ def gradients(facts: CheckFacts) -> Iterator[Finding]:
     names = facts.step.without_gradient if facts.step is not None else ()
     if not names:
         return
-    routed = all("expert" in name for name in names)  # a step may give some experts no token
+    routed = all("expert" in name for name in names)  # a step may route no token to some experts
     yield Finding(
         "note" if routed else "warning",
         f"{counted(len(names), 'trainable parameter')} got no gradient in the first step: {some(names)}.",
-        "If forward does not use them, freeze them with requires_grad_(False); else look for a detach() on their way.",
+        "If forward does not use them, freeze them with requires_grad_(False); otherwise, look for a detach() in "
+        "between.",
     )
 
 
@@ -107,7 +108,7 @@ COPIES = 3  # the file, its contents when read, and the model that loads them
 @check(when="full", about="a batch can be made, and a step taken on it")
 def first_step(facts: CheckFacts) -> Iterator[Finding]:
     if facts.failure is not None:
-        yield error(facts.failure, "Training would end here; the error names what is missing in data or model.")
+        yield error(facts.failure, "Training would end here; see the error for the cause in the data or the model.")
 
 
 @check(when="full", needs=("rehearse",), about="the results of a dry evaluation over a single batch")
@@ -118,10 +119,10 @@ def metrics(facts: CheckFacts) -> Iterator[Finding]:
     except Exception as failure:
         yield error(
             f"An evaluation would fail: {type(failure).__name__}: {failure}",
-            "Mend compute_metrics, the labels of eval_dataset, or metric_for_best_model.",
+            "Fix compute_metrics, the labels of eval_dataset, or metric_for_best_model.",
         )
         return
-    yield note(f"An evaluation gives {some(sorted(names), 8)}.")
+    yield note(f"An evaluation returns {some(sorted(names), 8)}.")
 
 
 @check(when="full", about="weights that are saved and loaded again are the same")
@@ -134,13 +135,13 @@ def round_trip(facts: CheckFacts) -> Iterator[Finding]:
         if names:
             yield error(
                 f"A model that is saved and loaded has {counted(len(names), 'weight')} {what}: {some(names)}.",
-                "Check what state_dict() and load_state_dict() of the model drop or change; register tensors "
-                "with register_parameter or register_buffer.",
+                "Check state_dict() and load_state_dict() of the model for dropped or changed entries; register "
+                "tensors with register_parameter or register_buffer.",
             )
 
 
 def _lost_and_altered(model: nn.Module) -> tuple[list[str], list[str]]:
-    """Returns the names of weights that a round trip loses or changes, compared in a copy with values erased before."""
+    """Returns the names of weights that a round trip loses or changes, compared in a copy with erased values."""
     with tempfile.TemporaryDirectory(dir=IN_MEMORY if IN_MEMORY.is_dir() else None) as folder:
         weights.save_weights(model, Path(folder))
         twin = copy.deepcopy(model)
@@ -177,7 +178,7 @@ def disk(facts: CheckFacts) -> Iterator[Finding]:
     if not saves or facts.checkpoint_bytes is None or facts.free_bytes is None:
         return
     keep = resolve.checkpoint(facts.args).keep_last
-    kept = saves if keep is None else min(saves, keep + 1)  # the newest is there before the oldest goes
+    kept = saves if keep is None else min(saves, keep + 1)  # the newest exists before the oldest is deleted
     each = size_text(facts.checkpoint_bytes)
     needed = facts.checkpoint_bytes * kept
     if needed > facts.free_bytes:
@@ -231,7 +232,7 @@ def precision(facts: CheckFacts) -> Iterator[Finding]:
         )
     if sizes[torch.float64]:
         said = f"{sizes[torch.float64]} trainable weights are float64: twice the memory, and slow."
-        yield warning(said, "model.float(), unless you need it.")
+        yield warning(said, "Use model.float(), unless you need float64.")
     if sizes[torch.bfloat16] and not facts.is_brief:
         yield note(
             f"{sizes[torch.bfloat16]} trainable weights are bf16: an update below 1/256 of a weight is rounded away.",
@@ -247,8 +248,9 @@ def effective_batch(facts: CheckFacts) -> Iterator[Finding]:
     assert plan is not None
     if not plan.has_open_end and plan.num_examples and plan.batches_per_epoch < plan.micro_batches:
         yield warning(
-            f"An optimizer step is to take {plan.micro_batches} batches, and an epoch has "
-            f"{plan.batches_per_epoch}: {counted(plan.num_examples, 'sample')} a step, not {plan.total_batch_size}.",
+            f"An optimizer step should take {plan.micro_batches} batches, but an epoch has only "
+            f"{plan.batches_per_epoch}: {counted(plan.num_examples, 'sample')} a step instead of "
+            f"{plan.total_batch_size}.",
             "Lower gradient_accumulation_steps, or add data.",
         )
     elif not facts.is_brief:
@@ -266,7 +268,7 @@ def time_left(facts: CheckFacts) -> Iterator[Finding]:
     limit = resolve.checkpoint(facts.args).max_train_s
     if limit is not None and total > limit:
         yield warning(
-            f"{counted(plan.max_steps, 'step')} of {seconds:.3g} s: {duration_text(total)}, and "
+            f"{counted(plan.max_steps, 'step')} of {seconds:.3g} s: {duration_text(total)}, but "
             f"max_train_time ends the run after {duration_text(limit)}, near step {int(limit / seconds)}.",
             "Raise max_train_time, or plan to resume.",
         )

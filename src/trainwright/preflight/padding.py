@@ -1,7 +1,7 @@
-"""What padding costs: tokens and seconds of a step for each way to form batches, from lengths of samples alone.
+"""Cost of padding: tokens and seconds per step for each way to form batches, from the lengths of samples alone.
 
 A step of B samples in one batch computes B x longest tokens. The same samples, sorted by length and split into
-micro-batches (`train_sampling_strategy="batch_rebalance"`), have less padding in the sum, and each micro-batch has a
+micro-batches (`train_sampling_strategy="batch_rebalance"`), have less padding in total, but each micro-batch has a
 fixed cost. The model of the time of a step is
 
     seconds = per_step_s + micro-batches x per_batch_s + tokens x per_token_s        padding counts as tokens
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     Lengths = NDArray[np.int64]
 
-PARTS = (2, 4, 8, 16)  # micro-batches into which a batch may be split
+PARTS = (2, 4, 8, 16)  # numbers of micro-batches that a batch may be split into
 NUM_STEPS = 32  # steps over which tokens are averaged, at most
-SIMILAR = 0.03  # a split that is slower by less than this, and has fewer micro-batches, is preferred
-BUDGET_STEP = 64  # token budgets and lengths of rows are multiples of it
+SIMILAR = 0.03  # a split with fewer micro-batches is preferred if it is slower by less than this
+BUDGET_STEP = 64  # token budgets and row lengths are multiples of this
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,10 @@ class StepCost:
 
     @classmethod
     def through(cls, one_s: float, two_s: float, large_s: float, *, tokens: int, large_tokens: int) -> StepCost:
-        """The costs by three steps: of one and of two batches of `tokens`, and of a batch of `large_tokens`."""
+        """Derives the costs from the times of three steps.
+
+        These are a step of one and of two batches of `tokens`, and a step of one batch of `large_tokens`.
+        """
         token_s = max((large_s - one_s) / max(large_tokens - tokens, 1), 0.0)
         batch_s = min(max(two_s - one_s - token_s * tokens, 0.0), one_s)
         return cls(max(one_s - batch_s - token_s * tokens, 0.0), batch_s, token_s)
@@ -57,7 +60,7 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Micro-batches of a step, and its time as a share of that without the split."""
+    """Micro-batches of a step, and its time relative to no split."""
 
     num_groups: int
     ratio: float
@@ -65,12 +68,12 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class OtherBatches:
-    """Settings that train on other samples in a step, and the time of an epoch as a share of that without them."""
+    """Settings with other samples in a step, and the relative time of an epoch with them."""
 
     name: str
     settings: JSONObject
     ratio: float
-    note: str = ""  # what else there is to do
+    note: str = ""  # other changes to make
 
 
 def pads_to_any_length(collator: object) -> bool:
@@ -115,13 +118,13 @@ def split_tokens(lengths: Lengths, window: int, num_groups: int, processes: int)
 def best_split(
     lengths: Lengths, *, batch_size: int, micro_batches: int, cost: StepCost, processes: int = 1
 ) -> Split | None:
-    """The fastest split of a step; None where there is none that is faster.
+    """Returns the fastest split of a step; None if no split is faster.
 
     Args:
-        lengths: of samples in random order, at least those of one step.
+        lengths: lengths of samples in random order, for at least one step.
         batch_size: samples of a micro-batch.
-        micro_batches: of a step on each process, before the split.
-        cost: of a micro-batch.
+        micro_batches: micro-batches of a step on each process, before the split.
+        cost: cost of a micro-batch.
         processes: processes that share the samples of a step; it takes as long as the slowest of them.
     """
     window = batch_size * micro_batches * processes
@@ -140,7 +143,7 @@ def best_split(
 def other_batches(
     lengths: Lengths, *, batch_size: int, micro_batches: int, cost: StepCost, packs: bool
 ) -> list[OtherBatches]:
-    """Ways to form batches that change which samples a step has; `packs`: whether the model may be packed."""
+    """Returns ways to form batches that change the samples of a step; `packs`: whether the model supports packing."""
     num = len(lengths) // batch_size * batch_size
     lengths = lengths[:num]
     longest = int(lengths.max())
@@ -163,7 +166,7 @@ def other_batches(
     by_tokens = TokenBudget(lengths, budget, seed=0)
     settings = {"max_tokens_per_batch": budget}
     ratio = share(len(by_tokens), by_tokens.num_tokens(0))
-    found.append(OtherBatches("token budget", settings, ratio, "in place of per_device_train_batch_size; "))
+    found.append(OtherBatches("token budget", settings, ratio, "instead of per_device_train_batch_size; "))
     if packs:
         row = _multiple(longest)
         rows = max(round(batch_size * mean / row), 1)

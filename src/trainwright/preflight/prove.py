@@ -1,6 +1,6 @@
-"""Invariants that `prove()` tries on copies of the trainer, with the user's data and hooks, and its report.
+"""Invariants that `prove()` tests on copies of the trainer, with the user's data and hooks, and its report.
 
-New processes run this module, and not the user's script, for the gradients of a step.
+New processes run this module, instead of the user's script, for the gradients of a step.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Proof:
 
     name: str
     law: str  # the law, as a sentence
-    holds: bool | None  # None if it could not be tried
-    evidence: str  # the gap that was seen, or why it could not be tried
+    holds: bool | None  # None if it could not be tested
+    evidence: str  # the observed gap, or why it could not be tested
     cure: str = ""  # the setting that makes it hold; empty if it holds
 
     def to_dict(self) -> JSONObject:
@@ -64,7 +64,7 @@ class ProofReport:
 
     @property
     def holds(self) -> bool:
-        """Returns True if nothing that could be tried failed."""
+        """Returns True if every testable invariant holds."""
         return all(proof.holds is not False for proof in self.proofs)
 
     def of(self, name: str) -> Proof:
@@ -86,7 +86,7 @@ class ProofReport:
             yield word, proof.law, proof.evidence, proof.cure
 
     def to_dict(self) -> JSONObject:
-        """Returns plain values, as for JSON."""
+        """Returns plain values, for JSON."""
         return {"proofs": [proof.to_dict() for proof in self.proofs]}
 
     def __str__(self) -> str:
@@ -96,11 +96,11 @@ class ProofReport:
 COPIES = 8  # copies of the weights: two models, gradients and states of one, and a checkpoint
 WINDOW = 8  # samples of the step used to compare gradients
 NUM_EVALUATED = 48
-# Gaps that come from adding in another order.
+# Gaps due to another order of additions.
 EXACT = 1e-4  # in fp32
 ROUNDED = 3e-2  # in 16 bits
 
-# A short run for its own sake: nothing is logged, shown, evaluated or ended early.
+# Settings of a short run: nothing is logged, shown, evaluated or ended early.
 SHORT: JSONObject = {
     "eval_strategy": "no",
     "eval_on_start": False,
@@ -130,7 +130,7 @@ SHORT: JSONObject = {
     "profile": None,
     "speed": None,
 }
-# One order of samples, whatever the batches: only then can two ways to split them be compared.
+# A fixed order of samples for all batch sizes: only then can two ways to split them be compared.
 IN_ORDER: JSONObject = {
     "train_sampling_strategy": "sequential",
     "max_tokens_per_batch": None,
@@ -143,7 +143,7 @@ IN_ORDER: JSONObject = {
 
 
 def prove(trainer: AnyTrainer, *, num_steps: int) -> ProofReport:
-    """Tries every invariant; see `Trainer.prove`."""
+    """Tests every invariant; see `Trainer.prove`."""
     laws: tuple[tuple[str, str, Callable[[Any, int], tuple[bool, str, str]]], ...] = (
         ("resume", "a resumed run equals an uninterrupted one", resume),
         ("accumulation", "8 batches of 1 equal 2 batches of 4", accumulation),
@@ -165,7 +165,7 @@ def _tried(trainer: AnyTrainer, num_steps: int, name: str, law: str, attempt: Ca
 
 @contextmanager
 def _quietly(trainer: AnyTrainer) -> Iterator[None]:
-    """The short runs say nothing; accelerate's state, one per process, is the trainer's again after them."""
+    """Silences the short runs; afterwards accelerate's state, one per process, is the trainer's again."""
     logger = logging.getLogger("trainwright")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -181,9 +181,9 @@ def _quietly(trainer: AnyTrainer) -> Iterator[None]:
 def short_copy(
     trainer: AnyTrainer, folder: str, *, has_dropout: bool = True, parts: JSONObject | None = None, **settings: Any
 ) -> Any:
-    """A copy of the trainer with copies of what a run changes, and the seed of a fresh start; it writes into `folder`.
+    """Returns a copy of the trainer with its own state and the seed of a fresh start; it writes into `folder`.
 
-    `parts` are attributes that differ, `settings` fields of the arguments. ModelError: there is no memory for it.
+    `parts` are changed attributes, `settings` changed fields of the arguments. ModelError if memory is too short.
     """
     _check_alone(trainer)
     size = build.num_bytes(trainer.model) * COPIES
@@ -209,7 +209,7 @@ def _check_alone(trainer: AnyTrainer) -> None:
 
 
 def resume(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
-    """Proves that a run stopped half-way and resumed ends with the weights of one that was not stopped."""
+    """Proves that a run stopped halfway and resumed ends with the weights of an uninterrupted one."""
     half = max(num_steps // 2, 1)
     length: JSONObject = {"max_steps": num_steps, "warmup_steps": min(trainer.args.warmup_steps, half)}
     saves: JSONObject = {"save_strategy": "steps", "save_steps": half, "save_async": False}
@@ -223,8 +223,8 @@ def resume(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
         return True, f"{counted(num_steps, 'step')}, stopped after {half}: every weight is bit for bit the same", ""
     largest = gap(_weights(whole.model), _weights(resumed.model))
     cure = (
-        "Something outside of the checkpoint decides: a generator of your own, or state in the model or dataset that "
-        "state_dict() does not hold. For random draws in samples set seed_samples=True."
+        "Something outside the checkpoint has an effect: your own generator, or state in the model or dataset that "
+        "state_dict() does not include. For random draws in samples, set seed_samples=True."
     )
     what = f"{counted(len(names), 'weight')} {'differs' if len(names) == 1 else 'differ'}"
     return False, f"{what} after {counted(num_steps, 'step')}, by {largest:.2g} relative to the largest value", cure
@@ -240,7 +240,7 @@ def _weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _gradients(trainer: AnyTrainer, **settings: Any) -> dict[str, torch.Tensor]:
-    """The gradients of a step over the first samples, in their order."""
+    """Returns the gradients of a step over the first samples, in their order."""
     if steps_in_backward(trainer.args):
         raise ModelError(f"optim={trainer.args.optim!r} uses gradients up during the backward pass")
     _check_samples(trainer)
@@ -267,18 +267,18 @@ def accumulation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
     if value_of(trainer.args, "loss_weighting") != "items":
         cured = gap(*both(loss_weighting="items"))
         if cured <= allowed:
-            return False, evidence, f"loss_weighting='items': tried, and then they differ by {cured:.2g}."
+            return False, evidence, f"With loss_weighting='items', they differ by {cured:.2g}."
     if any(isinstance(module, BATCH_NORMS) for module in trainer.model.modules()):
         return False, evidence, "Batch normalisation sees micro-batches; use GroupNorm, or freeze its statistics."
     cure = (
-        "The loss of a sample depends on the other samples in its batch: look at padding without an attention_mask, "
-        "and at losses that are neither a sum over num_items_in_batch nor a mean over label items."
+        "The loss of a sample depends on the other samples in its batch: check padding without an attention_mask, "
+        "and losses that are neither a sum over num_items_in_batch nor a mean over label items."
     )
     return False, evidence, cure
 
 
 def allowed_gap(trainer: AnyTrainer) -> float:
-    """Returns the gap that rounding may make, as a share of the largest value."""
+    """Returns the gap that rounding may cause, relative to the largest value."""
     halves = any(p.dtype in (torch.float16, torch.bfloat16) for p in trainer.model.parameters())
     return ROUNDED if halves or trainer.args.mixed_precision != "no" else EXACT
 
@@ -300,14 +300,14 @@ def evaluation(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
     seen = abs(losses[0] - losses[1]) / max(abs(losses[0]), 1e-12)
     evidence = f"{losses[0]:.6g} in batches of 8, {losses[1]:.6g} in batches of 3"
     cure = (
-        "The loss is not a mean over the items of a batch, or a sample's depends on its neighbours: look at padding "
-        "without an attention_mask, and at sums in the loss."
+        "The loss is not a mean over the items of a batch, or a sample's loss depends on its neighbours: check padding "
+        "without an attention_mask, and sums in the loss."
     )
     return seen <= allowed_gap(trainer), evidence, cure
 
 
 def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
-    """Proves that two processes have the gradients of one, for the same samples."""
+    """Proves that two processes compute the same gradients as one, for the same samples."""
     alone: JSONObject = {"per_device_train_batch_size": WINDOW, "gradient_accumulation_steps": 1}
     together = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1}
     if trainer.optimizer is not None and not trainer._created_lr_scheduler:
@@ -320,7 +320,7 @@ def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
             one = gradients_of(_recipe(trainer, alone), num_processes=1)
     except Exception as error:
         raise ModelError(
-            f"it could not be handed to another process ({error}). Classes and functions must be in a module that can "
+            f"it could not be sent to another process ({error}). Classes and functions must be in a module that can "
             "be imported, not in the script itself"
         ) from error
     seen = gap(one, two)
@@ -333,7 +333,7 @@ def processes(trainer: AnyTrainer, num_steps: int) -> tuple[bool, str, str]:
 
 
 def _recipe(trainer: AnyTrainer, sizes: JSONObject) -> JSONObject:
-    """Returns the recipe by which another process makes this trainer, on the CPU, for a short run."""
+    """Returns the recipe from which another process makes this trainer, on the CPU, for a short run."""
     _check_alone(trainer)
     _check_samples(trainer)
     settings = SHORT | IN_ORDER | sizes | {"use_cpu": True, "bf16": False, "fp16": False, "log_level": "error"}
@@ -348,13 +348,14 @@ def _recipe(trainer: AnyTrainer, sizes: JSONObject) -> JSONObject:
     }
 
 
-# -- gradients of a step, also of other processes ----------------------------------------------------------------------
+# -- gradients of a step, also in other processes
+# -----------------------------------------------------------------------
 
 Tensors = Mapping[str, torch.Tensor]
 
 
 class GradientCapture(TrainerCallback):
-    """Keeps the gradients of the first step, as the optimizer is about to get them."""
+    """Keeps the gradients of the first step, as passed to the optimizer."""
 
     def __init__(self) -> None:
         self.gradients: dict[str, torch.Tensor] = {}
@@ -369,7 +370,7 @@ class GradientCapture(TrainerCallback):
 
 
 def gap(one: Tensors, other: Tensors) -> float:
-    """Returns the largest difference as a share of the largest value; infinity if the names differ."""
+    """Returns the largest difference relative to the largest value; infinity if the names differ."""
     if one.keys() != other.keys() or not one:
         return float("inf")
     largest = max(float(value.abs().max()) for value in one.values() if value.numel())
@@ -391,7 +392,7 @@ def without_dropout(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def no_dropout(model: nn.Module) -> Iterator[None]:
-    """A model without dropout while it lasts."""
+    """Turns off a model's dropout within the context."""
     rates = [(module, name, getattr(module, name)) for module, name in _dropout_rates(model)]
     without_dropout(model)
     try:
@@ -414,14 +415,14 @@ GRADIENTS = "gradients.safetensors"
 
 
 def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = TIMEOUT_S) -> dict[str, torch.Tensor]:
-    """Returns the gradients of the first step of a trainer made by a recipe in several processes.
+    """Returns the gradients of the first step of a trainer made from a recipe in several processes.
 
     In the recipe, "trainer" and "arguments" are classes, "settings" and "parts" their arguments. Raises
     ProcessFailedError if a process fails.
     """
     text = pickle.dumps(recipe)
     with tempfile.TemporaryDirectory() as folder:
-        # Kept by this process, as by torchrun: a free port that is only looked up may be taken when it is used.
+        # Held by this process, as in torchrun: a free port that is only looked up may be taken before it is used.
         store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
             "localhost", 0, is_master=True, wait_for_workers=False
         )
@@ -473,7 +474,7 @@ def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.
 
 
 def main() -> None:
-    """Trains one step by the recipe on standard input, as one of several processes; rank 0 writes the gradients."""
+    """Trains one step from the recipe on standard input, as one of several processes; rank 0 writes the gradients."""
     folder = Path(sys.argv[1])
     # From the parent process, through a pipe that no other process can write to.
     recipe: JSONObject = pickle.load(sys.stdin.buffer)

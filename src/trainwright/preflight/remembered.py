@@ -1,8 +1,8 @@
-"""Measurements of `speed="auto"` that earlier runs made: small JSON files in the user's cache directory.
+"""Measurements of `speed="auto"` from earlier runs: small JSON files in the user's cache directory.
 
 A file is named by a digest of everything that its numbers depend on: model, machine, versions, settings and shapes.
-It holds times only; whether a lever computes the same is proved in each run. A file is written whole or not at all, so
-runs may share the directory; one that cannot be read, or has other entries than numbers, counts as absent.
+It holds times only; each run proves anew that a lever computes the same. A file is written atomically, so runs may
+share the directory; a file that cannot be read, or has entries other than numbers, is ignored.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from trainwright.support.patches import attention_of
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 65536  # a file of ours is far smaller
-# Names of a configuration that say where a model came from, or that its first forward pass sets.
+# Names in a configuration that record the origin of a model, or are set by its first forward pass.
 ORIGINS = ("_name_or_path", "name_or_path", "transformers_version", "id2label", "label2id", "problem_type")
 SETTINGS = (
     "activation_checkpointing",
@@ -55,10 +55,10 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What is known of one model on one machine."""
+    """Known measurements of one model on one machine."""
 
     cost: StepCost | None = None  # of a micro-batch without levers
-    ratios: dict[str, float] = field(default_factory=dict)  # by lever: time of a step, in that without it
+    ratios: dict[str, float] = field(default_factory=dict)  # by lever: relative time of a step with it
 
 
 def folder() -> Path:
@@ -90,7 +90,7 @@ def facts_of(model: nn.Module, args: Any, device: torch.device, shapes: JSONObje
 
 
 def read(digest: str) -> Measured:
-    """Returns the measurements of this name; empty ones where there are none that can be read."""
+    """Returns the measurements of this name; empty ones if none can be read."""
     try:
         with (folder() / f"{digest}.json").open("rb") as file:
             found = json.loads(file.read(MAX_BYTES))
@@ -107,7 +107,7 @@ def read(digest: str) -> Measured:
 
 
 def write(digest: str, measured: Measured, facts: JSONObject) -> None:
-    """Adds measurements to those of this name; a directory that cannot be written is no error."""
+    """Adds measurements to those of this name; a directory that cannot be written is not an error."""
     before = read(digest)
     ratios = before.ratios | measured.ratios
     cost = measured.cost or before.cost
@@ -127,7 +127,7 @@ def _seconds(value: object) -> float:
 
 
 def _processor() -> str:
-    """Returns the name of the processor, as the system tells it."""
+    """Returns the name of the processor, as reported by the system."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -137,5 +137,5 @@ def _processor() -> str:
 
 
 def shapes_of(widths: Mapping[str, float]) -> JSONObject:
-    """Returns sizes rounded to quarters of a power of two: data that differ by less share their measurements."""
+    """Returns sizes rounded to quarters of a power of two: similar data share their measurements."""
     return {name: 0 if value <= 0 else round(4 * math.log2(value)) for name, value in widths.items()}

@@ -1,4 +1,4 @@
-"""Checks of single rows of the data: labels, lengths, and evaluation rows that are trained on. Each names the rows."""
+"""Checks of single rows of the data: labels, lengths, and evaluation rows in the training data. Each names the rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainwright.preflight.rows import Rows, shown_rows
 from trainwright.support import model_facts
 
 STACKS = "default_data_collator"
-# Collators that leave labels as they are, and those that leave the lengths of rows.
+# Collators that keep labels unchanged, and collators that keep the lengths of rows.
 KEEPS_LABELS = (
     STACKS,
     "DefaultDataCollator",
@@ -26,8 +26,8 @@ KEEPS_LABELS = (
 KEEPS_LENGTHS = (*KEEPS_LABELS, "DataCollatorForLanguageModeling", "DataCollatorWithFlattening")
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForImageClassification")
 MOST_NAMED = 10  # rows that a finding lists for programs
-MOST_COMPARED = 1000  # rows that are read whole and compared by content
-MUCH_HELD_OUT = 0.01  # share of the evaluation rows; a few short texts may well come twice
+MOST_COMPARED = 1000  # rows that are read completely and compared by content
+MUCH_HELD_OUT = 0.01  # share of the evaluation rows; a few short texts may well be repeated
 
 
 def names_of(rows: Rows, places: Sequence[int]) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ def names_of(rows: Rows, places: Sequence[int]) -> tuple[str, ...]:
 
 
 def num_classes(model: nn.Module) -> int | None:
-    """Returns the number of classes of a label, for models whose class shows that labels are classes."""
+    """Returns the number of classes of a label, for models that are known to be classifiers."""
     core = model_facts.core_model(model)
     name = type(core).__name__
     config = getattr(core, "config", None)
@@ -52,7 +52,7 @@ def num_classes(model: nn.Module) -> int | None:
 def fails_beyond_classes(facts: CheckFacts) -> bool:
     """Returns whether a label beyond the classes certainly ends the run, by an IndexError of torch's cross-entropy.
 
-    It does in a classifier of transformers that gets the labels as they are; a language model may never use the first.
+    It does in a transformers classifier that gets the labels unchanged; a language model may never use the first label.
     """
     kind = type(model_facts.core_model(facts.model))
     is_known = kind.__module__.startswith("transformers.") and kind.__name__.endswith(CLASSIFIERS)
@@ -99,7 +99,7 @@ def ragged(facts: CheckFacts) -> Iterator[Finding]:
     assert rows is not None
     if facts.collator != STACKS or value_of(facts.args, "packing") is not None or facts.args.train_batch_size == 1:
         return
-    # Of an entry that the first sample has as None, or as a text, the collator makes nothing.
+    # The collator drops an entry that is None or a string in the first sample.
     taken = [name for name in rows.names if name != "label" and (facts.taken is None or name in facts.taken)]
     for name in taken:
         sizes = rows.sizes(name)
@@ -114,7 +114,7 @@ def ragged(facts: CheckFacts) -> Iterator[Finding]:
         yield Finding(
             "error" if rows.batches is not None else "warning",
             f"{rows.what}samples differ in length: {name!r} has {_said(sizes[first])} in {rows.name_of(first)} and "
-            f"{_said(sizes[second])} in {rows.name_of(second)}, which {where}, and nothing pads them.",
+            f"{_said(sizes[second])} in {rows.name_of(second)}, which {where}, but nothing pads them.",
             "Pass processing_class=tokenizer (one with a pad token), or a data_collator that pads.",
             rows=names_of(rows, pair),
             ends_run=rows.batches is not None,
@@ -127,7 +127,7 @@ def _said(size: Hashable) -> str:
 
 
 def _unequal(sizes: Sequence[Hashable]) -> tuple[int, int] | None:
-    """Returns the first place that has a size, and the first that has another."""
+    """Returns the first position that has a size, and the first with a different size."""
     sized = [place for place, size in enumerate(sizes) if size is not None]
     other = next((place for place in sized if sizes[place] != sizes[sized[0]]), None)
     return None if other is None else (sized[0], other)
@@ -145,7 +145,7 @@ def _unequal_in_batch(rows: Rows, sizes: Sequence[Hashable]) -> tuple[int, int] 
 
 
 def positions_of(model: nn.Module) -> int | None:
-    """Returns how many positions a model was made for."""
+    """Returns the number of positions that a model was made for."""
     config = getattr(model_facts.core_model(model), "config", None)
     found = getattr(config, "max_position_embeddings", None)
     return found if isinstance(found, int) and found > 0 else None
@@ -155,7 +155,7 @@ def too_long(model: nn.Module, evidence: str, *, rows: tuple[str, ...] = ()) -> 
     """Returns the finding of a row with more tokens than the model has positions."""
     learned = any(isinstance(m, nn.Embedding) and "position" in n for n, m in model.named_modules())
     limit = positions_of(model)
-    cure = f"Cut samples at {limit} tokens (truncation=True, max_length={limit})."
+    cure = f"Truncate samples to {limit} tokens (truncation=True, max_length={limit})."
     return Finding("error" if learned else "warning", evidence, cure, rows=rows)
 
 
@@ -198,14 +198,14 @@ def held_out(facts: CheckFacts) -> Iterator[Finding]:
 def rows_in_both(
     train: Rows, rows: Rows, names: Sequence[str], *, part: str, processing_class: object = None
 ) -> Iterator[Finding]:
-    """Yields a finding where evaluation rows are in the training data: a note where they are few.
+    """Yields a finding if evaluation rows are in the training data: a note if they are few.
 
     Args:
         train: rows of the training data.
-        rows: of an evaluation set.
-        names: entries that make two rows the same, such as a text, and not its label.
+        rows: rows of an evaluation set.
+        names: entries that identify a row, such as its text, but not its label.
         part: name of the evaluation set.
-        processing_class: decodes tokens, for the sample that is shown.
+        processing_class: decodes tokens, for the sample shown.
     """
     same = _same_rows(train, rows, names) if names else _Same(0)
     if not same.found:
@@ -213,9 +213,9 @@ def rows_in_both(
     share = len(same.found) / same.num_compared
     places = list(same.found)
     are = "row is" if len(places) == 1 else "rows are"
-    cure = "Leave them out of one of the two: a score on rows that were trained says nothing about new ones."
+    cure = "Remove them from one of the two: a score on training rows says nothing about new rows."
     if len(places) >= 2 * MOST_NAMED and len(set(same.found.values())) * 2 < len(places):
-        cure = f"Many of them are one and the same: look at the texts, and at what the tokenizer makes of them. {cure}"
+        cure = f"Many of them are identical: check the texts, and their tokens. {cure}"
     yield Finding(
         "warning" if share >= MUCH_HELD_OUT else "note",
         f"{rows.what}{len(places)} of {same.num_compared} {part} {are} in the training data too, {share:.1%}: "
@@ -226,16 +226,16 @@ def rows_in_both(
 
 
 def _pairs(train: Rows, rows: Rows, same: _Same) -> str:
-    """Names evaluation rows with the training rows that are the same, and says of how many these were looked for."""
+    """Names evaluation rows with the matching training rows, and how many training rows were compared."""
     places = list(same.found)
     pairs = [f"{rows.name_of(place)} is {train.name_of(same.found[place])}" for place in places[:MOST_NAMED]]
     more = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
-    seen = "" if len(train) == train.num_rows else f" ({len(train)} of {train.num_rows} training rows looked at)"
+    seen = "" if len(train) == train.num_rows else f" ({len(train)} of {train.num_rows} training rows compared)"
     return ", ".join(pairs) + more + seen
 
 
 class _Same:
-    """Evaluation rows by place with the place of the same training row, out of the number that was compared."""
+    """Evaluation rows with the matching training row, by position, out of the number compared."""
 
     def __init__(self, num_compared: int) -> None:
         self.num_compared = num_compared
@@ -243,9 +243,9 @@ class _Same:
 
 
 def _same_rows(train: Rows, rows: Rows, names: Sequence[str]) -> _Same:
-    """Finds evaluation rows whose entries `names` are those of a training row: by a quick key, then by content."""
+    """Finds evaluation rows with the same entries `names` as a training row: by a quick key, then by content."""
     first = rows.item(0)
-    # A text or a list tells rows apart better than a number.
+    # A text or a list distinguishes rows better than a number.
     long_ones = (name for name in names if has_length(first.get(name)))
     telling = next(long_ones, names[0])
     wanted = rows.keys(telling)

@@ -1,4 +1,4 @@
-"""Which rows of a trainer's data its checks look at, and what stands between the rows and the model."""
+"""Rows of a trainer's data for the checks, and the code between the rows and the model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from trainwright.support.hooks import is_overridden
 
 AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
-# To look at a row takes 3 to 10 us, and the whole look a fiftieth of the run at most. A model of these sizes takes
-# longer than 500 us for a sample; of the data of a smaller model fewer rows are looked at.
+# Examining a row takes 3 to 10 us, and the whole check may take at most a fiftieth of the run. A model of these sizes
+# takes longer than 500 us per sample; for a smaller model, fewer rows are examined.
 AT_START = Budget(rows=20_000, size_bytes=8_000_000)
 LARGE_ON_CPU = 1_000_000  # parameters
 LARGE_ON_ACCELERATOR = 100_000_000
@@ -35,9 +35,9 @@ def with_rows(trainer: AnyTrainer, facts: CheckFacts, dataloader: DataLoaderLike
     """Adds rows of the data to facts about a trainer.
 
     Args:
-        trainer: has the data.
-        facts: brief ones before a run, for which little is read: the rows that the run trains, in their order.
-        dataloader: of the training data, which gives the order of the rows; None: the order is not known.
+        trainer: trainer with the data.
+        facts: facts to extend; if they are brief, only the first rows of the run are read, in its order.
+        dataloader: loader of the training data, for the order of the rows; None if unknown.
     """
     if is_overridden(trainer, "get_train_dataloader", "_get_dataloader", "_remove_unused_columns"):
         return facts
@@ -74,8 +74,8 @@ def _budget_at_start(facts: CheckFacts) -> Budget:
 def _batches(
     trainer: AnyTrainer, facts: CheckFacts, dataloader: DataLoaderLike | None, budget: Budget
 ) -> Iterator[Sequence[int]] | None:
-    """Returns the rows of the batches that a run trains, in order; None where this order is not known."""
-    # Pieces of samples that are packed are no rows, and a curriculum decides its order under way.
+    """Returns the rows of a run's batches, in order; None if the order is unknown."""
+    # Pieces of packed samples are not rows, and a curriculum decides its order during training.
     is_packed = value_of(trainer.args, "packing") is not None
     has_curriculum = getattr(trainer.train_dataset, "curriculum", None) is not None
     if dataloader is None or facts.plan is None or is_packed or has_curriculum:
@@ -84,9 +84,9 @@ def _batches(
 
 
 def _eval_rows(sets: Any, budget: Budget, id_column: str | None, *, is_brief: bool) -> Iterator[tuple[str, Rows]]:
-    """Yields rows of each evaluation set by its name; not again before a run those that know where they come from."""
+    """Yields rows of each evaluation set by name; before a run, without sets that were checked as files."""
     for name, dataset in sets.items() if isinstance(sets, dict) else [("evaluation", sets)]:
-        if str(name).startswith("train"):  # a score on rows that are trained is wanted
+        if str(name).startswith("train"):  # a score on training rows is intended
             continue
         if is_brief and isinstance(getattr(dataset, "origin", None), RowOrigin):  # compared when its files were read
             continue
@@ -97,7 +97,7 @@ def _eval_rows(sets: Any, budget: Budget, id_column: str | None, *, is_brief: bo
 
 
 def _tables(facts: CheckFacts, part: str, rows: Rows) -> Iterator[Table]:
-    """Yields the texts of rows as a table, if there are any; before a run only where labels are texts."""
+    """Yields the texts of rows as a table, if there are any; before a run only if labels are texts."""
     first = rows.item(0)
     texts = [name for name in rows.names if isinstance(first.get(name), str)]
     label = next((name for name in label_entries(facts, rows) if name in texts), None)
@@ -115,13 +115,13 @@ def _tables(facts: CheckFacts, part: str, rows: Rows) -> Iterator[Table]:
 
 
 def _name_of_collator(collator: Any) -> str | None:
-    """Returns the name of a collator of transformers; None for any other."""
+    """Returns the name of a transformers collator; None for any other."""
     name = getattr(collator, "__name__", type(collator).__name__)
     return name if columns.module_of(collator).startswith("transformers.") else None
 
 
 def taken_entries(trainer: AnyTrainer) -> frozenset[str] | None:
-    """Returns the entries of a sample that reach the model; None: all do, or a collator of the user's gets them."""
+    """Returns the entries of a sample that reach the model; None if all do, or the user's own collator gets them."""
     keeps_all = input_pipeline.keeps_all_columns(trainer.args, trainer.model, trainer.columns)
     if keeps_all or columns.is_own(trainer.data_collator):
         return None

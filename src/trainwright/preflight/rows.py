@@ -1,8 +1,8 @@
-"""Rows of a dataset for the checks: which of them are looked at, and how they are read without a trace.
+"""Rows of a dataset for the checks: which of them are examined, and how they are read without a trace.
 
-Before a run only data is read that runs no code of the user's: lists, a `datasets.Dataset` without a transform, and
-mixtures and subsets of these. A dataset with a `__getitem__` of its own may draw random numbers, keep state or take
-seconds, so it is read by `trainer.check()` alone. A stream is never read here.
+Before a run, only data that runs no user code is read: lists, a `datasets.Dataset` without a transform, and mixtures
+and subsets of these. A dataset with its own `__getitem__` may draw random numbers, keep state or take seconds, so only
+`trainer.check()` reads it. A stream is never read here.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from trainwright.errors import DataError
 # Any: cells of a row are the user's own types.
 
 MOST_SHOWN = 3  # rows that a finding shows
-MOST_CHARACTERS = 60  # of a text that a finding shows
-PLAIN = ("Value", "ClassLabel")  # features of the package datasets whose cells need no decoding
-BLOCK = 64  # rows by which the size of the others is estimated
+MOST_CHARACTERS = 60  # length of a text in a finding
+PLAIN = ("Value", "ClassLabel")  # features of the package datasets with cells that need no decoding
+BLOCK = 64  # rows used to estimate the size of the others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much may be looked at.
+    """Limits of the examination.
 
     Attributes:
-        rows: most rows.
-        size_bytes: most bytes of the columns of a `datasets.Dataset`.
-        seconds: most time to read rows of a dataset of the user's own class; None: it is not read.
+        rows: maximum number of rows.
+        size_bytes: maximum size of the columns of a `datasets.Dataset`.
+        seconds: maximum time to read rows of a dataset of the user's own class; None: it is not read.
     """
 
     rows: int
@@ -50,20 +50,20 @@ class Budget:
 
 
 class Cells(Protocol):
-    """Rows that were read, by their place from 0."""
+    """Rows that were read, by position from 0."""
 
     names: tuple[str, ...]
 
     def __len__(self) -> int: ...
 
     def sizes(self, name: str) -> Sequence[Hashable]:
-        """Returns the length of each cell of a column, or its shape; None where it has neither."""
+        """Returns the length of each cell of a column, or its shape; None if it has neither."""
 
     def outside(self, name: str, limit: int) -> list[tuple[int, int]]:
-        """Returns place and value of labels below 0 or not below the limit, one for each row; -100 is no label."""
+        """Returns position and value of labels below 0 or not below the limit, one per row; -100 is not a label."""
 
     def keys(self, name: str) -> Sequence[Hashable]:
-        """Returns for each cell of a column a value that equal cells share, and that is quickly computed."""
+        """Returns for each cell of a column a quickly computed key that equal cells share."""
 
     def column(self, name: str) -> list[Any]:
         """Returns the cells of a column."""
@@ -107,7 +107,7 @@ class Items:
 
 
 class ArrowCells:
-    """Rows of a `datasets.Dataset`, as a table of pyarrow: nothing is converted but what a finding shows."""
+    """Rows of a `datasets.Dataset`, as a pyarrow table: only cells shown in a finding are converted."""
 
     def __init__(self, table: Any) -> None:
         self._table = table.combine_chunks()
@@ -117,7 +117,7 @@ class ArrowCells:
         return int(self._table.num_rows)
 
     def _lists(self, name: str) -> tuple[Any, Any, Any]:
-        """Returns the lengths of the lists in a column, where each begins, and their values one after the other."""
+        """Returns the lengths of the lists in a column, their start positions, and their values concatenated."""
         import pyarrow.compute as pc
 
         column = self._table.column(name)
@@ -182,13 +182,13 @@ def _size(cell: Any) -> Hashable:
     if isinstance(cell, (list, tuple)):
         return len(cell)
     shape = tuple(getattr(cell, "shape", ()))
-    if len(shape) == 1:  # as of a list, with which an array can be stacked
+    if len(shape) == 1:  # like a list, with which an array can be stacked
         return int(shape[0])
     return shape or None
 
 
 def _outside(label: Any, limit: int) -> int | None:
-    """Returns the first of whole numbers that is no class; None where there is none, or they are something else."""
+    """Returns the first integer that is not a class; None if there is none, or the values are not integers."""
     if isinstance(label, (torch.Tensor, np.ndarray, np.generic)):
         label = label.tolist()
     if not isinstance(label, list):
@@ -200,7 +200,7 @@ def _outside(label: Any, limit: int) -> int | None:
 
 
 def _key(cell: Any) -> Hashable:
-    """Returns a value that equal cells share, in whatever form they are: of a list its length and three elements."""
+    """Returns a key that equal cells share, in whatever form they are: for a list, its length and three elements."""
     if isinstance(cell, (list, tuple)):
         num = len(cell)
         return (num, _key(cell[0]), _key(cell[num // 2]), _key(cell[-1])) if num else (0, 0, 0, 0)
@@ -217,13 +217,13 @@ def _key(cell: Any) -> Hashable:
 
 
 class Rows:
-    """Rows of one dataset that are looked at.
+    """Rows of one dataset that are examined.
 
     Attributes:
         names: entries of a row.
-        numbers: by place the number of the row, as the trainer knows it.
-        num_rows: rows of the dataset.
-        batches: numbers of the rows of each batch that this process trains, in order; None: their order is not known.
+        numbers: by position, the number of the row used by the trainer.
+        num_rows: number of rows of the dataset.
+        batches: row numbers of each batch of this process, in order; None if the order is unknown.
     """
 
     def __init__(
@@ -246,14 +246,14 @@ class Rows:
 
     @property
     def what(self) -> str:
-        """Says how many rows were looked at, where it was not all; ends with a blank."""
-        return "" if len(self) == self.num_rows else f"Of {len(self)} of {counted(self.num_rows, 'row')} looked at: "
+        """Says how many rows were examined, unless it was all of them; ends with a blank."""
+        return "" if len(self) == self.num_rows else f"Of {len(self)} of {counted(self.num_rows, 'row')} examined: "
 
     def sizes(self, name: str) -> list[Hashable]:
         return self._joined(name, lambda cells: cells.sizes(name))
 
     def _joined(self, name: str, read: Callable[[Cells], Sequence[Any]]) -> list[Any]:
-        """Returns what is read of a column of each part; None for the rows of one that does not have it."""
+        """Returns the values read from a column of each part; None for the rows of a part without the column."""
         return [
             value for cells in self._parts for value in (read(cells) if name in cells.names else [None] * len(cells))
         ]
@@ -281,7 +281,7 @@ class Rows:
         raise IndexError(place)
 
     def name_of(self, place: int) -> str:
-        """Returns the name of the row at a place."""
+        """Returns the name of the row at a position."""
         return self._name_of(self.numbers[place])
 
 
@@ -296,14 +296,14 @@ def rows_of(
     batches: Iterator[Sequence[int]] | None = None,
     only_batches: bool = False,
 ) -> Rows | None:
-    """Reads rows of a dataset within a budget; None where it cannot be read without a trace, or has no named entries.
+    """Reads rows of a dataset within a budget; None if it cannot be read without a trace, or has no named entries.
 
     Args:
         dataset: any dataset.
-        budget: most rows and bytes.
+        budget: limits on rows and bytes.
         name_of: returns the name of a row.
-        batches: numbers of the rows of the batches in the order of training; None: it is not known.
-        only_batches: read the rows of the batches, where they are known; otherwise all rows, or a sample of them.
+        batches: row numbers of the batches in the order of training; None if unknown.
+        only_batches: read only the rows of the batches, if they are known; otherwise all rows, or a sample.
     """
     if isinstance(dataset, IterableDataset) or not has_length(dataset) or len(dataset) == 0:
         return None
@@ -325,7 +325,7 @@ def rows_of(
 
 
 def _within(batches: Iterator[Sequence[int]], most: int) -> Iterator[Sequence[int]]:
-    """Yields batches of at most so many rows together."""
+    """Yields batches with at most `most` rows in total."""
     num = 0
     for batch in batches:
         num += len(batch)
@@ -353,7 +353,7 @@ def _parts(dataset: DatasetLike, numbers: list[int], budget: Budget) -> list[tup
 def _renumbered(
     parts: list[tuple[Sequence[int], Cells]] | None, numbers: Sequence[int]
 ) -> list[tuple[Sequence[int], Cells]] | None:
-    """Returns parts with the numbers of the dataset around theirs; parts may end early, and keep the order."""
+    """Returns parts renumbered for the enclosing dataset; parts may end early, and keep the order."""
     if parts is None or len(parts) != 1:
         return None
     return [(numbers[: len(parts[0][1])], parts[0][1])]
@@ -396,7 +396,7 @@ def _is_plain(feature: Any) -> bool:
 
 
 def _read(dataset: Any, numbers: Iterable[int], seconds: float) -> Iterator[Any]:
-    """Yields rows until the time is over; none after one that cannot be read, which the training will say."""
+    """Yields rows until the time is up; stops at a row that cannot be read, which training will report."""
     end = time.monotonic() + seconds
     for number in numbers:
         try:
@@ -408,7 +408,7 @@ def _read(dataset: Any, numbers: Iterable[int], seconds: float) -> Iterator[Any]
 
 
 def batches_of(dataloader: Any, num_batches: int) -> Iterator[list[int]] | None:
-    """Yields the rows of the first batches of the first epoch; None where their order cannot be computed."""
+    """Yields the rows of the first batches of the first epoch; None if their order cannot be computed."""
     from trainwright.data.batches import EpochBatches
 
     batches = getattr(dataloader, "batch_sampler", None)
@@ -419,7 +419,7 @@ def batches_of(dataloader: Any, num_batches: int) -> Iterator[list[int]] | None:
 
 
 def _flat(batch: Sequence[Any]) -> list[int]:
-    """Returns the indices of a batch; a group of indices that makes a batch counts as its indices."""
+    """Returns the indices of a batch; a group of indices that forms a batch is flattened."""
     return [index for one in batch for index in (one if isinstance(one, (list, tuple)) else [one])]
 
 
@@ -431,21 +431,21 @@ _texts.maxlist = 8
 
 
 def quoted(cell: object) -> str:
-    """Returns a cell as in Python's code, so that blanks and odd characters are seen, and cut in the middle."""
+    """Returns a cell as Python code, so that blanks and odd characters are visible, shortened in the middle."""
     return _texts.repr(cell)
 
 
 def sample_of(item: Mapping[str, Any], processing_class: Any) -> str:
-    """Returns the text of a row, quoted; decoded from its tokens, or its first entry, where it has none."""
+    """Returns the text of a row, quoted: decoded from its tokens, or else its first entry."""
     text = next((cell for cell in item.values() if isinstance(cell, str)), None)
     ids = item.get("input_ids")
     if text is None and ids is not None and hasattr(processing_class, "decode"):
         ids = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
-        half = MOST_CHARACTERS // 2  # a token is a character or more
+        half = MOST_CHARACTERS // 2  # a token is at least one character
         try:
             shown = ids if len(ids) <= MOST_CHARACTERS else [*ids[:half], *ids[-half:]]
             text = str(processing_class.decode(shown, skip_special_tokens=True))
-        except Exception:  # ids that the tokenizer does not have
+        except Exception:  # ids unknown to the tokenizer
             text = None
     if text is not None:
         return quoted(text)
@@ -461,12 +461,12 @@ def shown_rows(rows: Rows, places: Sequence[int], processing_class: Any, *, most
 
 
 def names_by(dataset: DatasetLike, source: str, id_column: str | None) -> Callable[[int], str]:
-    """Returns a function from the number of a row to its name; names are looked for when the first one is wanted.
+    """Returns a function from the number of a row to its name; names are determined on first use.
 
     Args:
         dataset: any dataset with a length.
-        source: name of the rows, where neither the dataset nor its rows have one: `source[17]`.
-        id_column: column whose values name rows; None, or not there: they are named by file and line, or by number.
+        source: name of the rows if neither the dataset nor its rows have one: `source[17]`.
+        id_column: column of row names; if None or missing, rows are named by file and line, or by number.
     """
 
     @cache

@@ -1,9 +1,9 @@
-"""`speed="auto"`: measures levers before the first step, proves each on the user's model, keeps the fastest that pass.
+"""`speed="auto"`: measures levers before the first step, proves each on the user's model, keeps the fastest.
 
-A lever is settings with which a step takes another time, trains on the same samples, and computes the same loss and
-gradients; only the draws of dropout may be others. Each is tried on the first samples and on top of those that are
-kept so far; afterwards weights, gradients, buffers and random states are what they were. Settings with which a step
-has other samples are suggested and never taken.
+A lever is a set of settings that changes the time of a step, but trains on the same samples and computes the same loss
+and gradients; only the draws of dropout may differ. Each is tried on the first samples, on top of the ones kept so far;
+afterwards weights, gradients, buffers and random states are restored. Settings that change the samples of a step are
+suggested but never applied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trainwright.support.patches import with_attention
 
 
 class SpeedLevers(Extension):
-    """Trains with the levers that `speed` names, that the checkpoint was trained with, or that are measured now."""
+    """Trains with the levers named in `speed`, with the checkpoint's levers, or with newly measured ones."""
 
     name = "speed"
     order = -60  # before anything that reads the settings
@@ -71,7 +71,7 @@ class SpeedLevers(Extension):
         return {"levers": self._choice.to_dict()}
 
     def close(self) -> None:
-        """Puts the settings back."""
+        """Restores the settings."""
         self._attention.close()
         if self._trainer is not None:
             vars(self._trainer.args).update(self._before)
@@ -83,7 +83,7 @@ class SpeedLevers(Extension):
 
 
 def _noted(args: Any, checkpoint: Checkpoint | None) -> Choice | None:
-    """The choice that was made already."""
+    """Returns the choice if it was made already."""
     if isinstance(args.speed, dict):
         return Choice(settings=args.speed, note=f"{in_words(args.speed) or 'as the arguments are'}: set by hand")
     arguments = None if checkpoint is None else checkpoint.arguments
@@ -107,7 +107,7 @@ def _for_step_size(settings: JSONObject, num_samples: int) -> JSONObject:
 
 
 def choose(trainer: AnyTrainer) -> Choice:
-    """Measures the levers of a trainer whose model is placed; nothing of the trainer is changed. In one process."""
+    """Measures the levers of a trainer with a placed model, without changing the trainer. In one process."""
     logger = logging.getLogger("trainwright")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -131,13 +131,13 @@ def _obstacle(trainer: AnyTrainer) -> str | None:
     if steps_in_backward(trainer.args):
         return f"optim={trainer.args.optim} updates the weights in the backward pass"
     if isinstance(trainer.train_dataset, IterableDataset) or not has_length(trainer.train_dataset):
-        return "the training data are a stream, which may be read once only"
+        return "the training data are a stream, which may only be read once"
     return None
 
 
 @contextmanager
 def _kept_weights(model: nn.Module) -> Iterator[Any]:
-    """Gives a function that puts the trainable weights back; they are put back at the end."""
+    """Yields a function that restores the trainable weights; they are also restored at the end."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if sum(p.numel() * p.element_size() for p in trained) > available_bytes():
         raise ModelError("there is no memory for a copy of the weights")

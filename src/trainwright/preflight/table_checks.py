@@ -1,6 +1,6 @@
-"""Checks of tables, before their rows are encoded: labels in several forms, and traces of how a file was made.
+"""Checks of tables, before their rows are encoded: variants of a label, and traces of how a file was made.
 
-The command line looks at the rows of its files, a check-up at the texts of a dataset.
+The command line checks the rows of its files, a check-up the texts of a dataset.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from itertools import takewhile
 from trainwright.preflight.check_registry import Finding, check_tables, warning
 from trainwright.preflight.tables import Table
 
-MOST_LABELS = 1000  # a column with more of them has numbers or texts
-RARE = 20  # a label is a slip of another one that has so many times its rows
-LEAST_LETTERS = 4  # labels that are shorter differ by one letter without being slips
+MOST_LABELS = 1000  # a column with more labels has numbers or texts
+RARE = 20  # a label may be a misspelling of another label with this multiple of its rows
+LEAST_LETTERS = 4  # shorter labels may differ by one letter without being misspelled
 MOST_NAMES = 5  # columns that a finding names
 DECIMAL_COMMA = re.compile(r"\s*[+-]?\d+,\d+\s*")
 
@@ -54,7 +54,7 @@ def _alike(table: Table, how: str, labels: Sequence[str], rows_of: dict[str, lis
 
 
 def _grouped(labels: Iterable[str], form: Callable[[str], Hashable]) -> list[list[str]]:
-    """Returns the labels that have one form, where there are several."""
+    """Returns groups of labels with the same form."""
     groups: defaultdict[Hashable, list[str]] = defaultdict(list)
     for label in labels:
         found = form(label)
@@ -68,7 +68,7 @@ def _folded(label: str) -> str:
 
 
 def _number(label: str) -> float | None:
-    """Returns the number that a label is, None for a word; those that blanks tell apart are found as texts."""
+    """Returns the number that a label is, None for a word; variants by blanks are found as texts."""
     if label != label.strip() or "_" in label:
         return None
     try:
@@ -79,7 +79,7 @@ def _number(label: str) -> float | None:
 
 
 def _slips(rows_of: dict[str, list[int]]) -> Iterator[tuple[str, str]]:
-    """Yields rare labels with the frequent one from which a letter tells them: left out, added, changed or swapped."""
+    """Yields rare labels with the frequent label that differs by one letter: omitted, added, changed or swapped."""
     long_ones = {label: len(rows) for label, rows in rows_of.items() if len(label) >= LEAST_LETTERS}
     near: defaultdict[str, list[str]] = defaultdict(list)
     for label in long_ones:
@@ -96,7 +96,7 @@ def _slips(rows_of: dict[str, list[int]]) -> Iterator[tuple[str, str]]:
 
 
 def _is_slip(slip: str, meant: str) -> bool:
-    """Returns whether two words differ by one letter; `B-LOC` and `I-LOC`, or `day 1` and `day 2`, are two labels."""
+    """Returns whether two words differ by one letter; `B-LOC` and `I-LOC`, or `day 1` and `day 2`, do not count."""
     start = _num_common(slip, meant)
     end = _num_common(slip[start:][::-1], meant[start:][::-1])
     changed = [slip[start : len(slip) - end], meant[start : len(meant) - end]]
@@ -108,7 +108,7 @@ def _is_slip(slip: str, meant: str) -> bool:
 
 
 def _num_common(one: str, other: str) -> int:
-    """Returns how many letters two words have in common at their beginning."""
+    """Returns the number of letters in the common prefix of two words."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
@@ -129,7 +129,7 @@ def repeated_header(table: Table) -> Iterator[Finding]:
             "error" if table.label is not None else "warning",
             f"{len(places)} {repeat} the names of the columns in {table.part}: "
             f"{table.listed(places)} ({', '.join(map(repr, names[:MOST_NAMES]))}).{adds}",
-            "Take such lines out: they are left where files were joined.",
+            "Remove such lines: they remain where files were joined.",
             rows=table.names(places),
         )
         yield replace(found, entry=table.entry(table.label) or "data")
@@ -146,7 +146,7 @@ def column_twice(table: Table) -> Iterator[Finding]:
         found = Finding(
             "error" if is_used else "warning",
             f"the first line of {file} has the {which} {', '.join(map(repr, names))} twice, and only the last is read.",
-            "Give each column a name of its own.",
+            "Give each column its own name.",
         )
         used = next((name for name in names if name in table.used), None)
         yield replace(found, entry=table.entry(used) or "data")

@@ -15,14 +15,14 @@ class Table:
     """Rows with texts, numbers and labels as they were written.
 
     Attributes:
-        part: of the data, for messages.
-        columns: cells by column, in the order of the rows; they are read when a check asks for them.
-        name_of: returns the name of the row at a place, from 0.
-        label: column of labels that are classes; None: there is no such column.
-        numbers: columns that hold numbers.
-        used: columns that are trained on.
-        twice: columns that come twice in the first line of a file, with the name of the file.
-        renamed: labels, as written, that get another name.
+        part: part of the data, for messages.
+        columns: cells by column, in the order of the rows; read on demand.
+        name_of: returns the name of the row at a position, from 0.
+        label: column of labels that are classes; None if there is none.
+        numbers: columns with numbers.
+        used: columns used in training.
+        twice: duplicate columns in the first line of a file, with the name of the file.
+        renamed: labels, as written, that are renamed.
         entries: entries of a configuration file, by column.
     """
 

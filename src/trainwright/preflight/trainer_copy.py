@@ -1,4 +1,4 @@
-"""Copies of a trainer: the same objects and hooks with records of their own, so that what is tried leaves no trace."""
+"""Copies of a trainer: the same objects and hooks with separate records, so that trials leave no trace."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class
 
 
 def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **parts: Any) -> AnyTrainer:
-    """A trainer like this one, with services and a run of its own; trackers and the user's callbacks stay out.
+    """Returns a trainer like this one, with its own services and run, without trackers and the user's callbacks.
 
-    `settings` are fields of the arguments that differ, `parts` attributes that do: `model`, `optimizer`, ...
+    `settings` are changed fields of the arguments, `parts` changed attributes: `model`, `optimizer`, ...
     """
     args = copy.copy(trainer.args)
     for name, value in (settings or {}).items():
@@ -34,7 +34,7 @@ def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **pa
     services.use_engine(internals.engine)
     run = Run.idle(args)
     size = args.train_batch_size if settings else trainer._train_batch_size
-    # Windows are trained as they were read: preparing one may change an object of the user's.
+    # Windows are trained as they were read: preparing one may change a user's object.
     windows = {"prepare_window": list, "checkpoint_items": {}}
     parts = {"args": args, "_train_batch_size": size, **windows, **parts}
     parts["model_wrapped"] = parts.get("model", trainer.model)
@@ -59,6 +59,6 @@ def losses_of_window(copied: AnyTrainer, batches: Sequence[Batch]) -> list[torch
 
 @contextmanager
 def left_as_it_was(model: Any) -> Iterator[None]:
-    """Whatever a step does to a model besides its weights is undone, and no random number is drawn."""
+    """Undoes all effects of a step on a model besides its weights, and draws no random numbers."""
     with unchanged_random_states(), unchanged_model(model):
         yield

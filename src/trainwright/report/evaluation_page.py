@@ -27,8 +27,8 @@ def evaluation_page(
         note: beneath it.
         metrics: by name.
         labels: names of the labels, in the order of `confusion`.
-        confusion: numbers by right label, then by predicted label; empty where there are no labels.
-        hardest: rows with `name`, `loss`, `text`, and `right` and `predicted` where they have a label.
+        confusion: numbers by correct label, then by predicted label; empty without labels.
+        hardest: rows with `name`, `loss`, `text`, and `right` and `predicted` if they have a label.
     """
     headline = [(readable(name), f"{value:.4g}", "") for name, value in metrics.items() if name not in NOT_A_TILE]
     has_labels = bool(hardest) and "right" in hardest[0]

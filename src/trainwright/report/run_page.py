@@ -206,7 +206,7 @@ def marks(record: Record) -> list[Mark]:
 
 
 def charts(record: Record) -> Iterator[str]:
-    """Yields the charts of a run: one for each metric, with a curve for training and for each evaluation."""
+    """Yields the charts of a run, one per metric, with a curve for training and for each evaluation."""
     names = [
         name for name, data in last_start(record).get("data", {}).get("eval", {}).items() if isinstance(data, dict)
     ]

@@ -133,7 +133,7 @@ def best_of(record: Record) -> Best | None:
 
 
 def metrics_of(record: Record, best: Best | None) -> dict[str, float]:
-    """Returns the metrics of the best evaluation without prefix and times, the one that decides first."""
+    """Returns the metrics of the best evaluation without prefix and times, with the deciding metric first."""
     if best is None:
         return {}
     found = {best.name: best.value}

@@ -1,1 +1,1 @@
-"""One `train()`, `evaluate()` or search: how it is built, resumed and saved. The only package that knows every wing."""
+"""One `train()`, `evaluate()` or search: building, resuming and saving it. The only package that uses all others."""

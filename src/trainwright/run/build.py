@@ -1,4 +1,4 @@
-"""Composition root: arguments and the user's objects in, working parts out: what a part needs of another."""
+"""Composition root: builds the working parts from the arguments and the user's objects, with their dependencies."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from trainwright.extensions.incidents.recorder import IncidentRecorder
     from trainwright.hub.uploader import Uploader
 
-WITH_OPTIMIZER = 3  # times the weights: two moments of Adam
-SLOW_DISK = 100e6  # bytes a second that a save is expected to write before one has been seen
+WITH_OPTIMIZER = 3  # times the weights: Adam has two moments
+SLOW_DISK = 100e6  # bytes per second assumed for a save until one has been measured
 
 
 @dataclass(kw_only=True)
@@ -62,13 +62,13 @@ class Services:
     memory_tracker: TrainerMemoryTracker
     journal: JournalListener = field(default_factory=lambda: JournalListener(Clock()))
     uploads: Uploader | NoUploads = field(default_factory=lambda: NoUploads())  # an uploader once a repository is open
-    eval_dataloaders: dict[str, Any] = field(default_factory=dict)  # by the name of their set, where workers are kept
-    # `is_<backend>_enabled` and a backend's own engine, as others read them from the trainer
+    eval_dataloaders: dict[str, Any] = field(default_factory=dict)  # by the name of the set, if workers are kept
+    # `is_<backend>_enabled` and a backend's own engine, as read from the trainer by other code
     flags: SimpleNamespace = field(default_factory=SimpleNamespace)
-    engine: Engine = field(init=False)  # the backend; `use_engine` exchanges it
-    # a value of this process -> of all processes; others may exchange it
+    engine: Engine = field(init=False)  # the backend; replaced by `use_engine`
+    # gathers a value from all processes; may be replaced
     gather_function: Callable[[Any], Any] = field(init=False)
-    callback_handler: CallbackHandler = field(init=False)  # whom events are told
+    callback_handler: CallbackHandler = field(init=False)  # receives the events
 
     @classmethod
     def for_arguments(cls, args: Any, *, measures_memory: bool = True) -> Services:
@@ -82,17 +82,17 @@ class Services:
         self.read_flags()
 
     def read_flags(self) -> None:
-        """Asks the engine which backend it is; it may know more after it was set up."""
+        """Asks the engine which backend it is; it may know more once it is set up."""
         vars(self.flags).update(self.engine.published_flags())
 
     def use_callbacks(self, handler: CallbackHandler, clock: Clock) -> None:
-        """The journal hears all that the callbacks hear."""
+        """Sends to the journal everything that the callbacks receive."""
         self.callback_handler = handler
         handler.watch(self.journal)
         self.use_clock(clock)
 
     def use_clock(self, clock: Clock) -> None:
-        """The clock of a run times its callbacks and its journal."""
+        """Lets the clock of a run time its callbacks and its journal."""
         self.callback_handler.clock = self.journal.clock = clock
 
 
@@ -103,7 +103,7 @@ class NoUploads:
         self.in_progress: object = None
 
     def take_up(self) -> None:
-        """Does nothing, as the others."""
+        """Does nothing, like the other methods."""
 
     def abandon_after(self, error: BaseException) -> None: ...
 
@@ -113,12 +113,12 @@ class NoUploads:
 
 
 class NoSearch:
-    """Stands in for `search.base.SearchState` while no search over hyperparameters is under way."""
+    """Stands in for `search.base.SearchState` while no hyperparameter search is running."""
 
     is_under_way = False
 
     def __init__(self) -> None:
-        # Published by the trainer, where others may delete them.
+        # Published by the trainer, where other code may delete it.
         self.name: object = None
         self.space: object = None
         self.hp_name: object = None
@@ -127,7 +127,7 @@ class NoSearch:
 
 
 def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass of the user's
-    """Another trainer with the same objects and hooks, but for these attributes."""
+    """Returns another trainer with the same objects and hooks, except for these attributes."""
     other = object.__new__(type(trainer))
     vars(other).update(vars(trainer) | parts)
     return other
@@ -137,9 +137,9 @@ def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass
 
 
 def data_of(hooks: Any) -> DatasetLike:
-    """Returns the training data: a dict, which may be assigned since the constructor, as the mixture that is read.
+    """Returns the training data; a dict, which may be assigned after construction, as the mixture that is read.
 
-    A dataloader of the user's own may take a dict as it is.
+    The user's own dataloader may take the dict itself.
     """
     is_own = is_overridden(hooks, "get_train_dataloader")
     return hooks.train_dataset if is_own else as_mixture(hooks.train_dataset)
@@ -179,13 +179,13 @@ def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: 
 def extensions_of_training(
     run: Any, hooks: Any, engine: Engine, *, folder: str, load_newest: Callable[[], int]
 ) -> list[Extension]:
-    """Returns the further extensions of a run whose setup is made.
+    """Returns the other extensions of a run, once its setup exists.
 
     Args:
         run: the run.
-        hooks: the trainer; extensions that get it let go of it when the run is over.
-        engine: of the run.
-        folder: where the run writes.
+        hooks: the trainer; extensions that hold it release it when the run is over.
+        engine: engine of the run.
+        folder: output directory of the run.
         load_newest: loads weights, optimizer and schedule of the run's newest checkpoint, and returns its step.
     """
     from trainwright.extensions.checkpoint_items.extension import CheckpointItems
@@ -208,7 +208,7 @@ def extensions_of_training(
     if guard is not None:
         found.append(guard)
     elif engine.scales_loss and kind_of(engine.device).has_streams:
-        # A guard in fp16 reads numbers of each step (`on_spike`), so nothing is gained by waiting less.
+        # In fp16, this guard reads numbers of each step (`on_spike`), so waiting less would gain nothing.
         from trainwright.extensions.loss_scale.extension import SkippedUpdates
 
         found.append(SkippedUpdates(engine))
@@ -242,7 +242,7 @@ def extensions_of_training(
 
 
 def _guard(run: Any, hooks: Any, engine: Engine, *, record: Record, load_newest: Callable[[], int]) -> Any:
-    """Returns the guard of a run; None for one in which every update is made."""
+    """Returns the guard of a run; None if every update is made."""
     from trainwright.extensions.guard.diagnosis import find_bad_parts_anywhere
     from trainwright.extensions.guard.rollback import make_rollback
     from trainwright.extensions.guard.step_guard import make_guard
@@ -262,7 +262,7 @@ def _guard(run: Any, hooks: Any, engine: Engine, *, record: Record, load_newest:
     )
 
     def report(incident: Incident) -> None:
-        is_counted = incident.step <= run.progress.state.global_step  # otherwise the loop tells of it
+        is_counted = incident.step <= run.progress.state.global_step  # otherwise the loop counts it
         if is_counted and incident.action in ("skip", "rollback"):
             run.extensions.refuse(incident.step)
         setup.events.fire("on_incident", run.progress, incident=incident)
@@ -289,7 +289,7 @@ def _guard(run: Any, hooks: Any, engine: Engine, *, record: Record, load_newest:
 def _followers_of_samples(
     run: Any, hooks: Any, engine: Engine, *, folder: str, settle_guard: Callable[[], None]
 ) -> list[Extension]:
-    """Returns the extensions that follow single samples: the ledger or losses by source, and a curriculum."""
+    """Returns the extensions that track single samples: the ledger or losses by source, and a curriculum."""
     args = hooks.args
     dataset = hooks.train_dataset
     wanted = value_of(args, "ledger")
@@ -325,11 +325,11 @@ def _followers_of_samples(
 
 
 def _nothing() -> None:
-    """Settles no guard."""
+    """Does nothing: there is no guard to settle."""
 
 
 def quarantine(run: Any, hooks: Any, samples: Iterable[Any], column: str | None) -> None:
-    """Adds samples to the quarantine of the output directory, and of the run under way; see `Trainer.quarantine`."""
+    """Adds samples to the quarantine of the output directory and of the current run; see `Trainer.quarantine`."""
     from trainwright.extensions.quarantine.extension import Quarantine, exclude
 
     found = run.extensions.get(Quarantine.name)
@@ -347,7 +347,7 @@ def quarantine(run: Any, hooks: Any, samples: Iterable[Any], column: str | None)
 
 
 def incident_recorder(run: Any, hooks: Any, engine: Engine, folder: str) -> IncidentRecorder:
-    """Returns the recorder of incidents of the run under way, or a new one outside of a training."""
+    """Returns the incident recorder of the current run, or a new one outside of training."""
     from trainwright.extensions.incidents.recorder import IncidentRecorder
 
     found = run.extensions.get(IncidentRecorder.name)
@@ -365,16 +365,16 @@ def _names_of_data(hooks: Any) -> NamesOf:
 
 
 def arguments_of_trainer(args: Any, model: Model) -> Any:
-    """Returns the arguments, or the default ones; seed and log level are theirs from then on."""
+    """Returns the arguments, or default ones; from then on they set the seed and the log level."""
     if args is None:
         args = TrainingArguments(output_dir="tmp_trainer")
     hide(getattr(args, "hub_token", None))
     if model_facts.num_devices(model) > 1:
-        args._n_gpu = 1  # the model has the GPUs: it is not copied to them
+        args._n_gpu = 1  # the model has the GPUs: it is not replicated to them
     seed_everything(args)
     level = args.get_process_log_level()
     for name in {"trainwright", "transformers"} & sys.modules.keys():
-        if (known := logging.getLogger(name)).level != level:  # a new one empties the caches of all loggers
+        if (known := logging.getLogger(name)).level != level:  # setting a level clears the caches of all loggers
             known.setLevel(level)
     return args
 
@@ -385,7 +385,7 @@ def seed_everything(args: Any) -> None:
 
 
 def make_engine(args: Any, model: Model = None) -> Engine:
-    """`model`: the one to train, if it is there already: its weights may be distributed over processes."""
+    """Makes the engine. `model`: the model to train, if it exists already; its weights may be distributed."""
     if args.tf32:  # refused before the engine sets it
         device = torch.device(args.device)
         check_run(args, RunFacts(device_type=device.type, supports_tf32=supports_tf32(device)))
@@ -396,7 +396,7 @@ def make_engine(args: Any, model: Model = None) -> Engine:
 def make_callbacks(
     args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, writer: CheckpointWriter, **context: Any
 ) -> CallbackHandler:
-    """The handler with the flow, trackers, the user's callbacks, those of the arguments, and what shows progress."""
+    """Returns the handler: flow control, trackers, the user's callbacks, those of the arguments, progress bars."""
     trackers: list[type[Any]] = []
     if args.report_to not in ([], None):
         from trainwright.trackers.registry import get_reporting_integration_callbacks
@@ -422,7 +422,10 @@ def make_callbacks(
 
 
 def jit_callbacks(handler: CallbackHandler) -> list[JITCheckpointCallback]:
-    """The callbacks that save on request: those of the user, or a new one in the handler, without a trainer yet."""
+    """Returns the callbacks that save on request.
+
+    The user's, or a new one in the handler, not yet tied to a trainer.
+    """
     from trainwright.callbacks.preemption import JITCheckpointCallback
 
     if not any(isinstance(callback, JITCheckpointCallback) for callback in handler.callbacks):
@@ -432,7 +435,7 @@ def jit_callbacks(handler: CallbackHandler) -> list[JITCheckpointCallback]:
 
 
 def time_limits(args: Any, model: Any, *, engine: Engine, writer: CheckpointWriter) -> TimeLimits | None:
-    """The callback that saves and ends by the clock; None where the arguments do not ask for it."""
+    """Returns the callback that saves and ends by the clock; None if the arguments do not ask for it."""
     plan = resolve.checkpoint(args)
     if plan.max_train_s is None and plan.save_every_s is None:
         return None
@@ -444,7 +447,7 @@ def time_limits(args: Any, model: Any, *, engine: Engine, writer: CheckpointWrit
 
 @contextmanager
 def callbacks_of_a_run(handler: CallbackHandler, args: Any, folder: str) -> Iterator[None]:
-    """Around a run: the callbacks that its arguments ask for and that none but this run has."""
+    """Wraps a run: adds the callbacks that its arguments ask for, for this run only."""
     if (traced := resolve.profiled(args)) is None:
         yield
         return
@@ -459,11 +462,11 @@ def callbacks_of_a_run(handler: CallbackHandler, args: Any, folder: str) -> Iter
 
 
 def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
-    """The processing class, also under its older name."""
+    """Returns the processing class, also if it was passed under its older name."""
     if tokenizer is None:
         return processing_class
     if processing_class is not None and processing_class is not tokenizer:
-        raise ArgumentError("Trainer got processing_class and tokenizer, two names of one thing. Pass only the first.")
+        raise ArgumentError("Trainer got processing_class and tokenizer, its older name. Pass only processing_class.")
     warnings.warn("Trainer(tokenizer=...) is now Trainer(processing_class=...).", LegacyNameWarning, stacklevel=4)
     return tokenizer
 
@@ -472,7 +475,7 @@ def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
 
 
 def call_model_init(model_init: Callable[..., Any], trial: Trial) -> Any:
-    """A model from the user's function, which takes nothing or the trial."""
+    """Returns a model from the user's function, which takes no argument or the trial."""
     num_arguments = len(inspect.signature(model_init).parameters)
     if num_arguments > 1:
         raise ModelError(
@@ -485,7 +488,7 @@ def call_model_init(model_init: Callable[..., Any], trial: Trial) -> Any:
 
 
 def num_bytes(model: Model) -> int:
-    """Memory of a model's parameters."""
+    """Returns the memory of a model's parameters."""
     return sum(p.numel() * p.element_size() for p in model.parameters()) if hasattr(model, "parameters") else 0
 
 
@@ -499,7 +502,7 @@ def patched(
     noise: AbstractContextManager[None],
     is_alone: bool = False,
 ) -> Iterator[None]:
-    """The model as it is in training: with what the arguments change in it, and in mixed precision.
+    """Returns the model as used in training: with the changes that the arguments ask for, and in mixed precision.
 
     `noise` is the context in which the trainer adds noise to its embeddings. With `is_alone` the other processes do
     not come here, so nothing is agreed with them.
@@ -542,7 +545,7 @@ def patched(
 
 
 def label_smoother(model: Model, epsilon: float) -> LabelSmoother | None:
-    """The smoother that `label_smoothing_factor` asks for; None where it is 0 or each label is a yes or no."""
+    """Returns the smoother for `label_smoothing_factor`; None if it is 0 or the labels are multi-label."""
     if epsilon == 0:
         return None
     if getattr(getattr(model, "config", None), "problem_type", None) == "multi_label_classification":
@@ -563,11 +566,11 @@ def loss_rule(
     is_scaled: bool | None,
     num_processes: int,
 ) -> LossRule:
-    """The arithmetic of a run's loss, of which `num_processes` average their gradients.
+    """Returns how the losses of a run are scaled; `num_processes` average their gradients.
 
-    `accepts_loss_kwargs`: the model is given `num_items_in_batch`. `own_loss` is `compute_loss` where a subclass
-    defines it, else None. `smooths_labels`: label smoothing makes the loss, and divides by the items. `is_scaled` is
-    what the user says of the losses; None: nothing.
+    `accepts_loss_kwargs`: the model is given `num_items_in_batch`. `own_loss` is `compute_loss` if a subclass defines
+    it, else None. `smooths_labels`: label smoothing makes the loss, and divides by the items. `is_scaled` is the user's
+    declaration about losses; None if there is none.
     """
     behaviour = behaviour_of(args)
     weighting = value_of(args, "loss_weighting")
@@ -588,7 +591,7 @@ def loss_rule(
 
 
 def note_of_mean(model: Model, args: Any, rule: LossRule) -> str:
-    """Says that a run divides the loss of a model where transformers adds up means; "" where it does not."""
+    """Returns a note if a run divides a model's loss that transformers would add up as means; "" otherwise."""
     factor = args.gradient_accumulation_steps * rule.num_processes
     if factor == 1 or not rule.weights_items or value_of(args, "loss_weighting") is not None:
         return ""
@@ -603,12 +606,12 @@ def note_of_mean(model: Model, args: Any, rule: LossRule) -> str:
 
 
 def step_plan(args: Any, values: tuple[Any, ...]) -> StepPlan:
-    """The plan from the values of `set_initial_training_values`."""
+    """Returns the plan for the values of `set_initial_training_values`."""
     return StepPlan.from_values(values, micro_batches=resolve.micro_batches(args), max_grad_norm=args.max_grad_norm)
 
 
 def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> RunFacts:
-    """Returns what the rules about a whole run need to know; `parts` has the user's objects as attributes."""
+    """Returns the facts about a run for the rules that check it; `parts` has the user's objects as attributes."""
     eval_dataset = parts.eval_dataset
     return RunFacts(
         max_steps=None if plan.has_open_end else plan.max_steps,
@@ -629,7 +632,7 @@ def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> RunFacts:
 def evaluation_context(
     args: Any, services: Services, *, events: Events, compute_metrics: Any, is_prediction: bool, **parts: Any
 ) -> EvalContext:
-    """The parts of one evaluation; `parts` are further fields of it. A prediction keeps results and may lack labels."""
+    """Returns the context of one evaluation; `parts` are further fields. Predictions are kept and may lack labels."""
     from trainwright.evaluation.eval_loop import EvalContext, is_streaming
     from trainwright.evaluation.nested_collector import gather_results
 

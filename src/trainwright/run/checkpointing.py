@@ -1,4 +1,4 @@
-"""Checkpointer: what a checkpoint contains, in one list; how it is written and read back; which older ones may go."""
+"""Checkpointer: the contents of a checkpoint, in one list; writing and reading them; deleting older checkpoints."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 def states_of_extensions(run: Run) -> dict[str, StateDict]:
-    """Returns the states of a run's extensions by name; ArgumentError for one that a checkpoint cannot have."""
+    """Returns the states of a run's extensions by name; ArgumentError for a state that a checkpoint cannot store."""
     states = run.extensions.states()
     for name, state in states.items():
         training_state.check_plain_state(state, f"state_dict() of the extension {name!r}")
@@ -44,23 +44,23 @@ def states_of_extensions(run: Run) -> dict[str, StateDict]:
 class Part(NamedTuple):
     """One part of a checkpoint."""
 
-    # puts it into a folder; gets the checkpointer, the hooks, the run and the folder
+    # writes it into a folder; gets the checkpointer, the hooks, the run and the folder
     write: Callable[[Checkpointer, SaveHooks, Run, Path], None]
-    is_for_resume: bool = False  # weights alone (`save_only_model`) do without it
+    is_for_resume: bool = False  # not needed if only weights are saved (`save_only_model`)
 
 
 CONTENTS = (
     # weights, config, processing class, arguments
     Part(lambda c, hooks, run, to: hooks.save_model(str(to), _internal_call=True)),
-    Part(lambda c, hooks, run, to: c.form.write_shards(c, hooks.optimizer, to)),  # of a sharded model
+    Part(lambda c, hooks, run, to: c.form.write_shards(c, hooks.optimizer, to)),  # for a sharded model
     Part(lambda c, hooks, run, to: hooks._save_optimizer_and_scheduler(str(to)), True),
-    Part(lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),  # scale of losses (fp16)
-    Part(lambda c, hooks, run, to: hooks._save_rng_state(str(to)), True),  # and the position of the data
+    Part(lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),  # loss scale (fp16)
+    Part(lambda c, hooks, run, to: hooks._save_rng_state(str(to)), True),  # and the position in the data
     Part(lambda c, hooks, run, to: c.write_extensions(run, to), True),
     Part(lambda c, hooks, run, to: c.write_state(hooks, run, to)),  # record of the run, states of callbacks
-)  # beside it the manifest, which the store writes last: sizes, digests, the cursor
+)  # the store adds the manifest last: sizes, digests, the cursor
 
-# Methods in which a user's code may look at the files of a save, or count on them when it returns.
+# Methods in which a user's code may read the files of a save, or expect them on return.
 SAVING_HOOKS = (
     "_maybe_log_save_evaluate",
     "_save_checkpoint",
@@ -72,12 +72,12 @@ SAVING_HOOKS = (
     "_push_from_checkpoint",
 )
 
-# Methods whose overrides run on after a checkpoint is on the disk.
+# Methods with overrides that continue after a checkpoint is on disk.
 HOOKS_AFTER_A_SAVE = ("_maybe_log_save_evaluate", "_save_checkpoint", "_push_from_checkpoint")
 
 
 def may_change_checkpoints(hooks: SaveHooks) -> bool:
-    """Returns whether code of the user runs after a checkpoint is written, and may change its files."""
+    """Returns whether user code runs after a checkpoint is written, and may change its files."""
     if is_overridden(hooks, *HOOKS_AFTER_A_SAVE):
         return True
     callbacks = [one for one in hooks.callback_handler.callbacks if not is_of_package(one)]
@@ -85,14 +85,14 @@ def may_change_checkpoints(hooks: SaveHooks) -> bool:
 
 
 def no_value(folder: Path) -> None:
-    """Finds nothing: only the weights are looked at."""
+    """Finds nothing: only the weights are checked."""
 
 
 class WholeForm:
-    """Weights and optimizer as one process alone has them, in one file each; there are no shards."""
+    """Weights and optimizer as a single process has them, in one file each; there are no shards."""
 
     def weights(self, engine: Engine, model: Model) -> Mapping[str, Any] | None:
-        """All weights in the main process, where processes hold parts; else None: the model has them itself."""
+        """Returns all weights in the main process if they are distributed; else None: the model has them itself."""
         return engine.whole_weights(model)
 
     def pieces(self, folder: Path) -> tuple[()]:
@@ -100,7 +100,7 @@ class WholeForm:
         return ()
 
     def optimizer_pieces(self, folder: Path) -> tuple[()]:
-        """Returns nothing: the optimizer is in a file of its own."""
+        """Returns nothing: the optimizer has its own file."""
         return ()
 
     def write_shards(self, checkpointer: Checkpointer, optimizer: Any, folder: Path) -> None: ...
@@ -113,7 +113,7 @@ class WholeForm:
 
 
 class ShardedForm:
-    """Weights and optimizer in shards, of which each process writes its own; there are no files of all."""
+    """Weights and optimizer in shards, each written by its own process; there are no full files."""
 
     def weights(self, engine: Engine, model: Model) -> Mapping[str, Any]:
         return {}
@@ -142,16 +142,16 @@ class ShardedForm:
 class Checkpointer:
     """Writes and reads the checkpoints of a run."""
 
-    args: Any  # the settings: what is saved, how many are kept
-    engine: Engine  # gives weights and states as one process alone has them
-    writer: CheckpointWriter  # writes at once or asynchronously
+    args: Any  # the settings: the parts to save, the number of checkpoints to keep
+    engine: Engine  # provides weights and states as a single process would have them
+    writer: CheckpointWriter  # writes synchronously or asynchronously
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def save(self, hooks: SaveHooks, run: Run, store: CheckpointStore, *, asynchronous: bool) -> None:
-        """Writes `checkpoint-<step>` of a run as a whole or not at all, then deletes what `save_total_limit` allows.
+        """Writes `checkpoint-<step>` of a run atomically, then deletes old checkpoints beyond `save_total_limit`.
 
-        `hooks` write the parts; an override decides about its part. `asynchronous` returns before the files are there.
+        `hooks` write the parts; an override controls its part. `asynchronous` returns before the files exist.
         Raises CheckpointWriteError if it cannot be written, and `save_failure` is "stop".
         """
         run.extensions.settle_all()
@@ -162,7 +162,7 @@ class Checkpointer:
         manifest = Manifest(step=step, run_id=run.run_id, world_size=self.args.world_size, cursor=run.cursor())
 
         def check() -> None:
-            """Before anything is written: the directory is this run's, and the checkpoint fits on the disk."""
+            """Checks before writing that the directory is this run's, and that the checkpoint fits on the disk."""
             for check_save in run.extensions.check_save:
                 check_save()
             of_optimizer = 0 if self.args.save_only_model else async_writer.optimizer_bytes(hooks.optimizer)
@@ -192,7 +192,7 @@ class Checkpointer:
         )
 
     def store(self, folder: str, model: Any) -> CheckpointStore:
-        """The store below a directory, which refuses weights that are not finite unless such steps are ignored."""
+        """Returns the store for a directory; it refuses non-finite weights unless such steps are ignored."""
         buffers = frozenset(name for name, _ in self.engine.unwrap(model).named_buffers())
         policy = resolve.guard(self.args).on_nonfinite
         check = WeightCheck(
@@ -205,7 +205,7 @@ class Checkpointer:
         return CheckpointStore(folder, weights=check)
 
     def may_be_asynchronous(self, hooks: SaveHooks, run: Run) -> bool:
-        """Returns whether a save may return before its files are there: not if user code may look at them."""
+        """Returns whether a save may return before its files exist: not if user code may read them."""
         wanted = getattr(self.args, "save_async", None)
         if wanted is False or run.progress.is_interrupted or not run.is_training:
             return False
@@ -218,7 +218,7 @@ class Checkpointer:
         return ShardedForm() if self.engine.writes_parts else WholeForm()
 
     def write_state(self, hooks: SaveHooks, run: Run, folder: Path) -> None:
-        """The record of the run, with the path of the best checkpoint as it is now, and the states of callbacks."""
+        """Writes the record of the run, with the current path of the best checkpoint, and the states of callbacks."""
         state = run.progress.state
         store = CheckpointStore(folder.parent)
         best = state.best_global_step
@@ -231,13 +231,13 @@ class Checkpointer:
             state.save_to_json(folder / TRAINER_STATE_NAME)
 
     def write_extensions(self, run: Run, folder: Path) -> None:
-        """Files and states of the extensions."""
+        """Writes the files and states of the extensions."""
         for save in run.extensions.save:
             save(folder, self.writer.sink)
         states = states_of_extensions(run)
         if not states:
             return
-        if self.engine.num_replicas > 1:  # they travel to the writing process
+        if self.engine.num_replicas > 1:  # they are sent to the writing process
             states = map_tensors(lambda tensor: tensor.detach().cpu(), states)
         every = self.engine.objects_of_replicas(states)
 
@@ -249,18 +249,18 @@ class Checkpointer:
             self.writer.sink.put(every, write)
 
     def read_extensions(self, run: Run, checkpoint: Checkpoint) -> None:
-        """Gives the extensions what `write_extensions` wrote; a replica without a file takes that of the first one."""
+        """Restores the extensions from `write_extensions`; a replica without a file uses that of the first replica."""
         for load in run.extensions.load:
             load(checkpoint)
         run.extensions.load_states(checkpoint.extension_states(self.engine.replica, self.engine.num_replicas))
 
     def weights_to_save(self, model: Model, *, is_checkpoint: bool) -> dict[str, Any] | None:
-        """All weights in the main process, where processes hold parts; empty where shards are written; else None."""
+        """Returns all weights in the main process if they are distributed; empty if shards are written; else None."""
         whole = self.form.weights(self.engine, model) if is_checkpoint else self.engine.finished_weights(model)
         return None if whole is None else dict(whole)
 
     def write_model(self, model: Model, processing_class: Any, folder: Path, state_dict: dict[str, Any] | None) -> None:
-        """The model so that `from_pretrained` loads it, the processing class, the arguments."""
+        """Writes the model for `from_pretrained`, the processing class and the arguments."""
         from trainwright.checkpoint import weights
 
         weights.save_weights(
@@ -275,9 +275,9 @@ class Checkpointer:
         training_state.save_arguments(self.args, folder)
 
     def write_random_states(self, run: Run, folder: Path) -> None:
-        """Random states and data positions of all processes, in files of their own; the writing process writes them.
+        """Writes random states and data positions of each process into its own file; the writing process writes them.
 
-        Processes that work on the same batches draw the same, so they have one file.
+        Processes that work on the same batches draw the same numbers, so they share one file.
         """
         of_loader, position = run.loader_states()
         every = self.engine.objects_of_replicas((rng.capture() | of_loader, position))
@@ -289,7 +289,8 @@ class Checkpointer:
                     torch.save(where, folder / rng.file_name(rank, len(every), DATA_POSITION_NAME))
 
         if self.args.should_save:
-            self.writer.sink.put((), write)  # nothing changes these states, so none is copied; they take a while
+            # these states do not change, so they are not copied; writing them takes a while
+            self.writer.sink.put((), write)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -300,7 +301,7 @@ class Checkpointer:
         return checkpoint.load_weights(model, shards=sharded_state, load=self.engine.load_weights)
 
     def read_states(self, model: Model, optimizer: Any, scheduler: Any, checkpoint: Checkpoint) -> None:
-        """Loads the states of optimizer and schedule."""
+        """Loads the states of the optimizer and the schedule."""
         from trainwright.engine import sharded_state
 
         folder = checkpoint.path
@@ -313,10 +314,10 @@ class Checkpointer:
         training_state.load_scheduler(scheduler, folder)
 
     def load_newest(self, hooks: Any, folder: str, run: Run) -> int:  # Any: the trainer, whose hooks load
-        """Loads weights, optimizer and schedule of a run's newest checkpoint that verifies, and returns its step.
+        """Loads weights, optimizer and schedule of a run's newest valid checkpoint, and returns its step.
 
-        Until the run has one in `folder`, it is the one that it resumed from; CheckpointNotFoundError: there is none.
-        `hooks` read the parts; an override decides about its part. All processes call it.
+        If the run has none in `folder` yet, the checkpoint that it resumed from is used; CheckpointNotFoundError if
+        there is none. `hooks` read the parts; an override controls its part. All processes must call it.
         """
         self.writer.wait()
         store = CheckpointStore(folder)
@@ -329,8 +330,8 @@ class Checkpointer:
             found = next((path for path in folders if find_problem(path) is None), None)
             if found is None:
                 raise CheckpointNotFoundError(
-                    f"A bad step is to be undone (rollback_every=0), and this run has no checkpoint in {folder} yet. "
-                    "Save earlier, or set rollback_every above 0 for snapshots in memory."
+                    f"A bad step must be rolled back (rollback_every=0), but this run has no checkpoint in {folder} "
+                    "yet. Save earlier, or set rollback_every above 0 for snapshots in memory."
                 )
             return str(found)
 
@@ -341,24 +342,24 @@ class Checkpointer:
 
 
 def stateful(handler: Any, control: Any) -> list[Any]:
-    """The callbacks, and the control, that have a state to save."""
+    """Returns the callbacks, and the control, that have a state to save."""
     return [part for part in (*handler.callbacks, control) if callable(getattr(part, "state", None))]
 
 
 def log_load_result(load_result: Any) -> None:
-    """Says which weights a checkpoint lacked or had too much."""
+    """Logs the weights that a checkpoint lacks, and its unexpected ones."""
     missing = ", ".join(load_result.missing_keys)
     unexpected = ", ".join(load_result.unexpected_keys)
     if missing:
-        logger.warning("The checkpoint lacks weights of the model, which keep the values they have: %s.", missing)
+        logger.warning("The checkpoint lacks weights of the model; they keep their current values: %s.", missing)
     if unexpected:
-        logger.warning("The checkpoint has weights that the model lacks; they are left out: %s.", unexpected)
+        logger.warning("The checkpoint has weights that the model lacks; they are ignored: %s.", unexpected)
 
 
 def best_to_load(state: Any, args: Any, run_id: str) -> Path | None:
-    """The best checkpoint whose files are all as they were written; None if it was deleted, or none is left.
+    """Returns the best checkpoint with unchanged files; None if it was deleted, or none is left.
 
-    Where it was altered, the checkpoint of the run with the next best metric in the record's log takes its place.
+    If it was altered, the run's checkpoint with the next best metric in the record's log takes its place.
     """
     best = Path(state.best_model_checkpoint)
     if not best.is_dir():
@@ -376,7 +377,7 @@ def best_to_load(state: Any, args: Any, run_id: str) -> Path | None:
             logger.info("Loading the best model, %s (best: %s).", folder, state.best_metric)
             return folder
         logger.error("The best model, %s, is not loaded: %s. The next best one takes its place.", folder, problem)
-    logger.error("No checkpoint with an evaluation is whole; the model keeps the last weights.")
+    logger.error("No checkpoint with an evaluation is intact; the model keeps the last weights.")
     return None
 
 
@@ -384,8 +385,8 @@ def best_to_load(state: Any, args: Any, run_id: str) -> Path | None:
 
 
 def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
-    """Deals with checkpoints of an earlier run where this one writes; with `overwrite_output_dir=False` by an error."""
-    import safetensors.torch  # noqa: F401 -- no save, hours later, is the first to import it
+    """Handles an earlier run's checkpoints in the output directory; with `overwrite_output_dir=False`, by an error."""
+    import safetensors.torch  # noqa: F401 -- so that a save, hours later, is not the first to import it
 
     if not args.should_save:
         return
@@ -406,14 +407,14 @@ def prepare_output(args: Any, folder: str, *, is_fresh: bool) -> None:
             store.remove(step)
         return
     logger.warning(
-        "%s. This run starts afresh beside them and replaces those of the same step. Resume with "
+        "%s. This run starts from scratch and replaces checkpoints of the same step. Resume with "
         "resume_from_checkpoint=True, or delete them with overwrite_output_dir=True.",
         found,
     )
 
 
 def check_first_checkpoint(args: Any, folder: str, model: Model) -> None:
-    """Warns before step 1 where the first checkpoint may not fit on the disk; raises where not even its weights do."""
+    """Warns before step 1 if the first checkpoint may not fit on the disk; raises if not even its weights do."""
     if args.save_strategy == "no":
         return
     root = Path(folder)
@@ -430,7 +431,7 @@ def check_first_checkpoint(args: Any, folder: str, model: Model) -> None:
 
 
 def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best: int | None) -> None:
-    """Deletes what the arguments no longer want of this run's checkpoints; `newest` was just written."""
+    """Deletes this run's checkpoints that the arguments no longer keep; `newest` was just written."""
     plan = resolve.checkpoint(args)
     if plan.keep_last is not None:
         keep = Keep(last=plan.keep_last, every_steps=plan.keep_every_steps, every_s=plan.keep_every_s)
@@ -439,9 +440,9 @@ def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best:
 
 
 def keep_only_best(store: CheckpointStore, args: Any, run: Run) -> None:
-    """At the end of a run with `save_total_limit=1`: deletes its other checkpoints, milestones aside.
+    """At the end of a run with `save_total_limit=1`, deletes its other checkpoints except milestones.
 
-    A run that its time limit ended is not at its end: what resumes it stays.
+    A run stopped by its time limit is not finished: the checkpoints for resuming it stay.
     """
     plan = resolve.checkpoint(args)
     state = run.progress.state
@@ -456,7 +457,7 @@ def keep_only_best(store: CheckpointStore, args: Any, run: Run) -> None:
 
 
 def written_by(store: CheckpointStore, run_id: str) -> list[Saved]:
-    """The checkpoints of a run but those whose weights are not finite, which take no place of a good one."""
+    """Returns the checkpoints of a run, except those with non-finite weights, which must not displace good ones."""
     bad = store.non_finite()
     finite = (step for step in store.steps() if step not in bad)
     manifests = ((step, Manifest.read(store.path(step))) for step in finite)

@@ -1,4 +1,4 @@
-"""Checks before step 1: models, data and settings that cannot do what was asked are refused, each with its cure."""
+"""Checks before step 1: unusable models, data and settings are refused, each with advice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from trainwright.support.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
 
-# Names of the extensions that a run makes by itself.
+# Names of the built-in extensions.
 OWN_EXTENSIONS = (
     "averages",
     "checkpoint_items",
@@ -57,21 +57,21 @@ OWN_EXTENSIONS = (
 
 
 def make_output_dir(folder: str) -> None:
-    """Makes the directory of a run; OSError with its name and the cure if it cannot be made."""
+    """Creates the directory of a run; OSError with its name and advice if that fails."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         why = "it is a file" if os.path.isfile(folder) else (error.strerror or type(error).__name__).lower()
-        raise type(error)(f"output_dir={folder!r} cannot be made: {why}. Name another one.") from None
+        raise type(error)(f"output_dir={folder!r} cannot be made: {why}. Choose another directory.") from None
 
 
 def check_metrics(args: Any, compute_metrics: Any) -> None:
-    """Metrics that take one batch at a time must take `compute_result`; else an ArgumentError."""
+    """Raises ArgumentError if `compute_metrics` takes single batches but no `compute_result`."""
     if not args.batch_eval_metrics or compute_metrics is None:
         return
     if not model_facts.takes_argument(compute_metrics, "compute_result"):
         raise ArgumentError(
-            "batch_eval_metrics=True calls compute_metrics for each batch, the last time with compute_result=True; "
+            "batch_eval_metrics=True calls compute_metrics for each batch, the last time with compute_result=True, but "
             "this compute_metrics takes no compute_result. Add the argument, or set batch_eval_metrics=False."
         )
 
@@ -83,19 +83,19 @@ def raise_no_loss(model: Model, inputs: Mapping[str, Any], outputs: Any, loss: o
     returned = ", ".join(map(str, outputs)) if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
     raise ModelError(
         f"{type(model).__name__} returned no loss, only {returned}. It was given {', '.join(inputs)}. A model "
-        f"returns a loss when it gets labels. {model_facts.label_cure(model)} A loss of your own: pass "
+        f"returns a loss when it gets labels. {model_facts.label_cure(model)} For a custom loss, pass "
         "compute_loss_func, or override compute_loss."
     )
 
 
 def explain_loss(loss: object, model: Model, error: Exception) -> None:
-    """Raises ModelError where an error in the backward pass comes from the kind of loss; else returns."""
+    """Raises ModelError if the loss itself explains an error in the backward pass; else returns."""
     if not isinstance(loss, torch.Tensor):
         _raise_no_tensor(loss, "compute_loss", error)
     if loss.numel() != 1:
         raise ModelError(
-            f"The loss has the shape {tuple(loss.shape)}, and a loss is one number. Reduce it, for example with "
-            "loss.mean(), where it is computed (the model, compute_loss or compute_loss_func)."
+            f"The loss has the shape {tuple(loss.shape)}, but it must be one number. Reduce it, for example with "
+            "loss.mean(), in the model, compute_loss or compute_loss_func."
         ) from error
     if not loss.is_floating_point():
         raise ModelError(f"The loss has the type {loss.dtype}; gradients need a real floating-point loss.") from error
@@ -114,9 +114,9 @@ def explain_loss(loss: object, model: Model, error: Exception) -> None:
             + ("Register its weights as nn.Parameter." if not parameters else "Set requires_grad=True on some of them.")
         ) from error
     raise ModelError(
-        f"The loss of {name} has no gradient: no trainable weight takes part in it. It may be computed under "
-        "torch.no_grad(), from .detach(), .item() or numpy, or from outputs that only frozen layers make; with "
-        "activation_checkpointing and frozen embeddings call model.enable_input_require_grads()."
+        f"The loss of {name} has no gradient: no trainable weight contributes to it. It may be computed under "
+        "torch.no_grad(), from .detach(), .item() or numpy, or only from outputs of frozen layers; with "
+        "activation_checkpointing and frozen embeddings, call model.enable_input_require_grads()."
     ) from error
 
 
@@ -142,7 +142,7 @@ def check_models(model: Model, model_init: Any) -> None:
 
 
 def check_head(model: Model) -> None:
-    """Raises ModelError for a base model of transformers, which has no head to train; names what to load instead."""
+    """Raises ModelError for a headless base model of transformers; the message names the class to load instead."""
     if not is_instance_of(model, "transformers.modeling_utils", "PreTrainedModel"):
         return
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
@@ -165,16 +165,16 @@ def check_datasets(
     *,
     has_own_schedule: bool = False,
 ) -> None:
-    """Raises DataError for data of unknown length or nothing to evaluate on, TypeError for a collator that is none."""
+    """Raises DataError for data of unknown length or missing evaluation data, TypeError for an invalid collator."""
     if not callable(data_collator):
         raise TypeError(
             f"data_collator={data_collator!r} cannot be called; pass a function (or an object with __call__) that "
-            "makes a batch of a list of samples."
+            "makes a batch from a list of samples."
         )
     if args.eval_strategy != "no" and eval_dataset is None:
         raise DataError(
             f"eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r} asks for evaluations, "
-            "and there is no eval_dataset. Pass one, or set eval_strategy='no'."
+            "but there is no eval_dataset. Pass one, or set eval_strategy='no'."
         )
     check_mixture(args, train_dataset)
     check_curriculum(args, train_dataset)
@@ -186,20 +186,20 @@ def check_datasets(
     if needs is not None:
         what = "without a length"
         if is_formed_stream:
-            what = f"that is read as a stream with {batch_formers(args)[0]}"
+            what = f"read as a stream with {batch_formers(args)[0]}"
         raise DataError(
             f"train_dataset is a {type(train_dataset).__name__} {what} and max_steps={args.max_steps}, so "
-            f"the number of steps is not known, and {needs} needs it. Set max_steps, or pass a dataset with __len__, "
+            f"the number of steps is unknown, but {needs} needs it. Set max_steps, or pass a dataset with __len__, "
             "or choose settings that do not need it (lr_scheduler_type='constant', 'constant_with_warmup' or "
-            "'inverse_sqrt', intervals in whole steps): then num_train_epochs whole passes are trained."
+            "'inverse_sqrt', intervals in whole steps): then training runs for num_train_epochs full passes."
         )
 
 
 def check_curriculum(args: Any, train_dataset: DatasetLike) -> None:
-    """Raises ArgumentError for settings that decide the order of samples beside a curriculum."""
+    """Raises ArgumentError for settings that conflict with a curriculum about the order of samples."""
     if is_instance_of(train_dataset, "trainwright.data.curriculum", "Curriculum"):
         raise ArgumentError(
-            "The Curriculum has no effect: get_train_dataloader is overridden, and decides the order of samples. Pass "
+            "The Curriculum has no effect: get_train_dataloader is overridden and decides the order of samples. Pass "
             "the dataset itself, or remove the override."
         )
     if not isinstance(train_dataset, MixtureDataset) or train_dataset.curriculum is None:
@@ -213,13 +213,13 @@ def check_curriculum(args: Any, train_dataset: DatasetLike) -> None:
         others.append("dataloader_in_order=False")
     if others:
         raise ArgumentError(
-            f"A Curriculum decides the order of samples, and {others[0]} does too. Leave out one of them; a function "
-            "that returns a dict of weights takes the place of mixture."
+            f"A Curriculum decides the order of samples, and {others[0]} does too. Remove one of them; a function "
+            "that returns a dict of weights replaces mixture."
         )
 
 
 def mixed(args: Any, train_dataset: DatasetLike) -> DatasetLike:
-    """Returns the checked mixture of a dict of datasets or of a `Curriculum`; others as they are."""
+    """Returns the checked mixture of a dict of datasets or of a `Curriculum`; other datasets unchanged."""
     mixture = as_mixture(train_dataset)
     check_id_column(args, mixture)
     if mixture is not train_dataset:
@@ -229,17 +229,18 @@ def mixed(args: Any, train_dataset: DatasetLike) -> DatasetLike:
 
 
 def check_id_column(args: Any, train_dataset: DatasetLike) -> None:
-    """Raises DataError for an id column that the first row of a source lacks.
+    """Raises DataError for an id column that is missing from the first row of a source.
 
-    So it does for a stream, whose rows pass by and are not read again for their ids.
+    Also raises it for a stream, whose rows cannot be read again for their ids.
     """
     column = resolve.id_column(args)
     if column is None or train_dataset is None:
         return
     if isinstance(train_dataset, IterableDataset):
         raise DataError(
-            f"id_column={column!r} names rows that can be read by index, and the training data is a stream. Leave it "
-            "out: samples of a stream are named by source and place, and trainer.quarantine takes a column itself."
+            f"id_column={column!r} names rows that can be read by index, but the training data is a stream. Leave it "
+            "out: samples of a stream are named by source and position, and trainer.quarantine has its own column "
+            "argument."
         )
     for source in row_names(train_dataset, id_column=column).sources:
         if source.size:
@@ -247,37 +248,38 @@ def check_id_column(args: Any, train_dataset: DatasetLike) -> None:
 
 
 def check_mixture(args: Any, train_dataset: DatasetLike) -> None:
-    """Raises ArgumentError for shares of sources that are not those of the data."""
+    """Raises ArgumentError for shares of sources that do not match the data."""
     schedule = value_of(args, "mixture_schedule")
     field, shares = ("mixture", value_of(args, "mixture")) if schedule is None else ("mixture_schedule", schedule[0][1])
     if shares is None or train_dataset is None:
         return
     if isinstance(train_dataset, dict):
         raise ArgumentError(
-            f"{field} has no effect: get_train_dataloader is overridden, and takes the dict of datasets as it is. "
-            f"Leave {field} out, or mix the sources there."
+            f"{field} has no effect: get_train_dataloader is overridden and takes the dict of datasets itself. "
+            f"Remove {field}, or mix the sources there."
         )
     is_stream = isinstance(train_dataset, IterableDataset) and hasattr(train_dataset, "sources")
     if not isinstance(train_dataset, MixtureDataset) and not is_stream:
         raise ArgumentError(
-            f"{field} has shares of {', '.join(map(repr, shares))}, and train_dataset is a "
-            f"{type(train_dataset).__name__}. Pass a dict of datasets by these names: train_dataset={{'code': a, ...}}."
+            f"{field} has shares of {', '.join(map(repr, shares))}, but train_dataset is a "
+            f"{type(train_dataset).__name__}. Pass a dict of datasets with these names: "
+            f"train_dataset={{'code': a, ...}}."
         )
     names = train_dataset.names
     for name in shares:
         if name not in names:
             said = did_you_mean(name, names)
-            raise ArgumentError(f"{field} names {name!r}, and train_dataset has {', '.join(map(repr, names))}.{said}")
+            raise ArgumentError(f"{field} names {name!r}, but train_dataset has {', '.join(map(repr, names))}.{said}")
         source = train_dataset.sources[name]
         values = [one[name] for _, one in schedule or [(0, shares)]]
         if has_length(source) and len(source) == 0 and any(parse_share(value)[0] for value in values):
-            raise ArgumentError(f"{field} gives a share to {name!r}, which has no sample. Give it 0, or leave it out.")
+            raise ArgumentError(f"{field} gives a share to {name!r}, which has no samples. Set it to 0, or remove it.")
     if missing := [name for name in names if name not in shares]:
-        raise ArgumentError(f"{field} has no share for {missing[0]!r} of train_dataset; 0 leaves it out of training.")
+        raise ArgumentError(f"{field} has no share for {missing[0]!r} of train_dataset; 0 excludes it from training.")
 
 
 def check_optimizers(args: Any, optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:
-    """Raises ArgumentError for two optimizers, and for settings that an optimizer of one's own cannot obey."""
+    """Raises ArgumentError for two optimizers, and for settings that a custom optimizer cannot follow."""
     if optimizer_cls_and_kwargs is not None and optimizers[0] is not None:
         raise ArgumentError(
             "Both optimizers=(...) and optimizer_cls_and_kwargs=(...) name an optimizer. Pass only one of them."
@@ -285,12 +287,12 @@ def check_optimizers(args: Any, optimizers: tuple[Any, Any], optimizer_cls_and_k
     idle = [name for name in ("lr_groups", "layerwise_lr_decay") if getattr(args, name, None)]
     if idle and optimizers[0] is not None:
         raise ArgumentError(
-            f"{' and '.join(idle)} makes parameter groups, and optimizers=(...) brings an optimizer that has its own. "
-            "Pass optimizer_cls_and_kwargs, or give your optimizer the rates you want."
+            f"{' and '.join(idle)} creates parameter groups, but the optimizer in optimizers=(...) has its own. "
+            "Pass optimizer_cls_and_kwargs, or set the rates in your optimizer."
         )
     if model_init is not None and any(part is not None for part in optimizers):
         raise ArgumentError(
-            "optimizers=(...) belongs to one model, and model_init makes a new one for each train(). Pass "
+            "optimizers=(...) is for one model, but model_init makes a new one for each train(). Pass "
             "optimizer_cls_and_kwargs, or override create_optimizer_and_scheduler."
         )
 
@@ -300,56 +302,59 @@ def check_extension(extension: Any, others: Iterable[Extension], *, is_training:
     kind = type(extension).__name__
     if not isinstance(extension, Extension):
         raise ArgumentError(
-            f"{extension!r} is not an extension. Pass an instance of a subclass of trainwright.Extension; callbacks go "
-            "to add_callback."
+            f"{extension!r} is not an extension. Pass an instance of a subclass of trainwright.Extension; pass "
+            "callbacks to add_callback."
         )
     if not isinstance(extension.name, str) or not extension.name:
-        raise ArgumentError(f"{kind} has no name. Give its class one: name = 'my_extension'.")
+        raise ArgumentError(f"{kind} has no name. Set one in its class: name = 'my_extension'.")
     taken = {*OWN_EXTENSIONS, *(one.name for one in others)}
     if extension.name in taken:
-        raise ArgumentError(f"There is an extension named {extension.name!r} already. Give {kind} another name.")
+        raise ArgumentError(f"There is already an extension named {extension.name!r}. Give {kind} another name.")
     if is_training:
         raise ArgumentError(f"{kind} was added during training. Add extensions before train().")
 
 
 def check_needs_no_closure(optimizer: Any) -> None:
-    """Raises ArgumentError for an optimizer whose step evaluates the loss again, as torch's LBFGS."""
+    """Raises ArgumentError for an optimizer that reevaluates the loss in its step, such as torch's LBFGS."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         name = type(optimizer).__name__
         raise ArgumentError(
-            f"{name}.step() needs a closure that computes the loss again, several times in one step, and training "
+            f"{name}.step() needs a closure that recomputes the loss several times per step, but training "
             "calls step() without one, as transformers' Trainer does. Choose another optimizer, or make a subclass of "
-            f"{name} whose step() brings its own closure, for example over all samples of a small dataset."
+            f"{name} whose step() has its own closure, for example over all samples of a small dataset."
         )
 
 
 def need_optimizer(optimizer: Any) -> Any:
-    """The optimizer of a trainer; raises ValueError where there is none yet."""
+    """Returns the optimizer of a trainer; raises ValueError if there is none yet."""
     if optimizer is None:
         raise ValueError("There is no optimizer yet: it is made by train(), or by create_optimizer().")
     return optimizer
 
 
 def need_best_metric(metric_for_best_model: str, metrics: Mapping[str, float]) -> float:
-    """The metric that decides which model is the best, or MetricError; NaN and a warning for what is not a number."""
+    """Returns the metric that decides the best model, or raises MetricError.
+
+    NaN and a warning if it is not a number.
+    """
     name = metric_for_best_model if metric_for_best_model.startswith("eval_") else f"eval_{metric_for_best_model}"
     if name not in metrics:
         raise MetricError(
-            f"metric_for_best_model={metric_for_best_model!r}, but the evaluation gave no {name!r}; it gave "
-            f"{', '.join(sorted(metrics))}. Name one of these, or return it from compute_metrics."
+            f"metric_for_best_model={metric_for_best_model!r}, but the evaluation returned no {name!r}. It returned "
+            f"{', '.join(sorted(metrics))}. Choose one of these, or return it from compute_metrics."
         )
     value = metric_number(metrics[name])
     if value != value:
         shown = printable(name), reprlib.repr(metrics[name])
-        logger.warning("%s is %s in this evaluation, which is never the best.", *shown)
+        logger.warning("%s is %s in this evaluation; such a value is never the best.", *shown)
     return value
 
 
 def ranked_steps(
     metric_for_best_model: str, history: Iterable[Mapping[str, Any]], *, is_greater_better: bool
 ) -> list[int]:
-    """The evaluated steps of a log, the best first; the last evaluation of a step counts, and NaN is left out."""
+    """Returns the evaluated steps of a log, best first; the last evaluation of a step counts, and NaN is ignored."""
     name = metric_for_best_model if metric_for_best_model.startswith("eval_") else f"eval_{metric_for_best_model}"
     values = {entry["step"]: metric_number(entry[name]) for entry in history if name in entry and "step" in entry}
     numbers = {step: value for step, value in values.items() if value == value}
@@ -357,59 +362,59 @@ def ranked_steps(
 
 
 def check_drives_itself(trainer: object, called: str, args: Any) -> None:
-    """Raises ArgumentError where `steps()` or `fit_step()` would leave out what a subclass or a setting asks for."""
+    """Raises ArgumentError if `steps()` or `fit_step()` would ignore a setting or an override of a subclass."""
     is_own = called == "steps"
     hooks = ("_inner_training_loop", "_run_epoch", *(["training_step"] if is_own else []))
     name = next((hook for hook in hooks if is_overridden(trainer, hook)), None)
     if name is not None:
         other = "train() or fit_step()" if name == "training_step" else "train()"
         raise ArgumentError(
-            f"{called}() cannot call {type(trainer).__name__}.{name}, in whose place is a loop of your own. Use "
-            f"{other}, or move what it does into your loop and remove the override."
+            f"{called}() cannot call {type(trainer).__name__}.{name}, since your own loop replaces it. Use "
+            f"{other}, or move its code into your loop and remove the override."
         )
     if is_own and args.auto_find_batch_size:
         raise ArgumentError(
-            "auto_find_batch_size=True repeats the forward passes of a window that does not fit into memory, and in "
-            "steps() they are yours. Use train() or fit_step(), or set auto_find_batch_size=False."
+            "auto_find_batch_size=True repeats the forward passes of a window that does not fit into memory, but in "
+            "steps() they are in your loop. Use train() or fit_step(), or set auto_find_batch_size=False."
         )
 
 
 def check_has_samples(dataset: DatasetLike) -> None:
-    """Raises DataError for a training set without a single sample."""
+    """Raises DataError for an empty training set."""
     if has_length(dataset) and len(dataset) == 0:
-        raise DataError("train_dataset is empty: it has no sample to train on. Look at how it was made or filtered.")
+        raise DataError("train_dataset is empty: it has no samples to train on. Check how it was made or filtered.")
 
 
 def check_is_dataset(dataset: DatasetLike, description: str) -> None:
-    """Raises DataError for what torch's DataLoader cannot read, such as a generator, an iterator or a set."""
+    """Raises DataError for data that torch's DataLoader cannot read, such as a generator, an iterator or a set."""
     is_stream = isinstance(dataset, IterableDataset) or is_instance_of(dataset, "datasets", "IterableDataset")
     if is_stream or any(hasattr(dataset, name) for name in ("__getitem__", "__getitems__")):
         return
     raise DataError(
-        f"The {description.lower()} dataset is a {type(dataset).__name__}, which has no samples by index. Make a "
-        "list of it, or a torch.utils.data.IterableDataset whose __iter__ begins anew each epoch "
-        "(datasets.IterableDataset.from_generator makes one of a generator function)."
+        f"The {description.lower()} dataset is a {type(dataset).__name__}, which cannot be indexed. Make a "
+        "list from it, or a torch.utils.data.IterableDataset with an __iter__ that starts over each epoch "
+        "(datasets.IterableDataset.from_generator makes one from a generator function)."
     )
 
 
 def check_sets_have_samples(args: Any, eval_dataset: DatasetLike) -> None:
-    """Raises DataError where a metric decides which model is the best, and no evaluation set has a sample."""
+    """Raises DataError if a metric decides the best model but no evaluation set has samples."""
     sets = list(eval_dataset.values()) if isinstance(eval_dataset, dict) else [eval_dataset]
     is_empty = bool(sets) and all(has_length(dataset) and len(dataset) == 0 for dataset in sets)
     if is_empty and args.metric_for_best_model is not None:
         raise DataError(
-            f"metric_for_best_model={args.metric_for_best_model!r} cannot be computed: eval_dataset is empty. Look at "
+            f"metric_for_best_model={args.metric_for_best_model!r} cannot be computed: eval_dataset is empty. Check "
             "how it was made or filtered, or leave it out and set eval_strategy='no'."
         )
 
 
 def check_has_batches(dataloader: DataLoaderLike, args: Any) -> None:
-    """Warns when all samples together make no batch; a DataError where the length of the run would follow from it."""
+    """Warns if all samples together make no batch; DataError if the length of the run would depend on it."""
     if not has_length(dataloader) or len(dataloader) > 0:
         return
     message = (
-        "The training dataloader gives no batch. With dataloader_drop_last=True a dataset smaller than one batch of "
-        f"per_device_train_batch_size={args.per_device_train_batch_size} is dropped whole: lower that size, or set "
+        "The training dataloader yields no batch. With dataloader_drop_last=True, a dataset smaller than one batch of "
+        f"per_device_train_batch_size={args.per_device_train_batch_size} is dropped entirely: lower that size, or set "
         "dataloader_drop_last=False."
     )
     if args.max_steps <= 0:
@@ -418,11 +423,11 @@ def check_has_batches(dataloader: DataLoaderLike, args: Any) -> None:
 
 
 def check_ends_together(plan: StepPlan, chunk: int | None, num_processes: int) -> None:
-    """Raises DataError where processes may not end at one step; our own loaders (with `chunk`) see to it."""
+    """Raises DataError if processes might not end at the same step; our own loaders (with `chunk`) ensure it."""
     if plan.has_open_end and num_processes > 1 and chunk is None:
         raise DataError(
-            f"The training dataloader is your own and has no length, and {num_processes} processes train: nobody sees "
-            "to it that it ends for all at the same step. Set max_steps, or leave get_train_dataloader to the trainer."
+            f"The training dataloader is your own and has no length, and {num_processes} processes train, so they may "
+            "not all end at the same step. Set max_steps, or leave get_train_dataloader to the trainer."
         )
 
 
@@ -431,11 +436,11 @@ def check_trainable(model: Model, mixed: str) -> None:
     halves = [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float16]
     if mixed == "fp16" and halves:
         raise ModelError(
-            f"fp16=True keeps weights in fp32 and scales the loss, and {len(halves)} trainable weights are fp16 "
+            f"fp16=True keeps weights in fp32 and scales the loss, but {len(halves)} trainable weights are fp16 "
             f"({halves[0]}, ...): their gradients would underflow and cannot be unscaled. Load the model with "
             "dtype=torch.float32, or train it in bf16."
         )
-    is_adapter = bool(getattr(model, "peft_config", None))  # of peft, or with an adapter that transformers loaded
+    is_adapter = bool(getattr(model, "peft_config", None))  # an adapter of peft, or loaded by transformers
     quantizer = getattr(model, "hf_quantizer", None)
     if getattr(model, "is_quantized", False) and not is_adapter and not getattr(quantizer, "is_trainable", False):
         raise ModelError(

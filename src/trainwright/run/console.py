@@ -1,4 +1,4 @@
-"""Output about a run: its header, the journal, where the time went, how long training waited for data."""
+"""Console output of a run: its header, the journal, the time breakdown, the wait for data."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from trainwright.support import model_facts
 
 logger = logging.getLogger(__name__)
 
-MANY_VISITS = 4.0  # of a row in a run, from which on it is said
-MUCH_WAITING = 0.2  # of the time since the last log
-ENOUGH_S = 1.0  # less is start-up: the first batch, workers that come into being
+MANY_VISITS = 4.0  # visits of a row in a run from which a warning is logged
+MUCH_WAITING = 0.2  # share of the time since the last log
+ENOUGH_S = 1.0  # less is start-up: the first batch, workers starting
 
 
 def log_run_header(
@@ -40,10 +40,10 @@ def log_run_header(
     loss_note: str,
     changed_args: Iterable[object],
 ) -> None:
-    """Shows the effective plan when training starts, and says once which settings have no effect.
+    """Shows the effective plan when training starts, and reports once which settings have no effect.
 
-    `note` is what a resume in batches of another size changes, `loss_note` where the loss is divided otherwise than in
-    transformers, `changed_args` what differs from the checkpoint that is resumed from, as lines.
+    `note` describes the effects of resuming with another batch size, `loss_note` a division of the loss that differs
+    from transformers, `changed_args` the differences from the resumed checkpoint, as lines.
     """
     from trainwright.config.summary import run_summary
 
@@ -53,7 +53,7 @@ def log_run_header(
     plan = run.plan
     loader = run.setup.loader
     lines = source_lines(args, loader, plan, engine)
-    if logger.isEnabledFor(logging.WARNING if args.should_log else logging.INFO):  # so they are shown
+    if logger.isEnabledFor(logging.WARNING if args.should_log else logging.INFO):  # they are then shown
         number = engine.num_replicas
         size = _batch_size_in_force(args, loader, state, num_replicas=number)
         summary = run_summary(args, plan, state, device=engine.device, num_replicas=number, batch_size=size)
@@ -71,10 +71,10 @@ def log_run_header(
 
 
 def _batch_size_in_force(args: Any, loader: object, state: TrainerState, *, num_replicas: int) -> int | None:
-    """Returns the samples of a micro-batch of a device, where they are not those of the arguments.
+    """Returns the samples per micro-batch of a device, if it differs from the arguments.
 
-    A library may change `per_device_train_batch_size` after the constructor, which has no effect on the trainer's own
-    loader, and make a loader by itself.
+    A library may change `per_device_train_batch_size` after construction, which does not affect the trainer's own
+    loader, or make a loader itself.
     """
     if batch_formers(args):
         return None
@@ -89,11 +89,11 @@ def _batch_size_in_force(args: Any, loader: object, state: TrainerState, *, num_
 def source_lines(args: Any, loader: object, plan: StepPlan, engine: Engine) -> list[str]:
     """Returns a line about each source of a mixture, or about a curriculum.
 
-    It warns of sources that are repeated often, or not seen whole.
+    It warns about sources that are repeated often, or not seen entirely.
 
-    Raises ArgumentError where an override has put another order in the place of the mixture's.
+    Raises ArgumentError if an override has replaced the order of the mixture.
     """
-    data: Any = getattr(loader, "dataset", None)  # the user's, in wrappers of ours
+    data: Any = getattr(loader, "dataset", None)  # the user's, inside our wrappers
     order: Any = getattr(getattr(loader, "batch_sampler", None), "order", None)  # Any: a dataloader of the user's
     order = getattr(order, "mixture", order)
     while not isinstance(data, MixtureDataset) and hasattr(data, "dataset"):
@@ -101,7 +101,7 @@ def source_lines(args: Any, loader: object, plan: StepPlan, engine: Engine) -> l
     asked = [name for name in ("mixture", "mixture_schedule") if value_of(args, name) is not None]
     if asked and not (engine.dispatches or isinstance(data, IterableDataset) or hasattr(order, "uses")):
         raise ArgumentError(
-            f"{asked[0]} has no effect: _get_train_sampler or get_train_dataloader is overridden, and the samples come "
+            f"{asked[0]} has no effect: _get_train_sampler or get_train_dataloader is overridden, so the samples come "
             f"in the order of a {type(getattr(order, 'sampler', order)).__name__}. Remove the override or {asked[0]}."
         )
     if isinstance(data, MixtureDataset) and data.curriculum is not None:
@@ -123,14 +123,14 @@ def source_lines(args: Any, loader: object, plan: StepPlan, engine: Engine) -> l
 
 
 def check_run(args: Any, facts: RunFacts) -> None:
-    """Raises what is wrong with the settings of a run, in one ArgumentError; shows once what it cannot make use of."""
+    """Raises one ArgumentError with all invalid settings of a run; reports once which settings have no effect."""
     rules.check_run(args, facts)
     for message in rules.cautions(args, facts) if args.should_log else ():
         logger.warning("%s", message)
 
 
 def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) -> None:
-    """Lines for the person who watches, with a bar or without; into the log where only errors are shown."""
+    """Shows lines to the user, with or without a progress bar; logs them if only errors are shown."""
     shown = args.should_log and logger.isEnabledFor(logging.WARNING)
     for line in lines:
         if shown:
@@ -149,7 +149,7 @@ def begin_journal(
     model: Model,
     **data: Any,
 ) -> None:
-    """Begins the journal of a run with what it is. Only the first process writes, where output is saved.
+    """Begins the journal of a run with its description. Only the first process writes, where output is saved.
 
     A run that neither saves nor tracks has a journal only with `journal=True`.
     """
@@ -170,9 +170,9 @@ def begin_journal(
     keeper.begin(journal, lambda: progress.state.global_step, checkpoint=run.start.checkpoint, facts=facts)
 
 
-# Phase -> share of the wall time from which on advice is worth giving, and the advice.
+# Phase -> (share of the wall time from which advice is useful, advice).
 HINTS: dict[str, tuple[float, str]] = {
-    progress.DATA: (0.1, "more dataloader_num_workers, or samples that are cheaper to read"),
+    progress.DATA: (0.1, "more dataloader_num_workers, or cheaper samples"),
     progress.HOST_TO_DEVICE: (0.1, "pin memory (dataloader_pin_memory) and copy without waiting (non_blocking)"),
     progress.LOGGING: (0.05, "log less often: logging_steps"),
     progress.EVALUATION: (0.3, "evaluate less often (eval_steps), or with a larger per_device_eval_batch_size"),
@@ -190,9 +190,9 @@ STRATEGIES = {
 
 
 def time_breakdown(args: Any, seconds: Mapping[str, float]) -> list[str]:
-    """Returns the shares of the wall time above a hundredth as a line, and in a run of a minute or more, advice.
+    """Returns a line with the shares of wall time above 1%, and in a run of a minute or more, advice.
 
-    `args` has the strategies: a phase whose strategy is "no" (a last save, an evaluation by hand) gets no advice.
+    `args` has the strategies: a phase with the strategy "no" (a final save, a manual evaluation) gets no advice.
     """
     total = sum(seconds.values())
     idle = {phase for phase, strategy in STRATEGIES.items() if getattr(args, strategy) == "no"}
@@ -212,7 +212,7 @@ def time_breakdown(args: Any, seconds: Mapping[str, float]) -> list[str]:
 
 
 class DataWait:
-    """The share of a clock's time that went into waiting for data, from look to look."""
+    """The share of a clock's time spent waiting for data, between two calls."""
 
     def __init__(self, measured: progress.Clock) -> None:
         self._clock = measured
@@ -220,7 +220,7 @@ class DataWait:
         self._is_said = False  # advice is given once
 
     def tell(self, *, num_steps: int, num_workers: int) -> float:
-        """Logs the share since the last look, and once the advice that goes with a large one; returns it."""
+        """Returns and logs the share since the last call; the first large share comes with advice."""
         waited_before = self._waited
         total_before = self._total
         self._waited, self._total = self._read()

@@ -1,4 +1,4 @@
-"""The run that a trainer works on: exchanged for a training or a dry run, and followed by an idle one."""
+"""The run that a trainer works on: replaced for a training or a dry run, and followed by an idle one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from trainwright.run.run import Run
 
 
 @contextmanager
-def using_run(trainer: Any, run: Run) -> Iterator[None]:  # Any: a Trainer, whose class is above
-    """Context in which a trainer works on a run; afterwards it has the idle run that follows."""
+def using_run(trainer: Any, run: Run) -> Iterator[None]:  # Any: a Trainer; its class is in a higher package
+    """Lets a trainer work on a run inside the context; afterwards it has the idle run that follows."""
     internals = Internals(trainer)
     before = internals.run
     internals.run = run

@@ -1,4 +1,4 @@
-"""A dry run of the evaluation: one batch through model and metrics before step 1, to know what an evaluation yields."""
+"""A dry run of the evaluation: one batch through model and metrics before step 1, to learn its metrics."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from trainwright.support.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
 
-# A metric that fails like this fails on any data. Other errors may come from a batch that is too small to be judged
-# (a class that is not in it, a variance of one value).
+# A metric that fails with one of these fails on any data. Other errors may be due to the small batch (a missing class,
+# the variance of one value).
 HOPELESS = (NameError, AttributeError, TypeError, ImportError, TrainwrightError)
 
-# `trainer: Any` throughout: any Trainer, or a subclass of the user's; its hooks are called and it is not kept.
+# `trainer: Any` throughout: any Trainer, or a subclass of the user's; its hooks are called and it is not stored.
 
 
 def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
-    """Raises what the first evaluation would raise: DataError for unusable sets, MetricError for a missing metric."""
+    """Raises the errors of the first evaluation: DataError for unusable sets, MetricError for a missing metric."""
     checks.check_sets_have_samples(trainer.args, trainer.eval_dataset)
     if not is_overridden(trainer, "evaluate", "_evaluate", "get_eval_dataloader"):
         sets = trainer.eval_dataset
@@ -51,13 +51,13 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
 
 
 def names_of_metrics(trainer: Any) -> set[str]:
-    """Returns what an evaluation yields, by one over a single batch of the first evaluation set."""
+    """Returns the names of an evaluation's metrics, from a single batch of the first evaluation set."""
     name = next(iter(trainer.eval_dataset), None) if isinstance(trainer.eval_dataset, dict) else None
     return set(_metrics_of(trainer, _first_batch(trainer, name), "eval", None))
 
 
 def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | None) -> None:
-    """Evaluates one batch and looks whether the metric that decides is there."""
+    """Evaluates one batch and checks that the deciding metric is there."""
     metrics = trainer.compute_metrics
     raised: list[Exception] = []
 
@@ -75,7 +75,7 @@ def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | 
         if error not in raised or isinstance(error, HOPELESS):
             raise
         logger.warning(
-            "metric_for_best_model=%r could not be looked for before training: compute_metrics raised %s on a "
+            "metric_for_best_model=%r could not be checked before training: compute_metrics raised %s on a "
             "single batch (%s). If it does on the whole set too, the first evaluation will end the run.",
             trainer.args.metric_for_best_model,
             type(error).__name__,
@@ -87,23 +87,23 @@ def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | 
     names = {*found, *(f"{wanted.prefix}_{name}" for name in COMPUTED_BY_EVALUATION[1:4])}
     if wanted.name not in names:
         raise MetricError(
-            f"metric_for_best_model={trainer.args.metric_for_best_model!r}, but the evaluation gives no "
-            f"{wanted.name!r}; it gives {', '.join(sorted(names))}. Name one of these, or return it from "
+            f"metric_for_best_model={trainer.args.metric_for_best_model!r}, but the evaluation returns no "
+            f"{wanted.name!r}; it returns {', '.join(sorted(names))}. Choose one of these, or return it from "
             "compute_metrics."
         )
     value = found.get(wanted.name, 0.0)
     if not isinstance(value, float) and value is not None and (number := metric_number(value)) != number:
         raise MetricError(
-            f"metric_for_best_model={trainer.args.metric_for_best_model!r}, and the evaluation gives "
+            f"metric_for_best_model={trainer.args.metric_for_best_model!r}, but the evaluation returns "
             f"{wanted.name}={reprlib.repr(value)}, which is not a number ({type(value).__name__}). Return a number "
-            "under this name from compute_metrics, or name another metric."
+            "under this name from compute_metrics, or choose another metric."
         )
 
 
 def _look_at_metrics(trainer: Any, eval_set: str | None, ignore_keys: list[str] | None) -> None:
-    """Looks for labels, and names the metrics that cannot be written down. Other errors are left to the evaluation."""
+    """Checks for labels, and reports metrics that cannot be recorded. Other errors are left to the evaluation."""
     dataset = trainer.eval_dataset if eval_set is None else trainer.eval_dataset[eval_set]
-    if has_length(dataset) and len(dataset) == 0:  # its evaluation gives no metric, and says so
+    if has_length(dataset) and len(dataset) == 0:  # its evaluation yields no metric, and says so
         return
     batch = _first_batch(trainer, eval_set)
     has_names = isinstance(batch.batch, Mapping)
@@ -114,7 +114,7 @@ def _look_at_metrics(trainer: Any, eval_set: str | None, ignore_keys: list[str] 
     except TrainwrightError:
         raise
     except Exception as error:
-        logger.info("The metrics of a single batch could not be looked at before training: %r", error)
+        logger.info("The metrics of a single batch could not be checked before training: %r", error)
 
 
 def _first_batch(trainer: Any, eval_set: str | None) -> FirstBatch:
@@ -123,7 +123,7 @@ def _first_batch(trainer: Any, eval_set: str | None) -> FirstBatch:
 
 
 def _metrics_of(trainer: Any, batch: FirstBatch, prefix: str, ignore_keys: list[str] | None) -> dict[str, Any]:
-    """Returns what an evaluation of one batch gives; values that cannot be written down are named."""
+    """Returns the metrics of one batch; reports values that cannot be recorded."""
     with _rehearsing(trainer):
         how = {"ignore_keys": ignore_keys, "metric_key_prefix": prefix}
         loss_only = True if trainer.compute_metrics is None else None
@@ -135,11 +135,11 @@ def _metrics_of(trainer: Any, batch: FirstBatch, prefix: str, ignore_keys: list[
 
 @contextmanager
 def _rehearsing(trainer: Any) -> Iterator[None]:
-    """Whatever is evaluated inside leaves no trace: not in modes, random states, records or callbacks."""
+    """Makes evaluations inside leave no trace: in modes, random states, records or callbacks."""
     dry = Internals(trainer).run.rehearsal(trainer.model)
     try:
         with using_run(trainer, dry), unchanged_random_states(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a metric about the smallness of the batch
+            warnings.simplefilter("ignore")  # a metric's warnings about the small batch
             yield
     finally:
         dry.end_evaluation(trainer.model, None)
@@ -156,7 +156,7 @@ def first_batches(dataloader: Iterable[Batch], number: int) -> Iterator[Batch]:
 
 
 class FirstBatch:
-    """Iterates over the first batch of a dataloader; DataError where there is none."""
+    """Iterates over the first batch of a dataloader; DataError if there is none."""
 
     def __init__(self, dataloader: Iterable[Batch]) -> None:
         for batch in first_batches(dataloader, 1):

@@ -1,4 +1,4 @@
-"""From arguments and a dataset to an order, a collator, a dataloader and the loader that the training loop reads."""
+"""From arguments and a dataset to an order, a collator, a dataloader and the loader for the training loop."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trainwright.support import model_facts
 
 
 def length_input(processing_class: Any) -> str | None:
-    """The entry of a sample whose length is the sample's; None where the processing class names none."""
+    """Returns the entry of a sample that determines its length; None if the processing class names none."""
     names = getattr(processing_class, "model_input_names", None)
     return names[0] if names else None
 
@@ -32,7 +32,7 @@ def length_input(processing_class: Any) -> str | None:
 def train_sampler(
     args: Any, dataset: DatasetLike, length_of: str | None, *, batch_size: int, num_processes: int
 ) -> Any:
-    """The order that the arguments ask for; None for a stream, which has its own."""
+    """Returns the order that the arguments ask for; None for a stream, which has its own."""
     plan = resolve.sampling(
         args, batch_size=batch_size, seed=_data_seed(args), num_processes=num_processes, length_of=length_of
     )
@@ -40,11 +40,11 @@ def train_sampler(
 
 
 def evaluation_by_length(args: Any, dataset: DatasetLike, length_of: str | None, *, has_own_loop: bool) -> Any:
-    """The order by length that an evaluation has; None where it is in the order of the data.
+    """Returns the order by length of an evaluation; None if it is in the order of the data.
 
-    With `eval_sampling_strategy="by_length"` the longest samples come first, and the evaluation puts its results back
-    into the order of the data, which a loop of the user's would not do. In the original, with `group_by_length`, the
-    order is drawn.
+    With `eval_sampling_strategy="by_length"`, the longest samples come first, and the evaluation restores the order of
+    the data in its results, which a user's own loop would not do. In the original, with `group_by_length`, the order is
+    drawn.
     """
     plan = resolve.sampling(args, batch_size=args.eval_batch_size, seed=0, num_processes=1, length_of=length_of)
     is_sorted = value_of(args, "eval_sampling_strategy") == "by_length" and not has_own_loop
@@ -65,7 +65,7 @@ def sampler_of(
     batch_size: int,
     is_training: bool,
 ) -> Any:
-    """The order of a dataset, or what forms batches of a stream by length; None where nothing asks for either."""
+    """Returns the order of a dataset, or the batch former of a stream; None if neither is requested."""
     if not isinstance(dataset, IterableDataset):
         return sampler_fn and sampler_fn(dataset)
     if not is_training:
@@ -77,7 +77,10 @@ def sampler_of(
 
 
 def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:
-    """The collator of single samples: the user's, the default one, or only tensors where rows are packed of them."""
+    """Returns the collator for single samples.
+
+    The user's, the default, or tensors only if rows are packed from them.
+    """
     if getattr(sampler, "packed_input", None) is None or collator is not default:
         return collator
     from trainwright.data.packing import as_tensors
@@ -86,8 +89,8 @@ def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:
 
 
 def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Model, processing_class: Any) -> Any:
-    """The collator that packs what `collate` makes; ModelError where samples of a row would see each other."""
-    length_of = getattr(sampler, "packed_input", None)  # the entry whose tokens the order packs into rows
+    """Returns the collator that packs the output of `collate`; ModelError if samples in a row would see each other."""
+    length_of = getattr(sampler, "packed_input", None)  # the entry that the order packs into rows, token by token
     if length_of is None:
         return collate
     from trainwright.data.packing import PackedCollator, find_layout
@@ -112,14 +115,14 @@ def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Mo
 
 
 def keeps_all_columns(args: Any, model: Model, named: Sequence[str]) -> bool:
-    """Returns whether every entry of a sample goes to the model; `named` are the columns that the trainer names."""
+    """Returns whether every entry of a sample goes to the model; `named` are the columns named by the trainer."""
     return not args.remove_unused_columns or (not named and model_facts.takes_any_input(model))
 
 
 def make_dataloader(
     dataset: DatasetLike, args: Any, engine: Engine, *, sampler: Any, collate: Any, batch_size: int, is_training: bool
 ) -> Any:
-    """The dataloader of this process; with `dispatch_batches` the main process reads for all."""
+    """Makes the dataloader of this process; with `dispatch_batches`, the main process reads for all."""
     plan = resolve.loader(
         args,
         batch_size=batch_size,
@@ -138,7 +141,7 @@ def make_dataloader(
 
 
 def samples_per_step(dataloader: DataLoaderLike, args: Any) -> int | None:
-    """Samples of a step over all processes, on average, where batches differ in size; None where they do not."""
+    """Returns the mean number of samples per step over all processes, if batch sizes vary; otherwise None."""
     order = batch_order_of(dataloader)
     if order is None:
         return None
@@ -148,18 +151,18 @@ def samples_per_step(dataloader: DataLoaderLike, args: Any) -> int | None:
 
 
 def random_states(args: Any) -> Any:
-    """Returns what a run that an error ends needs to save its last step; None where it does not.
+    """Returns the states that a run stopped by an error needs to save its last step; None if it does not save.
 
-    Not among several processes: those that have no error wait in the next step for the one that has. Nor where the
-    weights change during the backward pass: they are between two steps then.
+    Not with several processes: the processes without the error wait in the next step for the failed one. Nor if weights
+    change during the backward pass: they would be between two steps.
     """
     return rng if resolve.checkpoint(args).saves_on_exception and saving_on_exception(args) is None else None
 
 
 def check_unnamed_batch(batch: Any, model: Model, *, is_read_by_name: bool) -> None:
-    """Raises DataError for a batch that is no mapping, where its entries are read by name or there are none.
+    """Raises DataError for a batch that is not a mapping, if its entries are read by name or it has none.
 
-    `is_read_by_name` says that no subclass computes the loss by itself.
+    `is_read_by_name`: no subclass computes the loss itself.
     """
     if is_read_by_name and not hasattr(batch, "keys"):
         raise DataError(
@@ -168,15 +171,15 @@ def check_unnamed_batch(batch: Any, model: Model, *, is_read_by_name: bool) -> N
             "evaluations call) to read batches of this type."
         )
     if has_length(batch) and len(batch) == 0:
-        raise DataError(f"A batch is an empty {type(batch).__name__}; see what the data_collator returns.")
+        raise DataError(f"A batch is an empty {type(batch).__name__}; check the return value of the data_collator.")
 
 
 def raise_empty_batch(model: Model, kept: list[str] | None) -> NoReturn:
-    """Raises DataError for a batch without entries: it cannot be a model's input."""
+    """Raises DataError for a batch without entries, which cannot be a model's input."""
     raise DataError(
         f"A batch is empty: no entry of the samples is an input of {type(model).__name__}.forward "
-        f"({', '.join(name for name in kept or () if name != 'kwargs')}). Rename the columns, tokenize texts first, or "
-        "set remove_unused_columns=False."
+        f"({', '.join(name for name in kept or () if name != 'kwargs')}). Rename the columns, tokenize the text first, "
+        "or set remove_unused_columns=False."
     )
 
 

@@ -1,7 +1,7 @@
-"""Internals: what preflight, search, replay and pickling need of a trainer besides its published hooks.
+"""Internals: the trainer's private side for preflight, search, replay and pickling.
 
-Other modules read no private attribute of a trainer that is ours; `tests/contract/test_internals.py` looks for it. What
-the original publishes under a name with an underscore (`_get_output_dir`, `_train_batch_size`) is called by that name.
+Other modules read no private attribute of a trainer that is ours; `tests/contract/test_internals.py` checks this. Names
+with an underscore that the original publishes (`_get_output_dir`, `_train_batch_size`) are used directly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class
 
 @final
 class Internals:
-    """The one door to the private attributes of a trainer; made for a call, and not kept."""
+    """The only access to the private attributes of a trainer; made for a call, and not stored."""
 
     __slots__ = ("_trainer",)
 
@@ -45,7 +45,7 @@ class Internals:
 
     @property
     def run(self) -> Run:
-        """The run that the trainer works on; an idle one between two trainings."""
+        """The run that the trainer works on; an idle run between two trainings."""
         run: Run = self._trainer._run
         return run
 
@@ -65,18 +65,18 @@ class Internals:
 
     @property
     def has_services(self) -> bool:
-        """Whether the constructor has come to make the services."""
+        """Whether the constructor has already made the services."""
         return "_services" in vars(self._trainer)
 
     @property
     def is_searching(self) -> bool:
-        """Whether a search over hyperparameters is under way."""
+        """Whether a hyperparameter search is running."""
         is_under_way: bool = self._trainer._search.is_under_way
         return is_under_way
 
     @property
     def search(self) -> SearchState:
-        """The search that is under way; ask `is_searching` first where there may be none."""
+        """The current search; ask `is_searching` first if there may be none."""
         search: SearchState = self._trainer._search
         return search
 
@@ -99,12 +99,12 @@ class Internals:
     # -- facts ---------------------------------------------------------------------------------------------------------
 
     def loss_rule(self) -> LossRule:
-        """Returns the arithmetic of the loss, as the model and the arguments ask for it now."""
+        """Returns how losses are scaled, according to the current model and arguments."""
         rule: LossRule = self._trainer._loss_rule()
         return rule
 
     def uses_outputs(self) -> bool:
-        """Returns whether training looks at the model's outputs besides the loss that the model computed."""
+        """Returns whether training uses the model's outputs besides its own loss."""
         uses_outputs: bool = self._trainer._uses_outputs()
         return uses_outputs
 
@@ -119,10 +119,10 @@ class Internals:
         return stateful
 
     def picklable_attributes(self) -> dict[str, Any]:
-        """Returns the attributes that another process may have: all but the run and the services."""
+        """Returns the attributes that can be sent to another process: all but the run and the services."""
         return {name: value for name, value in vars(self._trainer).items() if name not in ("_services", "_run")}
 
-    # -- what it does --------------------------------------------------------------------------------------------------
+    # -- actions -------------------------------------------------------------------------------------------------------
 
     def make_optimizer(self, model: Model, num_steps: int) -> Optimizer:
         """Returns an optimizer for the model, made by the hooks of the trainer."""
@@ -134,12 +134,12 @@ class Internals:
         self._trainer._adopt_model(model)
 
     def preflight_extensions(self, folder: str) -> list[Extension]:
-        """Returns the extensions that look at a run before its first step; `folder` is where it writes."""
+        """Returns the extensions that check a run before its first step; `folder` is the run's output directory."""
         extensions: list[Extension] = self._trainer._preflight_extensions(folder)
         return extensions
 
     def steps_of_epoch(self, epoch: int) -> Iterator[Step]:
-        """Returns the steps of an epoch, or of the rest of one after a resume."""
+        """Returns the steps of an epoch, or its remaining steps after a resume."""
         steps: Iterator[Step] = self._trainer._steps_of_epoch(epoch)
         return steps
 
@@ -148,9 +148,9 @@ class Internals:
         self._trainer._open_repository()
 
     def copied_for_preflight(self, *, services: Services, run: Run, **parts: Any) -> AnyTrainer:
-        """Returns another trainer with the same objects and hooks but for these, without the user's extensions."""
+        """Returns another trainer with the same objects and hooks except for these, without the user's extensions."""
         return build.with_parts(self._trainer, **{"_services": services, "_run": run, "_extensions": [], **parts})
 
     def copied_for_trial(self, search: SearchState, **parts: Any) -> AnyTrainer:
-        """Returns another trainer with the same objects and hooks but for these, within this search."""
+        """Returns another trainer with the same objects and hooks except for these, within this search."""
         return build.with_parts(self._trainer, **parts, _search=search)

@@ -1,4 +1,4 @@
-"""Pickles and deep copies of a trainer: they keep the record of its run, and get services of their own."""
+"""Pickles and deep copies of a trainer: they keep the record of its run, and get their own services."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trainwright.run.run import Run
 
 
 def state_of(trainer: Any) -> dict[str, Any]:  # any Trainer, or a subclass of the user's
-    """All of a trainer but its services and its run, of which the callbacks, the record and the flags are kept."""
+    """Returns a trainer without its services and its run, of which callbacks, record and flags are kept."""
     from trainwright.trackers.base import TrackerCallback
 
     made_anew = (TimeLimits, TrackerCallback)  # tied to this process: its writer and engine, threads and clients
@@ -27,7 +27,7 @@ def state_of(trainer: Any) -> dict[str, Any]:  # any Trainer, or a subclass of t
 
 
 def restore(trainer: Any, state: dict[str, Any]) -> None:
-    """Fills a trainer without attributes with what `state_of` returned."""
+    """Restores the state of `state_of` in a trainer without attributes."""
     vars(trainer).update(state["attributes"])
     args = trainer.args
     internals = Internals(trainer)

@@ -1,7 +1,7 @@
-"""Attributes that a trainer publishes while another object owns them: its run, its services or its search.
+"""Attributes that a trainer publishes although another object owns them: its run, its services or its search.
 
-They behave as plain attributes do: a test may assign them to a trainer whose constructor has not run, delete them, and
-put them back. What the owners do with them is theirs.
+They behave like plain attributes: a test may assign them on a trainer without a constructor call, delete them, and
+restore them. The owners decide how to use them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from trainwright.state.memory_tracker import TrainerMemoryTracker
 
 
 class Published(property):
-    """A published attribute, read and assigned at its owner.
+    """A published attribute, read from and assigned to its owner.
 
-    Reading calls no function of Python's, so that a hook may do it in a step.
+    Reading calls no Python function, so that a hook can do it during a step.
     """
 
-    name = ""  # as the trainer's class spells it
+    name = ""  # as spelled in the trainer's class
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -59,7 +59,7 @@ def owned_by(owner: str, name: str) -> Any:
 
 
 def _make_owner(trainer: Any, owner: str) -> Any:
-    """Makes what is missing between a trainer and an owner, and returns that."""
+    """Makes the missing objects between a trainer and an owner, and returns the owner."""
     found = trainer
     for name in owner.split("."):
         if not hasattr(found, name):
@@ -75,14 +75,14 @@ def _services() -> Services:
 
 
 def _engine() -> Engine:
-    """One device, until the constructor knows better; it has no accelerator but one that is assigned."""
+    """A single device, until the constructor sets the real one; its accelerator exists only if assigned."""
     device = torch.device("cpu")
     engine = Engine(EnginePlan(device=device), None, device)
     del engine.accelerator
     return engine
 
 
-# What holds published attributes that are assigned before the constructor of a trainer, which makes its own.
+# Owners of published attributes assigned before the constructor of a trainer, which makes its own.
 OWNERS: dict[str, Callable[[], Any]] = {
     "_run": lambda: Run.idle(None),
     "_services": _services,

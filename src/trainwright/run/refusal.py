@@ -1,6 +1,6 @@
-"""A refused construction, or a training refused before step 1, changes nothing in the process.
+"""A refused construction, or a training refused before step 1, leaves the process unchanged.
 
-What it had set by then is put back: random states too, which a construction seeds.
+Everything already set is restored, including random states, which construction seeds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from trainwright.errors import UnknownArgumentError
 from trainwright.run.internals import Internals
 from trainwright.state.interrupts import SIGNALS, is_main_thread
 
-# Any: states of accelerate hold objects of many types; a trainer may lack what its constructor has not come to.
+# Any: states of accelerate hold objects of many types; an unfinished constructor leaves attributes missing.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,7 +35,7 @@ LOGGERS = (None, "trainwright", "transformers", "accelerate")
 
 
 def with_known_keywords(init: Callable[Concatenate[T, P], None]) -> Callable[Concatenate[T, P], None]:
-    """Decorates a constructor: for an unknown keyword, UnknownArgumentError (a TypeError) names the known one."""
+    """Decorates a constructor: for an unknown keyword, UnknownArgumentError (a TypeError) suggests the known one."""
     parameters = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
@@ -55,7 +55,7 @@ def with_known_keywords(init: Callable[Concatenate[T, P], None]) -> Callable[Con
 
 @contextmanager
 def unchanged_if_refused(trainer: Any) -> Iterator[None]:
-    """Around the construction of a trainer: if it raises, the process is as before."""
+    """Wraps the construction of a trainer: if it raises, the process is as before."""
     before = ProcessSettings()
     try:
         yield
@@ -69,7 +69,7 @@ def unchanged_if_refused(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def unchanged_before_training(run: Any) -> Iterator[None]:
-    """Around a training: if it raises before its run `has_begun`, the process is as before."""
+    """Wraps a training: if it raises before its run `has_begun`, the process is as before."""
     before = ProcessSettings()
     try:
         yield
@@ -80,7 +80,7 @@ def unchanged_before_training(run: Any) -> Iterator[None]:
 
 
 class ProcessSettings:
-    """What a trainer's constructor, or the beginning of a training, may set in the process, as it is now."""
+    """The current values of everything in the process that a trainer's constructor or the start of training may set."""
 
     def __init__(self) -> None:
         self._environment = dict(os.environ)
@@ -94,7 +94,7 @@ class ProcessSettings:
         self._signals = {number: signal.getsignal(number) for number in SIGNALS} if is_main_thread() else {}
 
     def put_back(self) -> None:
-        """Puts back what differs."""
+        """Restores the values that differ."""
         if dict(os.environ) != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
@@ -116,7 +116,7 @@ class ProcessSettings:
 
 
 def _precision() -> dict[tuple[Any, str], bool]:
-    """Switches of CUDA's libraries; none where the newer ones of torch are in use, beside which these raise."""
+    """Switches of CUDA's libraries; empty if torch's newer switches are in use, since the old ones then raise."""
     cudnn = torch.backends.cudnn
     switches = [(cudnn, "deterministic"), (cudnn, "benchmark"), *tf32_switches()]
     found: dict[tuple[Any, str], bool] = {}
@@ -127,7 +127,7 @@ def _precision() -> dict[tuple[Any, str], bool]:
 
 
 def _random_states() -> rng.States:
-    """Random states of this process; before an accelerator is in use without its own: reading them would begin that."""
+    """Random states of this process; without the accelerator's until it is in use, since reading would start it."""
     if not is_in_use():
         return {
             "python": random.getstate(),
@@ -138,11 +138,11 @@ def _random_states() -> rng.States:
 
 
 def _kinds_of_state() -> list[Any]:
-    """Returns accelerate's classes whose instances share one dictionary."""
-    state = sys.modules.get("accelerate.state")  # which the engine imports
+    """Returns accelerate's classes with a dictionary shared by all instances."""
+    state = sys.modules.get("accelerate.state")  # imported by the engine
     if state is None:
         return []
-    return [state.PartialState, state.AcceleratorState, state.GradientState]  # in the order of what each one needs
+    return [state.PartialState, state.AcceleratorState, state.GradientState]  # ordered by dependency
 
 
 def _states() -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ def _states() -> list[dict[str, Any]]:
 
 
 def _put_states_back(before: list[dict[str, Any]]) -> None:
-    """Gives each state its entries again; one that there was not is empty again."""
+    """Restores the entries of each state; a state that did not exist becomes empty again."""
     kinds = _kinds_of_state()
     found = [vars(kind()) if _is_initialized(kind) else None for kind in kinds]
     for state, values in zip(found, before or [{} for _ in kinds], strict=True):
@@ -160,7 +160,7 @@ def _put_states_back(before: list[dict[str, Any]]) -> None:
 
 
 def _is_initialized(kind: Any) -> bool:
-    """Returns True if a state has been made, without making it: an instance of accelerate's classes would."""
+    """Returns True if a state exists, without creating it, as an instance of accelerate's classes would."""
     if kind.__name__ == "AcceleratorState":
         return bool(sys.modules["accelerate.state"].is_initialized())
-    return bool(kind.initialized.fget(kind))  # the property looks at the dictionary that all instances share
+    return bool(kind.initialized.fget(kind))  # the property reads the dictionary that all instances share

@@ -1,4 +1,4 @@
-"""From a checkpoint back to a run: finds, verifies and loads it, and lists the settings that differ from it."""
+"""From a checkpoint back to a run: finds, verifies and loads it, and lists the settings that differ."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def open_checkpoint(
 ) -> Checkpoint | None:
     """Opens the checkpoint to resume from in all processes; the main process chooses and verifies it.
 
-    Args and errors are those of `find_checkpoint`.
+    Arguments and errors are the same as for `find_checkpoint`.
     """
     found: list[Checkpoint] = []
 
@@ -57,11 +57,11 @@ def open_checkpoint(
 
 
 def find_checkpoint(asked: str | bool | None, output_dir: str, *, mirror: str | None = None) -> Checkpoint | None:
-    """The checkpoint to resume from: the newest complete one for True and "auto", the named one if it verifies.
+    """Returns the checkpoint to resume from: the newest complete one for True and "auto", or the named one.
 
-    `mirror` is a URL with copies of checkpoints; one that is found there, or named by its URL, is downloaded into
-    `output_dir`. Raises CheckpointNotFoundError where there is none, but for "auto"; CheckpointError where the named
-    one is damaged, or the mirror cannot be read and there is none here.
+    `mirror` is a URL with copies of checkpoints; a checkpoint found there, or named by its URL, is downloaded into
+    `output_dir`. Raises CheckpointNotFoundError if there is none, except for "auto"; CheckpointError if the named one
+    is damaged, or if the mirror cannot be read and there is none here.
     """
     if asked is None or asked is False:
         return None
@@ -90,7 +90,7 @@ def find_checkpoint(asked: str | bool | None, output_dir: str, *, mirror: str | 
 
 
 def find_unreadable(checkpoint: Checkpoint) -> str | None:
-    """Returns why a checkpoint cannot be resumed from, by the descriptions of its tensors; None if nothing shows."""
+    """Returns why a checkpoint cannot be resumed from, judged by its tensor descriptions; None if nothing is wrong."""
     try:
         _ = checkpoint.state
         if checkpoint.cursor is not None:
@@ -102,23 +102,23 @@ def find_unreadable(checkpoint: Checkpoint) -> str | None:
 
 
 def check_same_checkpoint(checkpoint: Checkpoint | None, engine: Engine) -> None:
-    """Raises CheckpointError where processes see another checkpoint under the path that one of them chose, or none."""
+    """Raises CheckpointError if some process sees a different checkpoint, or none, under the chosen path."""
     if checkpoint is None or engine.num_processes == 1:
         return
     seen = engine.gather_objects(checkpoint.identity)
     others = [str(rank) for rank, identity in enumerate(seen) if identity != seen[0]]
     if others:
         raise CheckpointError(
-            f"{checkpoint} is not the same checkpoint for all: process {', '.join(others)} sees another one, or none, "
-            "where process 0 has it. Put it on a disk that all nodes share, or copy it whole to each of them."
+            f"{checkpoint} is not the same checkpoint for all processes: process {', '.join(others)} sees another one, "
+            "or none, at the path used by process 0. Put it on a disk shared by all nodes, or copy it to each of them."
         )
 
 
 def run_id_after(checkpoint: Checkpoint | None, output_dir: str, *, mirror: str | None = None) -> str:
-    """Run id for new checkpoints: a resume keeps the id of its checkpoint.
+    """Returns the run id for new checkpoints: a resume keeps the id of its checkpoint.
 
-    A resume from a step before a whole checkpoint of that run, in the directory or at the URL of its copies, gets a new
-    id: both runs have checkpoints of those steps.
+    A resume from a step before an intact later checkpoint of that run, in the directory or at the URL of its copies,
+    gets a new id, since both runs have checkpoints of these steps.
     """
     manifest = None if checkpoint is None else checkpoint.manifest
     if manifest is None:
@@ -136,8 +136,8 @@ def run_id_after(checkpoint: Checkpoint | None, output_dir: str, *, mirror: str 
     if not ahead:
         return manifest.run_id
     logger.warning(
-        "Resuming from step %d leaves later checkpoints behind (of step %s): they stay until this run comes by, and "
-        "resume_from_checkpoint=True takes what this run saves.",
+        "Resuming from step %d leaves later checkpoints behind (step %s). They stay until this run reaches those "
+        "steps, and resume_from_checkpoint=True uses the checkpoints of this run.",
         manifest.step,
         ", ".join(map(str, ahead)),
     )
@@ -150,15 +150,15 @@ def _is_whole_and_of(run_id: str, checkpoint: Checkpoint) -> bool:
 
 
 def new_run_id() -> str:
-    """Returns a fresh id of a run."""
+    """Returns a new run id."""
     return uuid.uuid4().hex
 
 
-# -- its record -------------------------------------------------------------------------------------------------------
+# -- the record -------------------------------------------------------------------------------------------------------
 
 
 def initial_state(checkpoint: Checkpoint | None, stateful: list[Any]) -> TrainerState:
-    """A fresh record, or a copy of that of a checkpoint."""
+    """Returns a new record, or a copy of a checkpoint's."""
     if checkpoint is None:
         return TrainerState(stateful_callbacks=stateful)
     saved = checkpoint.state
@@ -172,16 +172,16 @@ def initial_state(checkpoint: Checkpoint | None, stateful: list[Any]) -> Trainer
 
 
 def batch_size_of(checkpoint: Checkpoint, args: Any, batch_size: int) -> int:
-    """Returns the samples of a micro-batch: with `auto_find_batch_size` those of the checkpoint, else `batch_size`."""
+    """Returns the micro-batch size: with `auto_find_batch_size` that of the checkpoint, else `batch_size`."""
     found = checkpoint.state.train_batch_size if args.auto_find_batch_size else None
     if not found or found == batch_size:
         return batch_size
-    logger.info("auto_find_batch_size: batches of %d samples, as in the checkpoint, not of %d", found, batch_size)
+    logger.info("auto_find_batch_size: batches of %d samples as in the checkpoint, instead of %d", found, batch_size)
     return found
 
 
 def best_of(state: TrainerState, folder: Path) -> str | None:
-    """Returns where the best checkpoint is now: beside the others, also after all of them were moved together."""
+    """Returns the current path of the best checkpoint, also if all checkpoints were moved together."""
     recorded = state.best_model_checkpoint
     if recorded is None:
         return None
@@ -190,20 +190,20 @@ def best_of(state: TrainerState, folder: Path) -> str | None:
     for path in (beside, Path(recorded)):
         if path.is_dir():
             return str(path)
-    logger.warning("The best checkpoint so far, %s, is gone; the next better one takes its place.", recorded)
+    logger.warning("The best checkpoint so far, %s, is gone; the next better one will replace it.", recorded)
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class PendingActions:
-    """Actions that the run of a checkpoint was about to take when a signal or a time limit cut it off."""
+    """Actions that a checkpoint's run was about to take when a signal or a time limit stopped it."""
 
     evaluates: bool = False  # the evaluation after its last step
     saves: bool = False  # the save that was to follow that evaluation
 
 
 def pending_actions(checkpoint: Checkpoint | None) -> PendingActions:
-    """Reads from the flags and callbacks in a record what was due when its checkpoint was written."""
+    """Reads from the flags and callbacks in a record which actions were due when its checkpoint was written."""
     if checkpoint is None or checkpoint.manifest is None:
         return PendingActions()
     states = checkpoint.state.stateful_callbacks
@@ -219,9 +219,9 @@ def pending_actions(checkpoint: Checkpoint | None) -> PendingActions:
 
 
 def restore_callbacks(states: dict[str, Any], callbacks: Sequence[Any], *, with_settings: bool) -> None:
-    """Gives callbacks, and the control, the attributes that they export back, by class in the order of their list.
+    """Restores the exported attributes of callbacks and the control, by class, in the order of their list.
 
-    With `with_settings` also what they were made with, by their constructors; a state that no callback takes is named.
+    With `with_settings`, also their constructor arguments. A state without a matching callback is reported.
     """
     waiting = {name: list(state) if isinstance(state, list) else [state] for name, state in states.items()}
     for callback in callbacks:
@@ -235,26 +235,27 @@ def restore_callbacks(states: dict[str, Any], callbacks: Sequence[Any], *, with_
         for name, value in _exported(saved, now, "attributes").items():
             setattr(callback, name, value)
     if with_settings and (missing := sorted(set(states) - {type(callback).__name__ for callback in callbacks})):
-        logger.warning("The checkpoint has the state of callbacks that this trainer lacks: %s.", ", ".join(missing))
+        logger.warning("The checkpoint has states for callbacks that this trainer lacks: %s.", ", ".join(missing))
 
 
 def _exported(saved: object, now: Any, part: str) -> dict[str, Any]:
-    """Returns the saved values of a part that the callback exports now: others are not set."""
+    """Returns the saved values that the callback currently exports in a part: no others are set."""
     values = saved.get(part) if isinstance(saved, dict) else None
     pairs = values.items() if isinstance(values, dict) else ()
     return {name: value for name, value in pairs if name in now.get(part, {})}
 
 
-# -- its position -----------------------------------------------------------------------------------------------------
+# -- the position -----------------------------------------------------------------------------------------------------
 
 
 def remaining_plan(
     plan: StepPlan, loader: Loader, checkpoint: Checkpoint | None, args: Any, *, chunk: int, dataset: DatasetLike
 ) -> tuple[StepPlan, str]:
-    """The plan of a run that resumes from a checkpoint, given that of a fresh one, and what there is to say about it.
+    """Returns the plan of a resumed run, derived from that of a fresh run, and a message about it.
 
-    `chunk` is the samples in a batch of all processes, where the loader does not know; the dataset has all its columns.
-    Raises CheckpointError where a position in batches has lost its size, DataError where an order cannot be made again.
+    `chunk` is the number of samples in a batch of all processes, if the loader does not know it; the dataset has all
+    its columns. Raises CheckpointError if the batch size of a position in batches is lost, DataError if an order cannot
+    be restored.
     """
     manifest = None if checkpoint is None else checkpoint.manifest
     if manifest is None or manifest.cursor is None or not behaviour_of(args).resume_continues_at_data_position:
@@ -282,7 +283,7 @@ def remaining_plan(
 
 
 def position_in_other_data(cursor: Cursor, loader: Loader, plan: StepPlan, *, step: int) -> Cursor | None:
-    """Returns where a resume continues if the number of samples changed: by the number of steps, as transformers."""
+    """Returns the position to resume at if the number of samples changed: by the number of steps, as transformers."""
     here = loader.cursor(0, 0, batches_per_epoch=plan.batches_per_epoch)
     is_known = None not in (cursor.num_samples, here.num_samples, loader.position.chunk)
     if not is_known or cursor.num_samples == here.num_samples or (cursor.unit, here.unit) != (None, None):
@@ -295,15 +296,15 @@ def position_in_other_data(cursor: Cursor, loader: Loader, plan: StepPlan, *, st
 
 
 def other_data_message(before: Cursor, now: Cursor, *, skips: bool) -> str:
-    """Says what a resume with another number of samples skips and sees again."""
-    skipped = f"the first {now.samples} of {now.num_samples} samples in its order are skipped, trained before or not"
+    """Describes which samples a resume with a different number of samples skips and repeats."""
+    skipped = f"the first {now.samples} of {now.num_samples} samples in its order are skipped, trained or not"
     if not skips or now.samples == 0:
-        skipped = "none of its samples is skipped, trained before or not"
+        skipped = "none of its samples is skipped, trained or not"
     how = "" if not skips else "; ignore_data_skip=True skips none"
     return (
         f"The training data had {before.num_samples} samples when the checkpoint was written, {before.samples} of them "
-        f"trained in epoch {before.epoch + 1}, and has {now.num_samples} now. Training continues by the number of "
-        f"steps, as with transformers: in epoch {now.epoch + 1}; {skipped}. Trained samples among the others are seen "
+        f"trained in epoch {before.epoch + 1}, but now has {now.num_samples}. Training continues by the number of "
+        f"steps, as in transformers, in epoch {now.epoch + 1}; {skipped}. Trained samples among the rest are seen "
         f"again{how}."
     )
 
@@ -311,7 +312,7 @@ def other_data_message(before: Cursor, now: Cursor, *, skips: bool) -> str:
 def resume_loader(
     loader: Loader, checkpoint: Checkpoint, engine: Engine, plan: StepPlan, *, skips: bool
 ) -> tuple[int, int] | None:
-    """Gives the loader its state of a checkpoint; returns epoch and batches (skip if `skips`); None without cursor."""
+    """Restores the loader from a checkpoint; returns epoch and batches to skip (if `skips`); None without a cursor."""
     manifest = checkpoint.manifest
     if manifest is None or manifest.cursor is None:
         return None
@@ -321,7 +322,7 @@ def resume_loader(
         return loader.resume(other if skips else replace(other, samples=0), LoaderState())
     rank = engine.replica
     num_processes = engine.num_replicas
-    # Without its own a process takes the first one's: all processes must draw the same order of the epoch.
+    # A process without its own uses the first one's: all processes must draw the same order of the epoch.
     states = checkpoint.random_states(rank, num_processes) or checkpoint.first_random_states() or {}
     state = LoaderState(
         epoch_start=states.get("loader_epoch_start"),
@@ -336,17 +337,17 @@ def resume_loader(
         return loader.resume(cursor, state)
     except TrainwrightError:
         raise
-    except Exception as error:  # a position of another shape: whatever reading it raises
+    except Exception as error:  # an invalid position may raise any error
         raise CheckpointError(f"The position of the data in {checkpoint} cannot be read: {error!r}.") from error
 
 
 def load_rng(checkpoint: Checkpoint, *, rank: int, num_processes: int, step: int) -> None:
-    """Loads random states; a process that the checkpoint has none of derives its own from the step and its rank."""
+    """Loads random states; a process without any in the checkpoint derives its own from the step and its rank."""
     last = num_processes - 1
     if rank == 0 and last > 0 and not checkpoint.has_random_states_of(last, num_processes):
         logger.warning(
-            "%s has no random states of process %d: fewer processes wrote it. Those without get states derived from "
-            "the step and their number, so their random draws are new ones.",
+            "%s has no random states of process %d: fewer processes wrote it. Such processes get states derived from "
+            "the step and their rank, so their random draws are new.",
             checkpoint,
             last,
         )
@@ -358,26 +359,26 @@ def load_rng(checkpoint: Checkpoint, *, rank: int, num_processes: int, step: int
         logger.warning("%s has no random states: draws will differ from the uninterrupted run's.", checkpoint)
 
 
-# -- settings that differ ---------------------------------------------------------------------------------------------
+# -- changed settings -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointArguments:
     """Facts about the run that wrote a checkpoint."""
 
-    num_steps: int  # how long it was to be, in optimizer steps
-    differences: list[Difference]  # arguments that have another value now
+    num_steps: int  # its planned length, in optimizer steps
+    differences: list[Difference]  # arguments that now have another value
 
 
 def load_checkpoint_args(checkpoint: Checkpoint, args: Any, *, has_own_optimizer: bool) -> CheckpointArguments:
-    """Compares arguments with a checkpoint's, if ours; a CheckpointError for differences that cannot be."""
+    """Compares arguments with a checkpoint of ours; CheckpointError for differences that rule out a resume."""
     from trainwright.config.summary import diff_args, impossible_changes
 
     then = checkpoint.arguments
     now = json.loads(args.to_json_string())
     try:
         found = [] if then is None else diff_args(then, now)
-    except RecursionError:  # values that could be read, and are nested too deeply to be compared
+    except RecursionError:  # readable values that are nested too deeply to compare
         found = []
     problems = list(impossible_changes(found, has_own_optimizer=has_own_optimizer))
     if problems:
@@ -395,9 +396,9 @@ def apply_new_settings(
     num_steps: int,
     is_own: bool,
 ) -> list[str]:
-    """Lets what differs take effect in the loaded states; returns it as lines.
+    """Applies changed settings to the loaded states; returns the changes as lines.
 
-    `asked` is what the arguments made of both before they were loaded; `is_own` is a schedule that is not ours.
+    `asked` are both as made from the arguments, before loading; `is_own` is a schedule that is not ours.
     """
     from trainwright.config.summary import Difference
 
@@ -412,12 +413,12 @@ def apply_new_settings(
     is_new = not changed.keys().isdisjoint(schedules.SHAPES)
 
     if not is_own:
-        length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length no rate depends on one
+        length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length, no rate depends on it
         continue_schedule(scheduler, args, before=then.num_steps, now=length, is_new=is_new)
         if length > then.num_steps > 0:
             warn_small_rate(scheduler, args, before=then.num_steps, now=length)
     if num_steps != then.num_steps and then.num_steps > 0 and OPEN_END not in (num_steps, then.num_steps):
-        how = "" if is_own or is_new else "; the rate continues from its present value to the new end, without a jump"
+        how = "" if is_own or is_new else "; the rate continues from its current value to the new end, without a jump"
         new_length = f"{then.num_steps} -> {counted(num_steps, 'step')}{how}"
         if "num_train_epochs" in changed:  # one line for both
             is_of_epochs = [line.startswith("num_train_epochs ") for line in lines]
@@ -428,19 +429,19 @@ def apply_new_settings(
     return lines
 
 
-SMALL_RATE = 0.02  # of the base rate
+SMALL_RATE = 0.02  # relative to the base rate
 
 
 def warn_small_rate(scheduler: Any, args: Any, *, before: int, now: int) -> None:
-    """Says that a longer run continues at a rate near 0, where its schedule had nearly ended, and what changes that."""
+    """Warns if a longer run continues at a rate near 0, because its schedule had nearly ended, and gives a remedy."""
     rates: list[float] = getattr(scheduler, "get_last_lr", list)()
     bases = getattr(getattr(scheduler, "scheduler", scheduler), "base_lrs", [])
     if not rates or not bases or not bases[0] or rates[0] > SMALL_RATE * bases[0] or not args.should_log:
         return
     logger.warning(
-        "The run has %d steps instead of %d, and its schedule had nearly ended: training continues at a learning rate "
-        "of %.3g, %.1f %% of %.3g, and will change little. For the schedule of %d steps, computed anew, pass another "
-        "warmup_steps, as warmup_steps=%d.",
+        "The run has %d steps instead of %d, but its schedule had nearly ended: training continues at a learning rate "
+        "of %.3g, %.1f %% of %.3g, and will change little. To recompute the schedule for %d steps, pass another "
+        "warmup_steps, such as warmup_steps=%d.",
         now,
         before,
         rates[0],

@@ -1,6 +1,6 @@
 """Run: everything that belongs to one `train()`. It is made when training begins and dropped when it ends.
 
-Before the first `train()` and after the last there is an idle one, with the record and the position of the run before.
+Before the first `train()` and after the last there is an idle run, with the record and the position of the last run.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ Forward = Callable[[Any, Batch], Any]
 
 
 def run_model(model: Model, inputs: Batch) -> Any:
-    """The forward pass of a model that keeps nothing from one batch to the next."""
+    """Runs the forward pass of a model that keeps no state between batches."""
     return model(**inputs)
 
 
 def forward_pass(args: Any) -> Forward:
-    """Forward pass of a run: with `past_index` a state goes from one batch to the next."""
+    """Returns the forward pass of a run; with `past_index`, a state is passed from one batch to the next."""
     if getattr(args, "past_index", -1) < 0:
         return run_model
     from trainwright.support.patches import RecurrentForward
@@ -66,34 +66,34 @@ def forward_pass(args: Any) -> Forward:
 
 
 class Run:
-    """One run: its frozen setup, its plan, what it has counted, and the extensions that take part.
+    """One run: its fixed setup, its plan, its progress, and the extensions that take part.
 
     Attributes:
-        progress: the record, the flags, the loss, the clock: what changes from step to step.
-        extensions: capabilities that take part; empty before and after a training.
-        setup: objects and settings of the loop; there is none until `begin`.
-        plan: how far it goes; there is none before `read_from`. `apply_recount` replaces it.
-        start: where it starts; another place after `recount_steps` in the first epoch.
+        progress: everything that changes from step to step: the record, the flags, the loss, the clock.
+        extensions: active extensions; empty before and after a training.
+        setup: objects and settings of the loop; unset until `begin`.
+        plan: length of the run; unset before `read_from`, replaced by `apply_recount`.
+        start: starting position; changed by `recount_steps` in the first epoch.
         forward: runs a batch through the model.
-        trial: of a search; None outside of one.
-        is_dry: nothing of it may be noticed outside: no events, no trace in the optimizer.
+        trial: trial of a search, or None.
+        is_dry: the run must leave no trace: no events, no change to the optimizer.
         run_id: run id for new checkpoints; a resume keeps the id of its checkpoint.
         is_training: between the beginning and the end of `train()`.
         has_begun: all checks before its first step are done.
         is_evaluating: inside of an evaluation loop.
-        loader: its batches, from any position.
+        loader: yields its batches, from any position.
         batch_size: samples of a micro-batch, per device.
-        loss_rule: the arithmetic of its loss, settled when it starts; None: it is found anew for each step.
-        pending_actions: what the run of its checkpoint was about to do.
+        loss_rule: how losses are scaled, fixed when the run starts; None determines it for each step.
+        pending_actions: actions that the checkpoint's run was about to take.
         checkpoint: the checkpoint that it resumes from, opened once; None for a fresh run.
         checkpoint_args: arguments of that checkpoint.
-        changed_args: differences between them and those of this run, as lines.
-        resume_note: what a resume in batches of another size changes, in words.
-        eval_mode_guard: how training left the model before an evaluation, until the next step.
+        changed_args: differences between them and this run's arguments, as lines.
+        resume_note: description of the effects of resuming with another batch size.
+        eval_mode_guard: the model's modes before an evaluation, until the next step.
         outputs: outputs and inputs of the last forward pass, for extensions that need them.
-        noise_handle: of the hook that adds noise to the embeddings, while there is one.
+        noise_handle: handle of the hook that adds noise to the embeddings, or None.
         flops: estimates the operations of a micro-batch.
-        driven_steps: steps of `fit_step`, under way or at their end.
+        driven_steps: the steps of `fit_step`, running or finished.
     """
 
     setup: Setup
@@ -132,7 +132,7 @@ class Run:
 
     @classmethod
     def after(cls, before: Run, args: Any, trial: Trial = None) -> Run:
-        """Returns a run that starts from nothing; until it makes its own, record and flags are those of `before`."""
+        """Returns a run that starts from scratch; until it makes its own, it has the record and flags of `before`."""
         return cls(Progress(before.progress.state, before.progress.control), forward_pass(args), trial=trial)
 
     @classmethod
@@ -141,9 +141,9 @@ class Run:
         return cls(Progress(TrainerState() if state is None else state, TrainerControl()), forward_pass(args))
 
     def ended(self, before: Run) -> Run:
-        """Returns the idle run that follows; after a dry run that is the one `before`.
+        """Returns the idle run that follows; after a dry run, this is `before`.
 
-        It keeps the record, the position of the data, and the extensions that a checkpoint still needs.
+        It keeps the record, the data position, and the extensions needed for saving a checkpoint.
         """
         if self.is_dry:
             return before
@@ -167,11 +167,11 @@ class Run:
 
     @property
     def has_plan(self) -> bool:
-        """Returns True once it is known how far the run goes."""
+        """Returns True once the length of the run is known."""
         return hasattr(self, "plan")
 
     def events(self, handler: Events) -> Events:
-        """Returns the receiver of an evaluation's events: `handler`, or in a dry run nobody."""
+        """Returns the receiver of an evaluation's events: `handler`, or in a dry run, a null object."""
         if not self.is_dry:
             return handler
         from trainwright.run.silent_events import SilentEvents
@@ -190,9 +190,9 @@ class Run:
         fills_windows: bool,
         rewinds: bool,
     ) -> Loader:
-        """Takes the data in; the plan is that of a fresh run, whose windows are whole if `fills_windows`.
+        """Sets the data; the plan is that of a fresh run, with full windows only if `fills_windows`.
 
-        A signal `rewinds` the loader where its run saves the last step then.
+        On a signal, the loader is rewound (`rewinds`) if the run then saves its last step.
         """
         share = RankShare(batch_size=batch_size, rank=engine.replica, num_processes=engine.num_replicas)
         self.loader = Loader(
@@ -209,13 +209,13 @@ class Run:
         return self.loader
 
     def opened(self, path: str) -> Checkpoint:
-        """Returns the checkpoint at a path that a published hook was given: that of the run, or another one."""
+        """Returns the checkpoint at a path passed to a published hook: the run's own, or another one."""
         if self.checkpoint is not None and self.checkpoint.path == Path(path):
             return self.checkpoint
         return Checkpoint(path)
 
     def continue_from(self, checkpoint: Checkpoint | None, args: Any, engine: Engine, dataset: DatasetLike) -> None:
-        """Replaces the plan by what is left of a dataset after a checkpoint; without one all of it is left."""
+        """Limits the plan to the data that remains after a checkpoint; without one, all of it."""
         assert self.loader is not None
         chunk = self.batch_size * engine.num_replicas
         self.plan, self.resume_note = resume.remaining_plan(
@@ -232,10 +232,10 @@ class Run:
         folder: str,
         is_own: bool,
     ) -> TrainerState:
-        """Returns the record, fresh or from a checkpoint; reads the run's id and pending actions with it.
+        """Returns the record, new or from a checkpoint; also reads the run's id and pending actions.
 
-        `folder` is where the run writes; `is_own`: the optimizer is the user's. Raises CheckpointError where it cannot
-        be read, is another one for some process, or contradicts the arguments.
+        `folder` is the output directory; `is_own`: the optimizer is the user's. Raises CheckpointError if the record
+        cannot be read, differs between processes, or contradicts the arguments.
         """
         self.progress.state = state = resume.initial_state(checkpoint, stateful)
         self.checkpoint_args = None
@@ -252,13 +252,13 @@ class Run:
     def find_position(
         self, checkpoint: Checkpoint, args: Any, engine: Engine, *, steps_per_epoch: int
     ) -> tuple[int, int]:
-        """Epoch and batches of it that are done, and the loader prepared to go on from there."""
+        """Returns the epoch and its number of finished batches, and prepares the loader to continue there."""
         assert self.loader is not None
         skips = not args.ignore_data_skip
         position = None
         if behaviour_of(args).resume_continues_at_data_position:
             position = resume.resume_loader(self.loader, checkpoint, engine, self.plan, skips=skips)
-        if position is None:  # transformers wrote it, or would resume it: all that is known is the step
+        if position is None:  # written by transformers, or to be resumed as it would: only the step is known
             epoch, steps = divmod(self.progress.state.global_step, steps_per_epoch)
             position = epoch, steps * self.plan.micro_batches if skips else 0
         return position
@@ -275,10 +275,10 @@ class Run:
         is_own: bool = False,
         **parts: Any,
     ) -> None:
-        """Starts the clocks and makes the setup of the loop, of which `parts` are further fields.
+        """Starts the clocks and makes the setup of the loop; `parts` are further fields of it.
 
-        `fresh_plan` returns the plan of a fresh run over the samples that there are now. `is_own`: the schedule is the
-        user's, and stays as it is where the steps are counted anew.
+        `fresh_plan` returns the plan of a fresh run over the current samples. `is_own`: the schedule is the user's, and
+        stays unchanged when the steps are recounted.
         """
         self.loss_rule = rule
         stacked = engine.stacked if engine.num_replicas > 1 else None
@@ -299,7 +299,7 @@ class Run:
         self.setup = Setup(
             engine=engine,
             rule=rule,
-            loader=self.loader,  # type: ignore[arg-type]  # None where a step is only measured
+            loader=self.loader,  # type: ignore[arg-type]  # None if only a step is measured
             follows_metrics=schedules.follows_metrics,
             saves_on_interrupt=resolve.checkpoint(args).saves_on_interrupt,
             random_states=input_pipeline.random_states(args),
@@ -310,10 +310,10 @@ class Run:
         if self.setup.smaller_batches is not None:
             parts["events"].makes_room = partial(self.setup.smaller_batches.makes_room, self.progress)
 
-    # -- another number of steps ---------------------------------------------------------------------------------------
+    # -- a changed number of steps -------------------------------------------------------------------------------------
 
     def recount_steps(self) -> None:
-        """Counts the steps that are left anew, before the next window is read: the samples of an epoch have changed."""
+        """Requests a recount of the remaining steps before the next window: an epoch's samples have changed."""
         assert self.loader is not None
         self.loader.is_stale = True
 
@@ -325,7 +325,7 @@ class Run:
         return self.loader.is_stale or self.plan.num_left_out != self.loader.position.num_missing
 
     def apply_recount(self, epoch: int, batches: int | None) -> None:
-        """Replaces the plan after `recount_steps`; `batches` of the epoch are trained, None where it begins."""
+        """Replaces the plan after `recount_steps`; `batches` of the epoch are trained, None at its beginning."""
         assert self.loader is not None
         assert self._fresh_plan is not None
         before = self.plan
@@ -358,18 +358,18 @@ class Run:
             end_after(self._args, state, self.progress.control)
         if plan.num_left_out != before.num_left_out:
             logger.warning(
-                "In quarantine: %s. Epochs are of %s from step %d on, and the run of %s.",
+                "In quarantine: %s. Epochs have %s from step %d on, and the run has %s.",
                 counted(plan.num_left_out, "sample"),
                 counted(plan.num_examples, "sample"),
                 step + 1,
                 counted(plan.max_steps, "step"),
             )
 
-    # -- under way -----------------------------------------------------------------------------------------------------
+    # -- running -------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def under_way(self, services: Services) -> Iterator[None]:
-        """Around all of a training; an error in it is told to the extensions, the writer, uploads and callbacks."""
+        """Wraps a whole training; reports an error in it to the extensions, the writer, uploads and callbacks."""
         self.is_training = True
         try:
             with each_warning_once():
@@ -398,7 +398,7 @@ class Run:
 
     @contextmanager
     def with_extensions(self) -> Iterator[None]:
-        """Around all of a training: the extensions hear that the run begins, and that it is over."""
+        """Wraps a whole training: calls `begin` and `close` of the extensions."""
         try:
             for listen in self.extensions.open:
                 listen(self)
@@ -410,7 +410,7 @@ class Run:
         self.extensions.end()
 
     def tell_micro_batch(self, loss: Any, inputs: Batch, num_items: torch.Tensor | int | None) -> torch.Tensor | None:
-        """Tells the extensions of a forward pass; returns the first gradient of its backward pass, None for 1."""
+        """Reports a forward pass to the extensions; returns the first gradient of its backward pass, None for 1."""
         batch = MicroBatch(self, inputs, loss, num_items)
         if self.outputs is not None:
             batch.outputs, batch.model_inputs = self.outputs
@@ -420,30 +420,30 @@ class Run:
         return batch.first_gradient
 
     def check_not_training(self, called: str = "train") -> None:
-        """Raises NestedCallError where a callback, a hook or the body of a loop begins a run of its own trainer."""
+        """Raises NestedCallError if a callback, a hook or the body of a loop starts another run of its own trainer."""
         if self.is_training:
             raise NestedCallError(
-                f"{called}() was called while this trainer trains (step {self.progress.state.global_step}), for "
+                f"{called}() was called while this trainer is training (step {self.progress.state.global_step}), for "
                 "example from a callback. End the first training with control.should_training_stop = True and call "
-                f"{called}() when it has ended, or make another Trainer. A loop over steps() that was left ends with "
-                "close() of its iterator."
+                f"{called}() after it has ended, or make another Trainer. If a loop over steps() was left, end it with "
+                "close() on its iterator."
             )
 
     def check_not_evaluating(self) -> None:
-        """Raises NestedCallError where compute_metrics or a hook of an evaluation calls `evaluate()`."""
+        """Raises NestedCallError if compute_metrics or a hook of an evaluation calls `evaluate()`."""
         if self.is_evaluating:
             raise NestedCallError(
-                "evaluate() was called while this trainer evaluates, for example from compute_metrics. Compute the "
-                "metrics from the predictions that it is given; evaluate another set from on_evaluate of a callback, "
+                "evaluate() was called while this trainer is evaluating, for example from compute_metrics. Compute the "
+                "metrics from the given predictions; evaluate another set in on_evaluate of a callback, "
                 "or pass several sets as eval_dataset={'name': dataset}."
             )
 
     def begin_epoch(self) -> None:
-        """A new epoch starts without a state that the model kept."""
+        """Starts a new epoch without a state kept by the model."""
         self.forward = self._fresh_forward()
 
     def begin_evaluation(self, model: Model, optimizer: Any) -> None:
-        """Evaluation mode, of which training finds no trace when it goes on."""
+        """Switches to evaluation mode, without a trace for later training."""
         if self.is_dry:
             model_modes.eval_mode(model, None)
         elif not self.is_training:
@@ -452,7 +452,7 @@ class Run:
             self.eval_mode_guard = model_modes.EvalModeGuard(model, optimizer)
 
     def end_evaluation(self, model: Model, optimizer: Any) -> None:
-        """Training mode again: as training left it, or of all modules where somebody else left evaluation mode on."""
+        """Restores the training modes; sets training mode everywhere if other code left evaluation mode on."""
         if self.eval_mode_guard is None:
             model_modes.train_mode(model, optimizer)
             return
@@ -461,7 +461,7 @@ class Run:
 
     @contextmanager
     def evaluating(self, rule: LossRule, device: torch.device) -> Iterator[None]:
-        """While it lasts, losses are of one process; recorded numbers and a state of the model are the evaluation's."""
+        """Makes losses those of one process; recorded numbers and a kept state of the model are the evaluation's."""
         before = self.loss_rule, self.forward, self.is_evaluating
         self.loss_rule = rule.of_one_process()
         self.forward = self._fresh_forward()
@@ -479,7 +479,7 @@ class Run:
     def weigh(
         self, output: LossOutput, rule: LossRule, batch: Batch, num_items: Any, *, engine: Engine, micro_batches: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss to differentiate, and its share of the window as it is logged until the window's items are known."""
+        """Returns the loss to differentiate, and its share of the window, logged until the window's items are known."""
         progress = self.progress
         loss = output.loss
         if not stands_in(batch):
@@ -511,7 +511,7 @@ class Run:
                 self.progress.recorded.add(name, **given, step=self.progress.step_under_way)
 
     def drain_loss(self, *, num_workers: int) -> tuple[float, int]:
-        """Returns the mean loss of a step since the last log and the number of non-finite ones; logs waits for data."""
+        """Returns the mean loss of a step since the last log and the number of non-finite losses; logs data waits."""
         progress = self.progress
         num_steps = progress.state.global_step - progress.step_last_logged
         reading = progress.drain_loss()
@@ -520,7 +520,7 @@ class Run:
         return reading
 
     def totals(self, num_train_samples: float) -> tuple[float, int, float]:
-        """Returns the mean loss of all steps, their number, and the samples that they trained on."""
+        """Returns the mean loss of all steps, their number, and the number of samples trained."""
         progress = self.progress
         plan = self.plan
         num_steps = progress.state.global_step - progress.first_step
@@ -535,7 +535,7 @@ class Run:
     # -- for checkpoints -----------------------------------------------------------------------------------------------
 
     def cursor(self) -> dict[str, Any] | None:
-        """The position in the data, in samples; None where there is none."""
+        """The position in the data, in samples; None if there is none."""
         if self.loader is None or not self.has_plan:
             return None
         progress = self.progress
@@ -546,7 +546,7 @@ class Run:
         return {**cursor.to_dict(), **size, **parts, "shift": plan.shift, "left_out": plan.num_left_out}
 
     def loader_states(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Random states of the loader, as they lie beside those of the process, and the position of its data."""
+        """Random states of the loader, stored with those of the process, and its data position."""
         if self.loader is None:
             return {}, None
         state = self.loader.state()

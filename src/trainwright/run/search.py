@@ -1,4 +1,4 @@
-"""A hyperparameter search: each trial that a backend of `search/` asks for is a `train()` with its own Run."""
+"""A hyperparameter search: each trial requested by a backend of `search/` is a `train()` with its own Run."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def search(
     hp_name: Any,
     options: Mapping[str, Any],
 ) -> BestRun | list[BestRun]:
-    """All trials of a search; see `Trainer.hyperparameter_search`."""
+    """Runs all trials of a search; see `Trainer.hyperparameter_search`."""
     name, chosen = select_backend(backend)
     base.check_trainer_objects(
         model_init=trainer.model_init, train_dataset=trainer.train_dataset, eval_dataset=trainer.eval_dataset
     )
     if space is None:
-        from transformers import trainer_utils  # it loads much
+        from transformers import trainer_utils  # slow to import
 
         space = getattr(trainer_utils, f"default_hp_space_{chosen.name}")
     plan = base.make_plan(
@@ -114,7 +114,7 @@ def _newest_in(folder: str) -> str | None:
 
 
 def run_trial(trainer: Any, offer: TrialSpec, trial: Trial) -> TrialResult:
-    """Trains, evaluates where training did not, and frees what it took."""
+    """Trains, evaluates if training did not, and frees the resources."""
     search = Internals(trainer).search
     search.offer = offer
     search.outcome = TrialResult()
@@ -134,14 +134,14 @@ def run_trial(trainer: Any, offer: TrialSpec, trial: Trial) -> TrialResult:
 
 
 def arguments_of_trial(search: SearchState) -> Any:
-    """The arguments as given, with the values of the trial that runs now."""
+    """Returns the given arguments with the values of the current trial."""
     args = with_overrides(search.args, {**search.offer.params})
-    args.resume_from_checkpoint = None  # that of the script is no trial's
+    args.resume_from_checkpoint = None  # the script's setting does not apply to trials
     return args
 
 
 def use_arguments(trainer: Any, args: Any) -> None:
-    """From here on these are the arguments, and the engine is one that suits them."""
+    """Sets the arguments, and an engine to match."""
     trainer.args = trainer.callback_handler.args = args
     trainer._train_batch_size = args.train_batch_size
     trainer.current_gradient_accumulation_steps = args.gradient_accumulation_steps
@@ -149,7 +149,7 @@ def use_arguments(trainer: Any, args: Any) -> None:
 
 
 def release(trainer: Any) -> None:
-    """Lets go of all that holds a model, an optimizer or batches, and gives their memory back."""
+    """Releases everything that holds a model, an optimizer or batches, and frees their memory."""
     trainer.model = trainer.model_wrapped = trainer.optimizer = trainer.lr_scheduler = None
     internals = Internals(trainer)
     internals.run = Run.after(internals.run, trainer.args)
@@ -162,7 +162,7 @@ def release(trainer: Any) -> None:
 
 
 def report(trainer: Any, trial: Trial, metrics: dict[str, float]) -> None:
-    """Tells the backend of an evaluation; a trial that it ends stops training after this step."""
+    """Reports an evaluation to the backend; a pruned trial stops training after this step."""
     _hear(trainer, metrics)
     internals = Internals(trainer)
     search = internals.search
@@ -184,7 +184,7 @@ def _hear(trainer: Any, metrics: dict[str, float]) -> None:
 
 
 def _keep(trainer: Any, search: SearchState) -> None:
-    """Returns what is left of a trial on the disk, beside its checkpoints."""
+    """Returns the files of a trial on disk besides its checkpoints."""
     settings = search.plan.settings
     outcome = search.outcome
     if settings.load_best_trial and not outcome.was_pruned:
@@ -196,12 +196,12 @@ def _keep(trainer: Any, search: SearchState) -> None:
 
 
 def folder_of_trial(output_dir: str, offer: TrialSpec, trial: Trial, *, hp_name: Callable[[Any], str] | None) -> str:
-    """Returns where a trial writes: `run-<id>` in the output directory, or the name that `hp_name` gives it."""
+    """Returns the directory of a trial: `run-<id>` in the output directory, or the name given by `hp_name`."""
     return os.path.join(output_dir, f"run-{offer.id}" if hp_name is None else str(hp_name(trial)))
 
 
 def name_and_params(trial: Trial, search: Any) -> tuple[str | None, dict[str, Any]]:
-    """Returns what the record of a run says of its trial; `search` may be none at all."""
+    """Returns the name and the parameters of a trial, for the record of the run; `search` may be None."""
     given = search.offer.name if search.is_under_way else None
     return (given if search.hp_name is None else search.hp_name(trial)), base.drawn(trial)
 
@@ -210,7 +210,7 @@ def name_and_params(trial: Trial, search: Any) -> tuple[str | None, dict[str, An
 
 
 def _load_best_trial(trainer: Any, freeze: Callable[[TrialSpec], Any], best: BestRun | list[BestRun]) -> None:
-    """Loads the model of the best trial, the first of several."""
+    """Loads the model of the best trial, or of the first of several."""
     first = best[0] if isinstance(best, list) else best
     internals = Internals(trainer)
     folder = internals.engine.agree(lambda: _best_folder(trainer.args.output_dir, first.run_id))
@@ -220,12 +220,12 @@ def _load_best_trial(trainer: Any, freeze: Callable[[TrialSpec], Any], best: Bes
 
 
 def _best_folder(output_dir: str, trial_id: str) -> str:
-    """Returns where the model of a trial lies; CheckpointNotFoundError where it was trained before that was wanted."""
+    """Returns the folder of a trial's model; CheckpointNotFoundError if it was trained without `load_best_trial`."""
     found = [one.folder for one in SearchRecord.read(output_dir).trials if one.id == trial_id]
     folder = os.path.join(found[0] if found else f"run-{trial_id}", MODEL_FOLDER)
     if not os.path.isdir(folder):
         raise CheckpointNotFoundError(
-            f"load_best_trial=True: the model of trial {trial_id} is not in {folder}. An earlier start of this search "
+            f"load_best_trial=True: the model of trial {trial_id} is not in {folder}. An earlier run of this search "
             "trained it without load_best_trial; train it again with its parameters."
         )
     return folder
@@ -235,10 +235,10 @@ def _best_folder(output_dir: str, trial_id: str) -> str:
 
 
 def _packed(trainer: Any) -> Callable[[], TrainerHandle]:
-    """This trainer for another process: a function that makes it anew there, of what the user brought."""
+    """Returns a function that makes this trainer anew in another process, from the user's objects."""
     search = Internals(trainer).search
     args = copy.copy(search.args)
-    args.output_dir = os.path.abspath(args.output_dir)  # paths hold there too
+    args.output_dir = os.path.abspath(args.output_dir)  # paths must be valid there too
     search = replace(search, args=args, plan=replace(search.plan, options={}))
     parts = {"args": args, "model": None, "model_wrapped": None, "optimizer": None, "lr_scheduler": None}
     return partial(host_of, Internals(trainer).copied_for_trial(search, **parts))

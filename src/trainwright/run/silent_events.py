@@ -1,10 +1,10 @@
-"""SilentEvents: events that nobody hears, for what is tried before a run."""
+"""SilentEvents: discards events, for trials before a run."""
 
 from __future__ import annotations
 
 
 class SilentEvents:
-    """Replaces the run and its events: no callback is called, and a signal has no effect."""
+    """Replaces the run and its events: no callback is called, and signals have no effect."""
 
     def __init__(self) -> None:
         self.interrupts = self

@@ -1,6 +1,6 @@
 """The course of a run, from the checkpoint that it resumes from to the last file; the hooks are the trainer's.
 
-training            around all of it: the run, its extensions, signals, the model, the files at the end
+training            wraps everything: the run, its extensions, signals, the model, the files at the end
 prepare_model     the model, with the weights of a checkpoint
 begin_training    before the first step
 plan_run        data and steps
@@ -32,9 +32,9 @@ AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class
 
 @contextmanager
 def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, trial: Any) -> Iterator[Checkpoint | None]:
-    """Around a whole training: its run, its claim on the directory, signals, the model; at the end all files.
+    """Wraps a whole training: its run, its claim on the directory, signals, the model; writes all files at the end.
 
-    Yields the checkpoint that it resumes from, whose weights the model has; None for a fresh run.
+    Yields the checkpoint that it resumes from, with its weights already loaded; None for a fresh run.
     """
     internals = Internals(trainer)
     internals.run.check_not_training()
@@ -68,13 +68,13 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
             with patched_model(trainer), listening:
                 yield run.checkpoint
                 services.writer.end()
-            run.progress.interrupts.leave()  # a signal that came when all was trained: it is on the disk too
+            run.progress.interrupts.leave()  # a signal that came after all was trained, which is on disk too
 
 
 def drive(
     trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, ignore_keys_for_eval: list[str] | None
 ) -> Generator[Step, None, TrainOutput]:
-    """The loop of `train()` without its body: yields the steps, returns what `train()` returns."""
+    """Runs the loop of `train()` without its body: yields the steps, and returns the result of `train()`."""
     with training(trainer, resume_from_checkpoint, None) as checkpoint:
         begin_training(trainer, trainer.args, checkpoint, None, ignore_keys_for_eval)
         internals = Internals(trainer)
@@ -90,7 +90,7 @@ def drive(
 
 
 def prepare_model(trainer: AnyTrainer, trial: Any, checkpoint: Checkpoint | None) -> None:
-    """Makes the model of a run ready, with the weights of its checkpoint."""
+    """Prepares the model of a run, with the weights of its checkpoint."""
     renew_model(trainer, trial)
     if trainer.processing_class is not None:
         from trainwright.support.patches import align_special_tokens
@@ -103,7 +103,7 @@ def prepare_model(trainer: AnyTrainer, trial: Any, checkpoint: Checkpoint | None
 
 
 def renew_model(trainer: AnyTrainer, trial: Any) -> None:
-    """Makes a new model where the trainer has a `model_init`, and removes the optimizer of the old one."""
+    """Makes a new model if the trainer has a `model_init`, and removes the optimizer of the old one."""
     if trainer.model_init is None:
         return
     build.seed_everything(trainer.args)
@@ -116,7 +116,7 @@ def renew_model(trainer: AnyTrainer, trial: Any) -> None:
 
 
 def patched_model(trainer: AnyTrainer) -> AbstractContextManager[None]:
-    """Context in which the model is as it is in training: with what the arguments change in it."""
+    """Returns a context in which the model has the changes that the arguments ask for in training."""
     internals = Internals(trainer)
     return build.patched(
         trainer.args,
@@ -129,7 +129,7 @@ def patched_model(trainer: AnyTrainer) -> AbstractContextManager[None]:
 
 @contextmanager
 def noise_on_embeddings(trainer: AnyTrainer) -> Iterator[None]:
-    """Context of a run with `neftune_noise_alpha`."""
+    """Adds noise to the embeddings in a run with `neftune_noise_alpha`."""
     if trainer.neftune_noise_alpha is None:
         yield
         return
@@ -146,7 +146,7 @@ def noise_on_embeddings(trainer: AnyTrainer) -> Iterator[None]:
 def begin_training(
     trainer: AnyTrainer, args: Any, checkpoint: Checkpoint | None, trial: Any, ignore_keys: list[str] | None
 ) -> None:
-    """Does all that happens in a run before its first step; then `run.setup` and `run.plan` are there."""
+    """Does everything before a run's first step; afterwards `run.setup` and `run.plan` exist."""
     internals = Internals(trainer)
     run = internals.run
     engine = internals.engine
@@ -182,7 +182,7 @@ def begin_training(
 
 
 def plan_run(trainer: AnyTrainer, args: Any, checkpoint: Checkpoint | None) -> None:
-    """Reads the data and counts the steps; of a resume, those that are left."""
+    """Reads the data and counts the steps; for a resume, the remaining steps."""
     internals = Internals(trainer)
     run = internals.run
     engine = internals.engine
@@ -209,7 +209,7 @@ def plan_run(trainer: AnyTrainer, args: Any, checkpoint: Checkpoint | None) -> N
 def prepare_run(
     trainer: AnyTrainer, args: Any, checkpoint: Checkpoint | None, trial: Any, ignore_keys: list[str] | None
 ) -> None:
-    """Prepares record, position, model, optimizer and extensions: all that the loop needs."""
+    """Prepares record, position, model, optimizer and extensions: everything that the loop needs."""
     internals = Internals(trainer)
     run = internals.run
     plan = run.plan
@@ -218,7 +218,7 @@ def prepare_run(
     start = trainer._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, path, trial)
     model, loader = trainer._prepare_for_training(plan.max_steps, run.loader, path)
     checks.check_needs_no_closure(trainer.optimizer)
-    training_state.states_of_items(trainer.checkpoint_items)  # raises now what the first save would
+    training_state.states_of_items(trainer.checkpoint_items)  # raises now the errors of the first save
     run.begin(
         engine,
         args,
@@ -247,15 +247,15 @@ def prepare_run(
         checkpointer.read_extensions(run, checkpoint)
     for begin in run.extensions.begin:
         begin(run)
-    checkpointing.states_of_extensions(run)  # raises now what the first save would
+    checkpointing.states_of_extensions(run)  # raises now the errors of the first save
 
 
 def check_evaluation(trainer: AnyTrainer, ignore_keys: list[str] | None = None) -> None:
-    """Raises what the first evaluation would raise, before step 1.
+    """Raises the errors of the first evaluation before step 1.
 
     Raises:
         DataError: an evaluation set without samples.
-        MetricError: `metric_for_best_model` is not among what an evaluation yields.
+        MetricError: `metric_for_best_model` is not among the metrics of an evaluation.
     """
     if trainer.args.eval_strategy != "no" and trainer.eval_dataset is not None:
         from trainwright.run import dry_run

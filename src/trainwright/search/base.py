@@ -1,6 +1,6 @@
 """Shared parts of a search: the protocol of a backend, the trainer's functions that it calls, the results.
 
-Also what is checked before the first trial, in our settings and by the backends, and the table of backends.
+Also the checks before the first trial, by us and by the backends, and the table of backends.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SearchSettings:
         pruned_checkpoints: of a trial that is ended early: "keep" its checkpoints, "save" its last step too, or
             "delete" them.
         load_best_trial: load the model of the best trial at the end.
-        resume_search: continue a study in `storage`: its trials count, and an interrupted one is resumed.
+        resume_search: continue a study in `storage`: its trials count, and an interrupted trial is resumed.
     """
 
     failed_trials: str = "continue"
@@ -231,7 +231,7 @@ def make_plan(
     if len(directions) > 1 and compute_objective is None:
         raise SearchSpaceError(
             f"direction has {len(directions)} entries, and the default objective is one number. Pass "
-            "compute_objective=a function that returns a list of as many."
+            "compute_objective=a function that returns a list of the same length."
         )
     rest = {name: value for name, value in options.items() if name not in names}
     return SearchPlan(

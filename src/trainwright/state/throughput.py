@@ -82,7 +82,7 @@ class FlopEstimator:
         self._main_input = ""
 
     def estimate(self, model: Model, inputs: Any) -> float:
-        """Operations of one forward and backward pass, as the model itself says if it has `floating_point_ops`.
+        """Operations of one forward and backward pass, reported by the model if it has `floating_point_ops`.
 
         0 if the batch has no main input; loaders of libraries may yield other types than dicts.
         """

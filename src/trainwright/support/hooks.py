@@ -145,7 +145,7 @@ def definer(owner: object, name: str) -> type | None:
 
 
 def is_overridden(owner: object, *names: str) -> bool:
-    """Returns True if code outside of this package defines one of these methods, in a subclass or on the object."""
+    """Returns True if code outside this package defines one of these methods, in a subclass or on the object."""
     for name in names:
         cls = definer(owner, name)
         if cls is None or not (cls.__module__.startswith(HOME) and _is_ours(getattr(cls, name, None))):
@@ -244,7 +244,7 @@ def _adapter(function: Any, wanted: Sequence[str]) -> Callable[..., Any] | None:
     added = [name for name in own[len(wanted) :] if taken[name].default is inspect.Parameter.empty]
     if hasattr(function, "left_out") or not (missing or added) or (takes_names and takes_more):
         return None
-    # A parameter under a name of its own is the one that the hook has at its place.
+    # A parameter with another name corresponds to the hook's parameter at its position.
     order = [
         own[i] if name in missing and i < len(own) and own[i] not in wanted else name for i, name in enumerate(wanted)
     ]

@@ -1,7 +1,7 @@
 """Inbox: small JSON messages to a run, as files in a directory, and the answers to them.
 
 A message is written as `new-<id>.json` by rename. The run takes it by renaming it to `taken-<id>.json`, and answers
-with `answer-<id>.json`. So a message that nobody has taken can be withdrawn, and one that was taken cannot.
+with `answer-<id>.json`. So a message can be withdrawn until it is accepted.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ class Inbox:
     # -- the receiver --------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Begins to take messages; those to a run before are removed."""
+        """Starts accepting messages; messages for an earlier run are removed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._clear()
         write_text(self.folder / OPEN_NAME, json.dumps({"pid": os.getpid()}))
 
     def take(self) -> list[tuple[str, object]]:
-        """Takes the messages that have come: ids and contents, oldest first; None for one that cannot be read."""
+        """Returns the new messages: ids and contents, oldest first; None for one that cannot be read."""
         found: list[tuple[str, object]] = []
         with suppress(OSError):
             numbers = sorted(match[1] for name in os.listdir(self.folder) if (match := _NEW.fullmatch(name)))

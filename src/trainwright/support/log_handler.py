@@ -40,7 +40,7 @@ class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the
                 super().emit(record)
 
     def _is_repeated(self, record: logging.LogRecord) -> bool:
-        """Returns whether a warning was shown in this run, or is one that the first process shows for all."""
+        """Returns whether a warning was already shown in this run, or is shown by the first process for all."""
         if record.levelno != logging.WARNING:
             return False
         if os.environ.get("RANK", "0") != "0" and not logging.getLogger(record.name).isEnabledFor(logging.INFO):

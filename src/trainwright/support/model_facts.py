@@ -121,7 +121,7 @@ _MEANS = {"CrossEntropyLoss", "BCEWithLogitsLoss", "BCELoss", "MSELoss", "L1Loss
 def ignores_item_count(model: Model) -> bool:
     """Returns True if `forward` accepts `num_items_in_batch` like any other keyword and still returns a mean.
 
-    So do the heads of BERT and T5: their code makes one of torch's mean losses, and uses neither the count nor the
+    So do the heads of BERT and T5: their code uses a mean loss of torch, and neither the count nor the
     model's loss function, which would divide by it. So do classifiers on top of Llama, whose code calls that function
     without the keywords that `forward` was given. False wherever the code does not show it.
     """
@@ -140,7 +140,7 @@ def ignores_item_count(model: Model) -> bool:
 
 
 def _has_mean_loss_function(core: Any) -> bool:
-    """Returns True if the loss of a classifier is one for regression or several labels, which takes no count."""
+    """Returns True if a classifier's loss is for regression or several labels, which takes no count."""
     config = getattr(core, "config", None)
     name = getattr(core.loss_function, "__name__", "")
     kind = getattr(config, "problem_type", None)
@@ -271,7 +271,7 @@ def tied_parameters(model: nn.Module) -> list[list[str]]:
 def tie_again(model: nn.Module, ties: list[list[str]]) -> None:
     """Makes parameters one again that `tied_parameters` named, if a move to another device has copied them.
 
-    torch makes new parameters for a module that moves to a device which it does not know, one for each name.
+    torch makes new parameters, one per name, for a module that moves to a device unknown to it.
     """
     for first, *others in ties:
         shared = model.get_parameter(first)

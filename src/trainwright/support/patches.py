@@ -75,7 +75,7 @@ def _check_kept(kept: object, options: Options) -> None:
     if "context_fn" in options:
         raise ArgumentError(
             "activation_checkpointing_kwargs has save and context_fn, and both choose which activations are kept. "
-            "Leave one of them out."
+            "Remove one of them."
         )
 
 
@@ -102,7 +102,7 @@ def _checkpointed_layers(
     layers = _layers_of(model)[::every_n_layers]
     if not layers:
         raise ModelError(
-            f"activation_checkpointing=True, and {type(model).__name__} has no ModuleList or Sequential whose layers "
+            f"activation_checkpointing=True, but {type(model).__name__} has no ModuleList or Sequential whose layers "
             "could be checkpointed. Keep its layers in one, or set activation_checkpointing=False."
         )
     options = {"use_reentrant": False, **options}
@@ -198,7 +198,7 @@ def _compile_block(block: nn.Module, compiled: tuple[Forward, Forward], undo: Ex
         return compiled[shapes != first](function, *args, **kwargs)
 
     own: Any = vars(block).get("forward")  # the wrapper of _checkpointed, or another library's
-    # The first of two passes may be without gradients; it must be computed as the second one is.
+    # The first of two passes may be without gradients, but it must be computed like the second.
     is_checkpointed = getattr(block, "gradient_checkpointing", False)
     plain: Any = own.inner if hasattr(own, "inner") else block.forward
     function = plain.__func__ if isinstance(plain, MethodType) else plain

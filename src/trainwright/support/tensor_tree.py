@@ -111,7 +111,7 @@ def nested_concat(tensors: Any, new_tensors: Any, padding_index: int = IGNORE_IN
     Args:
         tensors: nested tensors or arrays.
         new_tensors: of the same structure.
-        padding_index: fills the second dimension where one is shorter.
+        padding_index: pads the second dimension of shorter ones.
 
     Returns:
         The joined value.

@@ -208,7 +208,7 @@ def _flush_all() -> None:
 
 
 class TrackerCallback(TrainerCallback):
-    """Base of all trackers. A subclass overrides `setup`, `send`, and of the others those that its service supports.
+    """Base of all trackers. A subclass overrides `setup`, `send`, and any others that its service supports.
 
     Attributes:
         name: name of the tracker in `report_to`.

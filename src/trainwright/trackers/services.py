@@ -139,7 +139,7 @@ class DVCLiveCallback(TrackerCallback):
     """Reports to `live`, or to a new Live.
 
     Args:
-        live: a dvclive.Live to report to; by default one is made.
+        live: a dvclive.Live to report to; by default, a new one.
         log_model: True: the last checkpoint is logged when training ends; "all": the output directory at each one;
             None: as the variable HF_DVCLIVE_LOG_MODEL says.
         **kwargs: arguments of dvclive.Live.
@@ -316,7 +316,7 @@ class TensorBoardCallback(TrackerCallback):
     """Writes scalars and texts. A resumed run continues in its directory and hides later events of the killed one.
 
     Args:
-        tb_writer: a SummaryWriter to use; by default one is made.
+        tb_writer: a SummaryWriter to use; by default, a new one.
 
     The variable TENSORBOARD_LOGGING_DIR names the directory where `logging_dir` does not.
     """

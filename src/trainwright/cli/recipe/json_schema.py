@@ -64,7 +64,7 @@ def _of_part(kind: type, path: Path) -> JSONObject:
 
 
 def _of_training() -> JSONObject:
-    """The fields of the arguments; a text may stand for any value, as TrainingArguments converts it."""
+    """The fields of the arguments; a string is accepted for any value, since TrainingArguments converts it."""
     hints = get_type_hints(Seq2SeqTrainingArguments)
     properties = {}
     for one in dataclasses.fields(Seq2SeqTrainingArguments):
@@ -87,7 +87,7 @@ def _takes_none(hint: Any) -> bool:
 
 
 def _of_type(hint: Any, *, also: str | None = None) -> JSONObject:
-    """Returns the JSON types of a hint; {} if one of them has no JSON type."""
+    """Returns the JSON types for a type hint; {} if one of its types has no JSON type."""
     members = get_args(hint) if get_origin(hint) not in (list, dict, tuple) and get_args(hint) else (hint,)
     names = [KINDS.get(get_origin(member) or member) for member in members]
     if None in names:

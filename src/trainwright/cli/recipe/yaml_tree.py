@@ -1,4 +1,4 @@
-"""YAML with places: plain values and their lines, without their meaning.
+"""YAML with line numbers: plain values and their lines, without their meaning.
 
 Scalars are read as YAML 1.2 does: `no` and `off` are words, 5e-5 is a number.
 """
@@ -24,17 +24,17 @@ TAGS = tuple(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "bool", "n
 DEEPEST = 32
 TOO_DEEP = f"values are nested deeper than {DEEPEST} levels"
 LONGEST_NUMBER = 40
-MOST_PARTS = 20_000  # parts of a file with its aliases expanded
+MOST_PARTS = 20_000  # parts of a file, with its aliases expanded
 
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.2's core scalars in place of 1.1's."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- filled below, as PyYAML wants it
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- filled below, as PyYAML requires
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Counts the levels of nesting: PyYAML calls itself for each."""
+        """Counts the levels of nesting, since PyYAML recurses into each."""
         if self.depth > DEEPEST:
             mark = self.get_mark()
             raise yaml.MarkedYAMLError(problem=TOO_DEEP, problem_mark=mark)
@@ -54,7 +54,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456
 
 @dataclass
 class Tree:
-    """Mapping that was read, with the places of its parts."""
+    """A mapping read from a file, with the places of its parts."""
 
     name: str  # name of the file in errors
     value: JSONObject = field(default_factory=dict)  # plain dicts, lists and scalars
@@ -96,7 +96,7 @@ def parse(text: str, name: str) -> Tree:
     """Parses the mapping in a text.
 
     Raises RecipeError if the text is not YAML, not a mapping or repeats a key, and for features that no configuration
-    needs: tags, aliases inside the value they name or that multiply, deep nesting, endless numbers.
+    needs: tags, recursive or multiplying aliases, deep nesting, huge numbers.
     """
     tree = Tree(name, lines=text.splitlines())
     value = _value(tree, text)
@@ -107,15 +107,15 @@ def parse(text: str, name: str) -> Tree:
 
 
 def scalar(text: str) -> Any:  # of YAML's types
-    """Parses a value as in a file; RecipeError: it is not YAML, or none that a file may have."""
-    if len(text) == 1 and text in ",|\t":  # a delimiter, which a file has in quotes
+    """Parses a value as in a file; RecipeError if it is not YAML, or not allowed in a file."""
+    if len(text) == 1 and text in ",|\t":  # a delimiter, which needs quotes in a file
         return text
     tree = Tree("value", lines=text.splitlines())
     return _value(tree, text)
 
 
 def _value(tree: Tree, text: str) -> Any:  # of YAML's types
-    """The value in a text, after its nodes were looked at: nothing is expanded before that."""
+    """Returns the value of a text; nodes are checked first, since nothing may be expanded before that."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -138,7 +138,7 @@ def _value(tree: Tree, text: str) -> Any:  # of YAML's types
 def _walk(
     node: yaml.Node, path: Path, places: dict[Path, int | str], above: tuple[yaml.Node, ...] = ()
 ) -> Iterator[tuple[Path, str]]:
-    """Fills `places`; yields repeated keys, loops, tags and endless numbers, which no configuration needs."""
+    """Fills `places`; yields repeated keys, loops, tags and huge numbers, which no configuration needs."""
     if len(places) >= MOST_PARTS:
         return
     places.setdefault(path, node.start_mark.line + 1)
@@ -149,7 +149,7 @@ def _walk(
         yield path[:DEEPEST], f"{TOO_DEEP}."
         return
     if node.tag not in TAGS:
-        yield path, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} is not read. Write the plain value."
+        yield path, f"the tag {node.tag.replace('tag:yaml.org,2002:', '!!')} is not supported. Write the plain value."
         return
     if node.tag == TAGS[0] and len(node.value) > LONGEST_NUMBER:
         yield path, f"a number of {len(node.value)} digits; at most {LONGEST_NUMBER} are read."
@@ -170,7 +170,7 @@ def _walk(
         inner = (*path, str(key.value))
         if inner[-1] in seen:
             places[inner] = key.start_mark.line + 1
-            yield inner, f"{'.'.join(inner)} is there twice."
+            yield inner, f"{'.'.join(inner)} appears twice."
             continue
         seen.add(inner[-1])
         places[inner] = key.start_mark.line + 1
@@ -187,7 +187,7 @@ def dump(value: Mapping[str, object]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes words that either version of YAML would take for something else."""
+    """Quotes words that either version of YAML would misread."""
 
 
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, list("-+.0123456789"))

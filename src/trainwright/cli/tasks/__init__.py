@@ -1,1 +1,1 @@
-"""The tasks of the command line: from rows of a file to a Trainer. A recipe says what; Trainer does the training."""
+"""The tasks of the command line: from rows of a file to a Trainer, as described in a recipe."""

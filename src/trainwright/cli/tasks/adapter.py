@@ -20,7 +20,7 @@ NEEDS_PEFT = "lora needs the package peft: pip install peft"
 
 
 def quantized(bits: str | None) -> JSONObject:
-    """Returns the arguments of `from_pretrained` that load weights in 4 or 8 bits; {} where none are asked for."""
+    """Returns the arguments of `from_pretrained` that load weights in 4 or 8 bits; {} if not requested."""
     if bits is None:
         return {}
     if find_spec("bitsandbytes") is None:
@@ -76,7 +76,7 @@ def described(part: LoraPart) -> str:
 
 
 def save_base_config(model: nn.Module, folder: Path) -> None:
-    """Writes the configuration of the model below an adapter, which says its class and its labels to a later merge."""
+    """Writes the base model's configuration next to an adapter; a later merge reads its class and labels from it."""
     if is_instance_of(model, "peft", "PeftModel"):
         base: Any = model.get_base_model()  # type: ignore[operator]
         config = base.config

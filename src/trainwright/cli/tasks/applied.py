@@ -1,4 +1,4 @@
-"""A trained model in the recipe of its run, with other data: what `trainwright eval` and `predict` work with."""
+"""A trained model in the recipe of its run, with other data, for `trainwright eval` and `predict`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainwright.config.arguments import TrainingArguments
 from trainwright.engine import sharded_state
 from trainwright.errors import ArgumentError, CheckpointNotFoundError, DataError
 
-# Settings of a run that still hold for a finished model.
+# Settings of a run that still apply to a finished model.
 KEPT_SETTINGS = (
     "bf16",
     "bf16_full_eval",
@@ -42,13 +42,13 @@ WITH_LABELS = ("label", "tags")
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A model and what it is applied to.
+    """A model and the data to apply it to.
 
     Attributes:
-        recipe: of the run; its data are those given now, and its model is the trained one.
-        tree: of the recipe, with the places of its entries.
+        recipe: recipe of the run, with the new data and the trained model.
+        tree: tree of the recipe, with the places of its entries.
         place: directory with whole weights, tokenizer and configuration.
-        note: which checkpoint of a run was taken, and why; "" if there was no choice.
+        note: which checkpoint of a run was chosen, and why; "" if there was no choice.
     """
 
     recipe: Recipe
@@ -61,13 +61,13 @@ class Applied:
 def applied(
     model: Path, data: Path, *, task: str | None, overrides: Sequence[str] = (), weights: str = "trained"
 ) -> Iterator[Applied]:
-    """Opens a model for other data; within the context its weights are whole and without an adapter beside them.
+    """Opens a model for other data; within the context, its weights are complete and no adapter is separate.
 
     Args:
-        model: directory of a run that `trainwright train` wrote, one of its checkpoints, or a directory with a model.
+        model: directory of a run of `trainwright train`, one of its checkpoints, or a directory with a model.
         data: file with rows, or a directory of images.
-        task: of a model without a recipe; with one it must be the same, or None.
-        overrides: entries in place of the recipe's, as after `--set`.
+        task: task of a model without a recipe; with a recipe, the same task or None.
+        overrides: overrides of the recipe, as given after `--set`.
         weights: "trained" or "average".
 
     Raises:
@@ -90,10 +90,10 @@ def applied(
 
 @contextmanager
 def rows_at(data: Path) -> Iterator[Path]:
-    """Opens a file of rows; "-" copies standard input to a file, whose suffix tells JSON lines from lines of text.
+    """Opens a file of rows; "-" copies standard input to a file, with a suffix for JSON lines or for lines of text.
 
     Raises:
-        DataError: there is no such file, or nothing came.
+        DataError: there is no such file, or standard input is empty.
     """
     if str(data) != "-":
         if not data.exists():
@@ -111,7 +111,7 @@ def rows_at(data: Path) -> Iterator[Path]:
 
 
 def _whole(source: Path, folder: Path, *, weights: str) -> Path:
-    """Returns a directory with whole weights: the source itself where it has them."""
+    """Returns a directory with complete weights: the source itself if it has them."""
     if weights == "average":
         export_average(source, folder)
         source = folder
@@ -126,24 +126,24 @@ def _whole(source: Path, folder: Path, *, weights: str) -> Path:
 
 
 def _tree(model: Path, task: str | None, overrides: Sequence[str], *, scratch: Path) -> Tree:
-    """Reads the recipe of a run or of the run of a checkpoint; without one that of the task."""
+    """Reads the recipe of a run or of a checkpoint's run; without one, the default recipe of the task."""
     places = (model / RECIPE_NAME, model.absolute().parent / RECIPE_NAME)
     path = next((one for one in places if one.is_file()), None)
     if path is None:
         if task is None:
             raise ArgumentError(
-                f"{model} has no {RECIPE_NAME}, so its task is not known. Name it with --task: {', '.join(TASKS)}."
+                f"{model} has no {RECIPE_NAME}, so its task is unknown. Set it with --task: {', '.join(TASKS)}."
             )
         path = scratch / RECIPE_NAME
         path.write_text(f"task: {task}\n", encoding="utf-8")
     tree = read_tree(path, overrides)
     if task is not None and tree.value.get("task") != task:
-        raise ArgumentError(f"--task {task}, and {path} is of a model for {tree.value.get('task')}. Leave --task out.")
+        raise ArgumentError(f"--task {task}, but {path} is for {tree.value.get('task')}. Omit --task.")
     return tree
 
 
 def _point(tree: Tree, data: Path, place: Path, *, output_dir: Path) -> None:
-    """Points a recipe at a trained model and at other data; entries that only hold for training are removed."""
+    """Points a recipe at a trained model and at other data; entries that only apply to training are removed."""
     value = tree.value
     rows: JSONObject = dict(value["data"]) if isinstance(value.get("data"), dict) else {}
     training: JSONObject = dict(value.get("training") or {})
@@ -166,7 +166,7 @@ def _point(tree: Tree, data: Path, place: Path, *, output_dir: Path) -> None:
 
 
 def _labels(place: Path) -> list[str]:
-    """Returns the names of a model's labels, in the order of their numbers; none where it has none."""
+    """Returns the names of a model's labels, in the order of their numbers; empty if it has none."""
     config = place / CONFIG_NAME
     named = read_json(config, max_bytes=1 << 24).get("id2label") if config.is_file() else None
     return [str(named[number]) for number in sorted(named, key=int)] if isinstance(named, dict) else []

@@ -1,4 +1,4 @@
-"""Chat templates: the tokenizer's or a named one; which tokens of a conversation are answers, and thus carry loss."""
+"""Chat templates: the tokenizer's own or a named one; finds the tokens of answers, which carry the loss."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trainwright.cli.tasks.conversations import ConversationError, Message
 from trainwright.cli.tasks.source import Row, TaskSource, first_line
 
 GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
-DEFAULT = "chatml"  # template of a tokenizer that is trained here
+DEFAULT = "chatml"  # template of a tokenizer trained here
 
 
 def use_template(material: TaskSource, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Gives the tokenizer the chat template of the recipe and its markers; the number of tokens that were added.
+    """Sets the recipe's chat template and its markers in the tokenizer; returns the number of added tokens.
 
     Raises:
         RecipeError: there is no template, or the markers would be new tokens of a model that cannot learn them.
@@ -28,7 +28,7 @@ def use_template(material: TaskSource, tokenizer: PreTrainedTokenizerBase) -> in
     name = recipe.data.chat_template
     if name is None and tokenizer.chat_template is None:
         if recipe.model.learn_tokenizer is None:
-            said = f"this tokenizer has no chat template. Name one: {', '.join(CHAT_TEMPLATES)}, or a .jinja file."
+            said = f"this tokenizer has no chat template. Set one: {', '.join(CHAT_TEMPLATES)}, or a .jinja file."
             material.wrong(said, "data", "chat_template")
         name = DEFAULT
     if name is None:
@@ -41,15 +41,15 @@ def use_template(material: TaskSource, tokenizer: PreTrainedTokenizerBase) -> in
     missing = [mark for mark in CHAT_TEMPLATES[name] if mark not in tokenizer.get_vocab()]
     if missing and recipe.lora is not None:
         said = (
-            f"{name} is written with {', '.join(missing)}, which this tokenizer does not have, and an adapter learns "
-            "no new tokens. Leave the entry out for the tokenizer's own template, or set plain, which needs none."
+            f"{name} is written with {', '.join(missing)}, which this tokenizer lacks, and an adapter learns "
+            "no new tokens. Remove the entry to use the tokenizer's own template, or set plain, which needs none."
         )
         material.wrong(said, "data", "chat_template")
     return tokenizer.add_special_tokens({"additional_special_tokens": missing}) if missing else 0
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Returns the ids with which an answer ends: the end of a text, and what the template writes after an answer."""
+    """Returns the ids that end an answer: the end-of-text token, and the template's text after an answer."""
     asked: list[Message] = [{"role": "user", "content": "a"}]
     try:
         text = _rendered(tokenizer, [*asked, {"role": "assistant", "content": "a"}]).rstrip()
@@ -61,15 +61,15 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def rendered_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message]) -> str:
-    """Returns messages as the template writes them, up to where the answer begins; ConversationError: it refuses."""
+    """Returns messages as rendered by the template, up to where the answer begins; ConversationError if it refuses."""
     return _rendered(tokenizer, messages, prompt=True)
 
 
 class AnswerMask:
     """Converts conversations to ids and labels; only tokens of answers have a label that carries loss.
 
-    The template says which they are, in its `{% generation %}` blocks. Without such blocks each answer is what the
-    template adds to the text of the messages before it, provided that it leaves that text as it was.
+    The template marks them with `{% generation %}` blocks. Without such blocks, each answer is the text that the
+    template adds to the rendering of the earlier messages, provided that it leaves that rendering unchanged.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, everything: bool = False) -> None:
@@ -80,7 +80,7 @@ class AnswerMask:
         self._marks = tuple(tokenizer.all_special_tokens)
 
     def __call__(self, messages: list[Message]) -> Row:
-        """Returns `input_ids` and `labels`; ConversationError: the template refuses the messages, or hides answers."""
+        """Returns `input_ids` and `labels`; ConversationError if the template refuses the messages or hides answers."""
         if self._everything:
             ids = self._tokenizer(_rendered(self._tokenizer, messages), add_special_tokens=False, verbose=False)
             return {"input_ids": ids["input_ids"], "labels": list(ids["input_ids"])}
@@ -104,7 +104,7 @@ class AnswerMask:
         return {"input_ids": ids, "labels": [one if own else IGNORE_INDEX for one, own in zip(ids, mask, strict=True)]}
 
     def _spans(self, messages: Sequence[Message]) -> Iterator[tuple[int, int]]:
-        """Yields where in the text an answer starts and ends, found by what the template writes before and with it."""
+        """Yields where an answer starts and ends in the text, by rendering the messages before it and with it."""
         whole = _rendered(self._tokenizer, messages)
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -113,9 +113,9 @@ class AnswerMask:
             upto = _rendered(self._tokenizer, messages[: number + 1])
             if not (upto.startswith(before) and whole.startswith(upto)):
                 raise ConversationError(
-                    "the chat template has no {% generation %} block and writes earlier messages anew when others "
-                    "follow, so the answers cannot be told from the rest. Set data.chat_template to chatml or another "
-                    "named one, or data.loss_on: all"
+                    "the chat template has no {% generation %} block and renders earlier messages differently when "
+                    "others follow, so the answers cannot be located. Set data.chat_template to chatml or another "
+                    "named template, or data.loss_on: all"
                 )
             ended = upto.rstrip()
             yield len(before), len(ended if ended.endswith(self._marks) else upto)

@@ -1,4 +1,4 @@
-"""Conversations in the shapes that people have them: messages, ShareGPT, instruction and output. No tokenizer here."""
+"""Conversations in the usual formats: messages, ShareGPT, instruction and output. No tokenizer here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROLES = {
     "function": "tool",
     "observation": "tool",
 }
-# Columns that are detected by their content.
+# Columns that are recognized by their name, and their role.
 NAMES = {
     "messages": ("messages", "conversations", "conversation", "dialogue", "dialog"),
     "instruction": ("instruction", "prompt", "question", "query", "input"),
@@ -38,25 +38,25 @@ NAMES = {
 
 
 class ConversationError(ValueError):
-    """A row is no conversation; the message has the reason."""
+    """A row is not a conversation; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The columns of conversations: `messages`, or `instruction`, maybe `input`, and `output`; maybe `system`."""
+    """The columns of conversations: `messages`; or `instruction`, optional `input`, and `output`; optional `system`."""
 
     columns: Mapping[str, str]  # role of the column -> its name
     system: str | None = None  # system message of rows without one
 
     def messages(self, row: Mapping[str, object]) -> list[Message]:
-        """Returns the messages of a row; ConversationError: it is no conversation."""
+        """Returns the messages of a row; ConversationError if it is not a conversation."""
         found = self._read(row, with_output=True)
         if not any(turn["role"] == "assistant" and (turn["content"] or turn.get("tool_calls")) for turn in found):
             raise ConversationError("it has no answer")
         return found
 
     def prompt(self, row: Mapping[str, object]) -> list[Message]:
-        """Returns the messages before the last answer, which may be missing; ConversationError: there are none."""
+        """Returns the messages before the last answer, which may be missing; ConversationError if there are none."""
         found = self._read(row, with_output=False)
         while found and found[-1]["role"] == "assistant":
             found.pop()
@@ -81,7 +81,7 @@ class Shape:
 
 
 def find_shape(recipe: Recipe, there: Sequence[str]) -> Shape | None:
-    """Returns the columns of the conversations, named in the recipe or found; None where there are none."""
+    """Returns the columns of the conversations, named in the recipe or recognized; None if there are none."""
     named = {role: recipe.column(role) for role in NAMES if role in recipe.data.columns}
     found = {role: next((name for name in names if name in there), None) for role, names in NAMES.items()}
     of_pairs = "instruction" in named or "output" in named
@@ -99,7 +99,7 @@ def find_shape(recipe: Recipe, there: Sequence[str]) -> Shape | None:
 
 
 def is_conversation(cell: object) -> bool:
-    """Returns True if a cell is a list of messages in a shape that is known."""
+    """Returns True if a cell is a list of messages in a known format."""
     return (
         isinstance(cell, (list, tuple))
         and bool(cell)
@@ -108,7 +108,7 @@ def is_conversation(cell: object) -> bool:
 
 
 def _turns(cell: object, role: str) -> list[Message]:
-    """The messages of a cell: a list of them, also as JSON; or one text of that role."""
+    """Returns the messages of a cell: a list of them, possibly as JSON; or a single text in that role."""
     if isinstance(cell, str) and cell.lstrip().startswith("[{"):
         with suppress(ValueError):  # a text that begins like a list
             cell = json.loads(cell)
@@ -127,7 +127,7 @@ def _message(turn: Mapping[str, Any]) -> Message:
     if role is None:
         raise ConversationError(f"the role {given!r} is not one of {', '.join(sorted(ROLES))}")
     content = turn.get("content", turn.get("value"))
-    if isinstance(content, (list, tuple)):  # parts, as models with images have them
+    if isinstance(content, (list, tuple)):  # parts, as used by models with images
         if not all(isinstance(part, dict) and isinstance(part.get("text"), str) for part in content):
             raise ConversationError("a message has parts that are not text")
         content = "".join(part["text"] for part in content)

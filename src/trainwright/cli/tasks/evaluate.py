@@ -28,12 +28,12 @@ class Evaluation:
     """Results of an evaluation.
 
     Attributes:
-        task: of the model.
+        task: task of the model.
         num_samples: samples that were evaluated.
-        metrics: by name, without a prefix.
-        labels: names of the labels; empty where the task has none.
-        confusion: number of samples (of tags: words) by right label, then by predicted label; empty without labels.
-        hardest: rows with the largest losses, the largest first: name, loss, text, and right and predicted label.
+        metrics: metrics by name, without a prefix.
+        labels: names of the labels; empty if the task has none.
+        confusion: number of samples (for tags: words) by correct label, then by predicted label; empty without labels.
+        hardest: rows with the largest losses, largest first: name, loss, text, and correct and predicted label.
     """
 
     task: str
@@ -45,11 +45,11 @@ class Evaluation:
 
 
 def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
-    """Evaluates a trained model as its run evaluates.
+    """Evaluates a trained model in the same way as its run.
 
     Args:
         one: the model and its data, which must have labels.
-        num_hardest: rows in `hardest`; 0 leaves out the second pass over the data that finds them, and the matrix.
+        num_hardest: number of rows in `hardest`; 0 skips the second pass over the data that finds them, and the matrix.
 
     Raises:
         RecipeError: the data do not fit the task of the model.
@@ -98,7 +98,7 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
 
 
 def _second_pass(trainer: Any, *, num_labels: int) -> tuple[np.ndarray[Any, Any], Any, list[tuple[int, int]]]:
-    """Returns the loss of each sample, the confusion matrix, and right and guessed label where a sample has one."""
+    """Returns each sample's loss, the confusion matrix, and the (correct, predicted) labels of labelled samples."""
     model = trainer.model.eval()
     shifts = shifts_labels(model, declared_only=False)
     losses: list[float] = []

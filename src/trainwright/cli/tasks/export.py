@@ -1,4 +1,4 @@
-"""`trainwright export`: the checkpoint of a run that is exported, its averaged weights, its adapter merged."""
+"""`trainwright export`: chooses the checkpoint of a run to export; averaged weights; merged adapters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def chosen(folder: Path) -> tuple[Path, str]:
 def chosen_checkpoint(folder: Path) -> tuple[Path, str]:
     """Returns the best checkpoint of a run, or the newest intact one, and which of the two it is.
 
-    A directory without checkpoints is returned as it is, with an empty text.
+    A directory without checkpoints is returned unchanged, with an empty text.
     """
     newest = CheckpointStore(folder).latest() if folder.is_dir() else None
     if newest is None:
@@ -62,7 +62,7 @@ def chosen_checkpoint(folder: Path) -> tuple[Path, str]:
 
 
 def export_average(checkpoint: Path, folder: Path) -> list[Path]:
-    """Writes the model of a checkpoint with its averaged weights, in the types of the trained ones.
+    """Writes the model of a checkpoint with its averaged weights, in the dtypes of the trained ones.
 
     Args:
         checkpoint: directory of a checkpoint that a run with `average` wrote.
@@ -89,17 +89,17 @@ def export_average(checkpoint: Path, folder: Path) -> list[Path]:
 
 
 def name_of_adapter(place: Path, folder: Path) -> str:
-    """Returns the name of the adapter whose file lies in a directory below `folder`; peft writes the default there."""
+    """Returns the name of the adapter with a file in a subdirectory of `folder`; peft writes the default there."""
     return "default" if place == folder else place.name
 
 
 def key_in_adapter(name: str, adapter: str) -> str:
-    """Returns the name that peft's file has for a parameter of the model: without that of the adapter."""
+    """Returns the name of a model parameter in peft's file, which omits the adapter's name."""
     return re.sub(rf"\.{re.escape(adapter)}(?=\.|$)", "", name.replace("modules_to_save.", ""))
 
 
 def _load_into_model(average: dict[str, torch.Tensor], folder: Path) -> None:
-    """Writes the model anew with the average where the file has other names than the parameters."""
+    """Writes the model again with the average, if the file's names differ from those of the parameters."""
     config = folder / CONFIG_NAME
     classes = read_json(config, max_bytes=1 << 20).get("architectures") if config.is_file() else None
     problem = f"The weights in {folder} have other names than their average ({next(iter(average))}, ...)."
@@ -128,7 +128,7 @@ def merge(checkpoint: Path, folder: Path) -> list[Path]:
     from trainwright.cli.tasks.models import quiet_transformers
 
     if not any((checkpoint / name).is_file() for name in ADAPTER_FILES):
-        raise CheckpointError(f"{checkpoint} has no adapter, so there is nothing to merge. Leave --merge out.")
+        raise CheckpointError(f"{checkpoint} has no adapter, so there is nothing to merge. Omit --merge.")
     described = next((one for one in (checkpoint, checkpoint.absolute().parent) if (one / CONFIG_NAME).is_file()), None)
     base_name = read_json(checkpoint / ADAPTER_CONFIG_NAME, max_bytes=1 << 20)["base_model_name_or_path"]
     with quiet_transformers(), warnings.catch_warnings():

@@ -1,6 +1,6 @@
-"""Findings in the rows of a recipe, before they are encoded. Each names rows as the user knows them, and has a cure.
+"""Findings in the rows of a recipe, before they are encoded. Each names rows as the user knows them, with advice.
 
-Checks that need no recipe are those of `preflight/table_checks.py`; both give findings of the check-up's kind.
+Checks that need no recipe are in `preflight/table_checks.py`; both yield findings of the check-up's type.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from trainwright.preflight.table_checks import MOST_LABELS
 from trainwright.preflight.tables import MOST_LISTED, Table
 
 TEXTS = ("text", "text_pair", "source", "target")
-ANSWERS = ("label", "tags", "target", "answer", "answers")  # roles of what a model is to say
-FAR = 2  # times the tokens that are read of a text
+ANSWERS = ("label", "tags", "target", "answer", "answers")  # roles of the values that a model predicts
+FAR = 2  # a text is reported if its length exceeds the tokens read by this factor
 ENTRY = "data.columns"
 
 
 def described(finding: Finding) -> str:
-    """Returns a finding as a line, with the entry of the recipe that it belongs to."""
+    """Returns a finding as a line, with its entry of the recipe."""
     return f"{finding.entry}: {finding.evidence}" + (f" {finding.cure}" if finding.cure else "")
 
 
@@ -36,14 +36,14 @@ def table_of(
     name_of: Callable[[int], str],
     twice: Iterable[tuple[str, str]] = (),
 ) -> Table:
-    """Returns the rows of a part, `train` or `eval`, with what the recipe says of their columns.
+    """Returns the rows of a part, `train` or `eval`, with the recipe's description of their columns.
 
     Args:
-        recipe: names columns by their roles.
+        recipe: maps roles to columns.
         part: for messages.
-        columns: cells of each column, read when they are asked for.
-        name_of: returns the name of a row, by its place.
-        twice: file and name of columns that come twice.
+        columns: cells of each column, read on demand.
+        name_of: returns the name of a row by its position.
+        twice: file and name of duplicate columns.
     """
     named = recipe.data.labels if isinstance(recipe.data.labels, dict) else {}
     roles = [role for role in (*recipe.spec.needs, *recipe.spec.takes) if recipe.column(role) in columns]
@@ -63,7 +63,7 @@ def table_of(
 
 
 def find(recipe: Recipe, table: Table) -> Iterator[Finding]:
-    """Yields what is odd in the rows of a part."""
+    """Yields findings in the rows of a part."""
     for role in (*recipe.spec.needs, *recipe.spec.takes):
         if role in TEXTS and (role in recipe.spec.needs or role in recipe.data.columns):
             yield from _of_texts(recipe, table, role)
@@ -97,7 +97,7 @@ def _of_texts(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"{what} no {role} in {table.part}: {table.listed(empty, cells=cells)}.",
-            "Take them out, or fill them in.",
+            "Remove them, or fill them in.",
             check="texts",
             rows=table.names(empty),
             entry=entry,
@@ -120,7 +120,7 @@ def _of_labels(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
             "error",
             f"{len(missing)} of the {table.part} rows {'has' if len(missing) == 1 else 'have'} no label: "
             f"{table.listed(missing, cells=texts)}.",
-            "Fill them in, or take them out.",
+            "Fill them in, or remove them.",
             check="missing_labels",
             rows=table.names(missing),
             entry=entry,
@@ -132,7 +132,7 @@ def _of_labels(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
         yield Finding(
             "warning",
             f"labels with a single row: {shown}{more}. One row is trained or evaluated, never both.",
-            "Add rows, or leave them out by data.where.",
+            "Add rows, or exclude them with data.where.",
             check="single_labels",
             rows=table.names([rows_of[label][0] for label in single]),
             entry=entry,
@@ -140,18 +140,18 @@ def _of_labels(recipe: Recipe, table: Table, role: str) -> Iterator[Finding]:
 
 
 def cut_texts(table: Table, column: str, *, length: int, is_wanted: bool) -> Iterator[Finding]:
-    """Yields the rows of which less than half is read, as a word is a token or more.
+    """Yields the rows of which less than half is read, given that a word is at least one token.
 
     Args:
-        table: has the rows.
-        column: of texts, or lists of words.
-        length: tokens that are read.
-        is_wanted: the user has set this length.
+        table: table with the rows.
+        column: column of texts, or lists of words.
+        length: number of tokens that are read.
+        is_wanted: whether the user set this length.
     """
     cells = table.columns[column]()
     words: dict[int, int] = {}
     for place, cell in enumerate(cells):
-        # A word and the blank after it are two characters or more.
+        # A word and the following blank are at least two characters.
         if isinstance(cell, str) and len(cell) > 2 * FAR * length:
             words[place] = len(cell.split())
         elif isinstance(cell, (list, tuple)):
@@ -171,14 +171,14 @@ def cut_texts(table: Table, column: str, *, length: int, is_wanted: bool) -> Ite
 
 
 def held_out(train: Rows, rows: Rows, columns: Sequence[str]) -> Iterator[Finding]:
-    """Yields a finding where rows to evaluate on are among those to train on, by the columns that a model reads."""
+    """Yields a finding if evaluation rows are among the training rows, by the columns that a model reads."""
     names = [name for name in columns if name in train.names and name in rows.names]
     for finding in rows_in_both(train, rows, names, part="eval"):
         yield replace(finding, check="held_out", entry="data.eval")
 
 
 def of_conversations(shape: Shape, table: Table) -> tuple[list[int], Iterator[Finding]]:
-    """Returns the places of the rows that are conversations, and the problems of the others."""
+    """Returns the positions of the rows that are conversations, and the problems of the others."""
     names = list(shape.columns.values())
     wrong = defaultdict[str, list[int]](list)
     good: list[int] = []
@@ -195,7 +195,7 @@ def of_conversations(shape: Shape, table: Table) -> tuple[list[int], Iterator[Fi
         for problem, of in wrong.items():
             yield Finding(
                 "warning" if good else "error",
-                f"left out of {table.part}: {table.listed(of, cells=first)}: {problem}.",
+                f"excluded from {table.part}: {table.listed(of, cells=first)}: {problem}.",
                 check="conversations",
                 rows=table.names(of),
                 entry=f"{ENTRY}.{next(iter(shape.columns))}",

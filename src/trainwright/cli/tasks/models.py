@@ -1,4 +1,4 @@
-"""Models and tokenizers: pretrained, or from scratch, and tokenizers learned from the training text."""
+"""Models and tokenizers: pretrained or from scratch; tokenizers learned from the training text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainwright.errors import MissingPackageError, did_you_mean
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Turns off transformers' bars and reports of loading: a new head is expected."""
+    """Turns off transformers' progress bars and loading reports: a new head is expected."""
     from transformers.utils import logging as hf_logging
 
     logs: Any = hf_logging
@@ -49,7 +49,7 @@ def load_config(
         kind = given.pop("model_type")
         if kind not in CONFIG_MAPPING:
             hint = did_you_mean(kind, CONFIG_MAPPING)
-            material.wrong(f"transformers knows no model {kind!r}.{hint}", "model", "config", "model_type")
+            material.wrong(f"transformers has no model {kind!r}.{hint}", "model", "config", "model_type")
         known = CONFIG_MAPPING[kind]()
         _check_names(material, given, known)
         return AutoConfig.for_model(kind, **{**settings, **_of_tokenizer(tokenizer, known), **given})
@@ -84,7 +84,9 @@ def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
     except (OSError, ValueError, RuntimeError, ImportError) as error:
         if model.quantization is not None:
             said = f"the weights cannot be loaded in {model.quantization} on this machine: {first_line(error)}. Take "
-            material.wrong(f"{said}the entry out to train the adapter on whole weights.", "model", "quantization")
+            material.wrong(
+                f"{said}the entry out to train the adapter on full-precision weights.", "model", "quantization"
+            )
         material.wrong(
             f"{config.model_type} cannot be used for {material.recipe.task}: {first_line(error)}",
             "model",
@@ -93,7 +95,7 @@ def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
 
 
 def _check_names(material: TaskSource, given: JSONObject, config: ModelConfig) -> None:
-    """Refuses names that the model does not read; a configuration takes any name without an error."""
+    """Refuses names that the model does not read; a configuration accepts any name without an error."""
     known = set(config.to_dict()) | set(getattr(config, "attribute_map", {}))
     said = f"a {config.model_type} model has no such setting."
     unknown = [name for name in given if name not in known]
@@ -120,17 +122,17 @@ END = "</s>"
 UNKNOWN = "<unk>"
 MASK = "<mask>"
 FOLDER = (
-    "tokenizer"  # folder below output_dir with a learned tokenizer, for other processes and a resume, until the end
+    "tokenizer"  # folder in output_dir with a learned tokenizer, for other processes and a resume; removed at the end
 )
-LIMIT = 1024  # tokens, where neither model nor tokenizer nor recipe says how long a text may be
-NO_LIMIT = 1 << 30  # a tokenizer without a limit says a number beyond any text
+LIMIT = 1024  # tokens, if neither the model, the tokenizer nor the recipe limits the length of a text
+NO_LIMIT = 1 << 30  # a tokenizer without a limit reports a number beyond any text
 
 
 def load_tokenizer(
     material: TaskSource, args: TrainingArguments, corpus: Callable[[], Iterable[str]], *, begins: bool = True
 ) -> PreTrainedTokenizerBase:
-    """Loads or learns the tokenizer of a run; a learned one is the same in every process, and after a resume."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers that load data are forked later
+    """Loads or learns the tokenizer of a run; a learned tokenizer is the same in every process and after a resume."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # data workers are forked later
     from transformers import AutoTokenizer
 
     model = material.recipe.model
@@ -150,12 +152,12 @@ def load_tokenizer(
 def max_length(
     material: TaskSource, tokenizer: PreTrainedTokenizerBase, config: ModelConfig, *, name: str = "max_length"
 ) -> int:
-    """Returns the largest number of tokens of a text; `name` is the entry of `data` that sets it."""
+    """Returns the maximum number of tokens of a text; `name` is the entry of `data` that sets it."""
     asked = getattr(material.recipe.data, name) or material.recipe.data.max_length
     positions = getattr(config, "max_position_embeddings", None)
     if asked is not None:
         if positions is not None and asked > positions:
-            material.wrong(f"{asked} tokens are more than the model has positions for: {positions}.", "data", name)
+            material.wrong(f"{asked} tokens exceed the model's {positions} positions.", "data", name)
         return int(asked)
     known = [limit for limit in (tokenizer.model_max_length, positions) if limit is not None and limit < NO_LIMIT]
     return int(min(known, default=LIMIT))
@@ -181,18 +183,18 @@ def _learned_once(
 
 
 def remove_learned(output_dir: Path) -> None:
-    """Removes the copy of a learned tokenizer of a finished run: the model beside it has the same one."""
+    """Removes the copy of a learned tokenizer of a finished run: it is also saved with the model."""
     if (output_dir / "tokenizer.json").is_file():
         shutil.rmtree(output_dir / FOLDER, ignore_errors=True)
 
 
 def learn(corpus: Iterable[str], part: LearnPart, *, begins: bool = True) -> PreTrainedTokenizerBase:
-    """Learns a tokenizer; with `begins`, texts begin with a special token, besides the one that ends them."""
+    """Learns a tokenizer; with `begins`, texts also begin with a special token, besides the one at their end."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     special = [PAD, BEGIN, END, UNKNOWN, MASK]
-    backend: Any  # the package tokenizers types no two of these alike
+    backend: Any  # the package tokenizers gives these different types
     trainer: Any
     if part.kind == "bpe":
         backend = Tokenizer(models.BPE())

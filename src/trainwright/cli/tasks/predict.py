@@ -1,6 +1,6 @@
-"""`trainwright predict`: labels, scores, numbers, tags or texts of a trained model, a JSON object for each row.
+"""`trainwright predict`: labels, scores, numbers, tags or texts of a trained model, one JSON object per row.
 
-Inputs are made as in training, of the same columns; columns with labels need not be there.
+Inputs are made as in training, from the same columns; columns with labels may be missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainwright.hub.access import without_retries
 
 Predict: TypeAlias = Callable[[list[Row]], list[JSONObject]]
 Loaded: TypeAlias = Any  # a model or tokenizer of transformers: each class has its own methods
-MARKS = 8  # guesses for a hidden word
+MARKS = 8  # guesses for a masked word
 
 
 def predict(one: Applied, *, batch_size: int | None = None, max_new_tokens: int = 64) -> Iterator[JSONObject]:
@@ -31,8 +31,8 @@ def predict(one: Applied, *, batch_size: int | None = None, max_new_tokens: int 
 
     Args:
         one: the model and its data.
-        batch_size: rows at a time; None: `per_device_eval_batch_size` of the run.
-        max_new_tokens: of a text that is generated.
+        batch_size: rows at a time; None for the run's `per_device_eval_batch_size`.
+        max_new_tokens: maximum length of a generated text.
 
     Yields:
         `row` (from 1) and by task `label`, `score` and `scores`; `value`; `tags` and `scores`; `text`; `answer`.
@@ -46,7 +46,7 @@ def predict(one: Applied, *, batch_size: int | None = None, max_new_tokens: int 
     rows = _rows(material)
     first = next(rows, None)
     if first is None:
-        raise DataError("There is no row to predict for.")
+        raise DataError("There are no rows to predict.")
     _check_columns(material, first)
     with quiet_transformers(), without_retries():
         work = _Predictor(material, torch.device(args.device), max_new_tokens=max_new_tokens)
@@ -71,7 +71,7 @@ def _chain(first: Row, others: Iterable[Row]) -> Iterator[Row]:
 
 
 def _check_columns(material: TaskSource, row: Row) -> None:
-    """Raises DataError where a column of inputs is missing; labels are not needed."""
+    """Raises DataError if a column of inputs is missing; labels are not needed."""
     recipe = material.recipe
     inputs = [role for role in recipe.spec.needs if role in ("text", "words", "source", "image")]
     inputs += [role for role in recipe.spec.takes if role == "text_pair" and material.has(role)]
@@ -80,8 +80,8 @@ def _check_columns(material: TaskSource, row: Row) -> None:
         if name not in row and not (role == "image" and "-" in name):
             there = ", ".join(map(str, list(row)[:20]))
             raise DataError(
-                f"No column is called {name!r}, which the model reads as {role}.{did_you_mean(name, list(row))} There "
-                f"are: {there}. Name it with --set data.columns.{role}=COLUMN."
+                f"There is no column {name!r}, which the model reads as {role}.{did_you_mean(name, list(row))} The "
+                f"columns are: {there}. Set the column with --set data.columns.{role}=COLUMN."
             )
 
 
@@ -157,7 +157,7 @@ class _Predictor:
         found = []
         for number, row in enumerate(words):
             first = {word: at for at, word in reversed(list(enumerate(inputs.word_ids(number)))) if word is not None}
-            places = [first.get(word) for word in range(len(row))]  # None: the word was cut off
+            places = [first.get(word) for word in range(len(row))]  # None if the word was cut off
             tags = [None if at is None else self._names[int(best.indices[number, at])] for at in places]
             scores = [None if at is None else round(float(best.values[number, at]), 6) for at in places]
             found.append({"tags": tags, "scores": scores})
@@ -168,7 +168,9 @@ class _Predictor:
         mark = self._tokenizer.mask_token
         lacking = next((text for text in given if mark not in text), None)
         if lacking is not None:
-            raise DataError(f"{lacking[:60]!r} has no hidden word. Write {mark} where the model is to guess one.")
+            raise DataError(
+                f"{lacking[:60]!r} has no masked word. Write {mark} in place of a word for the model to predict."
+            )
         inputs = self._tokenizer(given, truncation=True, max_length=self._length, padding=True, return_tensors="pt")
         scores = self._logits(inputs).softmax(dim=-1)
         found = []
@@ -197,7 +199,7 @@ class _Predictor:
         shape = find_shape(recipe, list(dict.fromkeys([*rows[0], recipe.column("output")])))
         if shape is None:
             raise DataError(
-                f"No column has conversations: {', '.join(map(str, rows[0]))}. Name it with --set "
+                f"No column has conversations: {', '.join(map(str, rows[0]))}. Set the column with --set "
                 "data.columns.messages=COLUMN, or data.columns.instruction=COLUMN."
             )
         try:
@@ -207,12 +209,12 @@ class _Predictor:
         return [{"answer": text} for text in self._generated(prompts, specials=False)]
 
     def _generated(self, prompts: list[str], *, specials: bool) -> list[str]:
-        """Returns the text that the model writes after each prompt, or of it; the same in each call."""
+        """Returns the text generated after each prompt, or from it; the same in each call."""
         is_decoder = not self._model.config.is_encoder_decoder
         self._tokenizer.padding_side = self._tokenizer.truncation_side = "left" if is_decoder else "right"
         length = self._length
         positions = getattr(self._model.config, "max_position_embeddings", None)
-        if is_decoder and positions is not None:  # room for what is written
+        if is_decoder and positions is not None:  # room for the generated text
             length = max(1, min(length, positions - self._max_new_tokens))
         inputs = self._tokenizer(
             prompts,

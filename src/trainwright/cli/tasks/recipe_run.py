@@ -1,4 +1,7 @@
-"""A run of the command line: makes the trainer, trains or resumes, evaluates, saves, and writes what a resume reads."""
+"""A run of the command line: makes the trainer, trains or resumes, evaluates and saves.
+
+Writes the file for a resume.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +46,13 @@ Say = Callable[[str, str], None]  # (topic, line)
 
 
 def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] | None = None) -> Trainer:
-    """Puts data and model into a trainer.
+    """Builds a trainer from a recipe's data and model.
 
     Args:
-        recipe: says what to train.
-        tree: has the places of its entries.
+        recipe: the recipe.
+        tree: tree with the places of its entries.
         say: shows a line about a topic.
-        found: gets what is odd in the rows, in the place of `say`.
+        found: receives the findings in the rows, instead of `say`.
 
     Raises:
         RecipeError: data and model do not fit the settings; nothing was trained.
@@ -61,10 +64,10 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
     args = arguments_class(generates=recipe.spec.generates)(**recipe.training)
     _refuse_what_cannot_be_downloaded(recipe, tree)
     try:
-        make_output_dir(str(args.output_dir))  # before data are read and a tokenizer is learnt into it
+        make_output_dir(str(args.output_dir))  # before data are read and a tokenizer is learned into it
     except OSError as error:
         tree.refuse([(("training", "output_dir"), f"training.{error}")])
-    set_seed(args.seed)  # a new head is drawn at random
+    set_seed(args.seed)  # a new head is initialized at random
     material = load(recipe, tree, found)
     if not len(material.eval) and args.eval_strategy != "no":
         tree.refuse(
@@ -72,7 +75,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
                 (
                     ("training", "eval_strategy"),
                     "training.eval_strategy: there are no rows to evaluate on. "
-                    "Name them in data.eval, or set data.eval_share above 0.",
+                    "Set data.eval, or data.eval_share above 0.",
                 )
             ]
         )
@@ -105,7 +108,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
 
 
 def _refuse_what_cannot_be_downloaded(recipe: Recipe, tree: Tree) -> None:
-    """Refuses names of models on the Hub where it cannot be asked, before data are read and the client tries again."""
+    """Refuses Hub names of models if the Hub is unreachable, before data are read and the client retries."""
     model = recipe.model
     named = {"path": model.path, "tokenizer": model.tokenizer}
     problems = {entry: model_problem(name, model.revision) for entry, name in named.items() if name is not None}
@@ -125,7 +128,7 @@ def log_often_enough(args: TrainingArguments, recipe: Recipe, num_samples: int) 
 def rehearse(recipe: Recipe, tree: Tree, say: Say) -> None:
     """Reads data and model, and shows the plan of the run; trains nothing and writes nothing.
 
-    Raises what training would raise before step 1.
+    Raises the errors that training would raise before step 1.
     """
     from trainwright.config.summary import run_summary
     from trainwright.run import build, checks, console
@@ -154,7 +157,7 @@ def rehearse(recipe: Recipe, tree: Tree, say: Say) -> None:
 
 @contextmanager
 def names_the_resume(folder: Path, say: Say) -> Iterator[None]:
-    """Says how a run continues that a signal ended, if it has a checkpoint."""
+    """Shows how to continue a run that a signal ended, if it has a checkpoint."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -190,16 +193,16 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> dict[str, float]:
 
 
 def upload(trainer: Trainer) -> None:
-    """Uploads the model that a run wrote; TrainwrightError says in a line why the Hub does not have it."""
+    """Uploads the model of a run; TrainwrightError gives the reason if that fails."""
     from trainwright.hub.uploader import in_a_line
 
     folder = trainer.args.output_dir
     try:
         trainer.push_to_hub(commit_message="Model save", revision=trainer.args.hub_revision)
-    except Exception as error:  # from the Hub or its HTTP client, which differs between versions
+    except Exception as error:  # from the Hub or its HTTP client, which varies between versions
         why = in_a_line(error)
         then = f"Send it with `trainwright push {folder}`"
-        raise TrainwrightError(f"The model is in {folder} and was not uploaded: {why}. {then}.") from error
+        raise TrainwrightError(f"The model is in {folder}, but was not uploaded: {why}. {then}.") from error
 
 
 def _last_evaluation(trainer: Trainer) -> dict[str, float]:
@@ -211,27 +214,27 @@ def _last_evaluation(trainer: Trainer) -> dict[str, float]:
 
 
 def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
-    """Refuses a directory with checkpoints of another run, which would mix the two."""
+    """Refuses a directory with checkpoints of another run, since the two would be mixed."""
     training = recipe.training
     steps = CheckpointStore(training["output_dir"]).steps()
     if steps and not training.get("overwrite_output_dir") and not training.get("resume_from_checkpoint"):
         folder = training["output_dir"]
         problem = (
-            f"training.output_dir: {folder} has a run already, saved at step {steps[-1]}. Continue it with "
+            f"training.output_dir: {folder} already has a run, saved at step {steps[-1]}. Continue it with "
             f"`trainwright resume {folder}`, delete its checkpoints with --set training.overwrite_output_dir=true, "
-            "or name another directory."
+            "or choose another directory."
         )
         tree.refuse([(("training", "output_dir"), problem)])
 
 
 def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) -> tuple[Recipe, Tree]:
-    """Reads the recipe of a run, or of the run of a checkpoint, set to resume; RecipeError: there is none."""
+    """Reads the recipe of a run, or of a checkpoint's run, set to resume; RecipeError if there is none."""
     is_checkpoint = folder.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
     run_folder = folder.parent if is_checkpoint else folder
     path = run_folder / RECIPE_NAME
     if not path.is_file():
-        cure = "`trainwright runs DIR` lists runs; that of a script is resumed in the script."
-        raise RecipeError(f"There is no {path}, so `trainwright train` began no run in that directory. {cure}")
+        cure = "`trainwright runs DIR` lists runs; resume the run of a script in the script."
+        raise RecipeError(f"There is no {path}, so `trainwright train` did not start a run in that directory. {cure}")
     tree = read_tree(path, overrides, typed)
     where = str(folder) if is_checkpoint else "auto"
     tree.set(("training", "resume_from_checkpoint"), where, origin="trainwright resume")
@@ -240,7 +243,7 @@ def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) 
 
 
 def readable(scores: dict[str, float]) -> str:
-    """Formats the scores of an evaluation without its times; with the perplexity where there is only a loss."""
+    """Formats the scores of an evaluation without its times; with the perplexity if there is only a loss."""
     found = {name.removeprefix("eval_"): value for name, value in scores.items() if not name.endswith(NOT_SHOWN)}
     if set(found) == {"loss"} and found["loss"] < 50:
         found["perplexity"] = math.exp(found["loss"])
@@ -248,11 +251,11 @@ def readable(scores: dict[str, float]) -> str:
 
 
 def plain(recipe: Recipe) -> JSONObject:
-    """Returns the recipe as in a file: values that differ from the defaults, without tokens."""
+    """Returns the recipe for a file: values that differ from the defaults, without tokens."""
     training = {name: value for name, value in recipe.training.items() if not name.endswith("_token")}
     training.pop("resume_from_checkpoint", None)
     if any(one.get("share") is not None for one in recipe.data.sources or ()):
-        del training["mixture"]  # made of these shares when the file is read
+        del training["mixture"]  # made from these shares when the file is read
     others = {name: _set(part) for name in OPTIONAL if (part := getattr(recipe, name)) is not None}
     return {"task": recipe.task, "model": _set(recipe.model), "data": _set(recipe.data), **others, "training": training}
 

@@ -35,7 +35,7 @@ from trainwright.preflight.tables import Table
 if TYPE_CHECKING:
     from _csv import Reader as CsvReader
 
-Rows: TypeAlias = Any  # a list of rows, or a datasets.Dataset: both have a length and give rows by number
+Rows: TypeAlias = Any  # a list of rows, or a datasets.Dataset: both have a length and return rows by number
 ModelConfig: TypeAlias = Any  # a configuration of transformers: each kind of model has its own class and fields
 
 EVAL_SPLITS = ("validation", "valid", "dev", "test")
@@ -50,8 +50,8 @@ class TaskSource:
     train: Rows
     eval: Rows  # empty if nothing is held out
     shape: Shape | None = None  # for the task chat: the columns of its conversations
-    found: list[Finding] = field(default_factory=list)  # what is odd in the rows
-    twice: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by part: file and name of such columns
+    found: list[Finding] = field(default_factory=list)  # findings in the rows
+    twice: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by part: file and name of duplicate columns
 
     @property
     def parts(self) -> list[tuple[str, Rows]]:
@@ -60,7 +60,7 @@ class TaskSource:
 
     @property
     def notes(self) -> list[str]:
-        """Returns what is odd in the rows, for the console."""
+        """Returns the findings in the rows, for the console."""
         return [findings.described(finding) for finding in self.found]
 
     def table(self, part: str, rows: Rows) -> Table:
@@ -84,14 +84,14 @@ class TaskSource:
         )
 
     def by_source(self) -> dict[str, list[Row]]:
-        """Returns the rows to train on of each source, in the order of the sources."""
+        """Returns the training rows of each source, in the order of the sources."""
         rows: dict[str, list[Row]] = {source["name"]: [] for source in self.recipe.data.sources or ()}
         for row in self.train:
             rows[row.name.source].append(row)
         return rows
 
     def names(self, rows: Rows) -> list[SampleId]:
-        """Returns the names of rows: their places in the files or the dataset, or the values of `id_column`."""
+        """Returns the names of rows: their positions in the files or the dataset, or the values of `id_column`."""
         column = self.recipe.training.get("id_column")
         if hasattr(rows, "column_names"):
             names = row_names(rows, id_column=column)
@@ -99,7 +99,7 @@ class TaskSource:
         if column is None:
             return [row.name for row in rows]
         if len(rows) and column not in rows[0]:
-            self.wrong(f"no column is called {column!r}.{did_you_mean(column, list(rows[0]))}", "training", "id_column")
+            self.wrong(f"there is no column {column!r}.{did_you_mean(column, list(rows[0]))}", "training", "id_column")
         return [replace(row.name, key=row[column]) for row in rows]
 
     def wrong(self, problem: str, *path: str) -> NoReturn:
@@ -108,7 +108,7 @@ class TaskSource:
         raise AssertionError
 
     def column(self, rows: Rows, role: str) -> list[object]:
-        """Returns the cells of the column of a role of the task."""
+        """Returns the cells of the column for a role of the task."""
         name = self.recipe.column(role)
         return list(rows[name]) if hasattr(rows, "column_names") else [row.get(name) for row in rows]
 
@@ -124,12 +124,12 @@ def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> Task
     """Reads the data of a recipe.
 
     Args:
-        recipe: says which data.
-        tree: has the places of its entries.
-        found: gets what is odd in the rows, also where it is an error.
+        recipe: the recipe.
+        tree: tree with the places of its entries.
+        found: receives the findings in the rows, including errors.
 
     Raises:
-        RecipeError: files or columns are not there, rows cannot be trained, or no row is left.
+        RecipeError: files or columns are missing, rows cannot be trained on, or no row is left.
     """
     material = TaskSource(recipe, tree, [], [], found=[] if found is None else found)
     try:
@@ -169,7 +169,7 @@ def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> Task
 
 
 def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
-    """Returns the rows that `where` chooses, and that are conversations in a chat; looks at what they hold."""
+    """Returns the rows selected by `where` that are, for a chat, conversations; adds the findings in them."""
     _check_columns(material, rows)
     if material.recipe.data.where:
         rows = _at(rows, _chosen(rows, material.recipe.data.where))
@@ -185,7 +185,7 @@ def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
 
 
 def _held_out(material: TaskSource) -> Iterator[Finding]:
-    """Yields what is odd about the rows that are held out: that they are trained, too."""
+    """Yields a finding if held-out rows are also in the training rows."""
     recipe = material.recipe
     shape = material.shape
     roles = [role for role in (*recipe.spec.needs, *recipe.spec.takes) if role not in findings.ANSWERS]
@@ -198,19 +198,19 @@ def _held_out(material: TaskSource) -> Iterator[Finding]:
 
 
 def _at(rows: Rows, places: list[int]) -> Rows:
-    """Returns the rows at some places, from 0."""
+    """Returns the rows at some positions, from 0."""
     if len(places) == len(rows):
         return rows
     return rows.select(places) if hasattr(rows, "column_names") else [rows[place] for place in places]
 
 
 def _paths(named: str | Sequence[str] | None) -> list[Path]:
-    """Returns the files that an entry of a recipe names."""
+    """Returns the files named by an entry of a recipe."""
     return [path for one in ([named] if isinstance(named, str) else named or ()) for path in files(one)]
 
 
 def file_names(data: DataPart) -> dict[Path, str]:
-    """Returns how each file of a recipe is shown: without its directory, unless another one has the same name."""
+    """Returns the displayed name of each file: without its directory, unless another file has the same name."""
     named = [data.train, data.eval, *(source["path"] for source in data.sources or ())]
     paths = list(dict.fromkeys(path for one in named for path in _paths(one)))
     uses = Counter(path.name for path in paths)
@@ -224,7 +224,7 @@ def _of_files(
 
 
 def _of_file(material: TaskSource, path: Path, *, file: str, source: str) -> list[FileRow]:
-    """Reads a file, in the encoding that its bytes suggest where it is not UTF-8 and the recipe names none."""
+    """Reads a file; if it is not UTF-8 and the recipe sets no encoding, in the encoding that its bytes suggest."""
     data = material.recipe.data
     try:
         rows = list(read_rows(path, data, file=file, source=source))
@@ -250,7 +250,7 @@ def _of_file(material: TaskSource, path: Path, *, file: str, source: str) -> lis
 
 
 def _encoding(path: Path) -> str:
-    """Guesses the encoding of a file: by its first bytes, by charset_normalizer if installed, else that of Windows."""
+    """Guesses the encoding of a file: by its first bytes, by charset_normalizer if installed, else Windows' own."""
     with path.open("rb") as file:
         if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
             return "utf-16"
@@ -267,14 +267,14 @@ def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
         import datasets
     assert data.dataset is not None
     is_here = Path(data.dataset).is_dir()
-    why = None if is_here else dataset_problem(data.dataset)  # the package tries again for half a minute
+    why = None if is_here else dataset_problem(data.dataset)  # the package retries for half a minute
     try:
         is_saved = is_here and any(Path(data.dataset).glob("*.json"))
         with without_retries(), nullcontext() if why is None else offline(datasets.config):
             found = (
                 datasets.load_from_disk(data.dataset) if is_saved else datasets.load_dataset(data.dataset, data.subset)
             )
-    except Exception as error:  # whatever the package raises, this dataset is of no use
+    except Exception as error:  # whatever the package raises, this dataset is unusable
         raise DataError(why or f"{data.dataset} could not be loaded: {error}") from None
     if isinstance(found, datasets.Dataset):
         return found, None
@@ -294,7 +294,7 @@ def _check_columns(material: TaskSource, rows: Rows) -> None:
     if recipe.task == "chat":
         material.shape = find_shape(recipe, there)
         if material.shape is None:
-            said = f"no column has conversations: {', '.join(there[:20])}. Name it, as {{messages: COLUMN}} or as"
+            said = f"no column has conversations: {', '.join(there[:20])}. Set it, as {{messages: COLUMN}} or as"
             material.wrong(f"{said} {{instruction: COLUMN, output: COLUMN}}.", "data", "columns")
     roles = (*recipe.spec.needs, *(role for role in recipe.spec.takes if material.has(role)))
     asked = [("columns", role, recipe.column(role)) for role in roles]
@@ -302,19 +302,19 @@ def _check_columns(material: TaskSource, rows: Rows) -> None:
     problems = []
     for part, entry, name in (*asked, *(("where", str(name), name) for name in recipe.data.where)):
         if name not in there:
-            said = f"no column is called {name!r}.{did_you_mean(name, there)} There are: {', '.join(there[:20])}."
+            said = f"there is no column {name!r}.{did_you_mean(name, there)} The columns are: {', '.join(there[:20])}."
             problems.append((("data", part, entry), f"data.{part}.{entry}: {said}"))
     material.tree.refuse(problems)
 
 
 def is_range(name: str) -> bool:
-    """Returns whether a name means several columns, as `0-63`."""
+    """Returns whether a name means several columns, such as `0-63`."""
     first, sign, last = name.partition("-")
     return bool(sign) and first.isdigit() and last.isdigit()
 
 
 def _chosen(rows: Rows, where: JSONObject) -> list[int]:
-    """Returns the places of the rows in which the columns have the values."""
+    """Returns the positions of the rows in which the columns have the values."""
     wanted = {name: _values([value]) for name, value in where.items()}
     shown = rows.select_columns(list(wanted)) if hasattr(rows, "column_names") else rows
     return [
@@ -340,7 +340,7 @@ def _cut(rows: Rows, most: int | None) -> Rows:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of another package's error; the rest is advice about its own functions."""
+    """Returns the first line of another package's error; the rest is usually advice about its own functions."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
@@ -350,7 +350,7 @@ def texts(cells: Iterable[object]) -> list[str]:
 
 
 Row = dict[str, Any]  # Any: a cell of a table
-Numbered: TypeAlias = "Iterator[tuple[int | None, Row]]"  # line at which a row begins (None: no lines), and the row
+Numbered: TypeAlias = "Iterator[tuple[int | None, Row]]"  # (line at which a row begins, None without lines; the row)
 
 
 class FileRow(Row):
@@ -386,12 +386,12 @@ def read_rows(path: Path, data: DataPart, *, file: str | None = None, source: st
 
     Args:
         path: the file.
-        data: says how it is read.
-        file: name of the file in the names of the rows; None: the last part of the path.
-        source: name of the dataset to which the rows belong.
+        data: how to read it.
+        file: name of the file in the names of the rows; None for the last part of the path.
+        source: name of the rows' dataset.
 
     Raises:
-        DataError: the file is not what its suffix (or `format`) says.
+        DataError: the file is not of the type given by its suffix (or `format`).
     """
     kind = format_of(path, data.format)
     shown = path.name if file is None else file
@@ -402,11 +402,11 @@ def read_rows(path: Path, data: DataPart, *, file: str | None = None, source: st
             yield FileRow(row, SampleId(source, place, shown, is_line=line is not None, key=key))
     except UnicodeDecodeError as error:
         name = data.encoding or "UTF-8"
-        raise DataError(f"{path} is not text in {name}: {error}. Say its encoding with data.encoding.") from error
+        raise DataError(f"{path} is not text in {name}: {error}. Set its encoding with data.encoding.") from error
 
 
 def format_of(path: Path, given: str | None) -> str:
-    """Raises DataError where neither the suffix nor the user says it."""
+    """Returns the format of a file; DataError if neither the suffix nor the user gives it."""
     if given is not None:
         return given
     if path.is_dir():
@@ -433,7 +433,7 @@ def _csv(path: Path, data: DataPart) -> Numbered:
 
 
 def _records(reader: CsvReader) -> Iterator[tuple[int, list[str]]]:
-    """Yields the line at which each record begins, and its cells: a quoted text may take several lines."""
+    """Yields the line at which each record begins, and its cells: a quoted text may span several lines."""
     line = 1
     for cells in reader:
         yield line, cells
@@ -441,7 +441,7 @@ def _records(reader: CsvReader) -> Iterator[tuple[int, list[str]]]:
 
 
 def columns_twice(path: Path, data: DataPart) -> list[str]:
-    """Returns the names of columns that the first line of a table has more than once."""
+    """Returns the names of columns that occur more than once in the first line of a table."""
     kind = format_of(path, data.format)
     if kind not in ("csv", "tsv") or not data.header:
         return []
@@ -479,8 +479,10 @@ def _table(lines: Iterator[tuple[int, list[str]]], path: Path, *, has_header: bo
             if has_header:
                 continue
         if len(cells) != len(names):
-            said = f"{path}:{number}: it has {counted(len(cells), 'column')}; the lines before it have {len(names)}."
-            raise DataError(f"{said} Quote texts that hold the delimiter, or set data.delimiter.")
+            said = (
+                f"{path}:{number}: this line has {counted(len(cells), 'column')}, but earlier lines have {len(names)}."
+            )
+            raise DataError(f"{said} Quote texts that contain the delimiter, or set data.delimiter.")
         yield number, dict(zip(names, cells, strict=True))
 
 
@@ -492,10 +494,10 @@ def _json(path: Path, data: DataPart) -> Numbered:
             raise DataError(
                 f"{path} is not JSON: {error}. If each line is one object, set data.format: jsonl."
             ) from None
-    if isinstance(value, dict):  # one list among other things, as {"version": ..., "data": [...]}
+    if isinstance(value, dict):  # a single list among other values, such as {"version": ..., "data": [...]}
         value = next((inner for inner in value.values() if isinstance(inner, list)), None)
     if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
-        raise DataError(f"{path} holds no list of objects.")
+        raise DataError(f"{path} does not contain a list of objects.")
     yield from ((None, row) for row in value)
 
 
@@ -508,7 +510,7 @@ def _jsonl(path: Path, data: DataPart) -> Numbered:
                 except ValueError as error:
                     raise DataError(f"{path}:{number}: this is not JSON: {error}.") from None
                 if not isinstance(row, dict):
-                    raise DataError(f"{path}:{number}: an object belongs on each line, and this is none.")
+                    raise DataError(f"{path}:{number}: each line must be an object; this one is not.")
                 yield number, row
 
 
@@ -536,11 +538,11 @@ def _text(path: Path, data: DataPart) -> Numbered:
 
 
 def _parts(whole: str, sample_by: str) -> Iterator[tuple[int, str]]:
-    """Yields the lines, paragraphs or the whole of a text, each with the number of its first line."""
+    """Yields the lines, the paragraphs or the whole of a text, each with the number of its first line."""
     parts: Iterable[str] = [whole]
     if sample_by == "line":
         parts = whole.splitlines(keepends=True)
-    elif sample_by == "paragraph":  # with the blank lines between them, which count as lines
+    elif sample_by == "paragraph":  # including the blank lines between them, which count as lines
         parts = re.split(r"(\r?\n[ \t]*\r?\n)", whole)
     line = 1
     for part in parts:
@@ -549,7 +551,7 @@ def _parts(whole: str, sample_by: str) -> Iterator[tuple[int, str]]:
 
 
 def _conll(path: Path, data: DataPart) -> Numbered:
-    """A word a line with what is said of it, blank lines between sentences, as CoNLL's tasks have them."""
+    """Yields sentences with one word and its tags per line, separated by blank lines, as in CoNLL's tasks."""
     with _open(path, data) as file:
         words: list[list[str]] = []
         first = 1
@@ -560,10 +562,11 @@ def _conll(path: Path, data: DataPart) -> Numbered:
                 if words:
                     yield first, _sentence(words)
                 words = []
-            elif not line.startswith(("# ", "-DOCSTART-")):  # a hashtag is a word, and "#<tab>O" is one too
+            elif not line.startswith(("# ", "-DOCSTART-")):  # a hashtag is a word, and so is "#<tab>O"
                 if words and len(cells) != len(words[0]):
                     raise DataError(
-                        f"{path}:{number}: it has {counted(len(cells), 'column')}; the line before {len(words[0])}."
+                        f"{path}:{number}: this line has {counted(len(cells), 'column')}, but the previous line has "
+                        f"{len(words[0])}."
                     )
                 first = first if words else number
                 words.append(cells)
@@ -577,7 +580,7 @@ def _sentence(words: list[list[str]]) -> Row:
 
 
 def _images(path: Path, data: DataPart) -> Numbered:
-    """A directory for each label."""
+    """Yields the images of a directory, with a subdirectory for each label."""
     for image in sorted(path.rglob("*")):
         if image.suffix.lower() in IMAGES:
             yield None, {"image": str(image), "label": image.parent.name}
@@ -597,7 +600,7 @@ READERS: dict[str, Callable[[Path, DataPart], Numbered]] = {
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of a run, in the order of their numbers, and the number of each value of a cell (as text)."""
+    """Labels of a run, in the order of their numbers, and the number of each cell value (as text)."""
 
     names: list[str]
     number_of: dict[str, int]
@@ -612,7 +615,7 @@ class Labels:
 
 
 def find_labels(material: TaskSource, role: str) -> Labels:
-    """Returns the labels of a column, as the recipe names them or as found; RecipeError: a row has another one."""
+    """Returns the labels of a column, as listed in the recipe or as found; RecipeError for an unlisted label."""
     given = material.recipe.data.labels
     found = {name: _values(material.column(rows, role)) for name, rows in material.parts}
     if isinstance(given, dict):

@@ -1,6 +1,6 @@
-"""Tasks: a label or a number for a text, tags of words (each at its first token), language models, labels of images.
+"""Tasks: a label or a number for a text, tags for words (each at its first token), language models, image labels.
 
-Images are files, images of a dataset, or rows of pixels; they are opened when they are needed.
+Images are files, images of a dataset, or rows of pixels; they are opened on demand.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _text_pair_objects(
         found = tokenizer(*(texts(columns[name]) for name in names), truncation=True, max_length=length)
         return {**found, "labels": [label(cell) for cell in columns[label_column]]}
 
-    if config.pad_token_id is None:  # such a model takes the last token that is no padding for its answer
+    if config.pad_token_id is None:  # such a model uses its last non-padding token for the answer
         config.pad_token_id = tokenizer.pad_token_id
     return text_objects(material, config, tokenizer, encode, compute_metrics=scores, about=about)
 
@@ -109,7 +109,7 @@ def token_classification(material: TaskSource, args: TrainingArguments) -> TaskO
     labels = find_labels(material, "tags")
     tokenizer, config, length = text_parts(material, args, ["words"], **labels.for_config)
     if not tokenizer.is_fast:
-        said = "this tokenizer cannot say which word a token is of; a fast one is needed."
+        said = "this tokenizer cannot map tokens to words; use a fast tokenizer."
         material.wrong(said, "model", "tokenizer")
     note_cut_texts(material, "words", length)
     words, tags = (material.recipe.column(role) for role in ("words", "tags"))
@@ -143,7 +143,7 @@ def _check_lengths(material: TaskSource) -> None:
 
 
 def causal_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
-    """Makes the objects of a causal model: samples are texts with an end token; long texts are several samples."""
+    """Makes the objects of a causal model: samples are texts with an end token; long texts become several samples."""
     tokenizer, config, length = text_parts(material, args, ["text"])
     column = material.recipe.column("text")
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
@@ -162,9 +162,9 @@ def causal_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
 
 
 def chat(material: TaskSource, args: TrainingArguments) -> TaskObjects:
-    """Makes the objects of a chat: samples are conversations, of which only the answers carry loss."""
+    """Makes the objects of a chat: samples are conversations in which only the answers carry loss."""
     shape = material.shape
-    assert shape is not None  # load() finds it
+    assert shape is not None  # found by load()
 
     def corpus() -> Iterator[str]:
         return (str(message["content"]) for row in material.train for message in shape.messages(row))
@@ -203,7 +203,7 @@ def chat(material: TaskSource, args: TrainingArguments) -> TaskObjects:
         material.found.append(
             Finding(
                 "warning",
-                f"{counted(left, 'conversation')} without an answer in the first {length} tokens: left out.",
+                f"{counted(left, 'conversation')} without an answer in the first {length} tokens: excluded.",
                 check="answers",
                 entry="data.max_length",
             )
@@ -214,10 +214,10 @@ def chat(material: TaskSource, args: TrainingArguments) -> TaskObjects:
 
 
 def masked_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
-    """Makes the objects of a masked model: tokens are hidden again whenever a sample is read."""
+    """Makes the objects of a masked model: tokens are masked anew each time a sample is read."""
     tokenizer, config, length = text_parts(material, args, ["text"])
     if tokenizer.mask_token is None:
-        material.wrong("this tokenizer has no token that hides another (mask_token).", "model", "tokenizer")
+        material.wrong("this tokenizer has no mask_token.", "model", "tokenizer")
     column = material.recipe.column("text")
 
     def encode(columns: Columns) -> Columns:
@@ -232,7 +232,7 @@ def masked_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
 
 
 def seq2seq(material: TaskSource, args: TrainingArguments) -> TaskObjects:
-    """Makes the objects of a translation, or any text from a text."""
+    """Makes the objects of a sequence-to-sequence model, such as a translation."""
     tokenizer, config, source_length = text_parts(material, args, ["source", "target"], begins=False)
     target_length = max_length(material, tokenizer, config, name="max_target_length")
     note_cut_texts(material, "source", source_length)
@@ -297,7 +297,7 @@ def image_classification(material: TaskSource, args: TrainingArguments) -> TaskO
 def image_reader(
     material: TaskSource, processor: BaseImageProcessor | None, config: ModelConfig
 ) -> Callable[[Row], Pixels]:
-    """Returns the function that makes pixels of a row."""
+    """Returns the function that makes pixels from a row."""
     column = material.recipe.column("image")
     if is_range(column):
         return _of_pixels(material, column, config)
@@ -346,7 +346,7 @@ def _of_pixels(material: TaskSource, column: str, config: ModelConfig) -> Callab
 def _of_files(
     material: TaskSource, column: str, processor: BaseImageProcessor | None, config: ModelConfig
 ) -> Callable[[Row], Pixels]:
-    """Returns a reader of paths (relative ones beside the recipe's files), or of images of a dataset."""
+    """Returns a reader of paths (relative ones are relative to the recipe's files), or of images of a dataset."""
     part = material.recipe.data.image
     named = material.recipe.data.train
     base = Path(named[0]).parent if isinstance(named, list) and named else Path()
@@ -365,7 +365,7 @@ def _of_files(
 
 
 def opened(cell: object, base: Path) -> Image.Image:
-    """Opens an image of PIL from a path relative to `base`, or returns a cell that is one; DataError: it is neither."""
+    """Opens an image from a path relative to `base`, or returns a cell that is a PIL image; DataError otherwise."""
     with needs_package("Image files need the package pillow: pip install pillow"):
         from PIL import Image
     if isinstance(cell, Image.Image):

@@ -17,7 +17,7 @@ Span = tuple[int, int, str]
 
 
 def accuracy_and_f1(prediction: EvalPrediction) -> Scores:
-    """Computes the share of right labels, and the mean of the labels' F1 scores."""
+    """Computes the share of correct labels, and the mean of the labels' F1 scores."""
     guessed = prediction.predictions.argmax(axis=-1)
     labels = prediction.label_ids
     scores = []
@@ -28,7 +28,7 @@ def accuracy_and_f1(prediction: EvalPrediction) -> Scores:
 
 
 def of_numbers(prediction: EvalPrediction) -> Scores:
-    """Computes Pearson's correlation (0 where all predictions are alike), and two mean errors."""
+    """Computes Pearson's correlation (0 if all predictions are equal), and two mean errors."""
     guessed = np.ravel(prediction.predictions).astype(float)
     labels = np.ravel(prediction.label_ids).astype(float)
     spread = guessed.std() * labels.std()
@@ -43,14 +43,14 @@ def best_guess(logits: torch.Tensor | tuple[torch.Tensor, ...], labels: object) 
 
 
 def guessed_tokens(prediction: EvalPrediction) -> Scores:
-    """Computes the share of hidden tokens that were guessed."""
+    """Computes the share of masked tokens that were predicted."""
     hidden = prediction.label_ids != -100
     right = (prediction.predictions == prediction.label_ids)[hidden]
     return {"guessed": float(right.mean()) if right.size else 0.0}
 
 
 def of_spans(names: Sequence[str]) -> Callable[[EvalPrediction], Scores]:
-    """Returns the scorer of tags: accuracy; with B- and I- tags precision, recall and F1 over whole entities too."""
+    """Returns the scorer of tags: accuracy; with B- and I- tags, also precision, recall and F1 over whole entities."""
     has_spans = any(name.startswith(("B-", "I-")) for name in names)
 
     def scores(prediction: EvalPrediction) -> Scores:

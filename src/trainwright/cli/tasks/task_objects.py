@@ -20,7 +20,7 @@ from trainwright.data.identity import fingerprint
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.row_names import RowOrigin
 
-Dataset: TypeAlias = Any  # rows of ours, a list, or a datasets.Dataset
+Dataset: TypeAlias = Any  # our own rows, a list, or a datasets.Dataset
 Processor: TypeAlias = "PreTrainedTokenizerBase | BaseImageProcessor"
 Columns = dict[str, list[Any]]  # Any: cells of a table, then inputs of a model
 
@@ -29,7 +29,7 @@ BATCH = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TaskObjects:
-    """Objects of a Trainer's constructor, and a text about them."""
+    """Objects for a Trainer's constructor, and a short text about them."""
 
     model: nn.Module
     train: Dataset
@@ -47,21 +47,21 @@ def shown(names: list[str], most: int = 8) -> str:
 
 
 class Samples(list[Row]):
-    """Samples of a task, and where they come from."""
+    """Samples of a task, and their origin."""
 
     def __init__(self, samples: Iterable[Row], origin: RowOrigin) -> None:
         super().__init__(samples)
         self.origin = origin
 
 
-# Column of what a tokenizer returns: the row of each sample, where there are more or fewer samples than rows.
+# Column in a tokenizer's output: the row of each sample, if their numbers differ.
 ROW_OF_SAMPLE = "overflow_to_sample_mapping"
 
 
 def encoded(material: TaskSource, rows: Rows, encode: Callable[[Columns], Columns]) -> Dataset:
     """Encodes rows, a thousand at a time (columns to columns), into samples that know their origin.
 
-    `encode` returns the row of each sample, as a column `overflow_to_sample_mapping`, if that is not one for each.
+    `encode` returns the row of each sample as a column `overflow_to_sample_mapping`, unless each row is one sample.
     """
     if hasattr(rows, "column_names"):
         return _encoded_dataset(material, rows, encode)
@@ -94,9 +94,9 @@ def origin_of(material: TaskSource, rows: Rows, row_of: Sequence[int] | None = N
     """Returns the origin of samples.
 
     Args:
-        material: names the rows.
-        rows: from which the samples are made.
-        row_of: row of each sample; None: each row is one. Samples of a row that was cut get numbers of their parts.
+        material: provides the names of the rows.
+        rows: the rows that the samples are made from.
+        row_of: row of each sample; None if each row is one sample. Samples cut from one row get part numbers.
     """
     names = material.names(rows)
     if hasattr(rows, "column_names"):
@@ -124,7 +124,7 @@ def pieces(ids: list[int], length: int, *, least: int = 2) -> list[list[int]]:
 def text_parts(
     material: TaskSource, args: TrainingArguments, roles: Sequence[str], *, begins: bool = True, **settings: object
 ) -> tuple[PreTrainedTokenizerBase, ModelConfig, int]:
-    """Returns tokenizer, configuration of the model, and the largest number of tokens of a text."""
+    """Returns tokenizer, configuration of the model, and the maximum number of tokens of a text."""
 
     def corpus() -> Iterator[str]:
         cells = (cell for role in roles for cell in material.column(material.train, role))
@@ -139,9 +139,9 @@ def note_cut_texts(material: TaskSource, role: str, length: int, *, setting: str
     """Notes the rows of which less than half is read.
 
     Args:
-        material: has the rows, and gets what is found.
-        role: of the column that is cut.
-        length: tokens that are read.
+        material: the rows; receives the findings.
+        role: role of the column that is cut.
+        length: number of tokens that are read.
         setting: entry of `data` that sets this length.
     """
     is_wanted = (getattr(material.recipe.data, setting) or material.recipe.data.max_length) is not None
@@ -163,11 +163,11 @@ def text_objects(
     encode: Callable[[Columns], Columns],
     **others: Any,  # fields of TaskObjects
 ) -> TaskObjects:
-    """Encodes the rows, loads the model, and makes the objects of a task over text."""
+    """Encodes the rows, loads the model, and makes the objects of a text task."""
     has_sources = material.recipe.data.sources
     train: Any = _mixed(material, encode) if has_sources else encoded(material, material.train, encode)
     if len(train) == 0:
-        material.wrong("no text is left that has two tokens or more.", "data", "train")
+        material.wrong("no text with two or more tokens is left.", "data", "train")
     return TaskObjects(
         model=load_model(material, config),
         train=train,

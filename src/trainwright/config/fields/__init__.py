@@ -111,7 +111,7 @@ def changed_fields(args: object) -> set[str]:
 
 
 def was_asked_for(args: object, name: str) -> bool:
-    """Returns whether the user chose the value of a field: in a call of the constructor, or of one of the setters.
+    """Returns whether the user chose the value of a field, in a call of the constructor or of a setter.
 
     Others may be a library's: a subclass sets some in `__post_init__`, and SetFit assigns its own defaults. Arguments
     of transformers do not keep it, and every value of theirs counts as chosen.
@@ -126,7 +126,7 @@ def batch_formers(args: object) -> list[str]:
 
 
 def out_of_range(args: object) -> Iterator[tuple[str, str]]:
-    """Fields that hold what they must not, each with a message. Fields that `args` lacks are passed over."""
+    """Fields with invalid values, each with a message. Fields that `args` lacks are skipped."""
     for name, limits in RANGES.items():
         if not hasattr(args, name) or has_other_meaning(args, name):
             continue

@@ -104,7 +104,7 @@ class Setting:
     # reads, that all trials share, or that nothing in a trial reads
     searchable: bool
     factory: Callable[[], Any] | None = None  # makes the default, if that is mutable
-    # the numbers that it may hold; mandatory where the type names int or float, BY_RULES where limits do not tell
+    # the allowed numbers; mandatory if the type is int or float, BY_RULES if limits cannot express them
     limits: Range | None = NOT_SET
     choices: tuple[str, ...] = ()  # the words that it may hold; None too if that is the default
     enum: type[Enum] | None = None  # the enum that its words become
@@ -115,7 +115,7 @@ class Setting:
     syntax: tuple[Syntax, ...] = ()
     bare_flag: bool = False  # on the command line, the name alone means True
     secret: bool = False  # not shown in `repr`
-    summarized: bool = False  # the lines that a run begins with show it, so it is not listed again among what differs
+    summarized: bool = False  # already in the header lines of a run, so not listed again among changed settings
     alias_of: str | None = None  # the field that this one is an alias of
     formerly: Mapping[str, NameOfField] = field(default_factory=dict)  # its older names, each with its meaning today
     shares_name: bool = False  # arguments of other libraries have a field of this name with another meaning
@@ -141,7 +141,10 @@ class Setting:
 
 
 def setting(default: object, help: str, **facts: Any) -> Any:  # Any, as dataclasses.field() is to a type checker
-    """Declares a field of a `FieldGroup` by the attributes of `Setting`; TypeError: one is missing, or not known."""
+    """Declares a field of a `FieldGroup` by the attributes of `Setting`.
+
+    TypeError for a missing or unknown attribute.
+    """
     return Setting(default, help, **facts)
 
 
@@ -161,7 +164,7 @@ def not_compared(default: object, help: str, **facts: object) -> Any:  # Any: se
 
 
 class FieldGroup:
-    """A base of dataclasses whose fields are all declared by `setting`. One that is not does not import.
+    """A base for dataclasses with all fields declared by `setting`; otherwise the import fails.
 
     Attributes:
         group: title of the group, in `--help` and in the documentation.

@@ -59,11 +59,11 @@ def kept_activations_of_compiled_layers(args: Arguments) -> str | None:
     options = value_of(args, "activation_checkpointing_kwargs") or {}
     if "save" not in options or not value_of(args, "torch_compile"):
         return None
-    return "save in activation_checkpointing_kwargs has no effect with torch_compile, which hides what layers compute."
+    return "save in activation_checkpointing_kwargs has no effect with torch_compile, which hides the layers' outputs."
 
 
 def _idle(name: str, members: tuple[str, ...], where: str, *switches: str) -> None:
-    """Makes the rule `name`: settings that are no defaults have no effect, unless one of the switches is on."""
+    """Makes the rule `name`: non-default settings have no effect unless one of the switches is on."""
 
     @rule(Stage.ADVICE, *members, *switches, called=name)
     def check(args: Arguments) -> str | None:

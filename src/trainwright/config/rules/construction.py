@@ -31,7 +31,7 @@ def _interval(args: Arguments, what: str) -> str | None:
             f"Give a positive {what}_steps, or {what}_strategy='no'."
         )
     if steps > 1 and steps != int(steps):
-        return f"{what}_steps={steps!r}: a number of steps is whole; only a share of all steps, below 1, is not."
+        return f"{what}_steps={steps!r}: a number of steps must be whole; a share of all steps must be below 1."
     return None
 
 
@@ -226,7 +226,7 @@ def nccl_needs_a_gpu(args: Arguments) -> str | None:
     return None
 
 
-_said = "fsdp and deepspeed both shard the model. Keep one of them."
+_said = "fsdp and deepspeed both shard the model. Keep only one."
 all_set(Stage.CONSTRUCTION, "one_sharding", _said, "fsdp", "deepspeed")
 _said = (
     "save_on_each_node=True writes a whole checkpoint on every node, and with fsdp each process has parts of "
@@ -335,7 +335,7 @@ def a_budget_or_a_batch_size(args: Arguments) -> str | None:
         return None
     return (
         f"max_tokens_per_batch={budget} and per_device_train_batch_size={args.per_device_train_batch_size} both "
-        "say how large a batch is. Keep one of them."
+        "set the batch size. Keep only one."
     )
 
 
@@ -395,7 +395,9 @@ def _problem_of_shares(shares: object, name: str, *, takes_passes: bool) -> str 
     if sum(sums) == 0:
         return f"{name}={shares!r} has no share above 0."
     if by_pass and (sums[0] >= 1 or sums[1] == 0):
-        return f"{name}={shares!r}: beside {by_pass[0]!r}, which is counted in passes, shares must sum to less than 1."
+        return (
+            f"{name}={shares!r}: since {by_pass[0]!r} is counted in passes, the other shares must sum to less than 1."
+        )
     return None
 
 
@@ -404,7 +406,7 @@ def shares_of_sources(args: Arguments) -> str | None:
     mixture = value_of(args, "mixture")
     schedule = value_of(args, "mixture_schedule")
     if mixture is not None:
-        both = "mixture and mixture_schedule both set the training data. Keep one of them."
+        both = "mixture and mixture_schedule both set the training data. Keep only one."
         return _problem_of_shares(mixture, "mixture", takes_passes=True) or (None if schedule is None else both)
     if schedule is None:
         return None
@@ -419,7 +421,9 @@ def shares_of_sources(args: Arguments) -> str | None:
         if (number == 0 and start != 0) or (before is not None and start <= before):
             return f"mixture_schedule: an entry at {start!r} after {before!r} is out of order. {form}"
         if number and (isinstance(start, float) != isinstance(schedule[1][0], float) or start != start):
-            return f"mixture_schedule mixes steps (1000) and shares of the run (0.5) at {start!r}. Keep to one of them."
+            return (
+                f"mixture_schedule mixes steps (1000) and shares of the run (0.5) at {start!r}. Use only one of them."
+            )
         if isinstance(start, float) and start > 1:
             return f"mixture_schedule: {start!r} is not a share of the run, which ends at 1.0; steps are whole numbers."
         if problem := _problem_of_shares(shares, f"mixture_schedule at {start!r}", takes_passes=False):

@@ -126,7 +126,7 @@ def cautions(args: Arguments, facts: RunFacts) -> list[str]:
 
 
 def _contradictions(args: Arguments, facts: RunFacts, *, wrong: set[str]) -> Iterator[str]:
-    """`wrong`: fields that hold what they must not. A rule may fail over them; they have been named already."""
+    """`wrong`: fields with invalid values. A rule may fail because of them; they have been reported already."""
     if facts.max_steps is None and isinstance(args.max_steps, int) and args.max_steps > 0:
         facts = replace(facts, max_steps=args.max_steps)
     for one in [*of_stage(Stage.CONSTRUCTION), *of_stage(Stage.START)]:

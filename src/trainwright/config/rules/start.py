@@ -37,7 +37,7 @@ class RequiredMetric:
 
 
 def resolve_best_metric(args: Arguments, eval_names: tuple[str, ...] = ()) -> RequiredMetric | None:
-    """The metric that `metric_for_best_model` names, unless every evaluation has it or nobody is judged by one."""
+    """Returns the metric in `metric_for_best_model`, unless every evaluation has it or no rule needs it."""
     if args.metric_for_best_model is None:
         return None
     metric = str(args.metric_for_best_model).removeprefix("eval_")
@@ -224,7 +224,7 @@ def _is_beyond(args: Arguments, length: int, what: str) -> bool:
     steps = getattr(args, f"{what}_steps")
     if getattr(args, f"{what}_strategy") != "steps" or not isinstance(steps, (int, float)):
         return False
-    is_default = steps == defaults_of(type(args)).get(f"{what}_steps")  # a default need not be reached in a short run
+    is_default = steps == defaults_of(type(args)).get(f"{what}_steps")  # a short run need not reach a default
     sources = ("eval_steps", "logging_steps") if what == "eval" else (f"{what}_steps",)  # None: as often as the log
     is_default = is_default or not any(was_asked_for(args, name) for name in sources)
     return not is_default and not 0 < steps <= length

@@ -1,1 +1,1 @@
-"""Iterable datasets: reading, sharing, batching and the state that a checkpoint keeps of them."""
+"""Iterable datasets: reading, sharing, batching, and their state in checkpoints."""

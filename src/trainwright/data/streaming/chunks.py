@@ -1,4 +1,4 @@
-"""Chunks of a stream that is being read, of items or of batches formed by length: each a batch on each process."""
+"""Chunks of a stream, of items or of batches formed by length: each becomes a batch on every process."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenStream:
-    """A stream from which items are read."""
+    """A stream being read."""
 
-    items: KeptItems  # from here on
-    at: int  # items before the first of these
-    place: StreamPlace  # behind what is trained
-    begin: Callable[[int], None]  # seeds what is drawn while the portion with a number is read
-    state: Callable[[], State]  # the dataset's own state; None if it has none
-    shows_progress: bool = False  # of what is passed over
+    items: KeptItems  # the items from here on
+    at: int  # number of items before the first of these
+    place: StreamPlace  # position after the trained items
+    begin: Callable[[int], None]  # seeds random draws while the portion with a number is read
+    state: Callable[[], State]  # returns the dataset's own state; None if it has none
+    shows_progress: bool = False  # whether to show the progress of skipping
 
     def bar(self, stop: int) -> tqdm[NoReturn]:
-        """A progress bar of the items that are passed over, up to a position."""
+        """Returns a progress bar for skipping items up to a position."""
         shown = self.shows_progress and self.at < stop
         return tqdm(
-            total=max(stop - self.at, 0), desc="Passing over trained items", disable=not shown, leave=False, delay=2
+            total=max(stop - self.at, 0), desc="Skipping trained items", disable=not shown, leave=False, delay=2
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Part of a stream that becomes a batch on each process."""
+    """Part of a stream that becomes a batch on every process."""
 
-    length: int  # things that are shared out: items, or batches where they are formed by length
-    rows: Callable[[ChunkPart | None], Sequence[Item]]  # what the collator gets of a part of them; of all for None
-    samples: Callable[[ChunkPart | None], SampleIds]  # their ids, or pieces of them; empty if they have none
-    place: StreamPlace  # behind it
-    size: int  # what it adds to the position
-    number: int  # by which what is drawn in collating it is seeded
-    num_samples: int | None = None  # in it, where that is not the size
+    length: int  # number of units to distribute: items, or batches if they are formed by length
+    rows: Callable[[ChunkPart | None], Sequence[Item]]  # returns the collator's input for a part of them; None for all
+    samples: Callable[[ChunkPart | None], SampleIds]  # returns their ids, or pieces of them; empty if they have none
+    place: StreamPlace  # position after it
+    size: int  # amount by which it advances the position
+    number: int  # seed number for random draws in the collator
+    num_samples: int | None = None  # number of samples in it, if that differs from the size
 
 
 def chunks_of_items(
     opened: OpenStream, share: RankShare, *, drop_last: bool, must_reach_start: bool = True
 ) -> Iterator[Chunk]:
-    """Chunks of so many items that are not excluded. Reads past what is trained at once, and chunks when asked for.
+    """Yields chunks of `size` items that are not excluded. Skips trained items at once, and reads chunks lazily.
 
-    A last chunk that is smaller is dropped with `drop_last`, unless it is the only one. Raises DataError where the
-    stream has become shorter than what is trained; without `must_reach_start` there are no chunks then.
+    A smaller last chunk is dropped with `drop_last`, unless it is the only one. Raises DataError if the stream has
+    become shorter than its trained part; without `must_reach_start`, there are no chunks in that case.
     """
     size = share.chunk_size
     items = opened.items
@@ -77,10 +77,11 @@ def chunks_of_items(
 def _chunks_of_items(opened: OpenStream, size: int, *, drop_last: bool) -> Iterator[Chunk]:
     while True:
         before = position = opened.items.position
-        if position > 0:  # before the first one the iterator was started
+        if position > 0:  # before the first chunk, the iterator was just started
             opened.begin(position // size)
         items: list[Item] = []
-        items += itertools.islice(opened.items, size)  # after an error it has what was read, for `bad_sample.py`
+        # after an error, `bad_sample.py` finds the items read so far here
+        items += itertools.islice(opened.items, size)
         if not items or (len(items) < size and drop_last and position > 0):
             return
         position = opened.items.position
@@ -104,10 +105,10 @@ def _slicer(items: Sequence[T]) -> Callable[[ChunkPart | None], Sequence[T]]:
 def chunks_of_batches(
     opened: OpenStream, share: RankShare, former: BatchFormer, *, seed_of: Callable[[int], int]
 ) -> Iterator[Chunk]:
-    """Chunks of batches that are formed by length. Reads past what is trained at once.
+    """Yields chunks of batches formed by length. Skips trained items at once.
 
-    `seed_of` gives, for the start of a look-ahead, the seed from which the order of its batches is drawn. Raises
-    DataError where the stream has become shorter than what is trained.
+    `seed_of` returns, for the start of a look-ahead, the seed for the order of its batches. Raises DataError if the
+    stream has become shorter than its trained part.
     """
 
     def begin_block(number: int) -> State:
@@ -131,10 +132,10 @@ def chunks_of_batches(
 def _chunks_of_batches(
     buffer: LookaheadBuffer, place: StreamPlace, width: int, former: BatchFormer, seed_of: Callable[[int], int]
 ) -> Iterator[Chunk]:
-    """As many batches at a time as there are processes."""
+    """Yields one batch per process at a time."""
     position = place.samples
     multiple = place.multiple or width
-    done = place.taken if place.multiple else place.samples  # where nothing but their number is known
+    done = place.taken if place.multiple else place.samples  # if only the number of samples is known
     while ahead := next_lookahead(buffer, former, multiple=multiple, seed=seed_of(buffer.start)):
         formed, size = ahead
         skipped = min(done, len(formed.groups))
@@ -162,6 +163,6 @@ def _chunks_of_batches(
 
 def _raise_shorter(given: int, trained: int) -> NoReturn:
     raise DataError(
-        f"The stream gave {given} items, and {trained} of them were trained when the checkpoint was written: it has "
+        f"The stream has {given} items, but {trained} were trained when the checkpoint was written: it has "
         "become shorter. Resume with the same data."
     )

@@ -1,13 +1,13 @@
-"""Batches formed by length from a stream: a bounded look-ahead is read, and batches are taken out of it.
+"""Batches formed by length from a stream: a bounded look-ahead is read, and batches are taken from it.
 
 A look-ahead is the next samples of the stream: at least `size` of them, and enough for `min_batches` batches and one
-batch for each process. Of these as many are taken, from the front, as make a whole number of batches for every
-process; the rest goes first into the next look-ahead. So no batch is half empty and no process waits, until the stream
-ends: what is left then is shared like any tail. Which samples a look-ahead takes depends on where it starts, on the
-samples' lengths and on the number of processes; with its start and its number of batches it can be formed again.
+batch for each process. The longest prefix that forms a whole number of batches for every process is used; the rest
+becomes the beginning of the next look-ahead. So no batch is half empty and no process waits until the stream ends: the
+remainder is then distributed like any tail. Which samples a look-ahead takes depends on its start, on the samples'
+lengths and on the number of processes; given its start and its number of batches, it can be formed again.
 
-Items are read in blocks that begin at multiples of `block`, so that what is drawn while a block is read, and the state
-behind it, do not depend on where a resume began to read.
+Items are read in blocks that begin at multiples of `block`, so that random draws during a block, and the state after
+it, do not depend on where a resume began to read.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from trainwright.data.quarantine import KeptItems
 from trainwright.data.shards import ChunkPart
 from trainwright.errors import DataError
 
-State = object  # of the user's dataset, as its `state_dict` returns it
+State = object  # of the user's dataset, as returned by its `state_dict`
 
 
 def formed_by_length(
     lengths: Sequence[int] | Lengths, plan: SamplingPlan, *, seed: int, drop_last: bool
 ) -> TokenBudget | PackedOrder:
-    """Batches of samples with these lengths, as the plan forms them; DataError for an empty or too long sample."""
+    """Returns batches of samples with these lengths, formed as planned; DataError for an empty or too long sample."""
     if plan.max_tokens is not None:
         return TokenBudget(lengths, plan.max_tokens, seed=seed, multiple_of=plan.pad_to)
     assert plan.row_length is not None
@@ -49,41 +49,48 @@ def formed_by_length(
 
 @dataclass(frozen=True, slots=True)
 class BatchFormer:
-    """Forms batches of the samples of a look-ahead into a stream."""
+    """Forms batches from the samples of a look-ahead into a stream."""
 
     plan: SamplingPlan
-    size: int = 1024  # samples of a look-ahead, at least
-    min_batches: int = 16  # batches that can be formed of it, at least
-    block: int = 64  # items that are read at once
+    size: int = 1024  # samples per look-ahead, at least
+    min_batches: int = 16  # batches per look-ahead, at least
+    block: int = 64  # items read at once
 
     @property
     def packed_input(self) -> str | None:
-        """The entry whose tokens are packed into rows; None where samples stay rows of their own."""
+        """The entry whose tokens are packed into rows; None if samples are not packed."""
         return self.plan.length_of if self.plan.row_length is not None else None
 
     @property
     def unit(self) -> str:
-        """The settings that decide what a batch is."""
+        """The settings that define a batch."""
         return f"{formed_by_length([1], self.plan, seed=0, drop_last=False).unit} from look-aheads of {self.size}"
 
     def describe(self) -> OrderKind:
-        """Everything that the batches depend on besides the stream, the seed and the number of processes."""
+        """Returns everything that the batches depend on besides the stream, the seed and the number of processes."""
         of_plan = {name: getattr(self.plan, name) for name in ("pad_to", "splits_long", "length_of")}
         return {"unit": self.unit, "min_batches": self.min_batches, "block": self.block, **of_plan}
 
     def order(self, lengths: Sequence[int], *, seed: int = 0, drop_last: bool = False) -> BatchOrder:
-        """The batches of samples with these lengths; `drop_last` leaves out one of the last look-ahead if not full."""
+        """Returns the batches of samples with these lengths.
+
+        `drop_last` drops an incomplete one of the last look-ahead.
+        """
         return formed_by_length(lengths, self.plan, seed=seed, drop_last=drop_last and self.plan.drop_last)
 
     def length(self, item: Item, number: int) -> int:
-        """Tokens of an item of the stream, counted, since no column can be asked; DataError for none or too many."""
+        """Counts the tokens of an item of the stream, which has no column of lengths.
+
+        DataError for none or too many.
+        """
         name = self.plan.length_of
         plan = self.plan
         if not isinstance(item, Mapping) or name not in item:
             has = ", ".join(sorted(item)) if isinstance(item, Mapping) else f"a {type(item).__name__}"
             raise DataError(
-                f"Batches are formed by the length of {name!r}, and item {number} of the stream has {has}. Give the "
-                "items that entry (tokenize the stream by map), or pass a processing_class whose first input they have."
+                f"Batches are formed by the length of {name!r}, but item {number} of the stream has {has}. Give the "
+                "items that entry (tokenize the stream with map), or pass a processing_class with a matching first "
+                "input."
             )
         length = len(item[name])
         setting = "packing_length"
@@ -92,24 +99,24 @@ class BatchFormer:
         if plan.max_tokens is not None:
             setting = "max_tokens_per_batch"
             limit = plan.max_tokens
-            cure = "Raise the budget, or cut the samples."
+            cure = "Raise the budget, or truncate the samples."
         if length < 1 or (length > (limit or length) and not plan.splits_long):
-            what = f"more than {setting}={limit}. {cure}" if length else "none. Leave such samples out."
+            what = f"more than {setting}={limit}. {cure}" if length else "none. Remove such samples."
             raise DataError(f"Item {number} of the stream has {length} tokens, {what}")
         return length
 
 
 class LookaheadBuffer:
-    """Items of a stream from position `at` on, and the last place before it from which they can be read again.
+    """Items of a stream from position `at` on, and the last earlier position from which they can be read again.
 
-    `begin_block` is called with its number before each `block` of items is read, and returns the dataset's state there.
+    `begin_block` is called with the number of each block before it is read, and returns the dataset's state there.
     """
 
     def __init__(
         self, items: KeptItems, begin_block: Callable[[int], State], *, block: int, at: int, state: State
     ) -> None:
         self.items: list[Item] = []
-        self.numbers: list[int] = []  # of the items, where they have any
+        self.numbers: list[int] = []  # numbers of the items, if they have any
         self.start = at
         self._source = items
         self._begin_block = begin_block
@@ -123,11 +130,11 @@ class LookaheadBuffer:
 
     @property
     def mark(self) -> tuple[int, State]:
-        """Items before a place in the stream that is not behind the start, and the dataset's state there."""
+        """Returns the last marked position at or before the start, and the dataset's state there."""
         return self._marks[0]
 
     def fill(self, size: int) -> bool:
-        """Reads until there are so many items; returns False where the stream has fewer."""
+        """Reads until it holds `size` items; returns False if the stream has fewer."""
         while len(self.items) < size and not self._has_ended:
             at = self.start + len(self.items)
             state = self._begin_block(at // self._block)
@@ -141,7 +148,7 @@ class LookaheadBuffer:
         return len(self.items) >= size
 
     def drop(self, size: int) -> None:
-        """Removes the first items: they are in batches."""
+        """Removes the first items, which are in batches."""
         del self.items[:size], self.numbers[:size]
         self.start += size
         while len(self._marks) > 1 and self._marks[1][0] <= self.start:
@@ -158,7 +165,7 @@ class LookaheadBatches:
         self.groups = list(order.indices(0))
 
     def batches_from(self, first: int) -> Callable[[ChunkPart | None], list[Item]]:
-        """The batch of a process with a part, of as many batches as there are processes."""
+        """Returns a function from a process's part to its batch, among as many batches as there are processes."""
 
         def batch(part: ChunkPart | None) -> list[Item]:
             return self._dataset[self.groups[first + (0 if part is None else part.start)]]
@@ -166,7 +173,7 @@ class LookaheadBatches:
         return batch
 
     def samples_from(self, first: int) -> Callable[[ChunkPart | None], SampleIds]:
-        """Returns the ids of what `batches_from` gives: of samples, or of their pieces by row; empty if unknown."""
+        """Returns the ids of `batches_from`: of samples, or of their pieces by row; empty if unknown."""
         numbers = self._numbers
 
         def samples(part: ChunkPart | None) -> SampleIds:
@@ -180,16 +187,16 @@ class LookaheadBatches:
         return samples
 
     def num_samples(self, start: int, stop: int) -> int:
-        """Samples in some of the batches."""
+        """Returns the number of samples in some of the batches."""
         return sum(self._order.num_samples_of(group) for group in self.groups[start:stop])
 
 
 def next_lookahead(
     buffer: LookaheadBuffer, former: BatchFormer, *, multiple: int, seed: int
 ) -> tuple[LookaheadBatches, int] | None:
-    """The batches of the next look-ahead and how many samples they take; None when the stream has ended.
+    """Returns the batches of the next look-ahead and the number of samples in them; None at the end of the stream.
 
-    Their number is a multiple of `multiple`, unless the stream ends; their order is drawn from `seed`.
+    Their number is a multiple of `multiple`, unless the stream ends; `seed` determines their order.
     """
     lengths: list[int] = []
     num = former.size
@@ -204,7 +211,7 @@ def next_lookahead(
     if not lengths:
         return None
     size = len(lengths)
-    if not has_all:  # as many samples, from the front, as fill a number of batches, the last one too
+    if not has_all:  # as many samples, from the front, as fill a whole number of batches
         most = (count - 1) // multiple * multiple
         size = bisect_right(range(1, size), most, key=lambda size: len(former.order(lengths[:size])))
     order = former.order(lengths[:size], seed=seed, drop_last=has_all)

@@ -1,8 +1,8 @@
-"""Named sources as one stream: streams, and datasets with a length beside them, item by item, resumed exactly.
+"""Named sources, streams and datasets with a length, as one stream that resumes exactly.
 
-With shares, the source of each position is that of `ShareCurve.sources`, and a source that ends begins again. Without,
-sources take turns until each has ended. Each source has a place of its own: its own state where it tells one, else the
-number of items, which are read again on a resume.
+With shares, `ShareCurve.sources` gives the source of each position, and a source restarts when it ends. Without shares,
+sources take turns until each has ended. The position of each source is tracked separately: by its own state if it has
+one, else by the number of items, which a resume reads again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainwright.data.streaming.stream_state import keeps_state
 from trainwright.data.worker_internals import without_worker
 from trainwright.errors import DataError
 
-OWNERS = 4096  # positions whose sources are computed at a time
+OWNERS = 4096  # number of positions for which sources are computed at once
 
 
 class Shares(Protocol):
@@ -33,7 +33,7 @@ class Shares(Protocol):
 
 
 class MixtureStream(IterableDataset[Item]):
-    """The items of several datasets, at least one of them a stream.
+    """The items of several datasets, at least one of which is a stream.
 
     Args:
         sources: the datasets by name.
@@ -52,34 +52,34 @@ class MixtureStream(IterableDataset[Item]):
         self._shuffles = True
         self._epoch = 0
         self._places = [_Place() for _ in self.names]
-        self._states: list[Any] = [None] * len(self.names)  # of the sources, as a checkpoint has them
+        self._states: list[Any] = [None] * len(self.names)  # of the sources, as in a checkpoint
         self._position = 0
         self._sample = -1
         self._loaded: dict[str, Any] | None = None
 
     def sample(self) -> int:
-        """Number of the item given last: the same for a row each time it comes, unless its stream is shuffled."""
+        """Number of the last item returned: the same for a row each time it is read, unless its stream is shuffled."""
         return self._sample
 
     def source_of(self, sample: int) -> tuple[str, int]:
-        """Returns the name of the source of a sample, and its row there, or its place in a stream."""
+        """Returns the name of a sample's source, and its row there, or its position in a stream."""
         row, number = divmod(sample, len(self.names))
         return self.names[number], row
 
     def sources_of(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the number of the source of each sample: its place among `names`."""
+        """Returns the number of each sample's source: its index in `names`."""
         return samples % len(self.names)
 
     def use(
         self, shares: Shares | None, *, settings: str, read: Callable[[str], Shares], seed: int, shuffles: bool
     ) -> None:
-        """Settles the order of sources, and of the rows of those with a length.
+        """Sets the order of sources, and of the rows of sources with a length.
 
         Args:
-            shares: which source each position has; None: sources take turns.
-            settings: from which the shares were made; a checkpoint with the same ones has the shares of its run.
-            read: from the text of shares in a checkpoint to them.
-            seed: of the order of rows.
+            shares: the source of each position; None lets sources take turns.
+            settings: the settings behind the shares; a checkpoint with the same settings keeps the shares of its run.
+            read: parses the text of shares in a checkpoint.
+            seed: seed for the order of rows.
             shuffles: whether rows are shuffled.
         """
         self._shares = shares
@@ -89,11 +89,11 @@ class MixtureStream(IterableDataset[Item]):
         self._shuffles = shuffles
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch."""
+        """Starts the next iteration at this epoch."""
         self._epoch = epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Says how far each source is read."""
+        """Returns how far each source has been read."""
         places = {}
         for number, (name, source) in enumerate(self.sources.items()):
             place = self._places[number]
@@ -105,10 +105,10 @@ class MixtureStream(IterableDataset[Item]):
         return {"position": self._position, "places": places, "settings": self._settings, "shares": shares}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration continues from a state; a DataError where it is of other sources."""
+        """Continues the next iteration from a state; DataError if the state is for other sources."""
         if list(state["places"]) != self.names:
             raise DataError(
-                f"The checkpoint is of the sources {', '.join(state['places'])}; resume with the same ones."
+                f"The checkpoint has the sources {', '.join(state['places'])}; resume with the same sources."
             )
         self._loaded = state
 
@@ -130,7 +130,7 @@ class MixtureStream(IterableDataset[Item]):
             self._position += 1
             if not self._places[number].has_ended:
                 with without_worker():  # workers take turns in making batches, so each reads all items
-                    item = next(items[number], self)  # a mixture is no item of its own
+                    item = next(items[number], self)  # a sentinel: self cannot be an item
                 if item is not self:
                     self._sample = self._places[number].row * len(items) + number
                     yield item
@@ -145,7 +145,7 @@ class MixtureStream(IterableDataset[Item]):
                 yield item
 
     def _items_of(self, number: int) -> Iterator[Item]:
-        """The items of a source from its place on; with shares, pass after pass without end."""
+        """Yields the items of a source from its position on; with shares, pass after pass without end."""
         state = self._states[number]
         place = self._places[number]
         source = self.sources[self.names[number]]
@@ -166,7 +166,7 @@ class MixtureStream(IterableDataset[Item]):
                 place.items += 1
                 yield item
             if place.items == 0:
-                raise DataError(f"The source {name!r} of train_dataset gave no item.")
+                raise DataError(f"The source {name!r} of train_dataset has no items.")
             if self._shares is None:
                 place.has_ended = True
             else:
@@ -183,11 +183,11 @@ class MixtureStream(IterableDataset[Item]):
 
 
 class _Place:
-    """Progress of reading one source."""
+    """Progress in reading one source."""
 
     def __init__(self, passes: int = 0, items: int = 0, has_ended: bool = False) -> None:
         self.passes = passes
         self.items = items
         self.has_ended = has_ended
         self.is_open = False  # read since the last resume
-        self.row = 0  # of the item read last
+        self.row = 0  # of the last item read

@@ -1,15 +1,15 @@
-"""Streams: an iterable dataset in batches, each item once over processes and workers, from the position of a resume.
+"""Streams: batches of an iterable dataset, each item once over processes and workers, from the position of a resume.
 
 Every process reads the same items in the same order and takes its part of each chunk (`chunks.py`, `samplers.py`), so
-that all have the same number of batches. Workers share a stream in one of two ways:
-- The dataset sees to it: a `datasets` stream gives each worker shards of its own, and others ask `get_worker_info`.
-  Each worker then makes batches of what it gets, and the loader takes them in turn.
-- It does not: every worker reads all of it and makes every W-th batch, so the batches are those without workers.
+that all have the same number of batches. Workers divide a stream in one of two ways:
+- The dataset divides it: a `datasets` stream gives each worker its own shards; other datasets use `get_worker_info`.
+  Each worker then makes batches of its items, and the loader takes them in turn.
+- It does not: every worker reads all of it and makes every W-th batch, so the batches are the same as without workers.
 
-Of a `datasets` stream that `split_dataset_by_node` split, each process reads its own part (`equal_batches`).
+If `split_dataset_by_node` split a `datasets` stream, each process reads its own part (`equal_batches`).
 
-A resume loads the dataset's own state where it has one, and otherwise reads past what is trained, collating nothing.
-What is drawn while a stream is read or collated is seeded in workers, and in the main process where asked, as a
+A resume loads the dataset's own state if it has one, and otherwise skips the trained items without collating anything.
+Random draws while reading or collating a stream are seeded in workers, and on request in the main process, as a
 function of the seed, the epoch and the position.
 """
 
@@ -49,37 +49,38 @@ from trainwright.errors import DataError
 
 # Any: datasets are the user's own types, and torch's description of a worker has none.
 T = TypeVar("T")
-NOTHING_AT_ALL = -1  # no samples, and no batch that could stand in
+NOTHING_AT_ALL = -1  # no samples, and no batch to serve as a filler
 NOTHING_MORE: tuple[Batch | None, BatchOrigin | None] = (None, None)
 
 
 @dataclass(eq=False, repr=False)
 class StreamItems(IterableDataset[BatchItems]):
-    """The items of a stream in the portions of one process; torch's DataLoader iterates it, in workers or not."""
+    """The items of a stream in the portions of one process; torch's DataLoader iterates it, with or without workers."""
 
     source: DatasetLike
-    # that of a batch of all processes, or of as many batches as there are processes where they are formed by length; of
-    # this process alone where it reads a part (`split`)
+    # One batch of all processes, or of one batch per process if formed by length; of this process alone if it reads
+    # only a part (`split`).
     share: RankShare
     _: KW_ONLY
     drop_last: bool
-    seed: int  # of a generator that the dataset has, and of workers
+    seed: int  # of the dataset's own generator, if it has one, and of workers
     seeds_workers: bool = True
-    seeds_always: bool = False  # it seeds the main process too
+    seeds_always: bool = False  # also seeds the main process
     former: BatchFormer | None = None
     split: Split = WHOLE
-    must_reach_start: bool = True  # an error where it ends before the start; else there is nothing to read then
+    # an error if the stream ends before the start; otherwise there is simply nothing to read
+    must_reach_start: bool = True
 
     def __post_init__(self) -> None:
-        # A look-ahead is read again by a resume, and what is drawn in it must be the same then.
+        # A resume reads a look-ahead again, and random draws in it must be the same.
         self.seeds_always = self.seeds_always or self.former is not None
-        self.start = (-1, EpochProgress())  # an epoch, and what of it is trained
+        self.start = (-1, EpochProgress())  # an epoch and its trained part
         self.excluded: frozenset[Sample] = frozenset()  # samples in quarantine
-        # Shared memory: workers that persist see the epoch of the main process.
+        # Shared memory: persistent workers see the epoch of the main process.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes of the user's dataset."""
+        """Returns attributes of the user's dataset."""
         if name in ("source", "__setstate__"):
             raise AttributeError(name)
         return getattr(self.source, name)
@@ -99,55 +100,55 @@ class StreamItems(IterableDataset[BatchItems]):
 
     @property
     def num_samples(self) -> int | None:
-        """Items of an epoch, those that are excluded included; None where they do not tell the batches."""
+        """Items of an epoch, including excluded ones; None if they do not determine the number of batches."""
         return len(self.source) if self.is_counted and has_length(self.source) else None
 
     @property
     def num_missing(self) -> int:
-        """Excluded items by which an epoch is shorter, where the number of batches follows from that of items."""
+        """Excluded items by which an epoch is shorter, if the number of items determines the number of batches."""
         return 0 if self.num_samples is None else self._num_excluded()
 
     def _num_excluded(self, first: int = 0) -> int:
-        """Places from one on that are excluded."""
+        """Returns the number of excluded positions from `first` on."""
         places = range(first, len(self.source))
         return sum(one in places for one in self.excluded)
 
     def num_batches_after(self, position: int) -> int:
-        """Batches of the items from a position on that are not excluded."""
+        """Returns the number of batches formed by the non-excluded items from a position on."""
         left = len(self.source) - position - self._num_excluded(position)
         return self.share.num_batches(left, drop_last=self.drop_last)
 
     @property
     def tells_batches(self) -> bool:
-        """True if the number of samples before a position tells that of batches.
+        """True if the number of samples before a position determines the number of batches.
 
-        Parts of a stream end one after the other, and batches span more samples where some are excluded.
+        Parts of a stream end at different times, and batches span more samples if some are excluded.
         """
         return self.split.is_whole and not self.excluded
 
     @property
     def has_places(self) -> bool:
-        """True if a position names the same item in each epoch, for each process that reads the stream."""
+        """True if a position identifies the same item in each epoch, for each process that reads the stream."""
         return self.split.is_whole and not is_shuffled_stream(self.source)
 
     @property
     def unit(self) -> str | None:
-        """What counts as a sample in a position; None for an item of the whole stream."""
+        """The unit of a position; None for single items of the whole stream."""
         unit = None if self.former is None else self.former.unit
         if self.split.is_whole:
             return unit
         return f"{unit or 'single samples'}, of {self.split.num_parts} parts read by a process each"
 
     def describe(self) -> OrderKind:
-        """Everything that the batches depend on besides the stream, the seed and the number of processes."""
+        """Returns everything that the batches depend on besides the stream, the seed and the number of processes."""
         formed = {} if self.former is None else self.former.describe()
         return {"kind": "stream", **formed}
 
     def exclude(self, samples: Collection[Sample]) -> None:
-        """Excludes samples, and those of an earlier call no more; a DataError where they cannot be named like this."""
+        """Excludes samples; replaces an earlier selection. DataError if they cannot be identified in this way."""
         if self.former is not None:
             raise DataError(
-                "Batches of a stream that are formed by length leave out no samples. Leave them out of the stream "
+                "Batches formed by length from a stream cannot exclude samples. Remove the samples from the stream "
                 f"itself, and delete {QUARANTINE_NAME} in output_dir."
             )
         if not self.has_places and any(isinstance(sample, int) for sample in samples):
@@ -156,27 +157,27 @@ class StreamItems(IterableDataset[BatchItems]):
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration reads."""
+        """The epoch of the next iteration."""
         return int(self._epoch[0])
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration reads this epoch, in the main process and in workers."""
+        """Sets the epoch of the next iteration, in the main process and in workers."""
         self._epoch[0] = epoch
         if hasattr(self.source, "set_epoch"):
             self.source.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[BatchItems]:
         info: Any = get_worker_info()
-        info = getattr(info, "actual", info)  # of an earlier epoch of this worker
+        info = getattr(info, "actual", info)  # from an earlier epoch of this worker
         epoch = self.epoch
         start = self.start[1] if epoch == self.start[0] else EpochProgress()
         return StreamReader(self, epoch, start, info).portions()
 
 
 class StreamDataLoader(PreparedDataLoader):
-    """A dataloader over `StreamItems`; `exchange` is None where each process reads the whole stream."""
+    """A dataloader over `StreamItems`; `exchange` is None if each process reads the whole stream."""
 
-    origin: BatchOrigin | None = None  # where in the stream the batch came from that was fetched last
+    origin: BatchOrigin | None = None  # origin in the stream of the last batch fetched
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class StreamDataLoader(PreparedDataLoader):
         **options: Any,
     ) -> None:
         self.exchange = exchange
-        with_origin: Any = _WithOrigin(collate)  # gets what the dataset yields, which torch types as single samples
+        with_origin: Any = _WithOrigin(collate)  # torch types its input as single samples
         super().__init__(items, batch_size=None, collate_fn=with_origin, **options)
 
     @property
@@ -198,7 +199,7 @@ class StreamDataLoader(PreparedDataLoader):
 
     def __len__(self) -> int:
         if not self.items.is_counted:
-            raise TypeError("How many batches these are is known when the stream has ended.")
+            raise TypeError("The number of batches is only known when the stream has ended.")
         num_items = len(self.items)
         return self.items.share.num_batches(num_items, drop_last=self.items.drop_last) or min(num_items, 1)
 
@@ -219,7 +220,7 @@ class StreamDataLoader(PreparedDataLoader):
 
 
 class _WithOrigin:
-    """A collator that returns the origin of a batch with it."""
+    """A collator that returns the origin of a batch along with it."""
 
     def __init__(self, data_collator: Callable[[list[Item]], Batch]) -> None:
         self.data_collator = data_collator
@@ -229,7 +230,7 @@ class _WithOrigin:
 
 
 class StreamReader:
-    """One pass over a stream in one process or worker: opened after what is trained, shared with others, seeded."""
+    """One pass over a stream in one process or worker: starts after the trained items, divides the stream, seeds."""
 
     def __init__(self, stream: StreamItems, epoch: int, start: EpochProgress, info: Any) -> None:
         self.stream = stream
@@ -244,7 +245,7 @@ class StreamReader:
         self.watched: _WatchedInfo | None = None
 
     def portions(self) -> Iterator[BatchItems]:
-        """Rows for the collator, a portion for each batch. Reads past what is trained at once."""
+        """Yields rows for the collator, one portion per batch. Skips trained items at once."""
         opened = self._open()
         share = self.stream.share
         former = self.stream.former
@@ -261,7 +262,7 @@ class StreamReader:
         return self._portions(chunks_of_batches(opened, share, former, seed_of=seed))
 
     def _open(self) -> OpenStream:
-        """Begins to read, where the dataset's own state is or at the beginning."""
+        """Starts reading at the dataset's own state, or at the beginning."""
         source = self.stream.source
         start = self.start
         if hasattr(source, "set_epoch"):
@@ -271,7 +272,7 @@ class StreamReader:
         if self.splits_itself or start.num_workers > 1:
             if start.samples and start.num_workers != self.num_workers:
                 self._raise_shared_otherwise()
-            # Worker 0 makes the first batch, so it takes the place of the worker whose turn it was.
+            # Worker 0 makes the first batch, so it takes the role of the worker whose turn it was.
             self.worker = (self.worker + start.next_worker) % self.num_workers
             self.splits_itself = True
         place = start.of_worker.get(self.worker if start.num_workers > 1 else 0, StreamPlace())
@@ -295,30 +296,30 @@ class StreamReader:
             at=position,
             place=place,
             begin=lambda number: self._seed(number, self._whose, 0),
-            # A copy: the dataset may return the object that it changes.
+            # A copy: the dataset may return the object that it mutates.
             state=lambda: copy.deepcopy(source.state_dict()) if self.has_state else None,
             shows_progress=self.worker == 0 and self.rank == 0,
         )
 
     def _raise_shared_otherwise(self) -> NoReturn:
         raise DataError(
-            f"The stream was shared by {self.start.num_workers} workers when the checkpoint was written, and would be "
-            f"by {self.num_workers} now; each reads a part of its own. Resume with the same dataloader_num_workers."
+            f"The stream was divided among {self.start.num_workers} workers when the checkpoint was written, but now "
+            f"among {self.num_workers}; each reads its own part. Resume with the same dataloader_num_workers."
         )
 
     def _start_iterator(self, position: int) -> Iterator[Item]:
-        """Watches whether the dataset asks which worker this is."""
+        """Starts the iterator and watches whether the dataset asks for its worker id."""
         actual: Any = get_worker_info()
         if actual is not None:
             actual = getattr(actual, "actual", actual)
             self.watched = _WatchedInfo(actual, self.worker)
             set_worker_info(self.watched)
         size = self.stream.share.chunk_size if self.stream.former is None else self.stream.former.block
-        # At its beginning a stream may draw an order, of which each worker takes a part: they must draw the same.
+        # At its beginning, a stream may draw an order that workers divide: they must all draw the same.
         self._seed(position // size, self._whose if position > 0 else 0, 0)
         items: Iterator[Item] = iter(self.stream.source)
         if self.num_workers > 1 and self.start.samples == 0:
-            first = list(itertools.islice(items, 1))  # a generator asks when it is asked for the first item
+            first = list(itertools.islice(items, 1))  # a generator asks when its first item is requested
             items = itertools.chain(first, items)
             self.splits_itself = self.splits_itself or self._was_asked
         return items
@@ -349,12 +350,12 @@ class StreamReader:
             num_samples=chunk.num_samples,
             samples=chunk.samples(part),
         )
-        self._seed(chunk.number, self._whose, 1 + self.rank)  # the collator may draw, on each process otherwise
+        self._seed(chunk.number, self._whose, 1 + self.rank)  # the collator may draw, differently on each process
         return rows
 
     @property
     def _whose(self) -> int:
-        """A number for whose items these are: a worker's, a process's, or everybody's."""
+        """Number that identifies the reader of these items: a worker, a process, or all of them."""
         worker = self.worker if self.splits_itself else 0
         return worker * self.stream.split.num_parts + self.stream.split.rank
 
@@ -364,7 +365,7 @@ class StreamReader:
 
 
 class _WatchedInfo:
-    """A worker's own description of itself, that tells whether it was asked for."""
+    """A worker's own description of itself that records whether it was read."""
 
     def __init__(self, actual: Any, worker: int) -> None:
         self.actual = actual
@@ -380,11 +381,11 @@ class _WatchedInfo:
         return getattr(self.actual, name)
 
 
-# -- parts of a stream that are as long as each other ------------------------------------------------------------------
+# -- parts of a stream of unequal length -------------------------------------------------------------------------------
 
 
 class RankExchange(Protocol):
-    """Collective operations between the processes; all call these at the same place."""
+    """Collective operations between the processes; all processes must call them at the same point."""
 
     def gather_counts(self, count: int) -> list[int]: ...
     def gather_objects(self, value: T) -> list[T]: ...
@@ -393,15 +394,16 @@ class RankExchange(Protocol):
 def equal_batches(
     fetched: Iterator[tuple[Batch, BatchOrigin]], exchange: RankExchange, split: Split, *, size: int, begins: bool
 ) -> Iterator[tuple[Batch, BatchOrigin]]:
-    """The batches of this process's part (`split`) and those that stand in, each with the origin of the batches of all.
+    """Yields the batches of this process's part (`split`), and filler batches, each with the origin over all processes.
 
-    Before a batch is given out, the processes tell each other how many samples they have for it; `size` is a full batch
-    of one. As long as all have that, it goes out as it is. Where one has fewer, the mean over its batch counts by its
-    share of the samples; where its part has ended, a batch that it had before stands in and weighs nothing. When nobody
-    has any more, the epoch is over. These are small numbers between the processes' main memories: no device waits for
-    them, and since batches are fetched one ahead, they are exchanged while the step before is computed.
+    Before a batch is handed out, the processes exchange their number of samples for it; `size` is a full batch of one
+    process. As long as all of them are full, it is passed on unchanged. If one process has fewer samples, the mean over
+    its batch is weighted by its share of the samples; when its part has ended, it repeats an earlier batch as a filler
+    of weight zero. When no process has samples left, the epoch is over. These are small numbers exchanged in main
+    memory: no device waits for them, and since batches are fetched one ahead, the exchange overlaps with the previous
+    step.
 
-    `begins`: nothing of the epoch is trained yet; then a process without any sample raises DataError.
+    `begins`: no part of the epoch is trained yet; then a process without any sample raises DataError.
     """
     latest: Batch | None = None
     while True:
@@ -415,15 +417,15 @@ def equal_batches(
             if begins and latest is None:
                 empty = ", ".join(str(rank) for rank, count in enumerate(counts) if count == NOTHING_AT_ALL)
                 raise DataError(
-                    f"The part of the stream of process {empty} has no sample, and others have some. Split a stream "
+                    f"The part of the stream of process {empty} has no samples, but others do. Split a stream "
                     "with more samples or shards (num_shards), or train with fewer processes."
                 )
-            # A process that resumes behind the end of its own part borrows a batch of another one.
+            # A process that resumes after the end of its own part borrows a batch from another.
             borrowed = next(one for one in exchange.gather_objects(batch) if one is not None)
             latest = borrowed if latest is None else latest
         given = latest if origin is None else batch
         assert given is not None
-        latest = copy.copy(given)  # whoever gets it may take entries out of it
+        latest = copy.copy(given)  # the receiver may remove entries from it
         yield given, _of_all(origin, counts, split, size)
         begins = False
 

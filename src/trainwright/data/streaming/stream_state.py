@@ -1,4 +1,7 @@
-"""State of a stream for checkpoints: origin of each batch, what of an epoch is trained, and the dataset's own state."""
+"""State of a stream for checkpoints.
+
+The origin of each batch, the trained part of an epoch, and the dataset's state.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from trainwright.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Part of a stream that this process reads: the whole of it, unless the user split it between the processes."""
+    """Part of a stream that this process reads: all of it, unless the user split it between the processes."""
 
     rank: int = 0
     num_parts: int = 1
@@ -27,7 +30,7 @@ class Split:
 
     @property
     def part(self) -> tuple[int, int] | None:
-        """The part as checkpoints have it."""
+        """The part in the form stored in checkpoints."""
         return None if self.is_whole else (self.rank, self.num_parts)
 
 
@@ -35,18 +38,18 @@ WHOLE = Split()
 
 
 class StreamPlace(NamedTuple):
-    """A position in the items that a process or one of its workers reads."""
+    """A position in the items read by a process or by one of its workers."""
 
-    samples: int = 0  # items before it; where batches are formed by length, batches of all processes
+    samples: int = 0  # items before it; if batches are formed by length, batches of all processes
     state: Any = None  # the dataset's own state at or before it, if it has one
     state_at: int = 0  # items before that state; 0 without one
-    start: int = 0  # where batches are formed by length, items before the look-ahead that they are taken from
-    taken: int = 0  # batches taken out of that look-ahead
-    multiple: int = 0  # of so many batches the look-ahead was made
+    start: int = 0  # items before the look-ahead that batches are taken from, if they are formed by length
+    taken: int = 0  # batches taken from that look-ahead
+    multiple: int = 0  # the number of batches in the look-ahead is a multiple of this
 
     @classmethod
     def from_values(cls, values: tuple[Any, ...]) -> StreamPlace:
-        """The place in a checkpoint; the first ones had the samples and the state after them, and nothing else."""
+        """Returns the position in a checkpoint; the oldest ones only have the samples and the state after them."""
         samples, state, *more = values
         return cls(samples, state, *(more or (0 if state is None else samples,)))
 
@@ -55,13 +58,13 @@ class StreamPlace(NamedTuple):
 class BatchOrigin:
     """Origin of a batch in a stream."""
 
-    size: int  # what it adds to the position, over all processes; over this one as long as only it is known
-    worker: int  # who made it; 0 where the batches are those of a stream read without workers
-    num_workers: int  # that take turns: 1 where the batches are those of a stream read without workers
-    place: StreamPlace | None  # behind the batch; None for one that only stands in
-    part: ChunkPart | None  # of a chunk that is not full
-    num_samples: int | None = None  # samples in the batches of all processes, where that is not the size
-    samples: SampleIds = ()  # ids of this process's batch; empty where its samples have none
+    size: int  # advance of the position over all processes; of this process alone until the others are known
+    worker: int  # the worker that made it; 0 if the stream is read without workers
+    num_workers: int  # number of workers that take turns; 1 if the stream is read without workers
+    place: StreamPlace | None  # position after the batch; None for a filler batch
+    part: ChunkPart | None  # part of a chunk that is not full
+    num_samples: int | None = None  # samples in the batches of all processes, if that differs from the size
+    samples: SampleIds = ()  # ids of this process's batch; empty if its samples have none
 
 
 class BatchItems(list[Item]):
@@ -72,18 +75,18 @@ class BatchItems(list[Item]):
 
 @dataclass(slots=True, kw_only=True)
 class EpochProgress:
-    """Trained part of an epoch, and the places from which reading resumes. Plain values: it lies in checkpoints."""
+    """Trained part of an epoch, and the positions at which reading resumes. Plain values, stored in checkpoints."""
 
-    samples: int = 0  # over all processes and workers; batches where they are formed by length
-    num_workers: int = 1  # that take turns in making batches
-    next_worker: int = 0  # whose turn it is
-    of_worker: dict[int, StreamPlace] = field(default_factory=dict)  # worker -> where it stands
+    samples: int = 0  # over all processes and workers; counts batches if they are formed by length
+    num_workers: int = 1  # number of workers that take turns in making batches
+    next_worker: int = 0  # the worker whose turn it is
+    of_worker: dict[int, StreamPlace] = field(default_factory=dict)  # worker -> its position
     batches: int = 0  # on each process
-    # of a stream that was split between the processes: which one this is, and of how many
+    # this process's part of a stream split between processes, and the number of parts
     part: tuple[int, int] | None = None
 
     def add(self, origin: BatchOrigin) -> None:
-        """A batch is given to training."""
+        """Records that a batch was handed to training."""
         self.samples += origin.size
         self.batches += 1
         if origin.place is None:
@@ -94,48 +97,48 @@ class EpochProgress:
 
     @classmethod
     def passed_over(cls, samples: int, split: Split = WHOLE) -> EpochProgress:
-        """The progress after some samples of all processes; nothing is known of workers or the dataset's own state."""
+        """Returns the progress after some samples of all processes, without knowledge of workers or dataset states."""
         place = StreamPlace(samples=samples // split.num_parts)
         return cls(samples=samples, of_worker={0: place} if samples else {}, part=split.part)
 
     def copy(self) -> EpochProgress:
-        """A progress that stays as it is when this one moves on."""
+        """Returns a copy, unaffected when this one advances."""
         return replace(self, of_worker=dict(self.of_worker))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a checkpoint."""
+        """Returns plain values for a checkpoint."""
         places = {worker: tuple(place) for worker, place in self.of_worker.items()}
         return {one.name: getattr(self, one.name) for one in fields(self)} | {"of_worker": places}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EpochProgress:
-        """The progress in a checkpoint; older ones lack some of the values."""
+        """Returns the progress stored in a checkpoint; older ones lack some of the values."""
         places = {int(worker): StreamPlace.from_values(place) for worker, place in values["of_worker"].items()}
         part = values.get("part")
         return cls(**{**values, "of_worker": places, "part": None if part is None else tuple(part)})
 
 
 def progress_at(samples: int, saved: Mapping[str, Any] | None, split: Split) -> EpochProgress:
-    """Returns the trained part of an epoch at a position: as this process saved it, or as far as the samples tell.
+    """Returns the trained part of an epoch at a position: as saved by this process, or derived from the samples.
 
-    Raises DataError where each process reads a part of its own, and where this one stood is not known.
+    Raises DataError if each process reads its own part and this one's position is unknown.
     """
     progress = None if saved is None else EpochProgress.from_dict(saved)
     is_known = progress is not None and progress.part == split.part
-    if progress is None or progress.samples != samples:  # begun again, or of another process's file
+    if progress is None or progress.samples != samples:  # the epoch was restarted, or the file is another process's
         progress = EpochProgress.passed_over(samples, split)
         is_known = split.is_whole
     if samples > 0 and not is_known:
         who = "this process" if split.is_whole else f"process {split.rank}"
         raise DataError(
-            f"The checkpoint does not say where {who} stood in its part of the stream: each reads a part of its own, "
-            "and its file (data_position_*.pth) is missing or another's. Resume from another checkpoint, or begin the "
-            "epoch again with ignore_data_skip=True."
+            f"The checkpoint does not record the position of {who} in its part of the stream: each process reads its "
+            "own part, and its file (data_position_*.pth) is missing or another's. Resume from another checkpoint, or "
+            "restart the epoch with ignore_data_skip=True."
         )
     return progress
 
 
-# -- what the stream is ------------------------------------------------------------------------------------------------
+# -- kinds of streams ----------------------------------------------------------------------------------------------
 
 
 def is_hf_stream(dataset: object) -> bool:
@@ -144,38 +147,38 @@ def is_hf_stream(dataset: object) -> bool:
 
 
 def is_mixture_stream(dataset: object) -> bool:
-    """Returns True if a dataset is a mixture with streams, whose samples have numbers."""
+    """Returns True if a dataset is a mixture with streams, with numbered samples."""
     return is_instance_of(dataset, "trainwright.data.streaming.mixture_stream", "MixtureStream")
 
 
 def is_shuffled_stream(dataset: object) -> bool:
-    """Returns True if a `datasets` stream, or one of a mixture, is shuffled, so that each epoch has its own order."""
+    """Returns True if a `datasets` stream, or one in a mixture, is shuffled, so that each epoch has its own order."""
     if is_mixture_stream(dataset):
         return any(map(is_shuffled_stream, dataset.sources.values()))  # type: ignore[attr-defined]
     return is_hf_stream(dataset) and _has_buffer(getattr(dataset, "_ex_iterable", None))
 
 
 def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None:
-    """Raises DataError where a stream, of which `purpose` needs the whole, was split between the processes before."""
+    """Raises DataError if a stream that `purpose` needs as a whole was already split between the processes."""
     if is_mixture_stream(dataset):
         for source in dataset.sources.values():  # type: ignore[attr-defined]
             check_is_whole(source, num_processes, purpose=purpose)
     if num_processes > 1 and not _split_of(dataset).is_whole:
         raise DataError(
-            f"The stream was split with split_dataset_by_node, and {purpose} needs the whole of it: it shares the data "
-            f"between the {num_processes} processes itself. Pass the stream as it was before."
+            f"The stream was split with split_dataset_by_node, but {purpose} needs the whole stream: it divides the "
+            f"data between the {num_processes} processes itself. Pass the stream before the split."
         )
 
 
 def split_for(dataset: object, *, rank: int, num_processes: int) -> Split:
-    """Returns the part of a stream that this process reads in training; DataError where it was split between others."""
+    """Returns the part of a stream that this process trains on; DataError if it was split for other processes."""
     if is_mixture_stream(dataset):
         check_is_whole(dataset, num_processes, purpose="a mixture")
     split = _split_of(dataset) if num_processes > 1 else WHOLE
     if split.is_whole or split == Split(rank, num_processes):
         return split
     raise DataError(
-        f"The stream was split with split_dataset_by_node(rank={split.rank}, world_size={split.num_parts}), and this "
+        f"The stream was split with split_dataset_by_node(rank={split.rank}, world_size={split.num_parts}), but this "
         f"is process {rank} of {num_processes}: parts would be trained twice or not at all. Split it with the rank and "
         "world size of the process (args.process_index, args.world_size), or pass the whole stream."
     )
@@ -187,7 +190,7 @@ def _split_of(dataset: object) -> Split:
 
 
 def keeps_state(dataset: object) -> bool:
-    """Returns True if a dataset can tell where it stands and go on from there, with nothing lost.
+    """Returns True if a dataset can save its position and continue from it without losing items.
 
     A `datasets` stream with a shuffle buffer loses what is in the buffer, so it is read again.
     """

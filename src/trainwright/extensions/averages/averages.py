@@ -40,7 +40,7 @@ class Average(Protocol):
 
     @property
     def kept(self) -> list[Tensors]:
-        """What a checkpoint needs besides `num`."""
+        """Tensors that a checkpoint needs besides `num`."""
 
     def load(self, num: int, kept: list[Tensors]) -> None:
         """Continues from the `num` and `kept` of another average of its kind."""

@@ -30,10 +30,10 @@ WRAPPERS = "_checkpoint_wrapped_module."  # of torch's activation checkpointing,
 
 
 class WeightAverages(Extension):
-    """Keeps an average of the trained weights, evaluates it beside them, and saves it with each checkpoint.
+    """Keeps an average of the trained weights, evaluates it too, and saves it with each checkpoint.
 
     Args:
-        plan: what is averaged.
+        plan: kind and options of the average.
         model: as the engine wrapped it; its trained parameters are averaged, buffers are not.
         engine: of the run.
         num_steps: steps of the run; None if they are not known.
@@ -69,28 +69,28 @@ class WeightAverages(Extension):
         self._writes = writes
         self._first = first_step(plan, num_steps)
         self._average = make_average(plan)
-        self._pending: int | None = None  # a step whose weights are still to enter
-        self._refused = 0  # the last step whose update was not made
+        self._pending: int | None = None  # a step whose weights must still enter
+        self._refused = 0  # the last step without an update
         named = engine.unwrap(model).named_parameters()
         self._others = {name.replace(WRAPPERS, ""): parameter for name, parameter in named}  # not trained up to now
         self._averaged: dict[str, torch.nn.Parameter] = {}
         self._follow_trained()
 
     def listens_to(self) -> set[str]:
-        """Leaves out `decide` where each refusal is told before `after_step`."""
+        """Excludes `decide` if each refusal is reported before `after_step`."""
         events = super().listens_to()
         return events if self._is_late else events - {"decide"}
 
     # -- entries -------------------------------------------------------------------------------------------------------
 
     def refused(self, step: int) -> None:
-        """The weights of a step whose update was not made do not enter."""
+        """Excludes the weights of a step without an update."""
         self._refused = step
         if self._pending == step:
             self._pending = None
 
     def after_step(self, run: Run) -> None:
-        """Enters the weights where that is due."""
+        """Adds the weights to the average, if due."""
         step = run.progress.state.global_step
         if step < self._first or step % self._plan.every or step == self._refused:
             return
@@ -99,7 +99,7 @@ class WeightAverages(Extension):
             self.settle()
 
     def decide(self, facts: StepFacts) -> Decision:
-        """Enters the weights of the step before; its update was made, or `refused` was told by now."""
+        """Adds the weights of the previous step, now that a missing update would have been reported."""
         self.settle()
         return Decision.APPLY
 
@@ -173,7 +173,7 @@ class WeightAverages(Extension):
         return named
 
     def load(self, checkpoint: SavedRun) -> None:
-        """Continues the average of a checkpoint; CheckpointError where it is of another model."""
+        """Continues the average of a checkpoint; CheckpointError if it is for another model."""
         state = checkpoint.entry(self.name).state(is_average)
         if not state or state["kind"] != self._plan.kind or not state["copies"]:
             before = state.get("kind", "none")
@@ -194,7 +194,7 @@ class WeightAverages(Extension):
         self._average.load(state["num"], entries)
 
     def _part_of(self, copy: dict[str, torch.Tensor], name: str, path: Path) -> torch.Tensor:
-        """Returns what this process has of a saved tensor."""
+        """Returns this process's part of a saved tensor."""
         parameter = self._averaged[name]
         here = local_part(parameter)
         if name not in copy:

@@ -1,4 +1,4 @@
-"""Checkpoint items as an extension: their states go back with a window that does not count, and into checkpoints."""
+"""Checkpoint items as an extension: their states are undone with a dropped window, and saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class CheckpointItems(Extension):
     """Objects of the user with a state, by name: `trainer.checkpoint_items`.
 
     Args:
-        items: the objects; the user may add some at any time.
-        engine: of the run.
+        items: the objects; the user may add more at any time.
+        engine: engine of the run.
         writes: this process writes the files of a checkpoint.
-        is_rewindable: a window of this run may be tried again or dropped, so their states are copied before each one.
+        is_rewindable: a window of this run may be repeated or dropped, so states are copied before each window.
     """
 
     name = "checkpoint_items"
@@ -40,7 +40,7 @@ class CheckpointItems(Extension):
         self._is_rewindable = is_rewindable
 
     def listens_to(self) -> set[str]:
-        """Leaves out `mark` and `rewind` where no window of the run can be rewound."""
+        """Excludes `mark` and `rewind` if no window of the run can be undone."""
         events = super().listens_to()
         return events if self._is_rewindable else events - {"mark", "rewind"}
 
@@ -49,16 +49,16 @@ class CheckpointItems(Extension):
         return {name: copy.deepcopy(item.state_dict()) for name, item in self._items.items()}
 
     def rewind(self, mark: dict[str, StateDict]) -> None:
-        """Gives the items the states of a mark; one that was added since then keeps its own."""
+        """Restores the states of a mark; an item added since then keeps its own state."""
         for name, state in mark.items():
             self._items[name].load_state_dict(state)
 
     def save(self, folder: Path, sink: Sink) -> None:
-        """Writes the states of each replica into a file of its own; all processes call it."""
+        """Writes the states of each replica into its own file; all processes must call it."""
         if not self._items:
             return
         states = training_state.states_of_items(self._items)
-        if self._engine.num_replicas > 1:  # they travel to the writing process
+        if self._engine.num_replicas > 1:  # they are sent to the writing process
             states = map_tensors(lambda tensor: tensor.detach().cpu(), states)
         every = self._engine.objects_of_replicas(states)
 
@@ -70,11 +70,11 @@ class CheckpointItems(Extension):
             sink.put(every, write)
 
     def load(self, checkpoint: SavedRun) -> None:
-        """Restores the items; a replica that the checkpoint has no file of takes that of the first one."""
+        """Restores the items; a replica without a file in the checkpoint uses that of the first replica."""
         rank = self._engine.replica
         entry = checkpoint.entry(self.name, rank=rank, num_processes=self._engine.num_replicas)
         if entry.path is not None and not entry.is_own and self._items:
             logger.warning(
-                "%s has no checkpoint items of process %d, which takes those of process 0.", checkpoint.path, rank
+                "%s has no checkpoint items for process %d; it uses the items of process 0.", checkpoint.path, rank
             )
         training_state.load_items(self._items, entry.state(), checkpoint.path)

@@ -29,7 +29,7 @@ from trainwright.support.inbox import Inbox
 logger = logging.getLogger(__name__)
 
 LOOKS_EVERY_S = 0.5  # for files
-AGREES_EVERY_S = 1.0  # where there are several processes
+AGREES_EVERY_S = 1.0  # with several processes
 MOST_STEPS = 10_000  # between two agreements
 LONGEST_NAME = 120
 JOURNAL = "a journal"
@@ -55,12 +55,12 @@ class LiveControl(Extension):
     """Carries out commands while a run trains, and writes each into the journal.
 
     Args:
-        folder: where the run writes.
+        folder: output directory of the run.
         engine: of the run.
         args: of the run.
         callbacks: of the run; a profiler is added for `profile`.
         can_evaluate: there is evaluation data.
-        repeats: journal of a run whose commands are carried out again, after the same steps; None: none are.
+        repeats: journal of a run whose commands are repeated after the same steps, or None.
         clock: seconds.
     """
 
@@ -103,7 +103,7 @@ class LiveControl(Extension):
         }
 
     def begin(self, run: Run) -> None:
-        """Begins to look for messages, in the main process; reads the journal whose commands are repeated."""
+        """Starts looking for messages, in the main process; reads the journal with commands to repeat."""
         self._last = run.progress.state.global_step, self._clock()
         if self._repeats is not None:
             self._from_journal = self._engine.agree(self._read_journal)
@@ -114,7 +114,7 @@ class LiveControl(Extension):
         self._thread.start()
 
     def _read_journal(self) -> dict[int, list[Order]]:
-        """Returns the commands in a journal by step; ArgumentError where it cannot be read."""
+        """Returns the commands in a journal by step; ArgumentError if it cannot be read."""
         assert self._repeats is not None
         orders: dict[int, list[Order]] = {}
         try:
@@ -139,7 +139,7 @@ class LiveControl(Extension):
                     self._inbox.answer(number, {"step": None, "refused": str(error)})
 
     def after_step(self, run: Run) -> None:
-        """Carries out what has arrived, if an agreement is due; all processes do it after the same step."""
+        """Carries out the commands received, if an agreement is due; all processes do so after the same step."""
         step = run.progress.state.global_step
         for order in self._from_journal.get(step, ()):
             self._carry_out(order, run)
@@ -217,7 +217,7 @@ class LiveControl(Extension):
             self._profiler = None
 
     def close(self) -> None:
-        """Ends the thread, and refuses what has arrived and was not carried out."""
+        """Ends the thread, and refuses commands that were received but not carried out."""
         self._drop_profiler()
         if self._thread is not None:
             self._ends.set()

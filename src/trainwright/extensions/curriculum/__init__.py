@@ -1,1 +1,1 @@
-"""Curriculum: weights of samples that follow from the ledger while the run goes on."""
+"""Curriculum: sample weights computed from the ledger during training."""

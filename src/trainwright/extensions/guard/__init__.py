@@ -1,1 +1,1 @@
-"""Guards: what happens with a step whose loss or gradient is not usable."""
+"""Guards: handle steps with an unusable loss or gradient."""

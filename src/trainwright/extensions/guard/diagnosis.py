@@ -1,4 +1,4 @@
-"""What keeps a model from recovering by skipped steps: weights, optimizer state or rates that are not finite."""
+"""Finds causes that skipping steps cannot cure: weights, optimizer state or learning rates that are not finite."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ RATE = "the learning rate"
 
 
 def find_bad_parts(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
-    """Reads trained weights, the state of the optimizer and its rates once, each on its device.
+    """Checks trained weights, the state of the optimizer and its learning rates once, each on its device.
 
-    Infinity in the state of an optimizer is no fault: some begin with it.
+    Infinity in the state of an optimizer is valid: some optimizers begin with it.
 
     Args:
-        model: its trained weights, of sharded ones the part of this process.
-        optimizer: of the run.
+        model: the model; of sharded weights, this process's part is checked.
+        optimizer: optimizer of the run.
 
     Returns:
-        Those of `WEIGHTS`, `STATE` and `RATE` that are not finite, with what of them in words; empty if all are.
+        The keys among `WEIGHTS`, `STATE` and `RATE` that are not finite, each with a description; empty if all are
+        finite.
     """
     named = {parameter: name for name, parameter in model.named_parameters()}
     found = {
@@ -40,14 +41,14 @@ def find_bad_parts(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
 def find_bad_parts_anywhere(
     model: nn.Module, optimizer: Optimizer, gather: Callable[[dict[str, str]], list[dict[str, str]]]
 ) -> dict[str, str]:
-    """Returns what `find_bad_parts` finds in this process, or else in the first process that has found something.
+    """Returns the findings of `find_bad_parts` in this process, or else in the first process that has any.
 
-    All processes call it together, also those that hold parts of one model: none decides alone.
+    All processes must call it together, even if they hold parts of one model: none decides alone.
 
     Args:
-        model: its trained weights.
-        optimizer: of the run.
-        gather: gathers a value of each process, in the order of ranks.
+        model: the model.
+        optimizer: optimizer of the run.
+        gather: gathers a value from each process, in rank order.
     """
     own = find_bad_parts(model, optimizer)
     everybodys = gather(own)
@@ -76,8 +77,8 @@ def _is_sound(tensor: torch.Tensor, *, allows_infinity: bool = False) -> bool:
     if not values.is_floating_point() or values.numel() == 0:
         return True
     try:
-        lowest, highest = torch.aminmax(values)  # NaN if there is one; without a copy, for which memory may be short
-    except NotImplementedError:  # quantized, or of another kind that has no smallest value
+        lowest, highest = torch.aminmax(values)  # NaN if there is one; makes no copy, since memory may be short
+    except NotImplementedError:  # quantized, or another type without a minimum
         return True
     if allows_infinity:
         return not math.isnan(lowest.item())

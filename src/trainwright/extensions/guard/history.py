@@ -1,21 +1,21 @@
-"""SpikeHistory: the last accepted values of one measurement, and whether a new one is far above them.
+"""SpikeHistory: the last accepted values of a measurement, and whether a new value is far above them.
 
 A value x is a spike if (x - median) / (1.4826 MAD) is beyond a threshold; MAD is the median of the distances from the
 median, and 1.4826 MAD is the standard deviation of a normal distribution (Leys et al. 2013,
-doi:10.1016/j.jesp.2013.03.013). One bad value moves neither of them, unlike mean and standard deviation. Both
-medians are the lower one of an even number.
+doi:10.1016/j.jesp.2013.03.013). One bad value moves neither of them, unlike mean and standard deviation. For an even
+number of values, both use the lower median.
 
-MAD itself is not computed: with r = (x - median) / (1.4826 threshold), the condition is MAD < r, hence that more than
-half of the values lie within r of the median, which two binary searches in the sorted values count. Values 1 2 3 4 9,
-threshold 2: median 3, distances 0 1 1 2 6, MAD 1. x = 6: r = 3 / 2.97 = 1.01, within it lie 2 3 4, three of five: a
-spike. x = 5.9: r = 0.98, within it lies 3, one of five: none.
+MAD itself is not computed: with r = (x - median) / (1.4826 threshold), the condition is MAD < r, so that more than half
+of the values lie within r of the median, which two binary searches in the sorted values count. Example: values 1 2 3 4
+9, threshold 2: median 3, distances 0 1 1 2 6, MAD 1. For x = 6, r = 3 / 2.97 = 1.01 and 2 3 4 are within it, three of
+five: a spike. For x = 5.9, r = 0.98 and only 3 is within it, one of five: no spike.
 
-No list is sorted for an ordinary value. Sorting finds a bound up to which no value is a spike while the next k values
-come, whatever they are (k is an eighth of the window). They take the places of the k oldest ones; the others stay, and
-with any k values beside them the median lies in [a, b], k places apart among those that stay. If b + r - (a - r) has
-room for half of all values less k, MAD >= r whatever comes, and a spike is above a + 1.4826 threshold r. Subtraction,
-division and addition round monotonically, so the comparison above, as it is computed, agrees for each value up to the
-bound. The k values are collected by whoever compares them with the bound, and added together.
+No list is sorted for an ordinary value. Sorting yields a bound up to which no value is a spike while the next k values
+come, whatever they are (k is an eighth of the window). They replace the k oldest values; with any k values added to the
+rest, the median lies in [a, b], k positions apart among the remaining values. If the interval from a - r to b + r holds
+at most half of all values minus k, MAD >= r whatever comes, and a spike is above a + 1.4826 threshold r. Subtraction,
+division and addition round monotonically, so the comparison above, as computed, agrees for each value up to the bound.
+The caller that compares values with the bound collects the k values, and adds them together.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from collections.abc import Iterable
 import numpy as np
 
 SD_PER_MAD = 1.4826
-ROUNDING = 1e-6  # of the median: smaller rises are no spike, even if all values are equal
-SHRINK = 1e-9  # for rounding
+ROUNDING = 1e-6  # relative to the median: smaller rises are not spikes, even if all values are equal
+SHRINK = 1e-9  # margin for rounding
 NO_BOUND = float("-inf")
-ROOM = 8  # one of so many values of the window may change until it is sorted again
+ROOM = 8  # the fraction 1/ROOM of the window may change before it is sorted again
 
 
 class SpikeHistory:
-    """Values in the order of steps, and a bound of ordinary ones.
+    """Values in the order of steps, and an upper bound for ordinary values.
 
     Args:
-        window: number of values that are kept.
-        warmup: number of values that are needed before one can be a spike.
-        threshold: robust deviations.
+        window: number of values to keep.
+        warmup: number of values required before one can be a spike.
+        threshold: in robust standard deviations.
 
     Attributes:
-        bound: a finite value up to it is no spike; a value above it may be one.
-        room: number of values that may be added together, until when the bound holds.
+        bound: a finite value up to it is not a spike; a value above it may be.
+        room: number of values that may be added at once; the bound holds for that many.
     """
 
     def __init__(self, *, window: int, warmup: int, threshold: float) -> None:
@@ -58,7 +58,7 @@ class SpikeHistory:
         """Returns True if a value is far above the history.
 
         Args:
-            value: finite.
+            value: a finite number.
         """
         number = len(self._values)
         if value <= self.bound or number == 0 or number < self._warmup:
@@ -79,8 +79,8 @@ class SpikeHistory:
         if self._places[0] != number:
             self._places = _places(number, self._window)
         _, room, first, least_at, a_at, b_at, most_at = self._places
-        ordered = self._values[first:]  # those that stay
-        np.frombuffer(ordered).sort()  # a fifth of the instructions of a list's
+        ordered = self._values[first:]  # the remaining values
+        np.frombuffer(ordered).sort()  # takes a fifth of the instructions of sorting a list
         least = ordered[least_at]
         a = ordered[a_at]
         b = ordered[b_at]
@@ -88,7 +88,7 @@ class SpikeHistory:
         r = (a - least if a - least < most - b else most - b) * (1 - SHRINK)
         bound = a + self._deviations * r
         r = (bound - a) / self._deviations
-        if not (a - r >= least and b + r <= most):  # rounded too far: only what is not above the median
+        if not (a - r >= least and b + r <= most):  # rounded too far: only values not above the median are safe
             bound = a
         self.bound = bound
         self.room = room
@@ -98,7 +98,7 @@ class SpikeHistory:
         """Adds accepted values, and drops the oldest ones beyond the window.
 
         Args:
-            values: finite, oldest first.
+            values: finite numbers, oldest first.
         """
         self._values = (self._values + array("d", values))[-self._window :]
         self.bound = NO_BOUND
@@ -113,19 +113,19 @@ class SpikeHistory:
         """Replaces all values.
 
         Args:
-            values: oldest first.
+            values: the new values, oldest first.
         """
         self._values = array("d")
         self.add(values)
 
 
 def _places(number: int, window: int) -> tuple[int, int, int, int, int, int, int]:
-    """Number of values, how many may come, place of the first that stays; of low, a, b, high among these sorted."""
+    """Number of values, number that may come, index of the first to remain; sorted indices of low, a, b, high."""
     room = number // ROOM
     first = max(number + room - window, 0)
     num_kept = number - first
     middle = (num_kept + room - 1) // 2
-    beside = max(middle + 1 - 2 * room, 0)  # places from low to a and from b to high
+    beside = max(middle + 1 - 2 * room, 0)  # distance from low to a and from b to high
     low = middle - room - beside // 2
     high = middle + beside - beside // 2
     return number, room, first, max(low, 0), max(middle - room, 0), middle, min(high, num_kept - 1)

@@ -1,10 +1,10 @@
-"""Rollback: copies of weights, optimizer and schedule in host memory, and the way back to the last of them.
+"""Rollback: copies of weights, optimizer and schedule in host memory, and restoring the last of them.
 
-Data and `global_step` move on, as in a skipped step: the samples since the snapshot are left out (Chowdhery et al.
-2022, arXiv:2204.02311, section 5.1). With a snapshot each 50 steps, and step 57 bad: step 57 ends with the weights of
-step 50, and the schedule is seven steps behind from then on.
+Data and `global_step` move on, as in a skipped step: the samples since the snapshot are not trained again (Chowdhery et
+al. 2022, arXiv:2204.02311, section 5.1). With a snapshot every 50 steps, and step 57 bad: step 57 ends with the weights
+of step 50, and the schedule is seven steps behind from then on.
 
-Each save is followed by a snapshot too, so that a run that resumes from it goes back to the same step.
+A snapshot is also taken with each save, so that a run resumed from it rolls back to the same step.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from trainwright.support.tensor_tree import local_part
 
 
 class Snapshot(Protocol):
-    """A state to go back to."""
+    """A state to return to."""
 
     def follow(self, optimizer: Optimizer, scheduler: Scheduler) -> None:
-        """Takes the optimizer and the schedule of the next update, which a callback may have replaced."""
+        """Uses the optimizer and the schedule of the next update, which a callback may have replaced."""
 
     def keep(self, run: Progress, *, is_saved: bool) -> None:
-        """Takes the state after a finished step, where that is due."""
+        """Copies the state after a finished step, if a copy is due."""
 
     def restore(self) -> int:
-        """Puts the state back; returns its step."""
+        """Restores the state; returns its step."""
 
 
 class MemorySnapshot:
-    """One copy in host memory of what a step changes: trained weights, buffers, optimizer, schedule.
+    """One copy in host memory of everything a step changes: trained weights, buffers, optimizer, schedule.
 
-    It is taken again each `every` steps. Of sharded parameters each process copies its part. `scheduler` is None where
-    it is not stepped with the optimizer.
+    It is renewed every `every` steps. Of sharded parameters, each process copies its part. `scheduler` is None if it is
+    not stepped with the optimizer.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, scheduler: Scheduler, *, every: int) -> None:
@@ -51,11 +51,14 @@ class MemorySnapshot:
         self._every = every
         self._step: int | None = None
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # a tensor and its copy, by the tensor's id
-        self._states: dict[torch.Tensor, dict[str, Any]] = {}  # Any: an optimizer's state of a parameter
+        self._states: dict[torch.Tensor, dict[str, Any]] = {}  # Any: an optimizer's state for a parameter
         self._undo: Callable[[], None] = lambda: None
 
     def follow(self, optimizer: Optimizer, scheduler: Scheduler) -> None:
-        """Takes a replaced optimizer: the copy has the weights for it, and it begins with the state that it has now."""
+        """Accepts a replaced optimizer.
+
+        The copied weights apply to it, and its own copy begins with its current state.
+        """
         if optimizer is not self._optimizer and self._step is not None:
             parameters = [copied for copied in self._copies.values() if isinstance(copied[0], nn.Parameter)]
             self._copies = {id(tensor): (tensor, copy) for tensor, copy in parameters}
@@ -65,7 +68,7 @@ class MemorySnapshot:
         self._scheduler = scheduler
 
     def keep(self, run: Progress, *, is_saved: bool) -> None:
-        """Copies the state after a finished step: the first one, each `every` steps, and with each checkpoint."""
+        """Copies the state after a finished step: the first one, every `every` steps, and with each checkpoint."""
         step = run.state.global_step
         if step == self._step or not (self._step is None or is_saved or step % self._every == 0):
             return
@@ -83,7 +86,7 @@ class MemorySnapshot:
         self._step = step
 
     def restore(self) -> int:
-        """Puts the copy back; returns its step."""
+        """Restores the copy; returns its step."""
         assert self._step is not None
         for parameter in set(self._optimizer.state) - set(self._states):
             del self._optimizer.state[parameter]
@@ -102,45 +105,45 @@ class MemorySnapshot:
 
 
 class SavedSnapshot:
-    """The newest checkpoint of the run; `load` loads weights, optimizer and schedule of it, and returns its step."""
+    """The newest checkpoint of the run; `load` loads its weights, optimizer and schedule, and returns its step."""
 
     def __init__(self, load: Callable[[], int]) -> None:
         self.restore = load
 
     def follow(self, optimizer: Optimizer, scheduler: Scheduler) -> None:
-        """Does nothing: a checkpoint is loaded into the optimizer that the trainer has."""
+        """Does nothing: a checkpoint is loaded into the trainer's current optimizer."""
 
     def keep(self, run: Progress, *, is_saved: bool) -> None:
         """Does nothing: checkpoints are written anyway."""
 
 
 class Rollback:
-    """Goes back to the last snapshot, but not more than `most` times to the same one.
+    """Returns to the last snapshot, but at most `most` times to the same one.
 
-    The updates of `num_left_out` steps after a rollback are left out too; `left_out` of them are still to come.
+    The updates of `num_left_out` steps after a rollback are skipped too; `left_out` of them are still to come.
     """
 
     def __init__(self, snapshot: Snapshot, *, most: int, num_left_out: int) -> None:
         self._snapshot = snapshot
         self._most = most
         self._num_left_out = num_left_out
-        self._last = -1  # step of the snapshot that was used last
-        self._times = 0  # how often that snapshot was used
+        self._last = -1  # step of the last snapshot used
+        self._times = 0  # number of times that snapshot was used
         self.keep = snapshot.keep
         self.follow = snapshot.follow
         self.left_out = 0
 
     def leaves_out(self) -> bool:
-        """Returns True if the update of the current step is left out because of a rollback before it."""
+        """Returns True if the update of the current step is skipped because of an earlier rollback."""
         if self.left_out == 0:
             return False
         self.left_out -= 1
         return True
 
     def go_back(self, error: type[BadStepError]) -> int:
-        """Puts the last snapshot back, and returns its step.
+        """Restores the last snapshot, and returns its step.
 
-        Raises `error` after too many rollbacks to the same snapshot, and what `restore` raises if there is none.
+        Raises `error` after too many rollbacks to the same snapshot, and the error of `restore` if there is none.
         """
         with torch.no_grad():
             step = self._snapshot.restore()
@@ -165,10 +168,10 @@ def make_rollback(
     samples_per_step: int,
     is_possible: bool,
 ) -> Rollback | None:
-    """Makes what goes back to a snapshot; None if no policy asks for it, or the engine keeps states of its own.
+    """Makes the rollback of a run; None if no policy asks for it, or the engine keeps its own states.
 
-    `scheduler` is None where it is not stepped with the optimizer; `load_newest` loads the newest checkpoint of the
-    run, and returns its step; `samples_per_step` are those of all processes.
+    `scheduler` is None if it is not stepped with the optimizer; `load_newest` loads the newest checkpoint of the run
+    and returns its step; `samples_per_step` counts the samples of all processes.
     """
     if "rollback" not in (plan.on_nonfinite, plan.on_spike) or not is_possible:
         return None

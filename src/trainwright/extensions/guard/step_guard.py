@@ -1,33 +1,34 @@
-"""Guards of a step: whether an update is made, decided between clipping and the optimizer. There are two kinds.
+"""Guards of a step: decide between clipping and the optimizer whether to make an update. There are two kinds.
 
-A step is bad if the norm of its gradients is not finite. The norm is the one that clipping computes (measured where
-`max_grad_norm` is 0, for the log). A loss that is not finite makes it so: `first_gradient` begins the backward pass
-with 1 + 0 * loss, which is 1 to the bit for a finite loss, and NaN otherwise. NaN multiplied by any derivative is NaN,
-so all gradients of the window are. The averaging of gradients carries that to every process, so that all processes
-decide alike without an exchange of their own: DDP's sum of NaN and anything is NaN, and the norm of sharded gradients
-(FSDP) is one of all processes. One process on a CPU needs none of that: it looks at the loss. "warn"
-makes the update and so must not mark the gradients: it looks at the loss, averaged over processes where there are more.
+A step is bad if the norm of its gradients is not finite. The norm is the one computed by clipping (measured for the log
+if `max_grad_norm` is 0). A non-finite loss makes it so: `first_gradient` begins the backward pass with 1 + 0 * loss,
+which is exactly 1 for a finite loss, and NaN otherwise. NaN multiplied by any derivative is NaN, so all gradients of
+the window become NaN. Averaging the gradients spreads that to every process, so that all processes decide alike without
+an extra exchange: DDP's sum of NaN and anything is NaN, and the norm of sharded gradients (FSDP) covers all processes.
+A single process on a CPU does not need this: it checks the loss. "warn" makes the update and so must not mark the
+gradients: it checks the loss, averaged over the processes if there are several.
 
-A step is a spike if its loss or its norm is far above those before it (`history.py`).
+A step is a spike if its loss or norm is far above the previous values (`history.py`).
 
-`HostGuard` knows the norm before the update. Reading it waits for nothing on a CPU, so every optimizer is guarded this
-way there: a skipped step calls neither the optimizer nor the schedule. On a GPU it waits for the backward pass, once a
-step.
+`HostGuard` knows the norm before the update. On a CPU, reading it does not wait for anything, so every optimizer is
+guarded this way there: a skipped step calls neither the optimizer nor the schedule. On a GPU, it waits for the backward
+pass once per step.
 
-`DeviceGuard` waits for nothing: torch's fused optimizers take a device scalar `found_inf` and leave weights, states
-and step counts alone where it is 1. The host learns of a skipped step later: the flag is copied asynchronously, and
-read before the next update, when the device has long passed it, or before a log, an evaluation or a save. Until then
-the schedule is one step ahead, so `settle` puts it back. A linear schedule from 1.0 to 0 over 10 steps, step 3 bad:
+`DeviceGuard` does not wait: torch's fused optimizers take a device scalar `found_inf` and leave weights, states and
+step counts unchanged if it is 1. The host learns of a skipped step later: the flag is copied asynchronously, and read
+before the next update, when the device has long passed it, or before a log, an evaluation or a save. Until then the
+schedule is one step ahead, so `settle` undoes its step. Example: a linear schedule from 1.0 to 0 over 10 steps, step 3
+bad:
 
-    step  rate used  found_inf  schedule after the step  settle() before the next update  the same, step 3 left out
+    step  rate used  found_inf  schedule after the step  settle() before the next update  the same, without step 3
     1     1.0        0          0.9                      keeps 0.9                        1.0
     2     0.9        0          0.8                      keeps 0.8                        0.9
     3     (0.8)      1          0.7                      puts 0.8 back                    -
     4     0.8        0          0.7                      keeps 0.7                        0.8
 
-Policies for spikes need numbers that the host has, and a rollback must precede the next forward pass, so with these a
-run has a `HostGuard` on GPUs too. DeepSpeed clips, decides and updates in one call: its guard says what was done.
-The first update of an optimizer without a state is read back as well: torch's fused SGD would keep the uninitialized
+Policies for spikes need numbers on the host, and a rollback must precede the next forward pass, so with these, a run
+uses a `HostGuard` on GPUs too. DeepSpeed clips, decides and updates in one call: its guard reports the result. The
+first update of an optimizer without a state is read back as well: torch's fused SGD would keep the uninitialized
 momentum that it allocates for a skipped first step.
 """
 
@@ -65,21 +66,21 @@ from trainwright.support.loss_normalization import LossOutput
 
 GradNorm: TypeAlias = torch.Tensor | float | None
 Mean: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-DECIDING = ("skip", "rollback", "stop")  # policies that make no update
+DECIDING = ("skip", "rollback", "stop")  # policies that prevent the update
 NOT_FINITE = "loss or gradient is not finite"
 HIGHEST = sys.float_info.max
 LOWEST = -HIGHEST
 
 
 class LossMark:
-    """First gradients of backward passes, which are NaN where a loss is not finite."""
+    """First gradients of backward passes, which are NaN if the loss is not finite."""
 
     def __init__(self) -> None:
         self._one = torch.tensor(1.0)
         self._zero = torch.tensor(0.0)
 
     def __call__(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """Returns 1 + 0 * loss; None for what is not a real scalar, which the backward pass itself refuses."""
+        """Returns 1 + 0 * loss; None if the loss is not a real scalar, which the backward pass itself refuses."""
         if not isinstance(loss, torch.Tensor) or loss.ndim != 0 or loss.is_complex():
             return None
         if self._one.dtype != loss.dtype or self._one.device != loss.device:
@@ -91,15 +92,15 @@ class LossMark:
 class Spikes:
     """Histories of loss and norm, and the policy for spikes in them.
 
-    Values up to the bounds are collected in two lists, and enter the histories when these have no more room for them.
+    Values up to the bounds are collected in two lists, and moved to the histories when the lists are full.
 
     Args:
-        plan: the policy, and what a spike is.
+        plan: the policy, and the definition of a spike.
 
     Attributes:
-        loss_bound, norm_bound: finite values up to them are no spikes; their step is added to the lists.
-        losses, norms: accepted values that are not in the histories yet.
-        room: length of the lists above which `flush` is to be called.
+        loss_bound, norm_bound: finite values up to them are not spikes; their step is added to the lists.
+        losses, norms: accepted values not yet in the histories.
+        room: length of the lists above which `flush` must be called.
     """
 
     def __init__(self, plan: GuardPlan) -> None:
@@ -116,7 +117,7 @@ class Spikes:
         self.room = 0
 
     def accept(self, loss: float, norm: float) -> bool:
-        """Adds loss and norm of a step, which are finite, if none is a spike; returns whether that is so."""
+        """Adds loss and norm of a step, both finite, if neither is a spike; returns whether they were added."""
         self.flush()
         if self._loss.is_spike(loss) or self._norm.is_spike(norm):
             return False
@@ -139,13 +140,13 @@ class Spikes:
         self.loss_bound = self.norm_bound = NO_BOUND
 
     def find(self, values: Mapping[str, float]) -> str:
-        """Compares the values of a step with those before it, and adds them if the update will be made.
+        """Compares the values of a step with earlier ones, and adds them if the update will be made.
 
         Args:
-            values: by name of their history.
+            values: values by the name of their history.
 
         Returns:
-            The spikes, in words; empty where there are none.
+            A description of the spikes; empty if there are none.
         """
         self.flush()
         finite = {name: value for name, value in values.items() if math.isfinite(value)}
@@ -158,7 +159,7 @@ class Spikes:
 
     @property
     def values(self) -> dict[str, list[float]]:
-        """Accepted values by name; names without any are left out."""
+        """Returns accepted values by name, without empty entries."""
         self.flush()
         return {name: history.values for name, history in self._histories.items() if history.values}
 
@@ -169,16 +170,16 @@ class Spikes:
 
 
 class HostGuard(Extension):
-    """Knows the norm before each update, and with a policy for spikes the loss.
+    """Knows the norm before each update, and with a policy for spikes, the loss.
 
     Args:
         policy: `on_nonfinite`: "skip", "rollback", "warn", "stop" or "ignore".
-        log: takes the incidents.
-        spikes: finds spikes in loss and norm; None: nobody asks.
-        rollback: goes back to a snapshot; None: no policy asks.
-        was_updated: returns whether a bad step's update was made before the norm is known; None: it never is.
-        mean: mean of a scalar over the processes, called for spikes and "warn"; None where there is one.
-        is_alone: the losses are in main memory, and no other process has some.
+        log: receives the incidents.
+        spikes: finds spikes in loss and norm; None if not needed.
+        rollback: returns to a snapshot; None if no policy needs it.
+        was_updated: returns whether a bad step's update was made before the norm was known; None if this cannot happen.
+        mean: averages a scalar over the processes, for spikes and "warn"; None for a single process.
+        is_alone: the losses are in main memory, and no other process has any.
         writes: this process writes the files of a checkpoint.
     """
 
@@ -196,7 +197,7 @@ class HostGuard(Extension):
         is_alone: bool = False,
         writes: bool = True,
     ) -> None:
-        self._run: Run | None = None  # until its first window, where a policy goes back
+        self._run: Run | None = None  # until its first window, if a policy rolls back
         self._writes = writes
         self._policy = policy
         self._log = log
@@ -210,7 +211,7 @@ class HostGuard(Extension):
         self._loss_mark = LossMark() if policy in DECIDING and not is_alone else None
 
     def listens_to(self) -> set[str]:
-        """Leaves out the events of the kinds of guard that this one is not."""
+        """Excludes events that this configuration of the guard does not need."""
         events = super().listens_to()
         if self._loss_mark is None:
             events -= {"micro_batch"}
@@ -219,12 +220,12 @@ class HostGuard(Extension):
         return events
 
     def micro_batch(self, batch: MicroBatch) -> None:
-        """Lets the backward pass of a loss that is not finite begin with NaN."""
+        """Makes the backward pass of a non-finite loss begin with NaN."""
         if self._loss_mark is not None:
             mark_loss(batch, self._loss_mark)
 
     def decide(self, facts: StepFacts) -> Decision:
-        """Decides about the update of the current step.
+        """Decides whether to make the update of the current step.
 
         Args:
             facts: norm of the gradients; optimizer and schedule, which a callback may have replaced.
@@ -298,23 +299,23 @@ class HostGuard(Extension):
         return read(loss_of(progress, self._mean)) if self._reads_loss else 0.0
 
     def window(self, batches: Sequence[Batch]) -> None:
-        """Copies the state before the first step, where a policy goes back to it."""
+        """Copies the state before the first step, if a policy rolls back to it."""
         assert self._rollback is not None
         if self._run is not None:
             self._rollback.keep(self._run.progress, is_saved=False)
             self._run = None
 
     def begin(self, run: Run) -> None:
-        """Remembers the run until its first window, whose state is copied."""
+        """Remembers the run until its first window, before which the state is copied."""
         self._run = run if self._rollback is not None else None
 
     def after_step(self, run: Run) -> None:
-        """Copies the state after a finished step, where a copy is due."""
+        """Copies the state after a finished step, if a copy is due."""
         assert self._rollback is not None
         self._rollback.keep(run.progress, is_saved=False)
 
     def before_save(self, run: Run) -> None:
-        """Copies the state that a checkpoint is about to have, so that a resumed run goes back to the same step."""
+        """Copies the state that a checkpoint is about to have, so that a resumed run rolls back to the same step."""
         assert self._rollback is not None
         self._rollback.keep(run.progress, is_saved=True)
 
@@ -323,18 +324,18 @@ class HostGuard(Extension):
         return self._log.mark()
 
     def rewind(self, mark: JSONObject) -> None:
-        """Puts the counts back: the window under way does not count."""
+        """Restores the counts: the current window does not count."""
         self._log.rewind(mark)
 
     def state(self) -> JSONObject:
-        """Returns what a checkpoint has of this guard; empty where nothing happened yet."""
+        """Returns this guard's state for a checkpoint; empty if nothing has happened yet."""
         values = {} if self._spikes is None else self._spikes.values
         left_out = 0 if self._rollback is None else self._rollback.left_out
         entries = {**self._log.state(), "accepted": values, "left_out_steps": left_out}
         return {name: value for name, value in entries.items() if value}
 
     def continue_from(self, state: JSONObject) -> None:
-        """Continues from what `state` returned."""
+        """Continues from the result of `state`."""
         self._log.load(state)
         if self._spikes is not None:
             self._spikes.load(state.get("accepted", {}))
@@ -342,39 +343,39 @@ class HostGuard(Extension):
             self._rollback.left_out = state.get("left_out_steps", 0)
 
     def save(self, folder: Path, sink: Sink) -> None:
-        """Writes what the guard remembers of the steps before."""
+        """Writes the guard's record of earlier steps."""
         if self._writes:
             save_json(self.state(), folder / GUARD_STATE_NAME)
 
     def load(self, checkpoint: SavedRun) -> None:
-        """Continues from a checkpoint; CheckpointError for a file that no run writes."""
+        """Continues from a checkpoint; CheckpointError for an invalid file."""
         self.continue_from(checkpoint.entry(self.name).state(is_guard_state))
 
     def log(self) -> dict[str, float]:
-        """Logs new incidents; returns the values that a log has of them."""
+        """Logs new incidents; returns their values for a log."""
         return shown(self._log)
 
     def finish(self, run: Run) -> None:
-        """Sums up the bad steps of a run; see `IncidentLog.finish` for the errors."""
+        """Summarizes the bad steps of a run; see `IncidentLog.finish` for the errors."""
         step = run.progress.state.global_step
         if self._policy in DECIDING:
             self._log.check_parts(f"Training ends after step {step}", WEIGHTS)
         self._log.finish(step)
 
     def close(self) -> None:
-        """Lets go of the run."""
+        """Releases the run."""
         self._run = None
 
 
 class DeviceGuard(Extension):
-    """Hands the decision to a fused optimizer on its device, and learns of it one step later.
+    """Leaves the decision to a fused optimizer on its device, and learns of it one step later.
 
     Args:
         policy: `on_nonfinite`: "skip", "warn" or "stop".
-        log: takes the incidents.
-        optimizer: honours `found_inf`.
-        device: of the gradients.
-        mean: mean of a scalar over the processes, called only for "warn"; None where there is one.
+        log: receives the incidents.
+        optimizer: an optimizer that honours `found_inf`.
+        device: device of the gradients.
+        mean: averages a scalar over the processes, only for "warn"; None for a single process.
         writes: this process writes the files of a checkpoint.
     """
 
@@ -399,20 +400,20 @@ class DeviceGuard(Extension):
         self._at_once = HostGuard(policy, log, mean=mean, writes=writes)
         self._found_inf = torch.zeros((), device=device)
         self._flag = DelayedScalar(device)
-        # A step whose flag is not read, its window, and its undoing.
+        # A step with an unread flag, its window, and a function that undoes its schedule step.
         self._waiting: tuple[int, object, Callable[[], None]] | None = None
 
     def listens_to(self) -> set[str]:
-        """Leaves out `micro_batch` where every update is made."""
+        """Excludes `micro_batch` if every update is made."""
         events = super().listens_to()
         return events if "micro_batch" in self._at_once.listens_to() else events - {"micro_batch"}
 
     def micro_batch(self, batch: MicroBatch) -> None:
-        """Lets the backward pass of a loss that is not finite begin with NaN."""
+        """Makes the backward pass of a non-finite loss begin with NaN."""
         self._at_once.micro_batch(batch)
 
     def decide(self, facts: StepFacts) -> Decision:
-        """Decides about the update of the current step on the device; see `HostGuard.decide`."""
+        """Decides about the update of the current step, on the device; see `HostGuard.decide`."""
         self.settle()
         optimizer = facts.optimizer
         progress = facts.run.progress
@@ -436,7 +437,7 @@ class DeviceGuard(Extension):
         return Decision.APPLY
 
     def settle(self) -> None:
-        """Reads the flag of the last update, and puts the schedule back if it was skipped.
+        """Reads the flag of the last update, and undoes the schedule's step if it was skipped.
 
         Raises:
             NonFiniteError: the policy is to stop, or too many steps in a row were skipped.
@@ -453,7 +454,7 @@ class DeviceGuard(Extension):
         self._log.add(self._log.record(incident, window))
 
     def save(self, folder: Path, sink: Sink) -> None:
-        """Writes what the guard remembers of the steps before, after `settle`."""
+        """Writes the guard's record of earlier steps, after `settle`."""
         self._at_once.save(folder, sink)
 
     def load(self, checkpoint: SavedRun) -> None:
@@ -461,17 +462,17 @@ class DeviceGuard(Extension):
         self._at_once.load(checkpoint)
 
     def log(self) -> dict[str, float]:
-        """Logs new incidents; returns the values that a log has of them."""
+        """Logs new incidents; returns their values for a log."""
         self.settle()
         return self._at_once.log()
 
     def finish(self, run: Run) -> None:
-        """Sums up the bad steps of a run; see `IncidentLog.finish` for the errors."""
+        """Summarizes the bad steps of a run; see `IncidentLog.finish` for the errors."""
         self.settle()
         self._at_once.finish(run)
 
     def close(self) -> None:
-        """Takes the flag from the optimizer, which may be used by others."""
+        """Removes the flag from the optimizer, which others may use."""
         self._release()
         self._waiting = None
 
@@ -495,24 +496,24 @@ def make_guard(
     diagnose: Diagnose | None = None,
     writes: bool = True,
 ) -> HostGuard | DeviceGuard | None:
-    """Makes the guard of a run; None for one in which every update is made.
+    """Makes the guard of a run; None if every update is made.
 
     Args:
         plan: the policies.
         report: called with each incident.
-        record: writes the bundle of an incident; returns it with what more is known.
-        optimizer: of the run.
-        device: of the gradients.
-        mean: mean of a scalar over the processes, called only for spikes and "warn"; None where there is one process.
-        rollback: goes back to a snapshot; None: no policy asks for it.
-        was_updated: for an engine that updates the weights as it clips: whether it made the update of a bad step.
-        has_scaler: a loss scale (fp16) skips what overflows; its skips are no incidents.
-        knows_norm: the engine tells the norm of each step.
-        diagnose: returns which of weights, optimizer state and rates are not finite; None: nobody looks at them.
+        record: writes the bundle of an incident; returns the incident with further findings.
+        optimizer: optimizer of the run.
+        device: device of the gradients.
+        mean: averages a scalar over the processes, for spikes and "warn"; None for a single process.
+        rollback: returns to a snapshot; None if no policy needs it.
+        was_updated: for an engine that clips and updates in one call: returns whether it made the update of a bad step.
+        has_scaler: a loss scale (fp16) skips overflows; such skips are not incidents.
+        knows_norm: the engine reports the norm of each step.
+        diagnose: returns which of weights, optimizer state and rates are not finite; None skips this check.
         writes: this process writes the files of a checkpoint.
 
     Returns:
-        The guard, an extension.
+        The guard.
     """
     policy = "ignore" if has_scaler else plan.on_nonfinite
     has_nothing_to_do = policy == "ignore" and plan.on_spike == "off"
@@ -535,7 +536,7 @@ def make_guard(
 
 
 def read(value: GradNorm) -> float:
-    """Returns a norm or a loss as a number; one on a device is waited for."""
+    """Returns a norm or a loss as a number; waits for it if it is on a device."""
     if isinstance(value, torch.Tensor):
         return value.item()
     return 0.0 if value is None else value
@@ -548,7 +549,7 @@ def mark_loss(batch: MicroBatch, mark: LossMark) -> None:
 
 
 def is_guard_state(state: JSONObject) -> bool:
-    """Returns whether a run may have written this state; raises TypeError or AttributeError for another shape."""
+    """Returns whether this may be a guard's state; raises TypeError or AttributeError for another structure."""
     values = [value for history in state.get("accepted", {}).values() for value in history]
     names = ("skipped_in_a_row", "left_out_steps", "skipped_steps", "rollbacks")
     counts = [*(state.get(name, 0) for name in names), *state.get("skipped_recently", ())]
@@ -556,7 +557,7 @@ def is_guard_state(state: JSONObject) -> bool:
 
 
 def loss_of(progress: Progress, mean: Mean | None) -> torch.Tensor:
-    """Returns the loss of the current step on its device, one for all processes."""
+    """Returns the loss of the current step on its device, averaged over all processes."""
     loss = progress.meter.of_this_step()
     return loss if mean is None else mean(loss)
 
@@ -567,7 +568,7 @@ def steps_in_backward(optimizer: Optimizer) -> bool:
 
 
 def takes_found_inf(optimizer: Optimizer) -> bool:
-    """Returns True if an optimizer is one of torch's that read `found_inf` (fused), with rates that are numbers."""
+    """Returns True for a fused optimizer of torch, which reads `found_inf`, with rates that are plain numbers."""
     is_torch = type(optimizer).__module__.startswith("torch.optim")
     return is_torch and all(
         group.get("fused") and not isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups
@@ -575,11 +576,11 @@ def takes_found_inf(optimizer: Optimizer) -> bool:
 
 
 def nothing() -> None:
-    """Puts nothing back."""
+    """Does nothing: there is no step to undo."""
 
 
 def shown(log: IncidentLog) -> dict[str, float]:
-    """Logs new incidents; returns the values that a log of the run has of them."""
+    """Logs new incidents; returns their values for a log of the run."""
     log.show()
     counts = {"guard/skipped_steps": log.num_skipped, "guard/rollbacks": log.num_rollbacks}
     return {name: count for name, count in counts.items() if count}

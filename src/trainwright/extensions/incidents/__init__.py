@@ -1,1 +1,1 @@
-"""Incidents: bad steps are counted, reported, and written down as bundles that can be replayed."""
+"""Incidents: bad steps are counted, reported, and saved as bundles that can be replayed."""

@@ -1,16 +1,16 @@
-"""Files of an incident bundle: batch and random states as safetensors and JSON, names of directories. No model is run.
+"""Files of an incident bundle: batch and random states as safetensors and JSON, directory names. Runs no model.
 
     incidents/step-000123-nonfinite/
-        incident.json         what happened, where, with which samples; versions, arguments, how to replay
+        incident.json         the event, its place and samples; versions, arguments, how to replay
         batch.safetensors     tensors of the micro-batches, as the collator made them
-        batch.json            their structure, and what is no tensor
-        rng.json              random states of before the forward passes
-        model.safetensors     weights (with config.json) of before the step
-        stacks.txt            of a hang: stacks of all threads
+        batch.json            their structure, and values other than tensors
+        rng.json              random states before the forward passes
+        model.safetensors     weights (with config.json) before the step
+        stacks.txt            for a hang: stacks of all threads
         manifest.json         size and digest of each file
 
-Values of a batch become JSON like this, at any depth: {"tensor": name}, {"dict": [[key, value], ...]}, {"list": [...]},
-{"tuple": [...]}, {"value": number, text or null}. Any other object is kept as text, and named in `incident.json`.
+Values of a batch are encoded in JSON, at any depth: {"tensor": name}, {"dict": [[key, value], ...]}, {"list": [...]},
+{"tuple": [...]}, {"value": number, text or null}. Any other object is stored as text and listed in `incident.json`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ STRUCTURE = "batch.json"
 RNG = "rng.json"
 STACKS = "stacks.txt"
 MOST_KEPT = 5
-MAX_BYTES = 256 << 20  # of a JSON file
-MAX_DEPTH = 32  # of a batch
-MAX_NUMBER = 1 << 20  # of threads, and of parts of a micro-batch
+MAX_BYTES = 256 << 20  # per JSON file
+MAX_DEPTH = 32  # per batch
+MAX_NUMBER = 1 << 20  # for numbers of threads and parts of a micro-batch
 MAX_LAYERS = 10_000
-MAX_SIZE = 1 << 40  # of any other number in the settings of a model
-ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flex_attention")  # no name that fetches code
-# Of `incident.json`: the type of each entry that a replay reads; an entry may be missing or null.
+MAX_SIZE = 1 << 40  # for any other number in the settings of a model
+ATTENTION = (None, "eager", "sdpa", "flash_attention_2", "flex_attention")  # names that do not download code
+# Types of the entries of `incident.json` that a replay reads; an entry may be missing or null.
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "kind": str,
     "step": int,
@@ -75,13 +75,13 @@ _NAME = re.compile(r"^step-\d+-[a-z]+(-rank\d+)?(-\d+)?$")
 
 
 def bundles(root: Path) -> list[Path]:
-    """Returns the bundles in a directory, the oldest first."""
+    """Returns the bundles in a directory, oldest first."""
     found = [path for path in (root.iterdir() if root.is_dir() else ()) if _NAME.match(path.name) and path.is_dir()]
     return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))
 
 
 def free_name(root: Path, step: int, kind: str) -> str:
-    """Returns a name for a bundle that no other one has."""
+    """Returns an unused name for a bundle."""
     name = f"step-{step:06d}-{kind}"
     number = 1
     while (root / name).exists():
@@ -91,27 +91,27 @@ def free_name(root: Path, step: int, kind: str) -> str:
 
 
 def write_json(path: Path, value: Any) -> None:  # Any: nested JSON
-    """Writes JSON; numbers that are not finite, and other objects, as text; secrets as ***."""
+    """Writes JSON; non-finite numbers and other objects become text, secrets become ***."""
     path.write_text(json.dumps(json_value(value, text=without_tokens), indent=1), encoding="utf-8")
 
 
 def read_object(folder: Path, name: str) -> JSONObject:
-    """Reads a JSON file of a bundle; a BundleError if it cannot be read, or holds no object."""
+    """Reads a JSON file of a bundle; BundleError if it cannot be read or does not hold an object."""
     try:
         value = read_json(folder / name, max_bytes=MAX_BYTES)
     except (OSError, ValueError) as error:
         raise BundleError(f"{folder / name} cannot be read: {error}.") from error
     if not isinstance(value, dict):
-        raise BundleError(f"{folder / name} holds a {type(value).__name__}, and no object.")
+        raise BundleError(f"{folder / name} holds a {type(value).__name__} instead of an object.")
     return value
 
 
 def check_incident(folder: Path, about: JSONObject) -> None:
-    """Raises BundleError for an entry of `incident.json` that no run writes."""
+    """Raises BundleError for an invalid entry of `incident.json`."""
     place = folder / INCIDENT
     for name, kinds in _KINDS.items():
         value = about.get(name)
-        is_huge = isinstance(value, (int, float)) and not abs(value) <= sys.maxsize  # so also NaN
+        is_huge = isinstance(value, (int, float)) and not abs(value) <= sys.maxsize  # NaN included
         if value is not None and (not isinstance(value, kinds) or is_huge):
             raise BundleError(f"{place} is invalid: {name} is {reprlib.repr(value)}.")
     for name, value in (("num_parts", about.get("num_parts")), ("threads", _threads(about))):
@@ -130,7 +130,7 @@ def _threads(about: JSONObject) -> object:
 
 
 def check_config(folder: Path, name: str) -> None:
-    """Raises BundleError where a model's settings have impossible sizes, or code as their attention."""
+    """Raises BundleError if a model's settings have impossible sizes, or name code as their attention."""
     path = folder / name
     waiting: list[object] = [read_object(folder, name)]
     while waiting:
@@ -142,11 +142,11 @@ def check_config(folder: Path, name: str) -> None:
             named = [inner for key, inner in value.items() if key.endswith("attn_implementation")]
             check_sizes(path, value)
             if odd := next((inner for inner in named if not isinstance(inner, dict) and inner not in ATTENTION), None):
-                raise BundleError(f"{path} names the attention {reprlib.repr(odd)}, which is not taken from a file.")
+                raise BundleError(f"{path} names the attention {reprlib.repr(odd)}, which is not accepted from a file.")
 
 
 def check_sizes(path: Path, values: JSONObject) -> None:
-    """Raises BundleError for a size that would build a model without end."""
+    """Raises BundleError for a size that would build an enormous model."""
     for name, value in values.items():
         most = MAX_LAYERS if "layer" in name else MAX_SIZE
         if type(value) is int and abs(value) > most:
@@ -157,7 +157,7 @@ def check_sizes(path: Path, values: JSONObject) -> None:
 
 
 def write_batches(batches: Sequence[Batch], folder: Path) -> list[str]:
-    """Writes micro-batches as the collator made them; returns the places whose values are kept as text only."""
+    """Writes micro-batches as collated; returns the paths of values stored only as text."""
     tensors: dict[str, torch.Tensor] = {}
     lost: list[str] = []
     structure = [_encode(batch, str(number), tensors, lost) for number, batch in enumerate(batches)]
@@ -168,10 +168,10 @@ def write_batches(batches: Sequence[Batch], folder: Path) -> list[str]:
 
 
 def read_batches(folder: Path) -> list[Batch]:
-    """Reads what `write_batches` wrote; a BundleError names the file that is damaged."""
+    """Reads the files of `write_batches`; BundleError names a damaged file."""
     try:
         tensors = safetensors.torch.load_file(folder / BATCH)
-    except Exception as error:  # whatever the reader raises, the file is of no use
+    except Exception as error:  # whatever the reader raises, the file is unusable
         raise BundleError(f"{folder / BATCH} cannot be read: {error}.") from error
     structure = read_object(folder, STRUCTURE).get("batches")
     try:
@@ -203,7 +203,8 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> Any:
     if depth == 0 or not isinstance(value, dict):
         raise ValueError("it is nested too deeply, or a value is not an object")
     if "tensor" in value:
-        # In memory of its own, aligned as in the run: kernels take other paths for a tensor in the middle of a file's.
+        # In its own memory, aligned as in the run: kernels may use other code paths for a tensor inside a file's
+        # memory.
         return tensors[value["tensor"]].clone()
     if "dict" in value:
         batch = {key: _decode(one, tensors, depth - 1) for key, one in value["dict"]}
@@ -220,13 +221,13 @@ def _decode(value: Any, tensors: Mapping[str, torch.Tensor], depth: int) -> Any:
 
 
 def write_random_states(states: States, folder: Path) -> None:
-    """Writes plain random states (`checkpoint.rng.plain`) as JSON, those of torch in base 64."""
+    """Writes plain random states (`checkpoint.rng.plain`) as JSON, with torch's states in base 64."""
     values = json_value({name: _random_json(state) for name, state in states.items()})
-    (folder / RNG).write_text(json.dumps(values, indent=1), encoding="utf-8")  # base 64 that no mask may change
+    (folder / RNG).write_text(json.dumps(values, indent=1), encoding="utf-8")  # base 64 must not be changed by masking
 
 
 def read_random_states(folder: Path) -> States:
-    """Reads what `write_random_states` wrote; a BundleError if the file is damaged."""
+    """Reads the file of `write_random_states`; BundleError if it is damaged."""
     values = read_object(folder, RNG)
     try:
         states = {name: _random_state(value) for name, value in values.items()}
@@ -258,9 +259,9 @@ def _random_state(value: Any) -> Any:
 
 
 def bits(loss: torch.Tensor) -> str:
-    """Returns a scalar as its type and its bytes, such as "float32 0000803f"; all NaN are alike.
+    """Returns a scalar as its type and its bytes, such as "float32 0000803f"; all NaN values are the same.
 
-    The sign of a NaN depends on the order in which a kernel takes its operands, and so on where they lie in memory.
+    The sign of a NaN depends on the order in which a kernel takes its operands, hence on their location in memory.
     """
     value = loss.detach().reshape(1).cpu()
     value = torch.where(value.isnan(), torch.full_like(value, math.nan), value)

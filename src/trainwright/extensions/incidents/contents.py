@@ -1,6 +1,6 @@
-"""Contents of an incident bundle: what a second run of a step shows, and the files that tell it.
+"""Contents of an incident bundle: the findings from a second run of a step, and the files that record them.
 
-The forward passes of a step are run once more for it, without an update; parts of a batch then find the samples.
+The forward passes of a step are run again, without an update; then parts of a batch, to find the samples.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REQUEST = "request"
 ERROR = "error"
 OUT_OF_MEMORY = "oom"
 HANG = "hang"
-# Arguments that decide about the numbers of forward and backward.
+# Arguments that affect the numbers of the forward and backward passes.
 LOSS_SETTINGS = (
     "bf16",
     "fp16",
@@ -56,7 +56,7 @@ LOSS_SETTINGS = (
 
 
 class RecordedRun(Run, Protocol):
-    """Run whose incidents are written down."""
+    """A run with recorded incidents."""
 
     run_id: str
     is_training: bool
@@ -65,7 +65,7 @@ class RecordedRun(Run, Protocol):
 
 
 class LossHooks(Protocol):
-    """Methods of the trainer that make the loss of a micro-batch."""
+    """Methods of the trainer that compute the loss of a micro-batch."""
 
     args: Any
     model: Any
@@ -81,16 +81,16 @@ class LossHooks(Protocol):
 class Evidence:
     """Facts about a step."""
 
-    states: States | None = None  # random states of before its forward passes, as far as `is_exact`
+    states: States | None = None  # random states before its forward passes, reliable if `is_exact`
     is_exact: bool = False  # a second run from `states` gave the same losses (or error) and ended in the same states
-    found: Findings | None = None  # by that second run; None: there was none
-    rows: list[tuple[int, int]] = field(default_factory=list)  # samples that are bad by themselves: micro-batch, row
-    samples: list[Any] = field(default_factory=list)  # the same, as the dataset numbers them
-    names: list[str] = field(default_factory=list)  # and as the user knows them
-    described: list[JSONObject] = field(default_factory=list)  # and with their fingerprints, for files
+    found: Findings | None = None  # findings of that second run; None if there was none
+    rows: list[tuple[int, int]] = field(default_factory=list)  # bad samples, as (micro-batch, row)
+    samples: list[Any] = field(default_factory=list)  # the same, by number in the dataset
+    names: list[str] = field(default_factory=list)  # the same, by name
+    described: list[JSONObject] = field(default_factory=list)  # the same, with fingerprints, for files
     all_names: list[list[str]] = field(default_factory=list)  # names of all samples of each micro-batch
-    trained: list[torch.Tensor] = field(default_factory=list)  # losses of the step, where there was no second run
-    weights: Mapping[str, torch.Tensor] | None = None  # gathered from all processes, where each has a part of them
+    trained: list[torch.Tensor] = field(default_factory=list)  # losses of the step if there was no second run
+    weights: Mapping[str, torch.Tensor] | None = None  # gathered from all processes if each has a part of them
 
 
 def window_losses(hooks: LossHooks, run: RecordedRun, model: Any, window: Window) -> Iterator[torch.Tensor]:
@@ -127,10 +127,11 @@ def _loss(hooks: LossHooks, run: RecordedRun, model: Any, window: Window, part: 
 def bad_rows(
     hooks: LossHooks, run: RecordedRun, model: Any, window: Window, *, error: str = ""
 ) -> list[tuple[int, int]] | None:
-    """Searches the samples of a window that are bad by themselves, by halving its micro-batches.
+    """Searches for the samples of a window that are bad by themselves, by halving its micro-batches.
 
-    Such a sample raises `error` (type and message), or if that is empty its loss or gradient is not finite. Returns
-    micro-batch and row of each, none if none is bad without the others; None if most are, or weights are not finite.
+    Such a sample raises `error` (type and message) or, if that is empty, its loss or gradient is not finite. Returns
+    micro-batch and row of each, none if none is bad without the others; None if most are bad, or weights are not
+    finite.
     """
     if weights_not_finite(model):
         return None
@@ -157,7 +158,7 @@ def bad_rows(
 
 
 def cause_in(details: JSONObject, seen: Evidence) -> list[str] | None:
-    """Returns what is not written down twice; None for what has no cause that may come again."""
+    """Returns the cause, by which repetitions are recognized; None if the incident has no such cause."""
     if details["kind"] in (REQUEST, HANG):
         return None
     origin = seen.found.origin if seen.found is not None else ""
@@ -165,7 +166,7 @@ def cause_in(details: JSONObject, seen: Evidence) -> list[str] | None:
 
 
 def cause_of(folder: Path) -> list[str] | None:
-    """Returns the cause of a bundle; None for one that was requested, or that cannot be read."""
+    """Returns the cause of a bundle; None if it was requested or cannot be read."""
     try:
         cause: list[str] | None = bundle.read_object(folder, bundle.INCIDENT).get("cause")
     except BundleError:
@@ -174,7 +175,7 @@ def cause_of(folder: Path) -> list[str] | None:
 
 
 def words_for(seen: Evidence) -> str:
-    """Says which samples made a bad value, as far as that was found."""
+    """Describes the samples that caused a bad value, as far as they were found."""
     if not seen.rows:
         return ""
     places = [place_text(number, row) for number, row in seen.rows]
@@ -187,12 +188,12 @@ def words_for(seen: Evidence) -> str:
 
 
 def place_text(micro_batch: int, item: int) -> str:
-    """Returns the place of a sample in a step, both numbers from 0."""
+    """Describes the position of a sample in a step, with both numbers from 0."""
     return f"micro-batch {micro_batch}, item {item}"
 
 
 def fill(folder: Path, window: Window, seen: Evidence, *, engine: Engine, model: Any, is_hang: bool) -> dict[str, str]:
-    """Writes the parts of a bundle, each if it can be; returns the reasons of those that are missing."""
+    """Writes each part of a bundle that can be written; returns the reasons for missing parts."""
     missing: dict[str, str] = {}
 
     def part(name: str, write: Any) -> None:  # a function without arguments
@@ -200,7 +201,7 @@ def fill(folder: Path, window: Window, seen: Evidence, *, engine: Engine, model:
             reason = write()
             if reason:
                 missing[name] = reason
-        except Exception as error:  # of a device that failed, or of an object that cannot be written
+        except Exception as error:  # of a failed device, or of an object that cannot be written
             missing[name] = f"{type(error).__name__}: {without_tokens(str(error))}"
 
     def batches() -> str:
@@ -214,7 +215,7 @@ def fill(folder: Path, window: Window, seen: Evidence, *, engine: Engine, model:
         if engine.holds_parts and not seen.weights:
             return (
                 "each process has a part of them, and only all processes together could gather them; a replay takes "
-                "those of the newest checkpoint before the step, or with --model those that the function returns"
+                "the weights of the newest checkpoint before the step, or with --model the weights from the function"
             )
         if free is not None and free < 2 * async_writer.weights_bytes(model):
             return f"only {size_text(free)} are free"
@@ -238,7 +239,7 @@ def fill(folder: Path, window: Window, seen: Evidence, *, engine: Engine, model:
 
 
 def about(window: Window, seen: Evidence, *, run: RecordedRun, args: Any, engine: Engine, model: Any) -> JSONObject:
-    """Returns what `incident.json` says of a step besides its cause."""
+    """Returns the contents of `incident.json` about a step, except for its cause."""
     found = seen.found
     losses = seen.trained if found is None else found.losses
     num_items = window.num_items

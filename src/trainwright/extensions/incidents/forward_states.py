@@ -1,10 +1,10 @@
-"""ForwardStates: random states of before the forward passes of the last windows, for the bundle of an incident.
+"""ForwardStates: random states before the forward passes of the last windows, for the bundle of an incident.
 
-A replay of a bad step needs the states of before its forward passes, and whether a step is bad is known after them, on
-a GPU one step later. So they are copied before each window: those of torch's generators, which takes about 1 us. Those
-of python and numpy take 50 us, and few models draw from them. Around the first window of a run all are copied and
-compared; where python's or numpy's changed, all are copied before each window of the run. A model that draws from these
-two in later steps only has bundles whose `is_exact` is false, since the second run of its step shows the draws.
+A replay of a bad step needs the states from before its forward passes, but whether a step is bad is only known after
+them, on a GPU one step later. So the states of torch's generators are copied before each window, which takes about 1
+us. Copying those of python and numpy takes 50 us, and few models use them. Around the first window of a run, all are
+copied and compared; if python's or numpy's changed, all are copied before each window of the run. For a model that only
+uses these two in later steps, `is_exact` is false in bundles, since the second run of its step reveals the draws.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 States: TypeAlias = dict[str, Any]  # generator -> its state, each of its own type
-OF_HOST = ("python", "numpy")  # generators that few models draw from, and whose states take long to copy
-NUM_WINDOWS = 2  # a guard that does not wait for the device names a bad step during the next one
+OF_HOST = ("python", "numpy")  # generators that few models use, with states that are slow to copy
+NUM_WINDOWS = 2  # a guard that does not wait for the device reports a bad step during the next one
 
 
 class ForwardStates:
@@ -22,8 +22,8 @@ class ForwardStates:
 
     Args:
         capture: returns the states of all generators.
-        capture_torch: returns those of torch's generators.
-        same: returns whether two captured states give the same numbers.
+        capture_torch: returns the states of torch's generators.
+        same: returns whether two captured states yield the same numbers.
     """
 
     def __init__(
@@ -38,18 +38,19 @@ class ForwardStates:
         self._same = same
         self._is_first = True
         self._newest: States = {}
-        self._kept: dict[int, States] = {}  # by the id of a window's list; the list itself would hold its batches
+        # by the id of a window's list; holding the list itself would keep its batches alive
+        self._kept: dict[int, States] = {}
 
     def begin_step(self, batches: Sequence[Any]) -> None:
         """Copies the states before the forward passes of a window with these micro-batches."""
-        self._kept.pop(id(batches), None)  # of a list that is gone
+        self._kept.pop(id(batches), None)  # left by a list that is gone
         self._newest = self._capture()
         self._kept[id(batches)] = self._newest
         if len(self._kept) > NUM_WINDOWS:
             del self._kept[next(iter(self._kept))]
 
     def end_step(self) -> None:
-        """Looks, after the first step of a run, whether it drew from python's or numpy's generator."""
+        """Checks, after the first step of a run, whether it used python's or numpy's generator."""
         if not self._is_first:
             return
         self._is_first = False
@@ -57,9 +58,9 @@ class ForwardStates:
             self._capture = self._capture_torch
 
     def of(self, batches: Sequence[Any]) -> States | None:
-        """Returns the states of before the forward passes of a window; of some or all generators, None if not kept.
+        """Returns the states before the forward passes of a window, for some or all generators; None if not kept.
 
-        `batches` is the very list of its micro-batches.
+        `batches` must be the same list object as in the step.
         """
         return self._kept.get(id(batches))
 

@@ -1,4 +1,4 @@
-"""Incidents: records of bad steps, counted and reported; a run that skips too many ends. No step is decided."""
+"""Incidents: counts and reports bad steps, and ends a run that skips too many. It decides about no step."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SPIKE = "spike"
 
 _DONE = {
     "skip": "the update was skipped: weights, optimizer and schedule are as before the step",
-    "rollback": "the samples since then are left out",
+    "rollback": "the samples since then are skipped",
     "warn": "the update was made",
     "stop": "training stops before the update",
 }
 
-SHARE_OF = 100  # steps over which `max_skipped_share` is a share
-MOST_SHOWN = 5  # incidents of one log that are shown one by one
+SHARE_OF = 100  # window in steps for `max_skipped_share`
+MOST_SHOWN = 5  # incidents in one log that are shown individually
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +33,14 @@ class Incident:
     kind: str  # "nonfinite" or "spike"
     step: int  # number of the optimizer step, from 1
     action: str  # "skip", "rollback", "warn" or "stop"
-    what: str  # what was bad, in words
-    values: dict[str, float] = field(default_factory=dict)  # measurements of the step by name, where they were read
-    threshold: float = 0.0  # of a spike, in robust deviations; 0: there is none
-    # of the dataset, those that are bad by themselves, where they were found
-    samples: tuple[Any, ...] = ()  # Any: indices, or what else the order of the user's dataset gives
+    what: str  # description of the bad value
+    values: dict[str, float] = field(default_factory=dict)  # measurements of the step by name, if they were read
+    threshold: float = 0.0  # for a spike, in robust deviations; 0 if there is none
+    # bad samples in the dataset, if they were found
+    samples: tuple[Any, ...] = ()  # Any: indices, or other keys of the user's dataset
     names: tuple[str, ...] = ()  # names of these samples, such as "reviews.csv:130", which `trainer.quarantine` takes
-    path: str = ""  # directory of the bundle; empty: none was written
-    note: str = ""  # where the value began, which samples do it, and how to replay it; empty: it was not looked for
+    path: str = ""  # directory of the bundle; empty if none was written
+    note: str = ""  # origin of the value, samples that cause it, and how to replay it; empty if not investigated
 
     @property
     def text(self) -> str:
@@ -48,9 +48,9 @@ class Incident:
         return f"Step {self.step}: {self.what}; {_DONE[self.action]}.{self.note and f' {self.note}'}"
 
 
-# An optimizer -> those of weights, optimizer state and rates that are not finite, with what of them; empty: none is.
+# optimizer -> parts (weights, optimizer state, rates) that are not finite, each with a description; empty if all are.
 Diagnose: TypeAlias = Callable[[Optimizer], dict[str, str]]
-Record: TypeAlias = Callable[[Incident, object], Incident]  # an incident and its window -> what more is known of it
+Record: TypeAlias = Callable[[Incident, object], Incident]  # (incident, window) -> incident with further findings
 
 
 class IncidentLog:
@@ -58,16 +58,16 @@ class IncidentLog:
 
     Args:
         report: called with each incident as soon as the host knows of it.
-        record: writes the bundle of an incident, while the weights are those of before the step.
-        max_skipped: consecutive skipped steps after which a run ends; 0: any number.
-        max_share: share of the last 100 steps above which skipped ones end a run; 0: any share.
-        optimizer: of the run's first step.
-        diagnose: looks at the weights and at an optimizer; None: nobody does.
+        record: writes the bundle of an incident, while the weights are still those from before the step.
+        max_skipped: consecutive skipped steps after which a run ends; 0 for no limit.
+        max_share: share of skipped steps among the last 100 above which a run ends; 0 for no limit.
+        optimizer: optimizer of the run's first step.
+        diagnose: checks the weights and an optimizer; None skips this check.
 
     Attributes:
-        optimizer: makes the current update: a callback may have replaced the one of the steps before.
-        num_skipped: skipped steps of the run, those before a resume included.
-        num_rollbacks: returns to a snapshot, likewise.
+        optimizer: the current optimizer; a callback may have replaced the earlier one.
+        num_skipped: skipped steps of the run, including steps before a resume.
+        num_rollbacks: rollbacks to a snapshot, likewise.
         in_a_row: skipped steps since the last accepted one.
     """
 
@@ -93,11 +93,11 @@ class IncidentLog:
         self.in_a_row = 0
 
     def accept(self) -> None:
-        """Counts a step whose update was made."""
+        """Counts a step with an update."""
         self.in_a_row = 0
 
     def count_excluded_step(self) -> None:
-        """Counts a step that is left out because of an incident before it."""
+        """Counts a step that is skipped because of an earlier incident."""
         self.num_skipped += 1
 
     def add(self, incident: Incident) -> None:
@@ -130,25 +130,25 @@ class IncidentLog:
             )
 
     def check_parts(self, when: str, *parts: str) -> None:
-        """Raises NonFiniteError where weights, optimizer state or rates (or those of the `parts`) are not finite."""
+        """Raises NonFiniteError if weights, optimizer state or rates (or only the given `parts`) are not finite."""
         if self._diagnose is None or self.optimizer is None:
             return
         bad = self._diagnose(self.optimizer)
         if bad and (not parts or bad.keys() & set(parts)):
             said = " and ".join(f"{part} ({names})" for part, names in bad.items())
             raise NonFiniteError(
-                f"{when}. Not finite, whatever the samples are: {said}. No skipped step repairs that. Look for a "
+                f"{when}. Not finite, regardless of the samples: {said}. Skipping steps cannot repair that. Look for a "
                 "callback or a schedule that writes such values, and resume from the last checkpoint."
             )
 
     def finish(self, step: int) -> None:
-        """Sums up a run of so many steps; NonFiniteError where all were skipped, and skipped steps are limited."""
+        """Summarizes a run of `step` steps; NonFiniteError if all were skipped and skipped steps are limited."""
         self.show()
         if self.num_skipped == 0:
             return
         said = f"{self.num_skipped} of {counted(step, 'step')} had no update: see the warnings above"
         if step <= self.num_skipped and self._max_skipped > 0:
-            raise NonFiniteError(f"{said}. The model was not trained at all; look at the data, or lower the rate.")
+            raise NonFiniteError(f"{said}. The model was not trained at all; check the data, or lower the rate.")
         logger.warning("%s.", said)
 
     def mark(self) -> JSONObject:
@@ -156,12 +156,12 @@ class IncidentLog:
         return {"counts": (self.num_skipped, self.num_rollbacks, self.in_a_row), "recent": self._recent}
 
     def rewind(self, mark: JSONObject) -> None:
-        """Puts the counts back to those of a mark: an error ended the run before the step was done."""
+        """Restores the counts of a mark: an error ended the run before the step was done."""
         self.num_skipped, self.num_rollbacks, self.in_a_row = mark["counts"]
         self._recent = mark["recent"]
 
     def state(self) -> JSONObject:
-        """Returns the counts of bad steps, without those that are 0."""
+        """Returns the counts of bad steps that are not 0."""
         counts = {
             "skipped_in_a_row": self.in_a_row,
             "skipped_steps": self.num_skipped,
@@ -171,7 +171,7 @@ class IncidentLog:
         return {name: count for name, count in counts.items() if count}
 
     def load(self, state: JSONObject) -> None:
-        """Continues the counts; those that a checkpoint of an older version lacks begin at 0."""
+        """Restores the counts; counts missing from an older checkpoint begin at 0."""
         self.in_a_row = state.get("skipped_in_a_row", 0)
         self.num_skipped = state.get("skipped_steps", 0)
         self.num_rollbacks = state.get("rollbacks", 0)
@@ -185,9 +185,9 @@ class IncidentLog:
             logger.warning("%s", incident.text)
         if len(incidents) > MOST_SHOWN:
             steps = ", ".join(str(incident.step) for incident in incidents[MOST_SHOWN:])
-            logger.warning("Bad steps too: %s.", steps)
+            logger.warning("More bad steps: %s.", steps)
 
 
 def error_of(kind: str) -> type[BadStepError]:
-    """Returns the error with which a kind of incident ends a run."""
+    """Returns the error class for a kind of incident."""
     return SpikeError if kind == SPIKE else NonFiniteError

@@ -1,7 +1,7 @@
-"""Probe: forward and backward of a window once more, with hooks that find where a bad value began. No update is made.
+"""Probe: repeats forward and backward of a window with hooks that find where a bad value began. Makes no update.
 
-The gradients are returned by autograd and not stored, so that neither those of the step nor the wrapper of an engine
-notice it. Gradients and buffers of the model are unchanged afterwards; random states are the caller's.
+The gradients are returned by autograd and not stored, so that neither the step's gradients nor an engine's wrapper are
+affected. Gradients and buffers of the model are unchanged afterwards; random states are the caller's responsibility.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from trainwright._types import Batch, JSONObject, without_tokens
 from trainwright.support.model_modes import unchanged_model
 from trainwright.support.tensor_tree import map_nested, tensors_of
 
-MOST_PARAMETERS = 5  # with the largest gradients, that are named
-MOST_PROBES = 64  # of parts of a batch, in the search of a sample
+MOST_PARAMETERS = 5  # number of parameters with the largest gradients to report
+MOST_PROBES = 64  # limit for trials with parts of a batch, when searching for a sample
 
-Losses = Callable[[], Iterator[torch.Tensor]]  # the losses of a window's micro-batches, one after the other
+Losses = Callable[[], Iterator[torch.Tensor]]  # yields the losses of a window's micro-batches, one after another
 
 
 @dataclass(slots=True)
@@ -29,27 +29,27 @@ class Findings:
     """Result of a probe."""
 
     losses: list[torch.Tensor] = field(default_factory=list)  # of the micro-batches, detached
-    module: str = ""  # first module whose output is not finite; empty: none
-    inputs_are_finite: bool = True  # of that module
-    is_root: bool = False  # that module is the model itself, so that the outputs of all others are finite
-    # first module, in the order of the backward pass, whose output has a gradient that is not finite
+    module: str = ""  # first module with a non-finite output; empty if there is none
+    inputs_are_finite: bool = True  # inputs of that module
+    is_root: bool = False  # that module is the model itself, so the outputs of all others are finite
+    # first module, in backward order, with a non-finite gradient of its output
     gradient_of: str = ""
     gradients: dict[str, float] = field(default_factory=dict)  # norm of each parameter's gradient
-    error: str = ""  # type and message of what was raised; empty: nothing
+    error: str = ""  # type and message of an error; empty if there was none
 
     @property
     def is_finite(self) -> bool:
-        """True if all losses and gradients are, and nothing was raised."""
+        """True if all losses and gradients are finite and there was no error."""
         norms = torch.tensor(list(self.gradients.values()), dtype=torch.float64)
         return not self.error and bool(norms.isfinite().all()) and all(map(is_finite, self.losses))
 
     @property
     def origin(self) -> str:
-        """Returns the place where the value began, in words; empty where all is finite."""
+        """Describes where the value began; empty if everything is finite."""
         if self.module:
             where = f"the output of {self.module}"
             if self.is_root:
-                return f"{where}; those of its modules are finite"
+                return f"{where}; the outputs of its modules are finite"
             return where if self.inputs_are_finite else f"{where}, whose input is not finite"
         if not all(map(is_finite, self.losses)):
             return "the loss, after the last module"
@@ -60,15 +60,15 @@ class Findings:
 
     @property
     def largest(self) -> JSONObject:
-        """Parameters with the largest gradients, those first that are not finite: name -> norm."""
+        """Returns the parameters with the largest gradients, non-finite ones first: name -> norm."""
         by_norm = sorted(self.gradients.items(), key=lambda one: (one[1] - one[1] == 0.0, -one[1]))
         return dict(by_norm[:MOST_PARAMETERS])
 
 
 def probe(model: nn.Module, losses: Losses, *, backward: bool = True) -> Findings:
-    """Runs forward and backward of a window on the bare module; an error of either is part of what was found.
+    """Runs forward and backward of a window on the bare module; an error in either becomes part of the findings.
 
-    Each loss is differentiated before the next one is asked for. Without `backward`, where processes hold parts of the
+    Each loss is differentiated before the next one is requested. Without `backward`, if processes hold parts of the
     weights, only the forward passes are run.
     """
     found = Findings()
@@ -84,20 +84,20 @@ def probe(model: nn.Module, losses: Losses, *, backward: bool = True) -> Finding
                 for name, gradient in zip(parameters, gradients, strict=True):
                     if gradient is not None:
                         sums[name] = gradient if name not in sums else sums[name] + gradient
-        except Exception as error:  # of the user's model: it is what is looked for, or ends the search
+        except Exception as error:  # any error of the user's model: it is the one searched for, or ends the search
             found.error = f"{type(error).__name__}: {without_tokens(str(error))}"
     found.gradients = {name: float(gradient.norm()) for name, gradient in sums.items()}
     return found
 
 
 def is_finite(value: Any) -> bool:
-    """Returns True if no tensor of a nested value has NaN or infinity."""
+    """Returns True if no tensor in a nested value has NaN or infinity."""
     return all(bool(t.isfinite().all()) for t in tensors_of(value) if t.is_floating_point())
 
 
 @contextmanager
 def _hooks(model: nn.Module, found: Findings) -> Iterator[None]:
-    """Hooks on all modules, which note the first value that is not finite, forward and backward."""
+    """Installs hooks on all modules that record the first non-finite value, forward and backward."""
     names = {module: name or type(model).__name__ for name, module in model.named_modules()}
 
     def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
@@ -122,7 +122,7 @@ def _hooks(model: nn.Module, found: Findings) -> Iterator[None]:
 
 
 def rows_of(batch: Batch, rows: Sequence[int], size: int) -> Batch:
-    """Returns some samples of a batch of `size`; entries without that first dimension are taken whole."""
+    """Returns some samples of a batch of `size`; entries without that first dimension are returned whole."""
     if not isinstance(batch, Mapping):
         return _rows(batch, rows, size)
     return {name: _rows(value, rows, size) for name, value in batch.items()}
@@ -139,10 +139,10 @@ def _rows(value: Any, rows: Sequence[int], size: int) -> Any:
 
 
 def find_bad_rows(size: int, is_bad: Callable[[Sequence[int]], bool]) -> list[int] | None:
-    """Searches the bad samples of a bad batch by halving it; `is_bad` tries some of them.
+    """Searches for the bad samples of a bad batch by halving it; `is_bad` tests some of them.
 
-    Returns those that are bad by themselves: none if only more of them together are. None if the search would take too
-    long, as it does where most samples are bad.
+    Returns the samples that are bad by themselves: none if they are only bad in combination. None if the search would
+    take too long, as it does if most samples are bad.
     """
     found: list[int] = []
     waiting = [range(size)]
@@ -166,7 +166,7 @@ def weights_not_finite(model: nn.Module) -> list[str]:
 
 
 def entries_not_finite(batch: Batch) -> list[str]:
-    """Returns the names of a batch's entries that have NaN or infinity; those of a list or tuple are numbered."""
+    """Returns the names of a batch's entries that have NaN or infinity; entries of a list or tuple are numbered."""
     return [str(name) for name, value in _entries(batch) if not is_finite(value)]
 
 

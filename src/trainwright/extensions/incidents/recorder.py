@@ -1,9 +1,11 @@
-"""Incident bundles of a run: gathers what belongs to a bad step, writes it, and keeps the newest. Training continues.
+"""Incident bundles of a run: collects the facts about a bad step, writes them, and keeps the newest.
 
-A healthy step keeps its random states of before the forward passes for it (`forward_states.py`), and nothing
-else. When an incident is known, its batches are still in the loop, and the weights are those of before the step. The
-forward passes are run once more, which shows whether they give the same losses, and finds the first module with a value
-that is not finite; parts of the batch then find the samples. A failure of all this is logged, and nothing else.
+Training continues.
+
+In a healthy step, only the random states from before the forward passes are copied (`forward_states.py`). When an
+incident is known, its batches are still in the loop, and the weights are still those from before the step. The forward
+passes are run again, which shows whether the losses are the same, and finds the first module with a non-finite value;
+parts of the batch then find the samples. A failure of any of this is only logged.
 """
 
 from __future__ import annotations
@@ -42,20 +44,23 @@ from trainwright.support.tensor_tree import find_batch_size, tensors_of
 logger = logging.getLogger(__name__)
 OUT_OF_MEMORY_CURE = (
     "The step does not fit into memory. A smaller per_device_train_batch_size with more gradient_accumulation_steps "
-    "trains the same; auto_find_batch_size=True finds the size; activation_checkpointing=True keeps fewer activations."
+    "has the same effect; auto_find_batch_size=True finds the size; activation_checkpointing=True keeps fewer "
+    "activations."
 )
-# With auto_find_batch_size, where trying again is no answer.
+# With auto_find_batch_size, if another attempt cannot help.
 UPDATE_CURE = (
-    "Memory ended within the optimizer's update. auto_find_batch_size=True does not try that again: some weights may "
-    "be updated already, and smaller micro-batches leave the optimizer as large as it is. The last checkpoint is "
-    "whole. An optimizer of smaller state, as optim='adafactor', or a model sharded over processes leaves more room."
+    "Out of memory in the optimizer's update. auto_find_batch_size=True does not retry that: some weights may "
+    "already be updated, and smaller micro-batches do not shrink the optimizer. The last checkpoint is "
+    "intact. An optimizer with less state, such as optim='adafactor', or sharding the model over processes frees "
+    "memory."
 )
 SMALLEST_CURE = (
     "auto_find_batch_size=True cannot make it fit. activation_checkpointing=True keeps fewer activations; an optimizer "
-    "of smaller state, as optim='adafactor', or a model sharded over processes leaves more room."
+    "with less state, such as optim='adafactor', or sharding the model over processes frees memory."
 )
 
-MOST_LOOKED_AT = 20  # bad steps of a run; a run in which every step is bad must not take twice as long
+# bad steps of a run to investigate, so that a run in which every step is bad does not take twice as long
+MOST_LOOKED_AT = 20
 HANG_TIMEOUT_S = 20.0  # for the bundle of a hang
 
 
@@ -64,14 +69,14 @@ class IncidentRecorder(Extension):
 
     Args:
         hooks: the trainer.
-        run: gives the step.
-        engine: of the run.
+        run: the run, which provides the step.
+        engine: engine of the run.
         folder: the output directory.
         names: names of the samples of the training data.
     """
 
     name = "incidents"
-    order = 100  # after a bad step was rewound by others, and before them where it begins
+    order = 100  # after others have rewound a bad step, and before them at its beginning
 
     def __init__(
         self,
@@ -85,23 +90,23 @@ class IncidentRecorder(Extension):
         self._hooks = hooks
         self._names = names
         self._run = run
-        self._forward_states: ForwardStates | None = None  # None: no bundle of a bad step is wanted
+        self._forward_states: ForwardStates | None = None  # None if no bundles of bad steps are wanted
         self._engine = engine
         self._folder = Path(folder)
         self._root = self._folder / bundle.FOLDER
         self._is_on = value_of(hooks.args, "incidents")
         self._num_looked_at = 0
-        self._written: dict[str, Path] = {}  # cause -> bundle, which may be deleted by now
+        self._written: dict[str, Path] = {}  # cause -> bundle, which may have been deleted
 
     # -- events ------------------------------------------------------------------------------------------------------
 
     def listens_to(self) -> set[str]:
-        """Leaves out the events of a step where no bundle is wanted."""
+        """Excludes the events of a step if no bundle is wanted."""
         events = super().listens_to()
         return events if self._is_on else events - {"window", "after_step"}
 
     def begin(self, run: Run) -> None:
-        """Looks after the random states of forward passes, and after the watchdog of several processes."""
+        """Sets up the copies of random states, and the watchdog of several processes."""
         if self._is_on:
             self._forward_states = ForwardStates(capture=rng.capture, capture_torch=rng.capture_torch, same=rng.same)
         meeting = run.progress.interrupts.meeting
@@ -109,7 +114,7 @@ class IncidentRecorder(Extension):
             meeting.on_hang = self.hang
 
     def window(self, batches: Sequence[Batch]) -> None:
-        """Copies the random states of before the forward passes."""
+        """Copies the random states before the forward passes."""
         assert self._forward_states is not None
         self._forward_states.begin_step(batches)
 
@@ -119,15 +124,15 @@ class IncidentRecorder(Extension):
         self._forward_states.end_step()
 
     def on_error(self, error: BaseException) -> None:
-        """Writes the bundle of an error that was raised inside of a step; other errors have none."""
+        """Writes the bundle of an error raised inside a step; other errors have none."""
         self.failed(error)
 
-    # -- four causes ---------------------------------------------------------------------------------------------------
+    # -- the four causes -----------------------------------------------------------------------------------------------
 
     def record(self, incident: Incident, window: object) -> Incident:
-        """Looks at a bad step and writes its bundle; returns the incident with the samples and the path of the bundle.
+        """Investigates a bad step and writes its bundle; returns the incident with its samples and the bundle's path.
 
-        All processes call it for the same step, each with its own micro-batches as `window`.
+        All processes must call it for the same step, each with its own micro-batches as `window`.
         """
         if not self._is_on or not isinstance(window, Window) or self._num_looked_at >= MOST_LOOKED_AT:
             return incident
@@ -140,7 +145,7 @@ class IncidentRecorder(Extension):
         try:
             seen = self._look_at(window)
         except Exception as error:
-            self._tell("It could not be looked at", incident.step, error)
+            self._tell("It could not be investigated", incident.step, error)
         if engine.holds_parts and not engine.updates_in_clip:
             writer = 0
             window, seen, details["ranks"] = self._gathered(window, seen, details)
@@ -156,18 +161,19 @@ class IncidentRecorder(Extension):
         return engine.gather_objects(written)[writer]
 
     def _cure(self) -> str:
-        """What to change after an error for want of memory."""
+        """The advice after an out-of-memory error."""
         if self._run.setup.smaller_batches is None:
             return OUT_OF_MEMORY_CURE
         return UPDATE_CURE if self._run.progress.is_updating else SMALLEST_CURE
 
     def failed(self, error: BaseException) -> None:
-        """Writes the bundle of an error that was raised inside of a step; other errors have none.
+        """Writes the bundle of an error raised inside a step; other errors have none.
 
-        An error for want of memory gets a note that says what to change.
+        An out-of-memory error gets a note with advice.
         """
         window = self._run.progress.window
-        is_found = not isinstance(error, Exception) or isinstance(error, BadStepError)  # signals; or by a guard
+        # signals, or an error raised by a guard
+        is_found = not isinstance(error, Exception) or isinstance(error, BadStepError)
         is_full = self._engine.is_out_of_memory(error)
         if is_full and window is not None:
             add_note(error, self._cure())
@@ -178,7 +184,7 @@ class IncidentRecorder(Extension):
         try:
             seen = Evidence(states=self._states_before(window)) if is_full else self._look_at(window, error=text)
         except Exception as second:
-            self._tell("It could not be looked at", self._step, second)
+            self._tell("It could not be investigated", self._step, second)
         kind = contents.OUT_OF_MEMORY if is_full else contents.ERROR
         has_begun = self._run.progress.is_updating
         details = {"kind": kind, "step": self._step, "what": text, "error": text, "update_had_begun": has_begun}
@@ -187,14 +193,14 @@ class IncidentRecorder(Extension):
             logger.warning("Step %d: %s. %s", self._step, text.rstrip("."), note)
 
     def request(self, reason: str) -> Path:
-        """Writes the bundle of the current step, or of the last one with the weights of now; returns its directory.
+        """Writes the bundle of the current step, or of the last step with the current weights; returns its directory.
 
         `reason` goes into `incident.json`. Raises BundleError if there is no step, or the bundle cannot be written.
         """
         window = self._run.progress.window
         if window is None:
             raise BundleError(
-                "There is no step to write down: call capture_incident() in a callback or a hook of train()."
+                "There is no step to capture: call capture_incident() in a callback or a hook of train()."
             )
         states = rng.capture()
         try:
@@ -209,7 +215,7 @@ class IncidentRecorder(Extension):
         return Path(path)
 
     def hang(self, message: str) -> None:
-        """Writes the bundle of a step that does not end, within a limit of time; the watchdog calls it."""
+        """Writes the bundle of a step that hangs, within a time limit; called by the watchdog."""
         window = self._run.progress.window
         if not self._is_on or window is None:
             return
@@ -222,7 +228,7 @@ class IncidentRecorder(Extension):
         write.start()
         write.join(HANG_TIMEOUT_S)
 
-    # -- looking -------------------------------------------------------------------------------------------------------
+    # -- investigation -------------------------------------------------------------------------------------------------
 
     @property
     def _step(self) -> int:
@@ -234,27 +240,27 @@ class IncidentRecorder(Extension):
         return self._engine.unwrap(self._hooks.model)
 
     def _states_before(self, window: Window) -> States:
-        """Returns the random states of before a window's forward passes: those of now of generators without a copy."""
+        """Returns the random states before a window's forward passes; current states for generators without a copy."""
         return rng.capture() | (self._kept_states(window) or {})
 
     def _kept_states(self, window: Window) -> States | None:
         return None if self._forward_states is None else self._forward_states.of(window.batches)
 
     def _probe(self, window: Window) -> Findings:
-        is_shared = self._engine.holds_parts  # a pass is one of all processes
+        is_shared = self._engine.holds_parts  # a pass then involves all processes
         model = self._run.setup.model if is_shared and self._run.is_training else self._model
         losses = contents.window_losses(self._hooks, self._run, model, window)
         return probe(model, lambda: losses, backward=not is_shared)
 
     def _look_at(self, window: Window, *, error: str = "") -> Evidence:
-        """Runs a window again from the random states of before it: where its bad value began, which samples made it.
+        """Repeats a window from its random states: where its bad value began, and which samples caused it.
 
-        Where processes hold parts of the weights, all of them look at the same step, and forward passes are run only.
+        If processes hold parts of the weights, all of them investigate the same step, with forward passes only.
         """
         before = self._states_before(window)
         engine = self._engine
         seen = Evidence(all_names=self._names_in(window), states=before)
-        if engine.holds_parts and (error or engine.updates_in_clip):  # of this process alone, or too late
+        if engine.holds_parts and (error or engine.updates_in_clip):  # only in this process, or too late
             return seen
         progress = self._run.progress
         kept = self._kept_states(window)
@@ -262,7 +268,7 @@ class IncidentRecorder(Extension):
         try:
             rng.restore(before)
             found = self._probe(window)
-            # of a generator without a copy, which a pass must not draw from
+            # a pass must not draw from a generator without a copy
             is_known = kept is not None and rng.same(_without(kept, before), _without(kept, rng.capture()))
             num_later = 0 if progress.window is window else self._num_losses(progress.window)
             trained = progress.meter.newest(len(found.losses) + num_later)[: len(found.losses)]
@@ -284,13 +290,13 @@ class IncidentRecorder(Extension):
         return seen
 
     def _num_losses(self, window: Window | None) -> int:
-        """Losses of a window, each of a micro-batch or of a part of one."""
+        """Returns the number of losses of a window, one per micro-batch or part of one."""
         return 0 if window is None else len(parts_of(window.batches, self._run.progress.num_parts, needs_shares=True))
 
     def _gathered(self, window: Window, seen: Evidence, details: JSONObject) -> tuple[Window, Evidence, JSONObject]:
-        """Gathers the weights of a model in parts, and the batch of the process whose loss is worst, with its rank.
+        """Gathers the weights of a sharded model, and the batch and rank of the process with the worst loss.
 
-        All processes call it. The main process gets the weights, unless it has a bundle for the same cause.
+        All processes must call it. The main process gets the weights, unless it has a bundle for the same cause.
         """
         engine = self._engine
         progress = self._run.progress
@@ -311,7 +317,7 @@ class IncidentRecorder(Extension):
             mine = batches, replace(seen, trained=losses, states=seen.states or rng.capture())
             try:
                 pickle.dumps(mine)
-            except Exception as error:  # of the user's objects in a batch; the main process writes its own
+            except Exception as error:  # of the user's objects in a batch; the main process then writes its own
                 mine = None
                 self._tell("Its batch cannot be sent", details["step"], error)
         theirs = engine.gather_objects(mine)[chosen]
@@ -324,22 +330,22 @@ class IncidentRecorder(Extension):
         return window, seen, {"bad": bad_ranks, "of_batch": chosen if theirs is not None else 0}
 
     def _samples(self, window: Window) -> list[list[Any]]:
-        """Samples of each micro-batch, as the dataset numbers them."""
+        """Returns the samples of each micro-batch, by number in the dataset."""
         loader = self._run.loader
         if loader is None or not loader.position.names_rows or not all(window.sample_ids):
             return []
         return [list(ids) for ids in window.sample_ids]
 
     def _names_in(self, window: Window) -> list[list[str]]:
-        """Names of the samples of each micro-batch."""
+        """Returns the names of the samples of each micro-batch."""
         return [list(map(self._names.text, ids)) for ids in self._samples(window)]
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _write(self, window: Window, seen: Evidence, details: JSONObject) -> tuple[str, str]:
-        """Writes a bundle, unless there is one for the same cause; returns its path and what is known of the incident.
+        """Writes a bundle, unless there is one for the same cause; returns its path and a note for the incident.
 
-        A failure is logged; the path is empty then.
+        A failure is logged, and the path is then empty.
         """
         origin = seen.found.origin if seen.found is not None else ""
         note = " ".join(filter(None, (origin and f"It began in {origin}.", contents.words_for(seen))))
@@ -357,7 +363,7 @@ class IncidentRecorder(Extension):
         return str(path), f"{note} Replay it with: trainwright replay {path}".strip()
 
     def _known(self, cause: list[str] | None) -> Path | None:
-        """Returns the bundle for the same cause: of this run, or of one before it in the directory."""
+        """Returns the bundle for the same cause, from this run or from an earlier one in the directory."""
         if cause is None or str(cause) in self._written:
             return None if cause is None else self._written[str(cause)]
         return next((path for path in bundle.bundles(self._root) if cause == contents.cause_of(path)), None)

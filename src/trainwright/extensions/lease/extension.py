@@ -1,4 +1,4 @@
-"""The lease of a run as an extension: it is taken before anything is written, confirmed before each save."""
+"""The lease of a run as an extension: taken before anything is written, confirmed before each save."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class DirectoryLease(Extension):
     Args:
         folder: the directory.
         agree: calls a function in the main process and returns its result in all of them.
-        may_save: the run may save there; otherwise the lease is only taken where a callback asks for a save.
-        wait_s: how long a run waits for another one that has the directory, in seconds.
+        may_save: the run may save there; otherwise the lease is only taken if a callback asks for a save.
+        wait_s: how long to wait for another run that has the directory, in seconds.
     """
 
     name = "lease"
@@ -31,14 +31,14 @@ class DirectoryLease(Extension):
         self._wait_s = wait_s
 
     def open(self, run: Run) -> None:
-        """Takes the lease; ArgumentError where another live run holds it. All processes call it."""
+        """Takes the lease; ArgumentError if another live run holds it. All processes must call it."""
         if self._may_save:
             take(self._lease, self._agree, folder=self._folder, wait_s=self._wait_s)
 
     def check_save(self) -> None:
-        """Raises CheckpointWriteError where another run has the directory now."""
+        """Raises CheckpointWriteError if another run now has the directory."""
         self._lease.confirm()
 
     def close(self) -> None:
-        """Gives the directory back."""
+        """Releases the directory."""
         self._lease.release()

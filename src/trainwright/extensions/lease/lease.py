@@ -1,12 +1,12 @@
-"""Lease: the claim of one live run on its output directory, in a file. What is saved there is no concern of this file.
+"""Lease: the claim of one live run on its output directory, stored in a file. Saving is handled elsewhere.
 
-The file `.lease-<n>.json` names the holder; a thread touches it every few seconds. It is created by a hard link, which
-fails where the name exists, also on network disks; no lock of the system is used. Whether a holder still lives is read
+The file `.lease-<n>.json` names the holder; a thread touches it every few seconds. It is created as a hard link, which
+fails if the name exists, also on network disks; no system locks are used. Whether a holder is still alive is determined
 
-- from its process, where it runs in this boot and process namespace of this machine: number and start time;
-- elsewhere from the time of the file: a lease that was not touched for `STALE_S`, by the clock of the disk, is stale.
+- from its process id and start time, if it runs in this boot and process namespace of this machine;
+- otherwise from the file's time: a lease not touched for `STALE_S`, by the clock of the disk, is stale.
 
-A stale lease n is taken over by creating n + 1, so of several runs that find it stale one alone gets it.
+A stale lease n is taken over by creating n + 1, so only one of several runs that find it stale gets it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Holder:
     """Contents of a lease."""
 
     host: str
-    place: str  # boot and process namespace in which `pid` counts; "" where the system has none
+    place: str  # boot and process namespace of `pid`; "" if the system has none
     pid: int
     began: float  # start of the process, in seconds since the epoch
     since: float  # when the lease was taken, likewise
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)  # of this lease alone
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)  # unique to this lease
 
     @classmethod
     def of_this_process(cls) -> Holder:
@@ -68,9 +68,9 @@ class Holder:
 
     @classmethod
     def parse(cls, values: object) -> Holder | None:
-        """Returns the holder that the values of a file describe; None if they are not those of a lease."""
+        """Returns the holder described by the values of a file; None if they are not a lease."""
         try:
-            holder = cls(**values)  # type: ignore[arg-type]  # what does not fit is a TypeError
+            holder = cls(**values)  # type: ignore[arg-type]  # invalid values raise TypeError
         except TypeError:
             return None
         return holder if holder._is_sound() else None
@@ -84,7 +84,7 @@ class Holder:
         )
 
     def is_alive(self) -> bool | None:
-        """Returns whether the process lives; None where this process cannot tell."""
+        """Returns whether the process is alive; None if this process cannot tell."""
         if self.token in HELD:
             return True
         if (self.host, self.place) != place_of_this_process():
@@ -101,29 +101,29 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Obstacle to taking a lease: who holds it, and whether that run is known to live."""
+    """Obstacle to taking a lease: its holder, and whether that run is known to be alive."""
 
     holder: str
     is_alive: bool
 
 
 class Lease:
-    """Lease on a directory, made if missing. Only the process that writes checkpoints takes one.
+    """Lease on a directory, which is created if missing. Only the process that writes checkpoints takes one.
 
-    Where nothing can be written into the directory, the run has no lease and says so.
+    If the directory is not writable, the run has no lease and logs that.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
         self._path: Path | None = None
         self._token = ""
-        self._seen: dict[Path, tuple[int, float]] = {}  # time of a foreign lease, and when it was first seen with it
-        self._foreign: set[Path] = set()  # what has the name of a lease and is none, and was said
+        self._seen: dict[Path, tuple[int, float]] = {}  # time of another run's lease, and when that time was first seen
+        self._foreign: set[Path] = set()  # paths named like a lease that are not one, already reported
         self._is_over = threading.Event()
         self._beats: threading.Thread | None = None  # renews the lease's time
 
     def attempt(self) -> Obstacle | None:
-        """Tries to take the lease; None: it is taken, or this directory cannot have one."""
+        """Tries to take the lease; None if it was taken, or if this directory cannot have one."""
         mine = Holder.of_this_process()
         draft = self._folder / f".lease.{mine.token}.partial"
         try:
@@ -144,7 +144,7 @@ class Lease:
             self._beats = threading.Thread(target=self._beat, name="trainwright-lease", daemon=True)
             self._beats.start()
             obstacle = self._obstacle([one for one in self._leases() if one[1] != path], now)
-            if obstacle is not None:  # two numbers at the same time: both withdraw, and try again
+            if obstacle is not None:  # two leases created at the same time: both withdraw and try again
                 self.release()
                 return obstacle
             for _, stale in before:
@@ -164,19 +164,19 @@ class Lease:
         return None
 
     def _remove_drafts(self, now: float) -> None:
-        """Removes what processes left that were killed while they took a lease."""
+        """Removes files left by processes that were killed while taking a lease."""
         for draft in self._folder.glob(".lease.*.partial"):
             holder = Holder.read(draft)
-            # One of this process may be that of another trainer, which takes the lease just now.
+            # One of this process may belong to another trainer that is just taking the lease.
             is_alive = None if holder is None or holder.pid == os.getpid() else holder.is_alive()
-            with suppress(OSError):  # gone meanwhile, or a directory of that name
+            with suppress(OSError):  # deleted meanwhile, or a directory of that name
                 if is_alive is False or (is_alive is None and now - draft.lstat().st_mtime > STALE_S):
                     draft.unlink()
 
     def confirm(self) -> None:
-        """Makes sure before a save that the lease is this run's; a CheckpointWriteError where another run has it.
+        """Confirms before a save that this run holds the lease; CheckpointWriteError if another run has it.
 
-        One that nobody has is taken: somebody deleted it, or only a callback asks for a save.
+        A free lease is taken: it was deleted, or only a callback asks for a save.
         """
         if self._path is not None and _is_of(self._path, self._token):
             return
@@ -185,17 +185,17 @@ class Lease:
         obstacle = self.attempt()
         if obstacle is None or not (had_it or obstacle.is_alive):
             return
-        why = f" since this run gave no sign of life for {STALE_S:g} s" if had_it else ""
+        why = f" since this run was not seen alive for {STALE_S:g} s" if had_it else ""
         raise CheckpointWriteError(
             f"{self._folder} belongs to {obstacle.holder},{why} and two runs would replace each other's checkpoints. "
             "This run saves nothing there; start or resume it with another output_dir."
         )
 
     def release(self) -> None:
-        """Gives the directory back. Nothing happens without a lease."""
+        """Releases the directory. Nothing happens without a lease."""
         self._is_over.set()
         if self._beats is not None and self._beats is not threading.current_thread():
-            self._beats.join(timeout=1)  # it is at most in a call of the disk
+            self._beats.join(timeout=1)  # it can only be waiting for a call to the disk
             self._beats = None
         HELD.discard(self._token)
         path = self._path
@@ -227,10 +227,10 @@ class Lease:
         return None
 
     def _is_foreign(self, path: Path) -> bool:
-        """Returns whether a name of a lease is a link, pipe, device or directory, which no run makes; says so once."""
+        """Returns whether a lease name is a link, pipe, device or directory, which no run creates; logs it once."""
         try:
             mode = path.lstat().st_mode
-        except OSError:  # gone meanwhile
+        except OSError:  # deleted meanwhile
             return False
         if stat.S_ISREG(mode):
             return False
@@ -253,10 +253,10 @@ class Lease:
 
 
 class Claim(Protocol):
-    """Lease that can be taken."""
+    """A lease that can be taken."""
 
     def attempt(self) -> Obstacle | None:
-        """Tries to take the lease; None: it is taken."""
+        """Tries to take the lease; None if it was taken."""
 
 
 def take(
@@ -267,10 +267,10 @@ def take(
     wait_s: float,
     argument: str = "output_dir",
 ) -> None:
-    """Takes a lease for a run; an ArgumentError where another live run holds it for more than `wait_s`.
+    """Takes a lease for a run; ArgumentError if another live run holds it for more than `wait_s`.
 
-    All processes call it, and the main one decides: `agree` calls a function there, and returns its result in all.
-    `argument` is the name of the setting that names `folder`.
+    All processes must call it, and the main one decides: `agree` calls a function there, and returns its result in all.
+    `argument` is the name of the argument that sets `folder`.
     """
     begun = time.monotonic()
     told: list[str] = []
@@ -294,12 +294,12 @@ def take(
 
 
 def _create(draft: Path, path: Path) -> bool:
-    """Gives a file its final name too, if nobody has it yet."""
+    """Also gives the file its final name, if the name is free."""
     try:
         os.link(draft, path)
     except FileExistsError:
         return False
-    except OSError:  # a disk without links
+    except OSError:  # a disk without hard links
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(draft.read_text(encoding="utf-8"))

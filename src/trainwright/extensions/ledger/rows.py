@@ -1,8 +1,9 @@
-"""Rows of a ledger: their names and fingerprints for its file, and their places in the data when the file is read.
+"""Rows of a ledger: their names and fingerprints for its file, and their positions in the data when it is read.
 
-Rows have to be read for their fingerprints, unless the dataset has them at hand. That is done before each file is
-written, largest losses first, within a share of the time since the file before; a run that ends takes a little longer.
-Some rows, spread over the data, are read for the first file; a resume compares them to see which sources have changed.
+Rows must be read for their fingerprints, unless the dataset has them available. That happens before each file is
+written, largest losses first, within a share of the time since the previous file; at the end of a run it may take a
+little longer. Some rows, spread over the data, are read for the first file; a resume compares them to see which sources
+have changed.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PROBES = 256  # rows of all sources together that show whether the data has changed
-PROBE_S = 0.25  # for reading them
-SHARE = 0.01  # of the time since the last file, for reading rows
+PROBES = 256  # rows over all sources that show whether the data has changed
+PROBE_S = 0.25  # time for reading them
+SHARE = 0.01  # share of the time since the last file that may be spent reading rows
 LEAST_S = 0.02  # likewise
 LEAST_AT_END_S = 2.0
-Probes: TypeAlias = dict[str, dict[str, str | None]]  # source -> place of a row -> fingerprint
+Probes: TypeAlias = dict[str, dict[str, str | None]]  # source -> position of a row -> fingerprint
 CURE = (
-    "Name rows by a column that does not change (id_column='id'), or train on the data of then. Without ledger.parquet "
-    "in the checkpoint the ledger begins with this run."
+    "Name rows by a column that does not change (id_column='id'), or train on the earlier data. Without ledger.parquet "
+    "in the checkpoint, the ledger begins with this run."
 )
 
 
@@ -51,23 +52,23 @@ class LedgerRows:
     """Names and fingerprints of the samples of a ledger.
 
     Args:
-        names: of the samples of the training data.
+        names: names of the samples of the training data.
     """
 
     def __init__(self, names: NamesOf) -> None:
         self._names_of = names
         self._since = time.monotonic()
-        self._contents: dict[int, int | None] = {}  # of the rows that were read
+        self._contents: dict[int, int | None] = {}  # of the rows read so far
         self._probes: Probes | None = None
 
     @property
     def _names(self) -> RowNames:
         return self._names_of()
 
-    # -- into a file ---------------------------------------------------------------------------------------------------
+    # -- writing -------------------------------------------------------------------------------------------------------
 
     def about(self) -> JSONObject:
-        """Returns what the metadata of a ledger says of its data."""
+        """Returns the metadata of a ledger about its data."""
         names = self._names
         if self._probes is None:
             self._probes = self._read_probes()
@@ -91,7 +92,7 @@ class LedgerRows:
         return found
 
     def _text_at(self, source: str, place: int) -> str | None:
-        """Returns the fingerprint of the row at a place of a source, as text."""
+        """Returns the fingerprint of the row at a position of a source, as text."""
         number = self._names.number_at(source, place)
         content = None if number is None else self._content_of(number)
         return None if content is None else as_hex(content)
@@ -105,7 +106,7 @@ class LedgerRows:
         return self._contents[number]
 
     def read_contents(self, noted: Columns, *, is_end: bool) -> None:
-        """Reads the rows of samples for their fingerprints, largest mean loss first, until its time is over."""
+        """Reads the rows of samples for their fingerprints, largest mean loss first, until the time is up."""
         now = time.monotonic()
         end = now + max(LEAST_AT_END_S if is_end else LEAST_S, SHARE * (now - self._since))
         self._since = now
@@ -126,12 +127,12 @@ class LedgerRows:
             contents.append(source.content_of(place) if source.keeps_contents else self._contents.get(number))
         return as_table(noted, identity_columns([names.name_of(number) for number in samples], contents), about)
 
-    # -- out of a file -------------------------------------------------------------------------------------------------
+    # -- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, path: Path) -> Columns:
-        """Reads the ledger of a checkpoint, by the numbers that its samples have in the data now.
+        """Reads the ledger of a checkpoint, with the current numbers of its samples.
 
-        Rows that changed or vanished are left out, with a warning. Raises DataError if the file is not a ledger, or
+        Rows that changed or vanished are dropped, with a warning. Raises DataError if the file is not a ledger, or
         rows cannot be matched with the data.
         """
         table, about = read_table(path)
@@ -147,12 +148,12 @@ class LedgerRows:
         return {**found, "sample": numbers[kept]}
 
     def is_same(self, about: JSONObject) -> bool:
-        """Returns whether the data is the data of then, by its size and by some rows of it."""
+        """Returns whether the data is unchanged, judged by its size and by some of its rows."""
         sizes = about.get("sources")
         return sizes is not None and list(sizes.items()) == list(self._names.sizes.items()) and not self._changed(about)
 
     def _changed(self, about: JSONObject) -> set[str]:
-        """Returns the sources of which a row that was read then is another one now."""
+        """Returns the sources in which a row read earlier is now different."""
         probes: Probes = about["probes"]
         return {
             source
@@ -161,7 +162,7 @@ class LedgerRows:
         }
 
     def _is_same_data(self, table: pa.Table, about: JSONObject) -> bool:
-        """Returns whether all samples have the names and, as far as they are at hand, the contents of then."""
+        """Returns whether all samples have the same names and, as far as available, the same contents as before."""
         if not self.is_same(about):
             return False
         names = self._names
@@ -177,7 +178,7 @@ class LedgerRows:
         return True
 
     def _followed(self, table: pa.Table, about: JSONObject, path: Path) -> Array:
-        """Returns the number of each sample now; -1 for one that is not there any more."""
+        """Returns the current number of each sample; -1 for samples that no longer exist."""
         lists = {name: table[name].to_pylist() for name in table.column_names}
         sizes = about["sources"] or {}
         rows = list(identities(lists))
@@ -185,17 +186,17 @@ class LedgerRows:
         found = follow(before, self._names, changed=self._changed(about))
         if found.unmatched:
             raise DataError(
-                f"{path} has {listed(found.unmatched, 3)} without the content of the rows, and the data has other rows "
-                f"now, so its losses cannot be matched with them. {CURE}"
+                f"{path} has {listed(found.unmatched, 3)} without the content of the rows, but the rows of the data "
+                f"have changed, so its losses cannot be matched with them. {CURE}"
             )
-        for what, some in (("have other content now", found.changed), ("are not in the data any more", found.gone)):
+        for what, some in (("have other content now", found.changed), ("are no longer in the data", found.gone)):
             if some:
-                logger.warning("Rows of the ledger %s, and are left out of it: %s.", what, listed(some))
+                logger.warning("Rows of the ledger %s, and are dropped from it: %s.", what, listed(some))
         if found.moved:
-            logger.warning("Rows of the ledger have moved, and keep their losses: %d.", len(found.moved))
+            logger.warning("%d rows of the ledger have moved; they keep their losses.", len(found.moved))
         given: dict[SampleId, int] = {}
         numbers = []
-        for name, _ in rows:  # a row that comes several times has several samples of one name
+        for name, _ in rows:  # a repeated row has several samples of the same name
             place = given.get(name, 0)
             given[name] = place + 1
             here = found.numbers.get(name, ())
@@ -203,11 +204,12 @@ class LedgerRows:
         return np.asarray(numbers, dtype=np.int64)
 
     def _numbers_of_older(self, table: pa.Table, about: JSONObject, path: Path) -> Array:
-        """Returns the numbers of a ledger of version 0.2, which has places of rows only."""
+        """Returns the numbers of a ledger of version 0.2, which only stores positions of rows."""
         names = self._names
         sizes = about["sources"] or {source.name: about["num_samples"] for source in names.sources[:1]}
         logger.warning(
-            "%s was written by version 0.2: its rows have places and no names. They are right if the data is the same.",
+            "%s was written by version 0.2: its rows have positions instead of names. They are right if the data is "
+            "the same.",
             path,
         )
         sources: Sequence[str] = table["source"].to_pylist()
@@ -216,8 +218,8 @@ class LedgerRows:
         changed = {name for name, size in sizes.items() if name in names.sizes and names.sizes[name] != size}
         if changed & set(sources) or (about["sources"] is None and len(names.sources) > 1):
             raise DataError(
-                f"{path} was written by version 0.2 for {_sizes_text(sizes)}. The data is {_sizes_text(names.sizes)} "
-                f"now, so its rows cannot be matched. {CURE}"
+                f"{path} was written by version 0.2 for {_sizes_text(sizes)}. The data now has "
+                f"{_sizes_text(names.sizes)}, so its rows cannot be matched. {CURE}"
             )
         places = table["row"].to_pylist() if about["sources"] else table["sample"].to_pylist()
         found = [names.number_at(source, place) for source, place in zip(sources, places, strict=True)]
@@ -225,7 +227,7 @@ class LedgerRows:
 
 
 def _spread(num: int, most: int) -> Iterable[int]:
-    """Returns at most `most` numbers below `num`, evenly spread, the last one among them."""
+    """Returns at most `most` numbers below `num`, evenly spread and including the last."""
     return dict.fromkeys(np.linspace(0, num - 1, min(num, most)).astype(int).tolist()) if num else ()
 
 

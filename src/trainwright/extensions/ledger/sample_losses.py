@@ -1,16 +1,16 @@
-"""Losses of single samples in training, for the ledger and for metrics by source, from the logits of the step itself.
+"""Losses of single samples in training, for the ledger and for metrics by source, from the step's own logits.
 
-A micro-batch is kept as it is, logits and labels on the device, until enough of them are there or a log or a save wants
-them; then one operation computes the losses of all. They are read back in one copy, and added up on the host.
+Logits and labels of a micro-batch stay on the device until there are enough of them or a log or a save needs them; then
+one operation computes the losses of all. They are read back in one copy, and accumulated on the host.
 
-    values   the losses of a micro-batch, one number for each label that may count; IGNORED where it does not
-    segment  consecutive values that belong to one sample: one of a classification, those of a text, of a row that is
-             packed those of each sample in it
+    values   the losses of a micro-batch, one number for each label that may count; IGNORED if it does not
+    segment  consecutive values that belong to one sample: a single value in classification, the values of a text, or of
+             each sample in a packed row
 
-How a model makes its loss is not asked but tried: of the usual formulas the one whose mean is the loss of the first
-micro-batch. The cross-entropy of tokens is not computed again where the backward pass keeps its logarithms, so that the
-values only have to be looked up. Where no formula is the loss, each sample gets the mean loss of its micro-batch, and
-the log says so.
+How a model computes its loss is found by trial: the usual formula whose mean equals the loss of the first micro-batch
+is used. The cross-entropy of tokens is not recomputed if the backward pass keeps its log-probabilities, so that the
+values only need to be looked up. If no formula matches, each sample gets the mean loss of its micro-batch, and the log
+says so.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ from trainwright.support.tensor_tree import num_samples_of
 
 logger = logging.getLogger(__name__)
 
-IGNORED = -1.0  # value of a label that does not count: no loss below is negative
-HELD_LOGITS = 2**20  # numbers; as many are kept on the device before the losses are computed
-AT_ONCE = 2**24  # numbers of logits whose logarithms are in memory together
-HELD_BATCHES = 64  # micro-batches; as many
-HELD_GROUPS = 16  # results of such computations that wait on the device for a log or a save
+IGNORED = -1.0  # value of a label that does not count: the losses here are never negative
+HELD_LOGITS = 2**20  # logits kept on the device before losses are computed
+AT_ONCE = 2**24  # limit of logits with log-probabilities in memory at once
+HELD_BATCHES = 64  # micro-batches kept before losses are computed
+HELD_GROUPS = 16  # results of such computations waiting on the device for a log or a save
 MOST_DEPTH = 4  # operations between a cross-entropy and the loss
-TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}  # of a loss, for its rounding
-ROUNDING = 1e-4  # of other dtypes
+TOLERANCE = {torch.float16: 1e-2, torch.bfloat16: 3e-2}  # tolerance for rounding of a loss
+ROUNDING = 1e-4  # the same for other dtypes
 MEAN_ONLY = (
-    "The ledger has the mean loss of its micro-batch for each sample: {reason}. A loss of your own can return "
-    "LossOutput(loss, sample_losses=...), one number for each sample."
+    "The ledger records for each sample the mean loss of its micro-batch: {reason}. A custom loss can return "
+    "LossOutput(loss, sample_losses=...) with one number per sample."
 )
 
-# A micro-batch on the host: its optimizer step, 0 where it does not count; the samples of its rows; values of a row,
-# 0 for one of each sample. A plain tuple, since one is made in each step.
+# A micro-batch on the host: its optimizer step, 0 if it does not count; the samples of its rows; the number of values
+# per row, 0 for one per sample. A plain tuple, since one is made in each step.
 Noted = tuple[int, SampleIds, int]
 
 
 class Formula(NamedTuple):
     """Formula by which a model computes its loss from logits and labels."""
 
-    # "ce", "mse", "bce"; in place of logits there are losses of tokens: "given" by a loss kernel, or of `kept_losses`
+    # "ce", "mse", "bce"; or, with token losses in place of logits, "given" by a loss kernel, or "kept" (`kept_losses`)
     kind: str
     shifts: bool = False  # the logits at position i are compared with label i + 1
-    smoothing: float = 0.0  # share of the uniform target
+    smoothing: float = 0.0  # weight of the uniform target
 
     def flat(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns logits (values, ...) and labels that can be joined with those of other micro-batches."""
+        """Returns logits (values, ...) and labels in a form that can be concatenated with other micro-batches."""
         if self.kind == "kept":
             return logits, labels
         if self.kind in ("mse", "bce"):
@@ -82,7 +82,7 @@ class Formula(NamedTuple):
         return logits.reshape(-1, *logits.shape[2:]), labels.reshape(-1)
 
     def losses(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The values of flat logits and labels, float32."""
+        """Returns the values for flat logits and labels, float32."""
         if self.kind in ("given", "kept"):
             return logits.masked_fill(labels == IGNORE_INDEX, IGNORED)
         if self.kind != "ce":
@@ -100,7 +100,7 @@ class Formula(NamedTuple):
 
 
 def formulas(logits: torch.Tensor, labels: torch.Tensor, *, shifts: bool, smoothing: float) -> Iterator[Formula]:
-    """The formulas that may have made a loss of tensors of these shapes, the likeliest first."""
+    """Yields the formulas that may have produced a loss from tensors of these shapes, most likely first."""
     if not labels.is_floating_point():
         if labels.ndim >= 2 and logits.shape[:-1] == labels.shape:
             yield from (Formula("ce", one, smoothing) for one in (shifts, not shifts))
@@ -113,19 +113,19 @@ def formulas(logits: torch.Tensor, labels: torch.Tensor, *, shifts: bool, smooth
 
 
 class SampleLosses(Extension):
-    """Losses of the samples of one run, between two readings on the device.
+    """Losses of a run's samples, between two readings on the device.
 
     Args:
-        run: gives the step, and the samples of its window.
-        settle_guard: lets the guard tell of steps whose updates were not made.
-        rule: the arithmetic of the loss.
-        engine: joins processes.
-        smoothing: of labels.
-        dataset: of the training; a mixture tells the source of each sample.
-        names: of its samples.
-        keeps_ledger: visits and losses of each sample are wanted, beside those of sources.
-        writes: this process writes files.
-        folder: directory of the run, in which its ledger is written at the end.
+        run: the run, which provides the step and the samples of its window.
+        settle_guard: makes the guard report steps without an update.
+        rule: how losses are scaled.
+        engine: engine of the run, for communication between processes.
+        smoothing: label smoothing.
+        dataset: the training data; a mixture provides the source of each sample.
+        names: names of its samples.
+        keeps_ledger: whether to record visits and losses of each sample, besides the sources' losses.
+        writes: whether this process writes files.
+        folder: directory of the run, where its ledger is written at the end.
     """
 
     name = "ledger"
@@ -158,15 +158,15 @@ class SampleLosses(Extension):
         self._said: set[str] = set()
         self.rows = LedgerRows(names)
         if keeps_ledger and isinstance(dataset, IterableDataset) and self._locate and is_shuffled_stream(dataset):
-            self._say("there is no ledger: a stream of the mixture is shuffled, and its samples have no place")
+            self._say("there is no ledger: a stream of the mixture is shuffled, so its samples have no position")
             keeps_ledger = False
         self.ledger = Ledger() if keeps_ledger else None  # of all processes, since the last `joined`
-        self._own = Ledger() if keeps_ledger and engine.num_replicas > 1 else self.ledger  # of this one, since then
+        self._own = Ledger() if keeps_ledger and engine.num_replicas > 1 else self.ledger  # of this process, since then
         self._formula: Formula | None = None
-        self._depth = 0  # of the cross-entropy below the loss, where the formula is "kept"
+        self._depth = 0  # operations below the loss at which the cross-entropy is, if the formula is "kept"
         self._is_tried = False
         self._writes = writes
-        self._is_plain = False  # a sample has one label: what most classifications have, on the shortest way
+        self._is_plain = False  # a sample has one label, as in most classifications: the fastest path
         self._num_classes = 1
         self._pending: list[Noted] = []
         self._logits: list[torch.Tensor] = []  # of `_pending`, with their labels
@@ -174,15 +174,15 @@ class SampleLosses(Extension):
         self._num_logits = 0
         self._measured: list[tuple[list[Noted], torch.Tensor]] = []
         self._window: object = None
-        # parts of a micro-batch; the next one, or the next row with several parts
+        # number of parts of a micro-batch; the next part, or the next row with several parts
         self._num_parts = 1
         self._place = 0
-        self._sample_ids: Sequence[SampleIds] = ()  # of each micro-batch of the window
+        self._sample_ids: Sequence[SampleIds] = ()  # for each micro-batch of the window
 
     # -- in a step -----------------------------------------------------------------------------------------------------
 
     def micro_batch(self, batch: MicroBatch) -> None:
-        """Notes a micro-batch."""
+        """Records a micro-batch."""
         seen = None if batch.model_inputs is None else (batch.outputs, batch.model_inputs)
         self._add(batch.loss, batch.inputs, batch.num_items, seen)
 
@@ -230,11 +230,11 @@ class SampleLosses(Extension):
             return
         logits, labels = tensors
         if len(rows) != len(labels):
-            self._say(f"a batch has {len(labels)} rows for {len(rows)} samples; these are not in the ledger")
+            self._say(f"a batch has {len(labels)} rows for {len(rows)} samples, so they are not in the ledger")
             return
         if formula.kind == "kept":
             kept = kept_losses(loss, self._depth)
-            if kept is None:  # this loss was made otherwise
+            if kept is None:  # this loss was computed differently
                 self._measure()
                 formula = self._formula = formula._replace(kind="ce")
             else:
@@ -250,7 +250,7 @@ class SampleLosses(Extension):
         self._hold((step, rows, width), logits.detach(), labels, logits.numel())
 
     def _hold(self, batch: Noted, logits: torch.Tensor, labels: torch.Tensor, num_logits: int) -> None:
-        """Keeps a micro-batch until losses are computed, which is done where many have come together."""
+        """Keeps a micro-batch until losses are computed, which happens once there are many."""
         self._pending.append(batch)
         self._logits.append(logits)
         self._labels.append(labels)
@@ -264,12 +264,12 @@ class SampleLosses(Extension):
         self._place = 0
         self._sample_ids = progress.window.sample_ids
         if not self._sample_ids:
-            self._say("the batches of a step are not those that the trainer read, so their samples are not known")
+            self._say("the batches of a step are not the ones that the trainer read, so their samples are unknown")
             self._sample_ids = [[]] * len(progress.window.batches)
         self._is_plain = self._is_plain and self._num_parts == 1
 
     def _rows_of(self, inputs: Batch, progress: Any) -> SampleIds:
-        """The samples in each row of a micro-batch, or of a part of one; empty where they are not known."""
+        """Returns the samples in each row of a micro-batch, or of a part of one; empty if unknown."""
         batches = self._sample_ids
         place = self._place
         if self._num_parts > 1:
@@ -279,17 +279,17 @@ class SampleLosses(Extension):
         self._place += 1
         rows = batches[place]
         if not rows:
-            self._say("samples of this stream, or of a dataloader of yours, are not in the ledger: it has no index")
-        elif isinstance(inputs, Mapping) and "cu_seq_lens_q" in inputs:  # all rows are one
+            self._say("samples of this stream, or of your own dataloader, are not in the ledger: they have no index")
+        elif isinstance(inputs, Mapping) and "cu_seq_lens_q" in inputs:  # all rows are joined into one
             return [[piece for row in rows for piece in row]]  # type: ignore[union-attr]
         return rows
 
     def _try_formulas(
         self, tensors: tuple[torch.Tensor, torch.Tensor] | None, loss: torch.Tensor, inputs: Batch, num_items: Any
     ) -> None:
-        """Finds the formula of the model's loss by the first micro-batch; reads its loss back, once in a run."""
+        """Finds the formula of the model's loss from the first micro-batch; reads its loss back, once per run."""
         self._is_tried = True
-        reason = "the logits and labels of its loss are not at hand"
+        reason = "the logits and labels of its loss are not available"
         if tensors is not None:
             logits, labels = (one.detach() for one in tensors)
             mean = float(self._rule.mean_of(loss.detach(), inputs, num_items))
@@ -307,7 +307,7 @@ class SampleLosses(Extension):
         self._say(MEAN_ONLY.format(reason=reason))
 
     def _look_for_kept(self, loss: torch.Tensor, values: torch.Tensor, labels: torch.Tensor, *, shifts: bool) -> None:
-        """Finds whether the backward pass of the first micro-batch keeps the losses of its tokens, and where."""
+        """Checks whether the backward pass of the first micro-batch keeps the losses of its tokens, and where."""
         values = values[values != IGNORED]
         for depth in range(MOST_DEPTH):
             kept = kept_losses(loss, depth)
@@ -326,21 +326,21 @@ class SampleLosses(Extension):
             logger.warning("%s.", text[:1].upper() + text[1:].rstrip("."))
 
     def mark(self) -> None:
-        """Returns nothing: what belongs to a window has its step."""
+        """Returns nothing: records of a window carry its step."""
 
     def rewind(self, mark: None) -> None:
         """Removes the losses of the current step."""
         self.refused(self._run.progress.state.global_step + 1)
 
     def refused(self, step: int) -> None:
-        """Removes the losses of a step whose update was not made, or that is trained again."""
+        """Removes the losses of a step that had no update, or that is repeated."""
         for batches in (self._pending, *(batches for batches, _ in self._measured)):
             batches[:] = [(0 if one == step else one, rows, width) for one, rows, width in batches]
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def _measure(self) -> None:
-        """Computes the losses of what is pending, on the device."""
+        """Computes the pending losses, on the device."""
         if not self._pending:
             return
         formula = self._formula
@@ -357,12 +357,12 @@ class SampleLosses(Extension):
         self._num_logits = 0
 
     def settle(self) -> None:
-        """Reads the losses back before a log or a save: those of sources, or where many have come together."""
+        """Reads the losses back before a log or a save: for metrics by source, or if there are many."""
         if self._locate is not None or len(self._measured) >= HELD_GROUPS:
             self._read()
 
     def _read(self) -> None:
-        """Reads the losses back; adds them to the ledger, and to the numbers that the next log has of each source."""
+        """Reads the losses back; adds them to the ledger, and to the next log's numbers for each source."""
         self._settle_guard()  # steps that it refused do not count
         self._measure()
         measured = self._measured
@@ -375,7 +375,7 @@ class SampleLosses(Extension):
             self._add_up(batches, values)
 
     def _add_up(self, batches: Sequence[Noted], values: Array) -> None:
-        """Adds the values of micro-batches up by sample."""
+        """Adds up the values of micro-batches by sample."""
         sample, size, visits, step = self._segments(batches)
         counts = np.ones(len(values), bool) if batches[0][2] == 0 else values != IGNORED
         if size is None:  # each sample has one value
@@ -397,7 +397,10 @@ class SampleLosses(Extension):
             self._record_sources(sample, visits, tokens, loss_sum)
 
     def _segments(self, batches: Sequence[Noted]) -> tuple[Array, Array | None, Array, Array]:
-        """Sample, number of values (None: 1 each), visits and step of each segment; sample -1 where none counts."""
+        """Returns sample, number of values (None for 1 each), visits and step of each segment.
+
+        Sample -1 if none counts.
+        """
         steps = [step for step, _, _ in batches]
         if all(step and width < 2 and type(rows[0]) is int for step, rows, width in batches):
             sample = np.asarray([row for _, rows, _ in batches for row in rows])
@@ -433,7 +436,7 @@ class SampleLosses(Extension):
     # -- files ---------------------------------------------------------------------------------------------------------
 
     def load(self, checkpoint: SavedRun) -> None:
-        """Continues from the ledger of a checkpoint; without one, from an empty one."""
+        """Continues the ledger of a checkpoint, or begins an empty one."""
         if self.ledger is None:
             return
         path = checkpoint.entry(self.name).path
@@ -443,7 +446,7 @@ class SampleLosses(Extension):
             logger.warning("%s has no %s: the ledger begins with this run.", checkpoint.path, LEDGER_NAME)
 
     def joined(self) -> Ledger | None:
-        """Returns the ledger of all processes, which call it together; None where only sources are followed."""
+        """Returns the ledger of all processes, which must call it together; None if only sources are tracked."""
         self._read()
         if self.ledger is not None and self._own is not None and self._own is not self.ledger:
             for part in self._engine.objects_of_replicas(self._own.taken()):
@@ -459,7 +462,7 @@ class SampleLosses(Extension):
         self._write(self._folder, IMMEDIATE, is_end=True)
 
     def close(self) -> None:
-        """Lets go of the run."""
+        """Releases the run."""
         self._run = None
 
     def _write(self, folder: Path, sink: Sink, *, is_end: bool = False) -> None:
@@ -479,9 +482,9 @@ class SampleLosses(Extension):
 
 
 def kept_losses(loss: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The loss of each label of a cross-entropy, and the labels, from what its backward pass keeps: its own logarithms.
+    """Returns the losses of the labels of a cross-entropy, and the labels, from the tensors its backward pass keeps.
 
-    `depth`: operations between the cross-entropy and the loss, such as a division. None where another one is there.
+    `depth`: operations between the cross-entropy and the loss, such as a division. None if another operation is found.
     """
     node: Any = loss.grad_fn  # torch has no types for the nodes of its graph
     for _ in range(depth):
@@ -494,14 +497,14 @@ def kept_losses(loss: torch.Tensor, depth: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def singly(rows: SampleIds) -> SampleIds:
-    """The same samples, each in a row of its own."""
+    """Returns the same samples, each in its own row."""
     return rows if not rows or isinstance(rows[0], int) else [[piece] for row in rows for piece in row]  # type: ignore[union-attr]
 
 
 def segments(rows: Sequence[list[Piece]], width: int, *, shifts: bool) -> Iterator[tuple[int, int, int]]:
-    """Yields sample, number of values and visits for each piece of packed rows; the rest of a row is of sample -1.
+    """Yields sample, number of values and visits for each piece of packed rows; the rest of a row has sample -1.
 
-    With `shifts` the first label of a row has no value. A `width` of 0 stands for one value for each piece.
+    With `shifts`, the first label of a row has no value. A `width` of 0 means one value for each piece.
     """
     for row in rows:
         left = width
@@ -518,7 +521,7 @@ def segments(rows: Sequence[list[Piece]], width: int, *, shifts: bool) -> Iterat
 def _tensors(
     outputs: Any, inputs: Batch, collated: Batch, *, given: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Logits, or what stands for them, and labels of a forward pass on one device; None where there are none."""
+    """Returns logits, or their substitute, and labels of a forward pass on one device; None if there are none."""
     if not hasattr(inputs, "get") or not hasattr(collated, "get"):  # labels are found by name
         return None
     logits = given
@@ -537,6 +540,7 @@ def _tensors(
 def _checked(losses: torch.Tensor, num_rows: int) -> torch.Tensor:
     if losses.numel() != num_rows:
         raise ModelError(
-            f"sample_losses of a LossOutput has {losses.numel()} numbers for {num_rows} samples; return one for each."
+            f"sample_losses of a LossOutput has {losses.numel()} numbers for {num_rows} samples; return one number per "
+            "sample."
         )
     return losses.detach().reshape(-1).clone()

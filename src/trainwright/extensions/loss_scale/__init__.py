@@ -1,1 +1,1 @@
-"""Loss scale: steps in fp16 that a fused optimizer skipped on the device do not advance the schedule."""
+"""Loss scale: fp16 steps that a fused optimizer skipped on the device do not advance the schedule."""

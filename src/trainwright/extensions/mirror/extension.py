@@ -1,4 +1,4 @@
-"""The copies of a run as an extension: the URL is claimed first, and what is saved is copied until the run is over."""
+"""The copies of a run as an extension: claims the URL first, and copies checkpoints until the run is over."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 15.0
 STALE_S = 90.0
-SETTLE_S = 2.0  # until an object is read back, where the store writes it unconditionally
+SETTLE_S = 2.0  # until an object is read back, if the store writes it unconditionally
 _NAME = re.compile(r"^\.lease-(\d+)\.json$")
 
 
@@ -38,7 +38,7 @@ class RemoteLease:
 
     Args:
         store: the URL.
-        pause: waits for so many seconds.
+        pause: waits for a number of seconds.
     """
 
     def __init__(self, store: RemoteStore, *, pause: Callable[[float], object] = time.sleep) -> None:
@@ -51,7 +51,7 @@ class RemoteLease:
         self._beats: threading.Thread | None = None
 
     def attempt(self) -> Obstacle | None:
-        """Tries to take the lease; None: it is taken. Raises what the store raises."""
+        """Tries to take the lease; None if it was taken. Raises the errors of the store."""
         mine = Holder.of_this_process()
         before = self._highest()
         if before is not None:
@@ -76,7 +76,7 @@ class RemoteLease:
         return None
 
     def confirm(self) -> None:
-        """Makes sure that the lease is this run's; takes it if nobody has it.
+        """Confirms that the lease is this run's; takes it if it is free.
 
         Raises:
             CheckpointWriteError: another run has the URL.

@@ -1,4 +1,4 @@
-"""Copies of one run's checkpoints under a URL: which, when, and what happens to one that fails.
+"""Copies of one run's checkpoints at a URL: which, when, and the handling of failures.
 
 A checkpoint that is due waits in a directory of links to its files, so neither the rotation of local checkpoints nor
 the end of the process loses it. A thread sends one at a time, tries again after a failure, and never raises: training
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 120.0
-END_PATIENCE_S = 60.0  # after the last step, as long as every attempt fails
+END_PATIENCE_S = 60.0  # after the last step, while every attempt fails
 LOOK_S = 0.1  # how often a wait looks whether it is over
-NICENESS = 5  # of the thread, where the system knows priorities of threads
+NICENESS = 5  # of the thread, if the system supports thread priorities
 PARTIAL = ".partial"
 
 
@@ -135,7 +135,9 @@ class Mirror:
     # -- told by the run -----------------------------------------------------------------------------------------------
 
     def begin(self, known: list[Manifest], *, continues: bool) -> None:
-        """Starts the thread; what an earlier training in this directory left waiting is sent if this run `continues`.
+        """Starts the thread.
+
+        Files left waiting by an earlier training in this directory are sent if this run `continues`.
 
         `known` are the checkpoints under the URL of the run that is continued.
         """
@@ -149,7 +151,7 @@ class Mirror:
         self._wake.set()
 
     def committed(self, checkpoint: Path) -> None:
-        """Takes a checkpoint that is on the disk, if one is due; an error is logged."""
+        """Takes a checkpoint on disk, if a copy is due; an error is logged."""
         manifest = Manifest.read(checkpoint)
         if manifest is None or checkpoint.parent != self._folder or self._is_lost:
             return
@@ -241,7 +243,7 @@ class Mirror:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         pause_s = FIRST_PAUSE_S
         while not self._is_lost:
-            is_ending = self._is_ending  # read before the files: what is there by then is sent
+            is_ending = self._is_ending  # read before the files: everything there by then is sent
             self._wake.clear()
             try:
                 self._send_all()
@@ -280,7 +282,7 @@ class Mirror:
             self._store.reconnect()
 
     def _send_all(self) -> None:
-        """Sends what waits, the newest first, then the files of the run."""
+        """Sends the waiting checkpoints, newest first, then the files of the run."""
         self._tidy()
         self._claim.confirm()
         if self._sent is None:
@@ -325,7 +327,7 @@ class Mirror:
                 if isinstance(error, CheckpointWriteError):
                     raise
                 if not self._is_current(folder, manifest):
-                    return  # it is in the queue anew
+                    return  # it is queued again
                 if Checkpoint(folder).find_problem() is None:
                     raise
                 self._stage_again(folder, error)
@@ -337,7 +339,7 @@ class Mirror:
             self._sent[folder.name] = manifest
         best = best_step(folder)
         with self._lock:
-            if self._is_current(folder, manifest):  # no newer one of this step came meanwhile
+            if self._is_current(folder, manifest):  # no newer one of this step arrived meanwhile
                 shutil.rmtree(folder, ignore_errors=True)
         self._rotate(manifest, best)
 
@@ -347,7 +349,7 @@ class Mirror:
         return there is not None and there.identity == manifest.identity
 
     def _stage_again(self, folder: Path, error: Exception) -> None:
-        """Replaces a checkpoint in the outbox whose files were changed by what the run's directory has of it now."""
+        """Replaces a checkpoint in the outbox, whose files changed, by the current one in the run's directory."""
         shutil.rmtree(folder, ignore_errors=True)
         original = self._folder / folder.name
         manifest = Manifest.read(original)

@@ -1,1 +1,1 @@
-"""Quarantine: samples that are excluded from a run and from all runs after it."""
+"""Quarantine: samples excluded from a run and from all later runs."""

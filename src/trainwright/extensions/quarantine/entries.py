@@ -1,4 +1,4 @@
-"""Finds the samples of the quarantine file in the training data as it is now, and describes samples for the file."""
+"""Finds the samples of the quarantine file in the current training data, and describes samples for the file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trainwright.data.row_names import RowNames, row_names
 from trainwright.errors import DataError
 
 CURE = (
-    f"Delete their lines in {QUARANTINE_NAME} and name them again by trainer.quarantine, or name rows by a column that "
-    "does not change: id_column='id'."
+    f"Delete their lines in {QUARANTINE_NAME} and add them again with trainer.quarantine, or name rows by a column "
+    "that does not change: id_column='id'."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Samples to exclude, their names, and sentences about the ones that are not where they were."""
+    """Samples to exclude, their names, and notes about samples that have moved or changed."""
 
     samples: frozenset[Sample]
     names: tuple[str, ...] = ()
@@ -30,17 +30,17 @@ class Found:
 
 
 def find_samples(quarantined: Quarantined, dataset: DatasetLike, names: RowNames) -> Found:
-    """Returns the samples that the entries of the file are now.
+    """Returns the samples that the entries of the file currently refer to.
 
-    Raises DataError for entries that cannot be matched with the data.
+    Raises DataError for entries that cannot be matched to the data.
     """
     samples: set[Sample] = set()
     notes: list[str] = []
     numbers = [entry for entry in quarantined.entries if isinstance(entry, int)]
     if numbers and quarantined.sizes is not None and dict(quarantined.sizes) != names.sizes:
         raise DataError(
-            f"{QUARANTINE_NAME} has numbers of samples (version 0.2 wrote them) of {_described(quarantined.sizes)}. "
-            f"The training data is {_described(names.sizes)} now, so they would exclude other rows. {CURE}"
+            f"{QUARANTINE_NAME} has sample numbers (written by version 0.2) for {_described(quarantined.sizes)}. "
+            f"The training data now has {_described(names.sizes)}, so they would exclude other rows. {CURE}"
         )
     samples.update(numbers)
     columns: dict[str, list[int | str]] = {}
@@ -56,30 +56,30 @@ def find_samples(quarantined: Quarantined, dataset: DatasetLike, names: RowNames
     if found.unmatched:
         raise DataError(
             f"{QUARANTINE_NAME} names {listed(found.unmatched)} without the content of "
-            f"{'the row' if len(found.unmatched) == 1 else 'the rows'}, and the data has other rows now. {CURE}"
+            f"{'the row' if len(found.unmatched) == 1 else 'the rows'}, but the rows of the data have changed. {CURE}"
         )
     shown = tuple(_text(sample, names) for sample in sorted(samples, key=str))
     return Found(frozenset(samples), shown, tuple(notes))
 
 
 def _text(sample: Sample, names: RowNames) -> str:
-    """Returns the name of a sample for a message: of one that a column names, the value."""
+    """Returns the name of a sample for a message; for a sample named by a column, the value."""
     return str(sample[1]) if isinstance(sample, tuple) else str(names.name_of(sample))
 
 
 def notes_of(found: Followed) -> list[str]:
-    """Returns sentences about samples that are not where they were."""
+    """Returns notes about samples that have moved or changed."""
     notes = []
     moved = [f"{old} is {new}" for old, new in found.moved.items() if str(old) != str(new)]
     if moved:
-        notes.append(f"Rows have moved since they came into quarantine: {listed(moved)}.")
+        notes.append(f"Rows in quarantine have moved: {listed(moved)}.")
     if found.changed:
         notes.append(
-            f"Rows have other content now than in quarantine, and are trained: {listed(found.changed)}. "
-            "trainer.quarantine excludes them again."
+            f"Rows in quarantine have changed, so they are trained on again: {listed(found.changed)}. "
+            "Use trainer.quarantine to exclude the new rows."
         )
     if found.gone:
-        notes.append(f"Rows in quarantine are not in the training data any more: {listed(found.gone)}.")
+        notes.append(f"Rows in quarantine are no longer in the training data: {listed(found.gone)}.")
     return notes
 
 
@@ -91,7 +91,7 @@ def _described(sizes: Sizes) -> str:
 
 
 def _of_column(dataset: DatasetLike, column: str, values: Iterable[int | str], notes: list[str]) -> Iterable[Sample]:
-    """Returns the samples with some values of a column; those of a stream are found by them when it is read."""
+    """Returns the samples with given values of a column; in a stream, they are recognized when it is read."""
     if isinstance(dataset, IterableDataset):
         return [(column, value) for value in values]
     names = row_names(dataset, id_column=column)
@@ -103,16 +103,16 @@ def _of_column(dataset: DatasetLike, column: str, values: Iterable[int | str], n
         if not numbers:
             missing.append(value)
     if missing:
-        notes.append(f"Rows in quarantine are not in the training data any more: {listed(missing)} in {column!r}.")
+        notes.append(f"Rows in quarantine are no longer in the training data: {listed(missing)} in {column!r}.")
     return found
 
 
 def entries_of(
     samples: Iterable[Any], dataset: DatasetLike, names: RowNames, *, column: str | None
 ) -> dict[Entry, tuple[Sample, ...]]:
-    """Returns the entries for the samples that a user named, with their samples; each once.
+    """Returns the entries for the samples that a user named, with their samples, without duplicates.
 
-    Raises DataError for one that names no sample of the dataset.
+    Raises DataError for a name that matches no sample of the dataset.
     """
     found: dict[Entry, tuple[Sample, ...]] = {}
     for sample in samples:

@@ -1,4 +1,4 @@
-"""Quarantine of a run: samples that its epochs exclude from the beginning, and those that are added under way."""
+"""Quarantine of a run: samples excluded from its start, and samples added during the run."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 class Quarantine(Extension):
-    """Samples that are excluded from a run.
+    """Samples excluded from a run.
 
     Args:
-        folder: directory whose file names them.
+        folder: directory with the file that names them.
         dataset: the training data.
         names: names of its samples.
         agree: calls a function in the main process and returns its result in all of them.
@@ -51,10 +51,10 @@ class Quarantine(Extension):
         self._dataset = dataset
         self._names = names
         self._agree = agree
-        self._excluded: frozenset[Sample] = frozenset()  # its samples, and those excluded since the run began
+        self._excluded: frozenset[Sample] = frozenset()  # the file's samples, and samples excluded since the run began
 
     def before_plan(self, run: Run, dataloader: DataLoaderLike) -> None:
-        """Excludes the samples that are in quarantine already. All processes call it."""
+        """Excludes the samples that are already in quarantine. All processes must call it."""
         found = self._agree(self._found)
         excluded = set(found.samples)
         self._excluded = found.samples
@@ -70,7 +70,8 @@ class Quarantine(Extension):
             effect = " Epochs are counted without them."
         elif not isinstance(self._dataset, IterableDataset):
             effect = (
-                " The order is a sampler's or one of batches formed by length: an epoch keeps its number of batches."
+                " The order comes from a sampler, or batches are formed by length: an epoch keeps its number of "
+                "batches."
             )
         logger.warning(
             "In quarantine: %s, %s (%s in %s)%s.%s",
@@ -93,9 +94,9 @@ class Quarantine(Extension):
         return find_samples(read, self._dataset, names)
 
     def _take_numbers(self, names: RowNames) -> None:
-        """Warns of numbers, which version 0.2 wrote, and notes for which data they hold from now on.
+        """Warns about numbers, which version 0.2 wrote, and records which data they refer to.
 
-        Raises DataError if the newest checkpoint of the directory was written for another number of rows.
+        Raises DataError if the newest checkpoint of the directory was written for a different number of rows.
         """
         store = CheckpointStore(self._folder)
         newest = next(iter(store.steps()[-1:]), None)
@@ -103,12 +104,12 @@ class Quarantine(Extension):
         trained = None if cursor is None or cursor.get("unit") else cursor.get("num_samples")
         if trained is not None and len(names) not in (0, trained):
             raise DataError(
-                f"{QUARANTINE_NAME} in {self._folder} has numbers of samples (version 0.2 wrote them). The training "
-                f"data had {counted(trained, 'row')} in checkpoint-{newest}, and has {len(names)} now, so the numbers "
+                f"{QUARANTINE_NAME} in {self._folder} has sample numbers (written by version 0.2). The training "
+                f"data had {counted(trained, 'row')} in checkpoint-{newest}, but now has {len(names)}, so the numbers "
                 f"would exclude other rows. {CURE}"
             )
         logger.warning(
-            "%s in %s has numbers of samples, as version 0.2 wrote them. They are right only for the data of then. "
+            "%s in %s has sample numbers, written by version 0.2. They are only right for the data of that time. "
             "trainer.quarantine writes names, which stay right when the data changes.",
             QUARANTINE_NAME,
             self._folder,
@@ -116,7 +117,7 @@ class Quarantine(Extension):
         note_sizes(self._folder, names.sizes)
 
     def exclude(self, loader: Loader, samples: Iterable[Sample]) -> None:
-        """Excludes more samples from the next window on; the loader then asks for a new count of the steps."""
+        """Excludes more samples from the next window on; the loader then requests a recount of the steps."""
         excluded = self._agree(self._found).samples | self._excluded | set(samples)
         loader.exclude(set(excluded), len(self._dataset) if has_length(self._dataset) else 0)
         self._excluded = excluded
@@ -133,17 +134,17 @@ def exclude(
     quarantine: Quarantine | None,
     loader: Loader | None,
 ) -> None:
-    """Adds samples to the quarantine of a directory, and of the run under way; see `Trainer.quarantine`.
+    """Adds samples to the quarantine of a directory, and of the current run; see `Trainer.quarantine`.
 
     Args:
-        samples: names, indices, places in a stream, or values of a column.
-        column: by whose values rows are told apart; None for names, indices and places.
+        samples: names, indices, positions in a stream, or values of a column.
+        column: column with values that identify rows; None for names, indices and positions.
         dataset: the training data.
         names: names of its samples.
         folder: the directory.
         writes: this process writes the file.
-        quarantine: of the run under way; None outside of a training.
-        loader: of the run under way.
+        quarantine: of the current run; None outside of training.
+        loader: loader of the current run.
     """
     found = entries_of(samples, dataset, names, column=column)
     if quarantine is not None and loader is not None:

@@ -1,1 +1,1 @@
-"""Recorded metrics: numbers that `Trainer.record` collects for the next log."""
+"""Recorded metrics: numbers collected by `Trainer.record` for the next log."""

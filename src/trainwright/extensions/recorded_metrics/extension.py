@@ -1,4 +1,4 @@
-"""Recorded metrics as an extension: numbers of a window that does not count are removed, the others are saved."""
+"""Recorded metrics as an extension: drops the numbers of a window that does not count, and saves the others."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from trainwright.state.recorded_metrics import REDUCTIONS
 
 
 class RecordedNumbers(Extension):
-    """Numbers of `Trainer.record` in one run; `progress.recorded` collects them.
+    """Numbers recorded with `Trainer.record` in one run; `progress.recorded` collects them.
 
     Args:
-        progress: of the run.
+        progress: progress of the run.
         writes: this process writes the files of a checkpoint.
-        is_first: this process has the numbers that a checkpoint kept for all.
+        is_first: this process holds the totals that a checkpoint stores for all processes.
     """
 
     name = "recorded_metrics"
-    order = -20  # the guard's values follow in a log
+    order = -20  # the guard's values come after it in a log
     outlives_run = True
 
     def __init__(self, progress: Progress, *, writes: bool, is_first: bool) -> None:
@@ -30,19 +30,19 @@ class RecordedNumbers(Extension):
         self._is_first = is_first
 
     def mark(self) -> int:
-        """Returns how many numbers were recorded since the last log."""
+        """Returns the number of values recorded since the last log."""
         return self._progress.recorded.count
 
     def rewind(self, mark: int) -> None:
-        """Removes the numbers that were recorded since a mark."""
+        """Removes the values recorded since a mark."""
         self._progress.recorded.rewind(mark)
 
     def refused(self, step: int) -> None:
-        """Removes the numbers of a step whose update was not made."""
+        """Removes the values of a step that had no update."""
         self._progress.recorded.drop(step)
 
     def log(self) -> dict[str, float]:
-        """Returns what was recorded since the last log, over all processes; the loss was read with it."""
+        """Returns the values recorded since the last log, over all processes; they were read with the loss."""
         return self._progress.recorded.take()
 
     def save(self, folder: Path, sink: Sink) -> None:
@@ -52,14 +52,14 @@ class RecordedNumbers(Extension):
             save_json(state, folder / RECORDED_METRICS_NAME)
 
     def load(self, checkpoint: SavedRun) -> None:
-        """Continues from the totals of a checkpoint; CheckpointError for a file that no run writes."""
+        """Continues from the totals of a checkpoint; CheckpointError for an invalid file."""
         state = checkpoint.entry(self.name).state(is_recorded_state)
         if self._is_first:
             self._progress.recorded.load(state)
 
 
 def is_recorded_state(state: JSONObject) -> bool:
-    """Returns whether a run may have written these totals; raises TypeError or ValueError for another shape."""
+    """Returns whether these may be the totals of a run; raises TypeError or ValueError for another structure."""
     return all(
         reduce in REDUCTIONS and isinstance(value, float) and isinstance(weight, float)
         for reduce, value, weight in state.values()

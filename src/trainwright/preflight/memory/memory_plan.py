@@ -1,4 +1,4 @@
-"""MemoryPlan: where the memory of a training step goes, and the changes that would make it smaller. Only values."""
+"""MemoryPlan: the uses of a training step's memory, and changes that would reduce it. Only values."""
 
 from __future__ import annotations
 

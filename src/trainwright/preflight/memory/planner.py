@@ -207,7 +207,7 @@ def _take_step(run: Run, hooks: Any, window: Window) -> None:
 
 
 def _make_states(run: Run, model: Any, *, keeps_gradients: bool) -> None:
-    """Lets the optimizer make its states, as a first step would; gradients stay where a window has further batches."""
+    """Makes the optimizer create its states, as in a first step; gradients remain if the window has more batches."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
