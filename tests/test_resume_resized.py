@@ -103,7 +103,9 @@ def test_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: py
     second = make_trainer(tmp_path, per_device_train_batch_size=7)
     with caplog.at_level("INFO", "trainwright.run"):
         second.train(resume_from_checkpoint=True)
-    said = "steps now have 7 samples instead of 4: the run continues with sample 13 of 26 in epoch 1, with 6 steps to go"
+    said = (
+        "steps now have 7 samples instead of 4: the run continues with sample 13 of 26 in epoch 1, with 6 steps to go"
+    )
     assert said in capsys.readouterr().out
 
 

@@ -1621,7 +1621,7 @@ class Trainer:
         progress.clock.mark(before)
 
     def store_flos(self) -> None:
-        """Moves the operations counted since the last call into `state.total_flos`; all processes call it."""
+        """Adds the operations counted since the last call to `state.total_flos`; all processes must call it."""
         extensions = self._run.extensions
         extensions.settle_all()
         mine = extensions.shares() if self._run.progress.has_others else []
