@@ -39,11 +39,13 @@ def log_run_header(
     note: str,
     loss_note: str,
     changed_args: Iterable[object],
+    begins_branch: bool = False,
 ) -> None:
     """Shows the effective plan when training starts, and says once which settings have no effect.
 
     `note` is what a resume in batches of another size changes, `loss_note` where the loss is divided otherwise than in
-    transformers, `changed_args` what differs from the checkpoint that is resumed from, as lines.
+    transformers, `changed_args` what differs from the checkpoint that is resumed from, as lines. `begins_branch`: that
+    checkpoint is another run's.
     """
     from trainwright.config.summary import run_summary
 
@@ -62,7 +64,7 @@ def log_run_header(
         lines.append(f"loss      {loss_note}")
     if start.checkpoint is not None:
         where = f"step {state.global_step}, {counted(start.batches, 'batch')} into epoch {start.epoch + 1}"
-        lines.append(f"resumes   {start.checkpoint}: {where}")
+        lines.append(f"{'branches' if begins_branch else 'resumes':<10}{start.checkpoint}: {where}")
         if note:
             lines.append(f"resume    {note}")
     logger.info("***** Running training *****")  # as in transformers: tools look for it in the logs

@@ -224,15 +224,20 @@ def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
         tree.refuse([(("training", "output_dir"), problem)])
 
 
+def tree_of_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = (), *, cure: str) -> Tree:
+    """Reads the recipe in the directory of a run; RecipeError with a `cure`: there is none."""
+    path = folder / RECIPE_NAME
+    if not path.is_file():
+        raise RecipeError(f"There is no {path}, so `trainwright train` began no run in that directory. {cure}")
+    return read_tree(path, overrides, typed)
+
+
 def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) -> tuple[Recipe, Tree]:
     """Reads the recipe of a run, or of the run of a checkpoint, set to resume; RecipeError: there is none."""
     is_checkpoint = folder.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
     run_folder = folder.parent if is_checkpoint else folder
-    path = run_folder / RECIPE_NAME
-    if not path.is_file():
-        cure = "`trainwright runs DIR` lists runs; that of a script is resumed in the script."
-        raise RecipeError(f"There is no {path}, so `trainwright train` began no run in that directory. {cure}")
-    tree = read_tree(path, overrides, typed)
+    cure = "`trainwright runs DIR` lists runs; that of a script is resumed in the script."
+    tree = tree_of_run(run_folder, overrides, typed, cure=cure)
     where = str(folder) if is_checkpoint else "auto"
     tree.set(("training", "resume_from_checkpoint"), where, origin="trainwright resume")
     tree.set(("training", "output_dir"), str(run_folder), origin="trainwright resume")  # it may have been moved
