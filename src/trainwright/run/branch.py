@@ -103,7 +103,7 @@ def check(checkpoint: Checkpoint | None, args: Any) -> None:
         return
     if (checkpoint.arguments or {}).get("checkpoint_mirror") == mirror:
         raise ArgumentError(
-            f"checkpoint_mirror={mirror!r} has the copies of the run that {checkpoint} is of. Give the branch another URL."
+            f"checkpoint_mirror={mirror!r} holds copies of the run of {checkpoint}. Give the branch its own URL."
         )
 
 
