@@ -402,7 +402,7 @@ class Trainer:
         Args:
             resume_from_checkpoint: directory of a checkpoint; True for the newest complete one in `output_dir`;
                 "auto" for that or, without one, a fresh start; None for
-                `args.resume_from_checkpoint`, or a fresh start.
+                `args.resume_from_checkpoint`, `args.branch_from`, or a fresh start.
             trial: a trial of a hyperparameter search; outside of one, only `model_init` gets to see it.
             ignore_keys_for_eval: entries of the model's output that are no predictions.
             model_path: older name of `resume_from_checkpoint`.

@@ -42,8 +42,10 @@ def made(folder: Path, **settings: Any) -> tuple[Any, Rates]:
         "incidents": False,
         "seed": 3,
     }
-    data = settings.pop("train_dataset", doubles.samples())
-    return doubles.trainer(folder, settings=resume | settings, callbacks=callbacks, train_dataset=data), rates
+    data = {"train_dataset": settings.pop("train_dataset", doubles.samples())}
+    if "eval_strategy" in settings:
+        data["eval_dataset"] = doubles.samples(8)
+    return doubles.trainer(folder, settings=resume | settings, callbacks=callbacks, **data), rates
 
 
 def run(folder: Path, *, resume: Any = None, **settings: Any) -> tuple[Any, Rates]:

@@ -107,8 +107,8 @@ def facts(record: Record, title: str) -> Iterator[tuple[str, str, str]]:
     state, _, error = run.state.partition(": ")
     yield "State", state.capitalize(), f"step {run.steps.replace('/', ' of ')}" + (f", {error}" if error else "")
     for origin in run.origins[-1:]:
-        older = f" (of {origin_text(run.origins[-2])})" if len(run.origins) > 1 else ""
-        yield "Branch of", Path(origin["checkpoint"]).parent.name, f"from step {origin['step']}{older}"
+        older = "; ".join(f"itself of {origin_text(one)}" for one in run.origins[-2:-1])
+        yield "Branch of", origin_text(origin), older
     losses = [value for value in record.series("loss")[1] if math.isfinite(value)]
     if best is not None:
         yield f"Best {readable(best.name).lower()}", f"{best.value:.4g}", f"at step {best.step}"

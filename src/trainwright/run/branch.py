@@ -87,23 +87,21 @@ def begins(checkpoint: Checkpoint | None, args: Any) -> bool:
     return checkpoint is not None and origin is not None and checkpoint.path.resolve() == Path(origin).resolve()
 
 
-def check(checkpoint: Checkpoint | None, args: Any) -> None:
-    """Raises ArgumentError where the arguments cannot begin a run there.
-
-    A cooldown has no rate to begin at without a checkpoint, and a branch never writes to the mirror of its origin.
-    """
+def check_cooldown(checkpoint: Checkpoint | None, args: Any) -> None:
+    """Raises ArgumentError for a cooldown of a run that begins afresh: there is no rate to begin at."""
     cooldown = value_of(args, "cooldown")
     if checkpoint is None and cooldown is not None:
         raise ArgumentError(
             f"cooldown={cooldown!r} begins at the rate of a checkpoint, and this run begins afresh. Pass branch_from "
             "or resume_from_checkpoint, or for a whole run lr_scheduler_type='warmup_stable_decay'."
         )
-    mirror = value_of(args, "checkpoint_mirror")
-    if checkpoint is None or mirror is None or not begins(checkpoint, args):
-        return
-    if (checkpoint.arguments or {}).get("checkpoint_mirror") == mirror:
+
+
+def check_mirror(branch_from: str, mirror: str | None) -> None:
+    """Raises ArgumentError where a branch would write to the mirror of its origin."""
+    if mirror is not None and (Checkpoint(branch_from).arguments or {}).get("checkpoint_mirror") == mirror:
         raise ArgumentError(
-            f"checkpoint_mirror={mirror!r} holds copies of the run of {checkpoint}. Give the branch its own URL."
+            f"checkpoint_mirror={mirror!r} holds copies of the run of {branch_from}. Give the branch its own URL."
         )
 
 

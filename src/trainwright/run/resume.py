@@ -74,6 +74,7 @@ def find_checkpoint(
     CheckpointError where the named one is damaged, or the mirror cannot be read and there is none here.
     """
     if branch_from is not None and asked in (None, False, "auto"):
+        branch.check_mirror(branch_from, mirror)
         own = None if asked is False else find_checkpoint("auto", output_dir, mirror=mirror)
         return branch.begin_or_continue(branch_from, own)
     if asked is None or asked is False:

@@ -65,7 +65,7 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
             mirror=value_of(args, "checkpoint_mirror"),
             branch_from=value_of(args, "branch_from"),
         )
-        branch.check(run.checkpoint, args)
+        branch.check_cooldown(run.checkpoint, args)
         run.begins_branch = branch.begins(run.checkpoint, args)
         checkpointing.prepare_output(args, folder, is_fresh=run.checkpoint is None or run.begins_branch)
         if run.checkpoint is not None and run.begins_branch and args.should_save:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 RECIPE_NAME = "recipe.yaml"
 HEAD = "# What this run was started with; `trainwright resume` reads it. Paths are absolute, tokens are left out.\n"
 LOGS = 20  # logs of a short run
+CONTINUES = ("overwrite_output_dir", "resume_from_checkpoint", "branch_from")  # each says what becomes of checkpoints
 NOT_SHOWN = ("_runtime", "_per_second", "epoch")
 
 Say = Callable[[str, str], None]  # (topic, line)
@@ -214,7 +215,7 @@ def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
     """Refuses a directory with checkpoints of another run, which would mix the two."""
     training = recipe.training
     steps = CheckpointStore(training["output_dir"]).steps()
-    if steps and not training.get("overwrite_output_dir") and not training.get("resume_from_checkpoint"):
+    if steps and not any(training.get(name) for name in CONTINUES):
         folder = training["output_dir"]
         problem = (
             f"training.output_dir: {folder} has a run already, saved at step {steps[-1]}. Continue it with "
