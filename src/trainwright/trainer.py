@@ -407,7 +407,7 @@ class Trainer:
         Args:
             resume_from_checkpoint: directory of a checkpoint; True for the newest complete one in `output_dir`;
                 "auto" for the newest checkpoint if there is one, else a fresh start; None for
-                `args.resume_from_checkpoint`, or a fresh start.
+                `args.resume_from_checkpoint`, `args.branch_from`, or a fresh start.
             trial: a trial of a hyperparameter search; outside of a search, it is only passed to `model_init`.
             ignore_keys_for_eval: entries of the model's output that are not predictions.
             model_path: older name of `resume_from_checkpoint`.

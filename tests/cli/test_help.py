@@ -18,7 +18,7 @@ def python(code: str, **environment: str) -> str:
 
 
 def test_the_commands_are_those_that_the_issue_names() -> None:
-    before = ["init", "check", "train", "resume", "runs", "report", "compare", "verify", "export"]
+    before = ["init", "check", "train", "resume", "branch", "extend", "runs", "report", "compare", "verify", "export"]
     assert [*before, "eval", "predict", "push", "ctl", "ledger", "replay", "schema", "env"] == COMMANDS
 
 

@@ -122,6 +122,24 @@ ALONE = [
         "mixture train_sampling_strategy='group_by_length'",
         {"mixture": {"a": 1}, "train_sampling_strategy": "sequential"},
     ),
+    (
+        "branch_has_its_own_directory",
+        {"branch_from": "s3://me:secret-word@bucket/run/checkpoint-4"},
+        "branch_from URL ***",
+        {"branch_from": "runs/checkpoint-4"},
+    ),
+    (
+        "branch_has_its_own_directory",
+        {"branch_from": "runs/checkpoint-4", "output_dir": "./runs"},
+        "branch_from='runs/checkpoint-4' output_dir",
+        {"branch_from": "runs/checkpoint-4", "output_dir": "./runs/cooled"},
+    ),
+    (
+        "cooldown_of_steps",
+        {"cooldown": "linear", "lr_scheduler_type": "reduce_lr_on_plateau", **STEPS},
+        "cooldown='linear' lr_scheduler_type='reduce_lr_on_plateau'",
+        {"cooldown": "linear", "lr_scheduler_type": "cosine"},
+    ),
     ("known_average", {"average": "mean"}, "average 'mean' ema swa lawa", {"average": "swa"}),
     (
         "known_average",
@@ -271,6 +289,18 @@ ALONE = [
 
 # rule: settings, facts, words of the message, legal settings and facts
 RUN = [
+    (
+        "cooldown_needs_its_schedule",
+        ({"cooldown": "1-sqrt"}, {"has_own_schedule": True}),
+        "cooldown='1-sqrt' its own scheduler",
+        ({"cooldown": "1-sqrt"}, {}),
+    ),
+    (
+        "cooldown_needs_its_schedule",
+        ({"cooldown": "1-sqrt", "lr_scheduler_type": "constant"}, {"has_open_end": True}),
+        "cooldown='1-sqrt' no length max_steps",
+        ({"lr_scheduler_type": "constant"}, {"has_open_end": True}),
+    ),
     (
         "open_end_is_possible",
         ({}, {"has_open_end": True}),

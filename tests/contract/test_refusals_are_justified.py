@@ -68,6 +68,9 @@ OURS = (
     "config.average",
     "checkpoint.averaged",
     "extensions.averages",  # averages of the weights
+    "run.branch",
+    "run.resume.check_cooldown",
+    "extensions.branch",  # branches and cooldowns
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
     "config.coerce.parse_share",
@@ -168,6 +171,9 @@ OWN_FIELDS = {
     "token_is_text",
     "mirror_is_a_url",
     "mirror_of_each_node",
+    "branch_has_its_own_directory",
+    "cooldown_of_steps",
+    "cooldown_needs_its_schedule",
     "shares_of_sources",
     "mixtures_have_their_order",
 }

@@ -203,6 +203,35 @@ def the_average_is_evaluated_and_saved(bench: Bench) -> None:
         bench.args(average="mean")
 
 
+@shows("branch_from")
+def a_run_begins_at_a_checkpoint_of_another(bench: Bench) -> None:
+    saves = {"save_strategy": "steps", "save_steps": 2}
+    trunk = bench.train(**saves)
+    origin = Path(trunk.args.output_dir) / "checkpoint-2"
+    branch = bench.train(branch_from=str(origin), **saves)
+    assert sum(map(len, branch.model.trained)) < sum(map(len, trunk.model.trained))
+    assert torch.equal(branch.model.head.weight, trunk.model.head.weight)
+    assert not (Path(branch.args.output_dir) / "checkpoint-2").exists()
+    with pytest.raises(ValueError, match="is a checkpoint of output_dir"):
+        bench.args(branch_from=str(origin), output_dir=trunk.args.output_dir)
+
+
+@shows("cooldown")
+def the_rate_falls_to_0_from_the_checkpoint_on(bench: Bench) -> None:
+    settings = {"save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "lr_scheduler_type": "constant"}
+    origin = Path(bench.train(**settings).args.output_dir) / "checkpoint-2"
+
+    def logged(**more: Any) -> list[float]:
+        history = bench.train(branch_from=str(origin), **settings, **more).state.log_history
+        return [entry["learning_rate"] for entry in history if "learning_rate" in entry and entry["step"] > 2]
+
+    assert logged() == [0.1] * 4
+    assert logged(cooldown="linear") == pytest.approx([0.1, 0.075, 0.05, 0.025])
+    assert logged(cooldown="1-sqrt")[2] == pytest.approx(0.1 * (1 - 0.5**0.5))
+    with pytest.raises(ValueError, match="begins at the rate of a checkpoint"):
+        bench.train(cooldown="linear")
+
+
 @shows("loss_kernel")
 def the_logits_are_never_made(bench: Bench) -> None:
     assert has_logits(bench) == {True}

@@ -9,6 +9,7 @@ import copy
 import itertools
 import os
 import pickle
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,12 +20,13 @@ import pytest
 import torch
 
 from trainwright import Curriculum, Decision, Extension, MicroBatch, StepFacts, Trainer, TrainerCallback
-from trainwright._types import EXTENSIONS_NAME
+from trainwright._types import EXTENSIONS_NAME, QUARANTINE_NAME
 from trainwright.checkpoint.training_state import load_plain
 from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, ExtensionError
 from trainwright.loop.extension import EVENTS, FORWARD, REVERSED, Extensions
 
+from .._support.small import StopAt
 from .._support.two_processes import run as run_ranks
 from ..contract import doubles
 from ..loop import test_window_law as window_law
@@ -132,6 +134,22 @@ def weigh(ledger: Any) -> Any:
     return 1.0 + ledger.visits
 
 
+def from_a_trunk(trainer: Any) -> None:
+    """Lets the run begin at the first step of another one with the same settings, samples in quarantine and items."""
+    folder = Path(trainer.args.output_dir)
+    args = copy.copy(trainer.args)
+    args.output_dir = str(folder.with_name(f"{folder.name}-trunk"))
+    args.checkpoint_mirror = None  # is refused for a branch of its run
+    args.save_strategy = "steps"
+    trunk = Trainer(doubles.model(), args, train_dataset=copy.deepcopy(trainer.train_dataset), callbacks=[StopAt(1)])
+    trunk.checkpoint_items.update(copy.deepcopy(trainer.checkpoint_items))
+    if (folder / QUARANTINE_NAME).is_file():
+        Path(args.output_dir).mkdir()
+        shutil.copy(folder / QUARANTINE_NAME, args.output_dir)
+    trunk.train()
+    trainer.args.branch_from = f"{args.output_dir}/checkpoint-1"
+
+
 MEMBERS = {
     "skip": Member("guard", {"on_nonfinite": "skip"}),
     "rollback": Member("guard", {"on_spike": "rollback", "rollback_every": 1}),
@@ -157,6 +175,7 @@ MEMBERS = {
     ),
     "a user's": Member("diary", prepare=lambda trainer: trainer.add_extension(Diary())),
     "another of a user's": Member("mean_loss", prepare=lambda trainer: trainer.add_extension(NotesLoss())),
+    "branch": Member("branch", prepare=from_a_trunk),
 }
 NOTHING_ELSE = {
     "on_nonfinite": "ignore",

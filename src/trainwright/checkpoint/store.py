@@ -299,21 +299,21 @@ class CheckpointStore:
         return None
 
 
-def verified(path: str | Path) -> Checkpoint:
-    """Opens a checkpoint named by the user; an error names the missing or altered file."""
+def verified(path: str | Path, *, argument: str = "resume_from_checkpoint") -> Checkpoint:
+    """Opens a checkpoint named by the user in an argument; an error names the missing or altered file."""
     checkpoint = Checkpoint(path)
     folder = checkpoint.path
     if not folder.is_dir():
         there = [str(p) for _, p in sorted(_finals(folder.parent))]
         raise CheckpointNotFoundError(
-            f"Can't find a valid checkpoint at {path} (resume_from_checkpoint): there is no such directory. "
+            f"Can't find a valid checkpoint at {path} ({argument}): there is no such directory. "
             + (f"Next to it: {', '.join(there)}." if there else f"There is no checkpoint in {folder.parent} either.")
         )
     problem = checkpoint.find_problem()
     if problem is not None:
+        or_newest = ", or pass True to use the newest complete one" if argument != "branch_from" else ""
         raise CheckpointError(
-            f"Can't find a valid checkpoint at {path} (resume_from_checkpoint): {problem}. Name another checkpoint, or "
-            "pass True to use the newest complete one."
+            f"Can't find a valid checkpoint at {path} ({argument}): {problem}. Name another checkpoint{or_newest}."
         )
     return checkpoint
 

@@ -166,6 +166,55 @@ def resume(
         carry_out(recipe, tree, say)
 
 
+Changed = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="A.B=VALUE", help="An entry in place of the run's: training.seed=1."),
+]
+
+
+def branch(
+    context: typer.Context,
+    run: Annotated[Any, typer.Argument(help="Output directory of the run; it stays as it is.", parser=place)],
+    at: Annotated[int, typer.Option(min=1, help="Step of the checkpoint to begin from.", metavar="STEP")],
+    out: Annotated[Path, typer.Option(help="Output directory of the new run.", metavar="DIR", file_okay=False)],
+    cooldown: Annotated[
+        str | None, typer.Option(help="Let the rate fall to 0 over N steps, or P% of its length.", metavar="N|P%")
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="How: linear (default), cosine or 1-sqrt.")] = None,
+    overrides: Changed = None,
+    processes: Processes = None,
+) -> None:
+    """Begin a run from a checkpoint of another, as for a cooldown."""
+    from trainwright.cli.branch import branched
+    from trainwright.cli.tasks.recipe_run import run as carry_out
+
+    recipe, tree = branched(
+        run, out.absolute(), at=at, cooldown=cooldown, shape=shape, overrides=overrides or (), typed=context.args
+    )
+    if not _launched(recipe, processes, context):
+        carry_out(recipe, tree, say)
+
+
+def extend(
+    context: typer.Context,
+    run: Annotated[Any, typer.Argument(help="Output directory of the run.", parser=place)],
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps to add to a run that has ended.", metavar="N")] = None,
+    to: Annotated[int | None, typer.Option(min=1, help="Step to end at.", metavar="STEP")] = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Let the rate fall to 0 as linear, cosine or 1-sqrt (default: its schedule).")
+    ] = None,
+    overrides: Changed = None,
+    processes: Processes = None,
+) -> None:
+    """Continue a run past its end, without a jump of the rate."""
+    from trainwright.cli.branch import extended
+    from trainwright.cli.tasks.recipe_run import run as carry_out
+
+    recipe, tree = extended(run, steps=steps, to=to, shape=shape, overrides=overrides or (), typed=context.args)
+    if not _launched(recipe, processes, context):
+        carry_out(recipe, tree, say)
+
+
 def _launched(recipe: Recipe, processes: int | None, context: typer.Context) -> bool:
     """Starts the processes that are asked for, each with this command; False where it is to be done here."""
     number = processes or (1 if recipe.launch is None else recipe.launch.processes)
@@ -254,7 +303,14 @@ def compare(
 ) -> None:
     """Write an HTML file that shows where several runs part, and why."""
     from trainwright.report.comparison import comparison, first_difference, partings, read_runs
-    from trainwright.report.run_table import best_of, differing_arguments, metric_texts, metrics_of
+    from trainwright.report.run_table import (
+        best_of,
+        differing_arguments,
+        metric_texts,
+        metrics_of,
+        origin_text,
+        origins_of,
+    )
 
     if len(runs) < 2:
         raise errors.ArgumentError(
@@ -267,12 +323,19 @@ def compare(
         records = read_runs([stack.enter_context(journal_of(run)) for run in runs])
     pairs = partings(records, tolerance)
     first = first_difference(records, tolerance)
+    origins = {name: origins_of(record) for name, record in records.items()}
     if as_json:
-        found = {"parts_at_step": first, "pairs": [dataclasses.asdict(pair) for pair in pairs]}
+        found = {
+            "parts_at_step": first,
+            "pairs": [dataclasses.asdict(pair) for pair in pairs],
+            "origins": origins,
+        }
         echo(_json({"runs": list(records), **found, "arguments": differing_arguments(records)}))
         return
     for name, record in records.items():
         echo(f"{name}: {', '.join(metric_texts(metrics_of(record, best_of(record)))) or 'no evaluation'}")
+        for origin in origins[name][-1:]:
+            echo(f"{name} is a branch of {origin_text(origin)}")
     for name, values in differing_arguments(records).items():
         echo(f"{name}: {' | '.join(map(str, values))}")
     for pair in pairs:
@@ -286,13 +349,13 @@ def runs(
     folder: Annotated[Any, typer.Argument(help="Directory or URL to look below.", metavar="DIR", parser=place)] = ".",
     as_json: AsJson = False,
 ) -> None:
-    """Show the runs below a directory: metrics, arguments that differ, state."""
+    """Show the runs below a directory: metrics, differing arguments, state."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from trainwright.cli.remote_runs import journals_below
-    from trainwright.report.run_table import ago, argument_texts, find_runs, metric_texts, readable_time
+    from trainwright.report.run_table import ago, argument_texts, find_runs, metric_texts, origin_text, readable_time
 
     with journals_below(folder) as local:
         found = find_runs(local)
@@ -315,8 +378,9 @@ def runs(
         described = [
             "\n".join(map(printable, texts)) for texts in (metric_texts(one.metrics), argument_texts(one.arguments))
         ]
-        cells = (one.name, one.state, one.steps, readable_time(one.seconds), ago(one.written_at, now))
-        name, *progress = map(printable, cells)
+        named = "\n".join([one.name, *(f"of {origin_text(origin)}" for origin in one.origins[-1:])])
+        cells = (named, one.state, one.steps, readable_time(one.seconds), ago(one.written_at, now))
+        name, *progress = ("\n".join(map(printable, cell.split("\n"))) for cell in cells)
         table.add_row(*map(Text, (name, *described, *progress)[: len(names)]))
     console.print(table)
 
@@ -662,6 +726,8 @@ for _command in (
     check,
     train,
     resume,
+    branch,
+    extend,
     runs,
     report,
     compare,
@@ -676,7 +742,9 @@ for _command in (
     schema,
     env,
 ):
-    app.command(context_settings=AS_TYPED if _command in (check, train, resume) else None)(reporting()(_command))
+    app.command(context_settings=AS_TYPED if _command in (check, train, resume, branch, extend) else None)(
+        reporting()(_command)
+    )
 
 
 def _version(is_asked: bool) -> None:

@@ -262,12 +262,16 @@ class JournalListener:
     def begin(
         self, journal: Journal, step_now: Callable[[], int], *, checkpoint: str | None, facts: JSONObject
     ) -> None:
-        """Starts the journal of a run; `facts` describe it, `step_now` returns its step."""
+        """Starts the journal of a run; `facts` describe it, `step_now` returns its step.
+
+        A branch starts where it begins from a checkpoint, of another run.
+        """
         self.journal = journal
         self.step_now = step_now
         if isinstance(journal, FileJournal):
             _LIVE[os.path.abspath(journal.path)] = journal
-        journal.write("start" if checkpoint is None else "resume", step=step_now(), checkpoint=checkpoint, **facts)
+        is_first = checkpoint is None or facts.get("branch", {}).get("begins", False)
+        journal.write("start" if is_first else "resume", step=step_now(), checkpoint=checkpoint, **facts)
         self._warnings.listen()
 
     def on_log(

@@ -23,6 +23,11 @@ beyond its end are not meant for training.
 If the value of a schedule at s0 does not depend on the length (constant, inverse_sqrt, warm-up by steps), g is f1. The
 schedule's state records the lengths of the run and the steps since which they apply, so a later resume follows g too.
 
+**A cooldown** from step s0 to the end T1 takes the place of f1: g(s) = a * c((s - s0) / (T1 - s0)), with a as above and
+c one of `COOLDOWNS`, which fall from 1 to 0. A cooldown of a constant rate equals `warmup_stable_decay` with as many
+decay steps, to the bit. Sources: Hu et al. 2024 (MiniCPM); Hägele et al. 2024, who find 1-sqrt a little better than
+linear.
+
 **Another base rate** applies from here, at the position and with the shape of the schedule.
 """
 
@@ -31,7 +36,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType
@@ -75,7 +80,13 @@ REEXPORTED = ("Adafactor", "AdafactorSchedule", "GreedyLR", "get_scheduler", *BU
 Options = Mapping[str, object]
 Factor = Callable[[int], float]
 Build = Callable[[Optimizer, int], LRScheduler]
-HORIZONS = "horizons"  # in the schedule's state: [[first step, length], ...]
+HORIZONS = "horizons"  # in the schedule's state: [[first step, length], ...], a cooldown as [first step, length, shape]
+# Shape of a cooldown: share of it that is done -> factor of the rate at which it begins.
+COOLDOWNS: dict[str, Callable[[float], float]] = {
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),
+    "1-sqrt": lambda done: 1.0 - math.sqrt(done),
+}
 
 # Argument -> settings of a parameter group that it makes.
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -299,10 +310,13 @@ def apply_changes(
         _set_rates(scheduler)
 
 
-def continue_towards(scheduler: LRScheduler, build: Build, *, before: int, now: int, is_new: bool = False) -> bool:
+def continue_towards(
+    scheduler: LRScheduler, build: Build, *, before: int, now: int, is_new: bool = False, cooldown: str | None = None
+) -> bool:
     """Continues a loaded schedule towards another length without a jump; returns whether the rate depends on it.
 
     `build` makes the schedule of a new run. One that `is_new` is not the checkpoint's: its lengths do not count.
+    A `cooldown`, one of `COOLDOWNS`, begins here unless the loaded schedule is in it already, towards the same length.
     """
     scheduler = _plain(scheduler)
     if is_new:
@@ -310,27 +324,36 @@ def continue_towards(scheduler: LRScheduler, build: Build, *, before: int, now: 
     if is_new or not isinstance(scheduler, lr_scheduler.LambdaLR):
         return False
     horizons = [list(one) for one in getattr(scheduler, HORIZONS, None) or [[0, before]]]
-    if horizons[-1][1] != now:
-        horizons.append([scheduler.last_epoch, now])
+    is_other = (horizons[-1][1], _shape(horizons[-1])) != (now, cooldown)
+    if is_other and (cooldown is None or scheduler.last_epoch < now):  # a run that is at its end has nothing to cool
+        horizons.append([scheduler.last_epoch, now] + ([] if cooldown is None else [cooldown]))
     if len(horizons) == 1:
         return False
-    factors = [_factors(build, scheduler, length) for _, length in horizons]
+    factors = [_factors(build, scheduler, one[1]) for one in horizons]
     course = factors[0]
     length = horizons[0][1]
-    for (since, following), fresh in zip(horizons[1:], factors[1:], strict=True):
-        course = [_continued(f0, f1, since, length, following) for f0, f1 in zip(course, fresh, strict=True)]
+    for (since, following, *_), shape, fresh in zip(horizons[1:], map(_shape, horizons[1:]), factors[1:], strict=True):
+        course = [_continued(f0, f1, since, length, following, shape) for f0, f1 in zip(course, fresh, strict=True)]
         length = following
     here = scheduler.last_epoch
     depends = any(f(here) != g(here) or f(now - 1) != g(now - 1) for f, g in zip(factors[-2], factors[-1], strict=True))
     scheduler.lr_lambdas = list(course)
     setattr(scheduler, HORIZONS, horizons)
     _set_rates(scheduler)
-    return depends
+    return depends or cooldown is not None
 
 
-def _continued(f0: Factor, f1: Factor, since: int, before: int, now: int) -> Factor:
-    """Returns g of the file's head; before step `since`, f0."""
+def _shape(horizon: Sequence[Any]) -> str | None:
+    """Returns the shape of the cooldown that a horizon is; None if it follows the schedule."""
+    return horizon[2] if len(horizon) > 2 else None
+
+
+def _continued(f0: Factor, f1: Factor, since: int, before: int, now: int, shape: str | None) -> Factor:
+    """Returns g of the file's head, with the `shape` of a cooldown or without; before step `since`, f0."""
     stands = f0(since if since < before else max(before - 1, 0))
+    if shape is not None:
+        falls = COOLDOWNS[shape]
+        return lambda s: f0(s) if s < since else stands * max(falls(min((s - since) / (now - since), 1.0)), 0.0)
     fresh = f1(since)
     end = f1(now)
     if stands == fresh or since >= now:

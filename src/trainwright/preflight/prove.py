@@ -118,6 +118,8 @@ SHORT: JSONObject = {
     "max_train_time": None,
     "save_every": None,
     "resume_from_checkpoint": None,
+    "branch_from": None,
+    "cooldown": None,
     "report_to": [],
     "auto_find_batch_size": False,
     "save_only_model": False,

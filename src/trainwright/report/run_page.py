@@ -26,7 +26,7 @@ from trainwright.report.page import (
     table,
     tiles,
 )
-from trainwright.report.run_table import STOPPED, best_of, last_start, metrics_of, summary
+from trainwright.report.run_table import STOPPED, best_of, last_start, metrics_of, origin_text, origins_of, summary
 from trainwright.search.search_record import SEARCH_NAME, SearchRecord
 from trainwright.support.units import count_text, duration_text, size_text
 
@@ -107,6 +107,9 @@ def facts(record: Record, title: str) -> Iterator[tuple[str, str, str]]:
     best = best_of(record)
     state, _, error = run.state.partition(": ")
     yield "State", state.capitalize(), f"step {run.steps.replace('/', ' of ')}" + (f", {error}" if error else "")
+    for origin in run.origins[-1:]:
+        older = "; ".join(f"itself of {origin_text(one)}" for one in run.origins[-2:-1])
+        yield "Branch of", origin_text(origin), older
     losses = [value for value in record.series("loss")[1] if math.isfinite(value)]
     if best is not None:
         yield f"Best {readable(best.name).lower()}", f"{best.value:.4g}", f"at step {best.step}"
@@ -338,6 +341,7 @@ def tables(record: Record) -> list[str]:
         ),
         grid(
             [
+                table("Branch of", [(origin_text(one), one["checkpoint"]) for one in origins_of(record)]),
                 table("Checkpoints and resumes", events),
                 table("Arguments that differ from the defaults", [*flat(start.get("changed", {})).items()]),
                 table("Data", described(start.get("data", {}))),

@@ -12,7 +12,7 @@ from trainwright.journal.record import JOURNAL_NAME, Entry, Record, flat, read
 from trainwright.support.host import is_process_alive
 
 DEPTH = 4  # directories below the one asked about
-NAMES_OF_RUNS = ("output_dir", "run_name", "logging_dir", "hub_model_id", "resume_from_checkpoint")
+NAMES_OF_RUNS = ("output_dir", "run_name", "logging_dir", "hub_model_id", "resume_from_checkpoint", "branch_from")
 MOST_SHOWN = 3  # metrics, and arguments, of a run in the table
 STOPPED = ("SystemExit", "KeyboardInterrupt", "Interrupted")
 
@@ -29,6 +29,7 @@ class RunSummary:
     best: str  # name and value of the metric that decides which checkpoint is best
     seconds: float  # training time, without pauses between a stop and a resume
     written_at: float  # seconds since 1970
+    origins: list[Entry]  # checkpoints that it branches from, the oldest first
 
 
 def find_runs(folder: Path) -> list[RunSummary]:
@@ -74,6 +75,7 @@ def summary(record: Record, name: str, *, arguments: Mapping[str, object] | None
         best="" if best is None else f"{best.name} {best.value:.4g}",
         seconds=sum(_lengths(record.entries)),
         written_at=record.entries[-1].get("time", 0.0) if record.entries else 0.0,
+        origins=origins_of(record),
     )
 
 
@@ -97,6 +99,17 @@ def _state(entries: list[Entry], last: Entry) -> str:
 def last_start(record: Record) -> Entry:
     """Returns the entry with which the run began or was resumed last."""
     return next((entry for entry in reversed(record.entries) if entry["kind"] in ("start", "resume")), {})
+
+
+def origins_of(record: Record) -> list[Entry]:
+    """Returns the checkpoints that a run branches from, the oldest first, with the id of their run and their step."""
+    found = last_start(record).get("branch", {}).get("origins", [])
+    return [one for one in found if isinstance(one, dict) and "checkpoint" in one and "step" in one]
+
+
+def origin_text(origin: Entry) -> str:
+    """Returns an origin in words: `stable, step 8000`."""
+    return f"{Path(origin['checkpoint']).parent.name}, step {origin['step']}"
 
 
 def differing_arguments(records: Mapping[str, Record]) -> dict[str, list[object]]:

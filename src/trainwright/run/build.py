@@ -36,6 +36,7 @@ from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
 from trainwright.journal.record import JournalListener
 from trainwright.loop.extension import Extension
+from trainwright.run import branch
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 from trainwright.state.progress import Clock
 from trainwright.support import model_facts
@@ -223,6 +224,10 @@ def extensions_of_training(
         num_steps = None if run.plan.has_open_end else run.plan.max_steps
         is_late = any(one.refuses_late for one in others)
         found.append(WeightAverages(plan, setup.model, engine, num_steps=num_steps, is_late=is_late, writes=writes))
+    if run.begins_branch or (run.checkpoint is not None and branch.origins_in(run.checkpoint)):
+        from trainwright.extensions.branch.extension import Ancestry
+
+        found.append(Ancestry(branch.origin_of(run.checkpoint) if run.begins_branch else None))
     if wanted := value_of(args, "live_control"):
         from trainwright.extensions.control.extension import LiveControl
 

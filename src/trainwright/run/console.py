@@ -39,11 +39,13 @@ def log_run_header(
     note: str,
     loss_note: str,
     changed_args: Iterable[object],
+    begins_branch: bool = False,
 ) -> None:
     """Shows the effective plan when training starts, and reports once which settings have no effect.
 
     `note` describes the effects of resuming with another batch size, `loss_note` a division of the loss that differs
-    from transformers, `changed_args` the differences from the resumed checkpoint, as lines.
+    from transformers, `changed_args` the differences from the resumed checkpoint, as lines. `begins_branch`: the
+    checkpoint is another run's.
     """
     from trainwright.config.summary import run_summary
 
@@ -62,7 +64,7 @@ def log_run_header(
         lines.append(f"loss      {loss_note}")
     if start.checkpoint is not None:
         where = f"step {state.global_step}, {counted(start.batches, 'batch')} into epoch {start.epoch + 1}"
-        lines.append(f"resumes   {start.checkpoint}: {where}")
+        lines.append(f"{'branches' if begins_branch else 'resumes':<10}{start.checkpoint}: {where}")
         if note:
             lines.append(f"resume    {note}")
     logger.info("***** Running training *****")  # as in transformers: tools look for it in the logs

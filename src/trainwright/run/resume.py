@@ -16,13 +16,15 @@ from trainwright._types import DatasetLike, counted, is_url
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.behaviour import behaviour_of
+from trainwright.config.fields import value_of
 from trainwright.config.plans import OPEN_END, StepPlan
 from trainwright.data.cursor import Cursor, LoaderState, WindowSize, plan_resume
 from trainwright.data.loader import Loader
 from trainwright.data.seeding import seed_from
 from trainwright.engine.base import Engine
-from trainwright.errors import CheckpointError, CheckpointNotFoundError, TrainwrightError
+from trainwright.errors import ArgumentError, CheckpointError, CheckpointNotFoundError, TrainwrightError
 from trainwright.optim import schedules
+from trainwright.run import branch
 from trainwright.state.trainer_state import TrainerState
 
 if TYPE_CHECKING:
@@ -35,16 +37,21 @@ logger = logging.getLogger(__name__)
 
 
 def open_checkpoint(
-    asked: str | bool | None, output_dir: str, engine: Engine, *, mirror: str | None = None
+    asked: str | bool | None,
+    output_dir: str,
+    engine: Engine,
+    *,
+    mirror: str | None = None,
+    branch_from: str | None = None,
 ) -> Checkpoint | None:
-    """Opens the checkpoint to resume from in all processes; the main process chooses and verifies it.
+    """Opens the checkpoint to begin from in all processes; the main process chooses and verifies it.
 
     Arguments and errors are the same as for `find_checkpoint`.
     """
     found: list[Checkpoint] = []
 
     def choose() -> Path | None:
-        checkpoint = find_checkpoint(asked, output_dir, mirror=mirror)
+        checkpoint = find_checkpoint(asked, output_dir, mirror=mirror, branch_from=branch_from)
         if checkpoint is None:
             return None
         found.append(checkpoint)
@@ -56,13 +63,21 @@ def open_checkpoint(
     return found[0] if found else Checkpoint(path)
 
 
-def find_checkpoint(asked: str | bool | None, output_dir: str, *, mirror: str | None = None) -> Checkpoint | None:
+def find_checkpoint(
+    asked: str | bool | None, output_dir: str, *, mirror: str | None = None, branch_from: str | None = None
+) -> Checkpoint | None:
     """Returns the checkpoint to resume from: the newest complete one for True and "auto", or the named one.
 
-    `mirror` is a URL with copies of checkpoints; a checkpoint found there, or named by its URL, is downloaded into
-    `output_dir`. Raises CheckpointNotFoundError if there is none, except for "auto"; CheckpointError if the named one
-    is damaged, or if the mirror cannot be read and there is none here.
+    `branch_from` is the checkpoint that a branch begins from, unless another one is asked for: with False always,
+    otherwise until the branch has a checkpoint of its own. `mirror` is a URL with copies of checkpoints; a checkpoint
+    found there, or named by its URL, is downloaded into `output_dir`. Raises CheckpointNotFoundError if there is none,
+    except for "auto"; CheckpointError if the named one is damaged, or if the mirror cannot be read and there is none
+    here.
     """
+    if branch_from is not None and asked in (None, False, "auto"):
+        branch.check_mirror(branch_from, mirror)
+        own = None if asked is False else find_checkpoint("auto", output_dir, mirror=mirror)
+        return branch.begin_or_continue(branch_from, own)
     if asked is None or asked is False:
         return None
     store = CheckpointStore(output_dir)
@@ -114,14 +129,16 @@ def check_same_checkpoint(checkpoint: Checkpoint | None, engine: Engine) -> None
         )
 
 
-def run_id_after(checkpoint: Checkpoint | None, output_dir: str, *, mirror: str | None = None) -> str:
-    """Returns the run id for new checkpoints: a resume keeps the id of its checkpoint.
+def run_id_after(
+    checkpoint: Checkpoint | None, output_dir: str, *, mirror: str | None = None, is_branch: bool = False
+) -> str:
+    """Returns the run id for new checkpoints: a resume keeps its checkpoint's id, a new branch does not.
 
     A resume from a step before an intact later checkpoint of that run, in the directory or at the URL of its copies,
     gets a new id, since both runs have checkpoints of these steps.
     """
     manifest = None if checkpoint is None else checkpoint.manifest
-    if manifest is None:
+    if manifest is None or is_branch:
         return new_run_id()
     store = CheckpointStore(output_dir)
     ahead = [
@@ -411,6 +428,7 @@ def apply_new_settings(
         lines.append(str(Difference("learning_rate", *rate)))
     schedules.apply_changes(optimizer, scheduler, asked, changed)
     is_new = not changed.keys().isdisjoint(schedules.SHAPES)
+    check_cooldown(value_of(args, "cooldown"), [one for one in then.differences if one.name in schedules.SHAPES])
 
     if not is_own:
         length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length, no rate depends on it
@@ -455,4 +473,16 @@ def warn_small_rate(scheduler: Any, args: Any, *, before: int, now: int) -> None
 def continue_schedule(scheduler: Any, args: Any, *, before: int, now: int, is_new: bool = False) -> None:
     """Continues a schedule of ours towards another number of steps without a jump; see `continue_towards`."""
     build = partial(schedules.schedule_for, args)
-    schedules.continue_towards(scheduler, build, before=before, now=now, is_new=is_new)
+    cooldown = value_of(args, "cooldown")
+    schedules.continue_towards(scheduler, build, before=before, now=now, is_new=is_new, cooldown=cooldown)
+
+
+def check_cooldown(cooldown: str | None, changed: Sequence[Difference]) -> None:
+    """Raises ArgumentError for a cooldown beside another schedule: it begins at the rate of the checkpoint's."""
+    if cooldown is None or not changed:
+        return
+    found = ", ".join(f"{one.name} {one.before!r} -> {one.now!r}" for one in changed)
+    raise ArgumentError(
+        f"cooldown={cooldown!r} begins at the rate of the checkpoint's schedule, and the arguments change that too: "
+        f"{found}. Leave them as they were, or leave out cooldown and choose the whole schedule."
+    )

@@ -86,6 +86,7 @@ class Run:
         loss_rule: how losses are scaled, fixed when the run starts; None determines it for each step.
         pending_actions: actions that the checkpoint's run was about to take.
         checkpoint: the checkpoint that it resumes from, opened once; None for a fresh run.
+        begins_branch: that checkpoint is another run's, which this one branches from.
         checkpoint_args: arguments of that checkpoint.
         changed_args: differences between them and this run's arguments, as lines.
         resume_note: description of the effects of resuming with another batch size.
@@ -117,6 +118,7 @@ class Run:
         self.loss_rule: LossRule | None = None
         self.pending_actions = PendingActions()
         self.checkpoint: Checkpoint | None = None
+        self.begins_branch = False
         self.checkpoint_args: CheckpointArguments | None = None
         self.changed_args: list[str] = []
         self.resume_note = ""
@@ -243,7 +245,8 @@ class Run:
             self.checkpoint_args = resume.load_checkpoint_args(checkpoint, args, has_own_optimizer=is_own)
         resume.check_same_checkpoint(checkpoint, engine)
         mirror = value_of(args, "checkpoint_mirror")
-        self.run_id = engine.agree(lambda: resume.run_id_after(checkpoint, folder, mirror=mirror))
+        is_branch = self.begins_branch
+        self.run_id = engine.agree(lambda: resume.run_id_after(checkpoint, folder, mirror=mirror, is_branch=is_branch))
         self.pending_actions = resume.pending_actions(checkpoint)
         if args.auto_find_batch_size and checkpoint is not None and checkpoint.cursor is not None:
             self.progress.num_parts = checkpoint.cursor.get("num_parts") or 1

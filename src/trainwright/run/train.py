@@ -20,7 +20,7 @@ from trainwright.config.fields import value_of
 from trainwright.evaluation.outputs import TrainOutput
 from trainwright.loop.fit import epochs, saving_last_step
 from trainwright.loop.step import Step
-from trainwright.run import build, checkpointing, checks, console, resume
+from trainwright.run import branch, build, checkpointing, checks, console, resume
 from trainwright.run.current import using_run
 from trainwright.run.internals import Internals
 from trainwright.run.refusal import unchanged_before_training
@@ -47,6 +47,8 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
     services.use_clock(run.progress.clock)
     refused = unchanged_before_training(run)
     wanted = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+    if wanted is None and getattr(args, "overwrite_output_dir", None):
+        wanted = False  # a branch begins anew
     folder = trainer._get_output_dir(trial)
     together = engine.together(run.progress.interrupts)
     measuring = services.memory_tracker.measuring("train")
@@ -57,9 +59,17 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
     )
     with refused, using_run(trainer, run), run.with_extensions(), together, measuring:
         run.checkpoint = resume.open_checkpoint(
-            wanted, args.output_dir, engine, mirror=value_of(args, "checkpoint_mirror")
+            wanted,
+            args.output_dir,
+            engine,
+            mirror=value_of(args, "checkpoint_mirror"),
+            branch_from=value_of(args, "branch_from"),
         )
-        checkpointing.prepare_output(args, folder, is_fresh=run.checkpoint is None)
+        branch.check_cooldown(run.checkpoint, args)
+        run.begins_branch = branch.begins(run.checkpoint, args)
+        checkpointing.prepare_output(args, folder, is_fresh=run.checkpoint is None or run.begins_branch)
+        if run.checkpoint is not None and run.begins_branch and args.should_save:
+            branch.bring_along(run.checkpoint, args.output_dir)
         with build.callbacks_of_a_run(trainer.callback_handler, args, folder), run.under_way(services):
             prepare_model(trainer, trial, run.checkpoint)
             for model_ready in run.extensions.model_ready:
@@ -163,6 +173,7 @@ def begin_training(
         note=run.resume_note,
         loss_note=build.note_of_mean(trainer.model, args, run.setup.rule),
         changed_args=run.changed_args,
+        begins_branch=run.begins_branch,
     )
     check_evaluation(trainer, ignore_keys)
     console.begin_journal(

@@ -171,11 +171,14 @@ def _learned_once(
     assert args.output_dir is not None  # the constructor sets it
     output = Path(args.output_dir)
     folder = output / FOLDER
-    if args.resume_from_checkpoint and not folder.is_dir() and (output / "tokenizer.json").is_file():
+    continues = args.resume_from_checkpoint or args.branch_from
+    if continues and not folder.is_dir() and (output / "tokenizer.json").is_file():
         return AutoTokenizer.from_pretrained(output)  # of a finished run
     with args.main_process_first():
         is_first = args.local_process_index == 0
-        if is_first and not (args.resume_from_checkpoint and folder.is_dir()):
+        if is_first and args.branch_from and not folder.is_dir():  # its weights belong to the words of its origin
+            AutoTokenizer.from_pretrained(args.branch_from).save_pretrained(folder)
+        elif is_first and not (continues and folder.is_dir()):
             part = material.recipe.model.learn_tokenizer
             assert part is not None
             learn(corpus(), part, begins=begins).save_pretrained(folder)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 RECIPE_NAME = "recipe.yaml"
 HEAD = "# What this run was started with; `trainwright resume` reads it. Paths are absolute, tokens are left out.\n"
 LOGS = 20  # logs of a short run
+CONTINUES = ("overwrite_output_dir", "resume_from_checkpoint", "branch_from")  # each says what becomes of checkpoints
 NOT_SHOWN = ("_runtime", "_per_second", "epoch")
 
 Say = Callable[[str, str], None]  # (topic, line)
@@ -217,7 +218,7 @@ def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
     """Refuses a directory with checkpoints of another run, since the two would be mixed."""
     training = recipe.training
     steps = CheckpointStore(training["output_dir"]).steps()
-    if steps and not training.get("overwrite_output_dir") and not training.get("resume_from_checkpoint"):
+    if steps and not any(training.get(name) for name in CONTINUES):
         folder = training["output_dir"]
         problem = (
             f"training.output_dir: {folder} already has a run, saved at step {steps[-1]}. Continue it with "
@@ -227,15 +228,20 @@ def refuse_a_second_run(recipe: Recipe, tree: Tree) -> None:
         tree.refuse([(("training", "output_dir"), problem)])
 
 
+def tree_of_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = (), *, cure: str) -> Tree:
+    """Reads the recipe in the directory of a run; RecipeError, with a `cure`, if there is none."""
+    path = folder / RECIPE_NAME
+    if not path.is_file():
+        raise RecipeError(f"There is no {path}, so `trainwright train` did not start a run in that directory. {cure}")
+    return read_tree(path, overrides, typed)
+
+
 def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) -> tuple[Recipe, Tree]:
     """Reads the recipe of a run, or of a checkpoint's run, set to resume; RecipeError if there is none."""
     is_checkpoint = folder.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
     run_folder = folder.parent if is_checkpoint else folder
-    path = run_folder / RECIPE_NAME
-    if not path.is_file():
-        cure = "`trainwright runs DIR` lists runs; resume the run of a script in the script."
-        raise RecipeError(f"There is no {path}, so `trainwright train` did not start a run in that directory. {cure}")
-    tree = read_tree(path, overrides, typed)
+    cure = "`trainwright runs DIR` lists runs; resume the run of a script in the script."
+    tree = tree_of_run(run_folder, overrides, typed, cure=cure)
     where = str(folder) if is_checkpoint else "auto"
     tree.set(("training", "resume_from_checkpoint"), where, origin="trainwright resume")
     tree.set(("training", "output_dir"), str(run_folder), origin="trainwright resume")  # it may have been moved

@@ -315,6 +315,19 @@ class OurFields(FieldGroup, group="Ours"):
         syntax=("dict",),
         since="0.3",
     )
+    branch_from: str | None = not_compared(
+        None,
+        "Checkpoint of another run to begin from, as a run of its own; once it has saved, it goes on from there.",
+        syntax=("path",),
+        since="0.3",
+    )
+    cooldown: str | None = tunable(
+        None,
+        "Shape in which the rate falls from its present value to 0, from a branch or a longer max_steps on.",
+        on_resume="the rate falls from its present value to 0 at the end of the run",
+        choices=("linear", "cosine", "1-sqrt"),
+        since="0.3",
+    )
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from functools import partial
 from numbers import Real
 from typing import Any
 
-from trainwright._types import without_tokens
+from trainwright._types import is_url, without_tokens
 from trainwright.config.coerce import parse_factor, parse_share, parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import SETTINGS, batch_formers, value_of
@@ -143,6 +144,34 @@ def mirror_of_each_node(args: Arguments) -> str | None:
     return (
         "checkpoint_mirror with save_on_each_node=True: the copies would be those of the first node alone. Put "
         "output_dir on a disk that all nodes share, and leave save_on_each_node out."
+    )
+
+
+@rule(Stage.CONSTRUCTION, "branch_from", "output_dir")
+def branch_has_its_own_directory(args: Arguments) -> str | None:
+    origin = value_of(args, "branch_from")
+    if origin is None:
+        return None
+    if is_url(origin):
+        return (
+            f"branch_from={without_tokens(str(origin))!r} is a URL. Copy the checkpoint into a directory, and name it."
+        )
+    if os.path.realpath(os.path.dirname(os.path.abspath(origin))) == os.path.realpath(str(args.output_dir)):
+        return (
+            f"branch_from={origin!r} is a checkpoint of output_dir={args.output_dir!r}, and a branch leaves the run "
+            "that it begins from as it is. Give it another output_dir, or continue the run with resume_from_checkpoint."
+        )
+    return None
+
+
+@rule(Stage.CONSTRUCTION, "cooldown", "lr_scheduler_type")
+def cooldown_of_steps(args: Arguments) -> str | None:
+    cooldown = value_of(args, "cooldown")
+    if cooldown is None or args.lr_scheduler_type not in ("reduce_lr_on_plateau", "greedy"):
+        return None
+    return (
+        f"cooldown={cooldown!r} lets the rate fall step by step, and lr_scheduler_type="
+        f"{word(args.lr_scheduler_type)!r} moves it after evaluations. Leave one of them out."
     )
 
 

@@ -94,6 +94,21 @@ def open_end_is_possible(args: Arguments, facts: RunFacts) -> str | None:
     )
 
 
+@rule(Stage.START, "cooldown", "max_steps")
+def cooldown_needs_its_schedule(args: Arguments, facts: RunFacts) -> str | None:
+    cooldown = value_of(args, "cooldown")
+    if cooldown is None:
+        return None
+    if facts.has_own_schedule:
+        return (
+            f"cooldown={cooldown!r} continues a schedule of lr_scheduler_type, and this run has its own scheduler. "
+            "Leave cooldown out, and let that scheduler fall."
+        )
+    if facts.has_open_end:
+        return f"cooldown={cooldown!r} ends with the run, and the training data has no length. Set max_steps."
+    return None
+
+
 # -- data and evaluation ----------------------------------------------------------------------------------------------
 
 

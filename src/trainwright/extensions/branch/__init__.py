@@ -1,0 +1,1 @@
+"""Where a run comes from, for a branch of another run."""

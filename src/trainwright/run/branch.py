@@ -1,0 +1,114 @@
+"""A branch: a run with a directory of its own that continues a checkpoint of another run, which stays as it is.
+
+It continues weights, optimizer, random states and position in the data as a resume does. Where it comes from is an
+entry in its checkpoints (`extensions/branch`): one origin for each branching, the oldest first.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from trainwright._types import QUARANTINE_NAME, JSONObject
+from trainwright.checkpoint.checkpoint import Checkpoint
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.store import CheckpointStore, verified
+from trainwright.config.fields import value_of
+from trainwright.errors import ArgumentError, CheckpointNotFoundError
+
+NAME = "branch"  # of the entry in a checkpoint
+
+
+def origin_of(checkpoint: Checkpoint) -> JSONObject:
+    """Returns where a branch of a checkpoint comes from: the id of its run, the step, and the directory."""
+    manifest = checkpoint.manifest
+    step = checkpoint.state.global_step if manifest is None else manifest.step
+    return {
+        "run": "" if manifest is None else manifest.run_id,
+        "step": step,
+        "checkpoint": str(checkpoint.path.resolve()),
+    }
+
+
+def origins_in(checkpoint: Checkpoint) -> list[JSONObject]:
+    """Returns where the run of a checkpoint comes from; empty where it is no branch."""
+    found = checkpoint.extension_states(0).get(NAME, {}).get("origins", [])
+    return [dict(one) for one in found]
+
+
+def checkpoint_at(run: str | Path, step: int) -> Path:
+    """Returns the checkpoint of a step; CheckpointNotFoundError names those that the run has."""
+    store = CheckpointStore(run)
+    steps = store.steps()
+    if step not in steps:
+        there = f"there are those of step {', '.join(map(str, steps))}" if steps else "there is no other either"
+        raise CheckpointNotFoundError(f"{run} has no checkpoint of step {step}; {there}.")
+    return store.path(step)
+
+
+def begin_or_continue(branch_from: str, own: Checkpoint | None) -> Checkpoint:
+    """Returns the checkpoint that a branch begins from, or its `own` newest one if it has some already.
+
+    Raises:
+        CheckpointNotFoundError: there is no such checkpoint.
+        CheckpointError: it is damaged.
+        ArgumentError: the own checkpoint is of a run that does not come from there, or a run is named in its place.
+    """
+    if own is None:
+        steps = CheckpointStore(branch_from).steps()
+        if steps:
+            raise ArgumentError(
+                f"branch_from={branch_from!r} is the directory of a run. Name one of its checkpoints: those of step "
+                f"{', '.join(map(str, steps))}, as {str(CheckpointStore(branch_from).path(steps[-1]))!r}."
+            )
+        return verified(branch_from, argument="branch_from")
+    origins = origins_in(own)
+    if origins and _is_origin(branch_from, origins[-1]):
+        return own
+    of_which = f"a branch of {origins[-1]['checkpoint']}" if origins else "another run"
+    raise ArgumentError(
+        f"{own.path.parent} holds {of_which} (step {own.state.global_step}), not a branch of {branch_from}. Choose "
+        "another output_dir, or pass overwrite_output_dir=True to delete its checkpoints."
+    )
+
+
+def _is_origin(branch_from: str, origin: JSONObject) -> bool:
+    """Returns whether a run comes from there: by the id of the run, where the checkpoint is still there."""
+    manifest = Manifest.read(Path(branch_from))
+    if manifest is None:
+        return Path(branch_from).name == Path(origin["checkpoint"]).name
+    return (manifest.run_id, manifest.step) == (origin["run"], origin["step"])
+
+
+def begins(checkpoint: Checkpoint | None, args: Any) -> bool:
+    """Returns whether a run that continues a checkpoint begins a branch of it."""
+    origin = value_of(args, "branch_from")
+    return checkpoint is not None and origin is not None and checkpoint.path.resolve() == Path(origin).resolve()
+
+
+def check_cooldown(checkpoint: Checkpoint | None, args: Any) -> None:
+    """Raises ArgumentError for a cooldown of a run that begins afresh: there is no rate to begin at."""
+    cooldown = value_of(args, "cooldown")
+    if checkpoint is None and cooldown is not None:
+        raise ArgumentError(
+            f"cooldown={cooldown!r} begins at the rate of a checkpoint, and this run begins afresh. Pass branch_from "
+            "or resume_from_checkpoint, or for a whole run lr_scheduler_type='warmup_stable_decay'."
+        )
+
+
+def check_mirror(branch_from: str, mirror: str | None) -> None:
+    """Raises ArgumentError where a branch would write to the mirror of its origin."""
+    if mirror is not None and (Checkpoint(branch_from).arguments or {}).get("checkpoint_mirror") == mirror:
+        raise ArgumentError(
+            f"checkpoint_mirror={mirror!r} holds copies of the run of {branch_from}. Give the branch its own URL."
+        )
+
+
+def bring_along(checkpoint: Checkpoint, folder: str) -> None:
+    """Copies what a run keeps beside its checkpoints, and its branch needs too: the samples in quarantine."""
+    source = checkpoint.path.parent / QUARANTINE_NAME
+    target = Path(folder) / QUARANTINE_NAME
+    if source.is_file() and not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)

@@ -1,0 +1,43 @@
+"""Branches in two processes: `branch_of_two.py FOLDER BACKEND trunk|branches`. The test beside it judges."""
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from tests._support.two_processes import tell
+from tests.contract import doubles
+from tests.laws.average_runs import BACKENDS
+from tests.laws.branch_runs import AT, END, STEPS, branch, run
+from trainwright.checkpoint.weights import load_weights
+from trainwright.engine import sharded_state
+
+FOLDER = Path(sys.argv[1])
+SETTINGS = {"per_device_train_batch_size": 2, **BACKENDS[sys.argv[2]]}
+
+
+def weights(name: str, step: int) -> dict[str, Any]:
+    """The weights of a checkpoint, as numbers."""
+    folder = FOLDER / name / f"checkpoint-{step}"
+    found = sharded_state.read_weights(folder) if sharded_state.has_weights(folder) else None
+    model = doubles.model()
+    load_weights(model, folder, found=found)
+    return {name: value.flatten().tolist() for name, value in model.state_dict().items()}
+
+
+if __name__ == "__main__":
+    warnings.filterwarnings("ignore", "`torch.distributed.all_gather_into_tensor`")
+    if sys.argv[3] == "trunk":
+        run(FOLDER / "trunk", **SETTINGS)
+        sys.exit()
+    origin = FOLDER / "trunk" / f"checkpoint-{AT}"
+    cooled = {"max_steps": END, "cooldown": "linear"} | SETTINGS
+    rates = {
+        "same": branch(FOLDER / "same", origin, **SETTINGS)[1],
+        "cooled": branch(FOLDER / "cooled", origin, **cooled)[1],
+        "cut": branch(FOLDER / "cut", origin, stops_after=8, **cooled)[1],
+        "resumed": branch(FOLDER / "cut", origin, **cooled)[1],
+    }
+    found = {"trunk": weights("trunk", STEPS), "same": weights("same", STEPS), "cooled": weights("cooled", END)}
+    found["resumed"] = weights("cut", END)
+    tell(rates={name: list(one.of.values()) for name, one in rates.items()}, weights=found)
