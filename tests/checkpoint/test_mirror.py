@@ -21,7 +21,8 @@ from trainwright.checkpoint.remote import RemoteStore
 from trainwright.config.plans import MirrorPlan
 from trainwright.errors import CheckpointWriteError
 from trainwright.extensions.mirror import mirror as module
-from trainwright.extensions.mirror.mirror import Mirror, Pace
+from trainwright.extensions.mirror.clock import Pace
+from trainwright.extensions.mirror.mirror import Mirror
 
 REAL_S = 30.0  # for a thread to do what it is about to do
 
@@ -407,6 +408,7 @@ def test_an_upload_and_a_download_hold_a_few_blocks_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: Faults
 ) -> None:
     monkeypatch.setattr(remote_module, "READ_BYTES", 1_000)
+    monkeypatch.setattr(remote_module, "MOST_READ_BYTES", 1_000)
     store = RemoteStore((tmp_path / "store").as_uri())
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()

@@ -64,6 +64,7 @@ class Faulty:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READ_BYTES", 10_000)  # several to a file
+    monkeypatch.setattr(module, "MOST_READ_BYTES", 10_000)
 
 
 def written(folder: Path, step: int, run_id: str = "run", content: bytes = b"", **facts: Any) -> Manifest:

@@ -167,7 +167,6 @@ OWN_FIELDS = {
     "open_end_is_possible",
     "token_is_text",
     "mirror_is_a_url",
-    "mirror_of_each_node",
     "shares_of_sources",
     "mixtures_have_their_order",
 }

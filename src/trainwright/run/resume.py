@@ -16,6 +16,7 @@ from trainwright._types import DatasetLike, counted, is_url
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.behaviour import behaviour_of
+from trainwright.config.fields import value_of
 from trainwright.config.plans import OPEN_END, StepPlan
 from trainwright.data.cursor import Cursor, LoaderState, WindowSize, plan_resume
 from trainwright.data.loader import Loader
@@ -27,6 +28,7 @@ from trainwright.state.trainer_state import TrainerState
 
 if TYPE_CHECKING:
     from trainwright.config.summary import Difference
+    from trainwright.run.tiers import Crew
 
 logger = logging.getLogger(__name__)
 
@@ -34,50 +36,63 @@ logger = logging.getLogger(__name__)
 # -- which checkpoint -------------------------------------------------------------------------------------------------
 
 
-def open_checkpoint(
-    asked: str | bool | None, output_dir: str, engine: Engine, *, mirror: str | None = None
-) -> Checkpoint | None:
+def open_checkpoint(asked: str | bool | None, args: Any, engine: Engine) -> Checkpoint | None:
     """Opens the checkpoint to resume from in all processes; the main process chooses and verifies it.
 
-    Args and errors are those of `find_checkpoint`.
+    `asked` and errors are those of `find_checkpoint`; directory, mirror and disks are those of the arguments.
     """
+    if asked is None or asked is False:
+        return None
+    mirror = value_of(args, "checkpoint_mirror")
+    if is_url(asked) or (mirror is not None and asked in (True, "auto")):
+        from trainwright.run.tiers import Crew
+
+        on_own_disk = args.save_on_each_node
+        first = args.process_index - args.local_process_index if on_own_disk else 0
+        crew = Crew(args.process_index, first, engine.agree, engine.gather_objects)
+        return find_checkpoint(asked, args.output_dir, mirror=mirror, crew=crew)
     found: list[Checkpoint] = []
 
-    def choose() -> Path | None:
-        checkpoint = find_checkpoint(asked, output_dir, mirror=mirror)
+    def choose() -> tuple[Path, bool] | None:
+        checkpoint = find_checkpoint(asked, args.output_dir)
         if checkpoint is None:
             return None
         found.append(checkpoint)
-        return checkpoint.path
+        return checkpoint.path, checkpoint.path.parent == Path(args.output_dir)
 
-    path = engine.agree(choose)
-    if path is None:
+    chosen = engine.agree(choose)
+    if chosen is None:
         return None
+    path, is_in_output_dir = chosen
+    if is_in_output_dir:
+        path = Path(args.output_dir) / path.name  # which may have another name on the disk of another node
     return found[0] if found else Checkpoint(path)
 
 
-def find_checkpoint(asked: str | bool | None, output_dir: str, *, mirror: str | None = None) -> Checkpoint | None:
+def find_checkpoint(
+    asked: str | bool | None, output_dir: str, *, mirror: str | None = None, crew: Crew | None = None
+) -> Checkpoint | None:
     """The checkpoint to resume from: the newest complete one for True and "auto", the named one if it verifies.
 
     `mirror` is a URL with copies of checkpoints; one that is found there, or named by its URL, is downloaded into
-    `output_dir`. Raises CheckpointNotFoundError where there is none, but for "auto"; CheckpointError where the named
-    one is damaged, or the mirror cannot be read and there is none here.
+    `output_dir`, by all processes of `crew`, which all call this. Raises CheckpointNotFoundError where there is none,
+    but for "auto"; CheckpointError where the named one is damaged, or the mirror cannot be read and there is none here.
     """
     if asked is None or asked is False:
         return None
     store = CheckpointStore(output_dir)
-    if asked is not True and asked != "auto":
-        if not is_url(asked):
-            return verified(asked)
-        from trainwright.run.tiers import fetch_named
-
-        return fetch_named(asked, store)
-    if mirror is None:
+    if asked is not True and asked != "auto" and not is_url(asked):
+        return verified(asked)
+    if mirror is None and not is_url(asked):
         latest = store.latest(lambda found: found.find_problem() or find_unreadable(found))
     else:
-        from trainwright.run.tiers import newest_of_tiers
+        from trainwright.run import tiers
 
-        latest = newest_of_tiers(store, mirror, why_not=find_unreadable)
+        crew = tiers.ALONE if crew is None else crew
+        if is_url(asked):
+            return tiers.fetch_named(str(asked), store, crew)
+        assert mirror is not None
+        latest = tiers.newest_of_tiers(store, mirror, why_not=find_unreadable, crew=crew)
     if latest is None and asked == "auto":
         return None
     if latest is None:
@@ -101,11 +116,18 @@ def find_unreadable(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def check_same_checkpoint(checkpoint: Checkpoint | None, engine: Engine) -> None:
-    """Raises CheckpointError where processes see another checkpoint under the path that one of them chose, or none."""
+def check_same_checkpoint(checkpoint: Checkpoint | None, engine: Engine, *, on_each_node: bool) -> None:
+    """Raises CheckpointError where processes see another checkpoint under the path that one of them chose, or none.
+
+    With `on_each_node` each node wrote a checkpoint of its own, so those of one step of a run are the same.
+    """
     if checkpoint is None or engine.num_processes == 1:
         return
-    seen = engine.gather_objects(checkpoint.identity)
+    manifest = checkpoint.manifest
+    identity: Any = checkpoint.identity
+    if on_each_node and manifest is not None:
+        identity = (manifest.run_id, manifest.step)
+    seen = engine.gather_objects(identity)
     others = [str(rank) for rank, identity in enumerate(seen) if identity != seen[0]]
     if others:
         raise CheckpointError(

@@ -56,9 +56,7 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
         *internals.extensions,
     )
     with refused, using_run(trainer, run), run.with_extensions(), together, measuring:
-        run.checkpoint = resume.open_checkpoint(
-            wanted, args.output_dir, engine, mirror=value_of(args, "checkpoint_mirror")
-        )
+        run.checkpoint = resume.open_checkpoint(wanted, args, engine)
         checkpointing.prepare_output(args, folder, is_fresh=run.checkpoint is None)
         with build.callbacks_of_a_run(trainer.callback_handler, args, folder), run.under_way(services):
             prepare_model(trainer, trial, run.checkpoint)

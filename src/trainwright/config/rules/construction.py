@@ -134,16 +134,6 @@ def mirror_is_a_url(args: Arguments) -> str | None:
     return None
 
 
-@rule(Stage.CONSTRUCTION, "checkpoint_mirror", "save_on_each_node")
-def mirror_of_each_node(args: Arguments) -> str | None:
-    if value_of(args, "checkpoint_mirror") is None or not args.save_on_each_node:
-        return None
-    return (
-        "checkpoint_mirror with save_on_each_node=True: the copies would be those of the first node alone. Put "
-        "output_dir on a disk that all nodes share, and leave save_on_each_node out."
-    )
-
-
 # -- evaluation and the best checkpoint -------------------------------------------------------------------------------
 
 
