@@ -52,10 +52,12 @@ class TestClock:
 
 
 class Faults:
-    """What a store raises from now on, and what it was asked."""
+    """What a store raises from now on, whether it answers, and what it was asked."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.answers = threading.Event()
+        self.answers.set()
         self.calls: list[str] = []
 
 
@@ -73,6 +75,7 @@ class Client:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._faults.calls.append(f"{name} {args[0] if args else ''}")
+            assert self._faults.answers.wait(REAL_S)
             if self._faults.error is not None:
                 raise self._faults.error
             return found(*args, **kwargs)
@@ -225,6 +228,19 @@ def test_whatever_the_store_says_training_goes_on_and_a_later_attempt_sends_it(
     faults.error = None
     bench.clock.advance(1)
     bench.until_sent(10)
+
+
+def test_a_store_that_hangs_holds_up_no_save(bench: Bench, faults: Faults) -> None:
+    faults.answers.clear()
+    bench.save(10)
+    until(lambda: len(faults.calls) > 0)
+    threads = threading.active_count()
+    for step in (20, 30, 40):
+        bench.save(step)
+    assert threading.active_count() == threads  # one upload is under way, whatever is saved meanwhile
+    faults.answers.set()
+    bench.until_sent(40)
+    assert bench.steps() == [10, 40]  # the newest took the place of those that waited
 
 
 def test_credentials_are_read_anew_at_each_attempt(bench: Bench, faults: Faults) -> None:
@@ -384,6 +400,18 @@ def test_the_speed_is_limited_on_average() -> None:
     assert clock.now() == pytest.approx(4.9)  # the last piece goes without a wait after it
     Pace(None, clock)(10**12)
     assert clock.now() == pytest.approx(4.9)
+
+
+def test_a_copy_takes_the_time_that_its_speed_allows(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, bytes_per_s=1e6)
+    bench.begin()
+    bench.save(10, content="w" * 5_000_000)
+    while not bench.told:
+        bench.clock.advance(0.1)
+        time.sleep(0.005)
+    assert bench.clock.now() > 3.9  # the last megabyte goes without a wait after it
+    bench.end()
+    assert bench.steps() == [10]
 
 
 def test_a_copy_waits_in_links_where_the_disk_has_them(bench: Bench, faults: Faults) -> None:
