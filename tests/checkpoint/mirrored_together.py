@@ -42,6 +42,7 @@ def outcome(engine: str, **settings: Any) -> dict[str, Any]:
     READ.clear()
     RemoteStore._read = counted  # type: ignore[method-assign, assignment]
     again = trained(f"{engine}/second", url=url, **settings)  # an empty directory
+    torch.distributed.barrier()  # the main process has sent the last copy
     found = weights(again.model)
     read = {name: size for name, size in READ.items() if name.startswith("checkpoint-")}
     return {

@@ -229,7 +229,8 @@ MOST_OF_PARTS = 6  # parts that lie in memory at the same time, in fsspec, its c
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["s3", "gs", "az"])
+@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # adlfs's own
+@pytest.mark.parametrize("name", ["s3", "az"])  # the emulator of GCS takes no upload in parts
 def test_a_large_file_is_never_in_memory_as_a_whole(
     name: str, servers: Callable[[str], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

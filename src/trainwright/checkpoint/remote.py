@@ -27,6 +27,7 @@ from trainwright._types import (
     MANIFEST_NAME,
     PREFIX_CHECKPOINT_DIR,
     QUARANTINE_NAME,
+    RECIPE_NAME,
     without_tokens,
     write_pieces,
 )
@@ -47,7 +48,7 @@ CHUNK_BYTES = 1 << 20  # read from the disk at once, and sent before the speed i
 READ_ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5
 # Files of a run beside its checkpoints that are copied too, and a directory of them.
-RUN_FILES = (JOURNAL_NAME, QUARANTINE_NAME, LEDGER_NAME)
+RUN_FILES = (JOURNAL_NAME, QUARANTINE_NAME, LEDGER_NAME, RECIPE_NAME)
 RUN_FOLDER = "incidents"
 _FOLDER = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
 
