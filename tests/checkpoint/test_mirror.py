@@ -20,6 +20,7 @@ from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.remote import RemoteStore
 from trainwright.config.plans import MirrorPlan
 from trainwright.errors import CheckpointWriteError
+from trainwright.extensions.mirror import clock as module_of_pace
 from trainwright.extensions.mirror import mirror as module
 from trainwright.extensions.mirror.clock import Pace
 from trainwright.extensions.mirror.mirror import Mirror
@@ -231,16 +232,18 @@ def test_whatever_the_store_says_training_goes_on_and_a_later_attempt_sends_it(
 
 
 def test_a_store_that_hangs_holds_up_no_save(bench: Bench, faults: Faults) -> None:
+    bench.save(1)
+    bench.until_sent(1)
     faults.answers.clear()
     bench.save(10)
-    until(lambda: len(faults.calls) > 0)
+    until(lambda: any("checkpoint-10" in call for call in faults.calls))
     threads = threading.active_count()
     for step in (20, 30, 40):
         bench.save(step)
     assert threading.active_count() == threads  # one upload is under way, whatever is saved meanwhile
     faults.answers.set()
     bench.until_sent(40)
-    assert bench.steps() == [10, 40]  # the newest took the place of those that waited
+    assert bench.steps() == [1, 10, 40]  # the newest took the place of those that waited
 
 
 def test_credentials_are_read_anew_at_each_attempt(bench: Bench, faults: Faults) -> None:
@@ -400,6 +403,33 @@ def test_the_speed_is_limited_on_average() -> None:
     assert clock.now() == pytest.approx(4.9)  # the last piece goes without a wait after it
     Pace(None, clock)(10**12)
     assert clock.now() == pytest.approx(4.9)
+
+
+def test_an_upload_waits_for_a_save_and_no_longer_than_it_was_free_before() -> None:
+    class Counting(TestClock):
+        def wait(self, event: threading.Event, seconds: float | None) -> None:
+            assert seconds is not None
+            assert not event.is_set()
+            self.advance(seconds)
+
+    clock = Counting()
+    pace = Pace(None, clock)
+    clock.advance(30)
+    pace.hold()
+    pace(1)  # the save failed, so nobody releases it
+    assert clock.now() == 60
+    pace.hold()  # saves in a row
+    pace(1)
+    assert clock.now() == 60
+    clock.advance(10)
+    pace.hold()
+    pace.release()
+    pace(1)
+    assert clock.now() == 70
+    clock.advance(10_000)
+    pace.hold()
+    pace(1)
+    assert clock.now() == 10_070 + module_of_pace.HOLD_S
 
 
 def test_a_copy_takes_the_time_that_its_speed_allows(tmp_path: Path) -> None:

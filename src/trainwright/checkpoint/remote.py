@@ -53,7 +53,7 @@ RUN_FOLDER = "incidents"
 _FOLDER = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
 
 FileSystem = Any  # fsspec's: an optional package has its class, and each store has its own
-Part: TypeAlias = tuple[str, int, int]  # path of a file, and the bytes of it from a start to before a stop
+Part: TypeAlias = tuple[str, int, int]  # name of a file, and the bytes of it from a start to before a stop
 _SHARED: dict[str, RemoteStore] = {}  # stores that runs of this process have open, by their URL
 
 
@@ -308,16 +308,20 @@ class RemoteStore:
             CheckpointError: a file is missing, or not as the manifest lists it.
         """
         files = {name: manifest.files[name] for name in names}
-        for name, entry in files.items():
+        for name in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            if entry["size"] == 0:
-                (folder / name).touch()
-        for name, blocks in self._contents(manifest.step, {name: entry["size"] for name, entry in files.items()}):
+            (folder / name).open("wb").close()
+
+        def write(name: str, start: int, content: bytes) -> None:
+            with (folder / name).open("r+b") as file:
+                file.seek(start)
+                file.write(content)
+
+        sizes = {name: entry["size"] for name, entry in files.items()}
+        for name, blocks in self._contents(manifest.step, sizes, write):
             value = xxhash.xxh3_64()
-            with (folder / name).open("wb") as file:
-                for block in blocks:
-                    value.update(block)
-                    file.write(block)
+            for block in blocks:
+                value.update(block)
             if value.hexdigest() != files[name].get(DIGEST) and not _has_older_digest(folder / name, files[name]):
                 raise CheckpointError(f"{self}/{_name(manifest.step)}: {name} was altered: its checksum does not match")
 
@@ -348,9 +352,24 @@ class RemoteStore:
             elif sizes[name] != entry["size"]:
                 yield f"{name} has {sizes[name]} bytes instead of {entry['size']}"
 
-    def _contents(self, step: int, sizes: Mapping[str, int]) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """Yields each file that is not empty with its blocks, which are to be read before the next file."""
-        fetched = self._blocks(part for name, size in sizes.items() for part in _parts(self._path(step, name), size))
+    def _contents(
+        self,
+        step: int,
+        sizes: Mapping[str, int],
+        use: Callable[[str, int, bytes], None] = lambda name, start, content: None,
+    ) -> Iterator[tuple[str, Iterator[bytes]]]:
+        """Yields each file that is not empty with its blocks, which are to be read before the next file.
+
+        `use` gets the name of a file, and the place and content of a block, on the thread that has fetched it.
+        """
+
+        def read(part: Part) -> bytes:
+            name, start, stop = part
+            content = self._read(self._path(step, name), start, stop)
+            use(name, start, content)
+            return content
+
+        fetched = self._blocks((part for name, size in sizes.items() for part in _parts(name, size)), read)
 
         def blocks(number: int) -> Iterator[bytes]:
             for _ in range(number):
@@ -363,20 +382,21 @@ class RemoteStore:
         finally:
             fetched.close()
 
-    def _blocks(self, parts: Iterable[Part]) -> Any:  # a generator, which is closed
+    def _blocks(self, parts: Iterable[Part], read: Callable[[Part], bytes]) -> Any:  # a generator, which is closed
         """Yields the bytes of parts of files in their order; a few are requested ahead, in parallel."""
         ahead: deque[tuple[Future[bytes], int]] = deque()
         ahead_bytes = 0
         with ThreadPoolExecutor(NUM_AHEAD, thread_name_prefix="trainwright-download") as pool:
             try:
-                for path, start, stop in parts:
+                for part in parts:
+                    _, start, stop = part
                     num_bytes = stop - start
                     while ahead and (len(ahead) == NUM_AHEAD or ahead_bytes + num_bytes > AHEAD_BYTES):
                         future, size = ahead.popleft()
                         yield future.result()
                         del future
                         ahead_bytes -= size
-                    ahead.append((pool.submit(self._read, path, start, stop), num_bytes))
+                    ahead.append((pool.submit(read, part), num_bytes))
                     ahead_bytes += num_bytes
                 while ahead:
                     future, _ = ahead.popleft()
@@ -413,7 +433,7 @@ class RemoteStore:
         path = f"{self._root}/{name}"
         size = self._fs.info(path)["size"]
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_pieces(target, self._blocks(_parts(path, size)))
+        write_pieces(target, self._blocks(_parts(path, size), lambda part: self._read(*part)))
 
     # -- small objects, for the lease ----------------------------------------------------------------------------------
 
@@ -452,11 +472,11 @@ def store_at(url: str) -> RemoteStore:
     return RemoteStore(url) if found is None else found
 
 
-def _parts(path: str, size: int) -> Iterator[Part]:
+def _parts(name: str, size: int) -> Iterator[Part]:
     """Yields the parts in which a file is read."""
     block = max(READ_BYTES, min(size // NUM_AHEAD, MOST_READ_BYTES))
     for start in range(0, size, block):
-        yield path, start, min(start + block, size)
+        yield name, start, min(start + block, size)
 
 
 def _name(step: int) -> str:

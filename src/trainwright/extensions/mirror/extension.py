@@ -74,6 +74,7 @@ class RunMirror(Extension):
         self._wait_s = wait_s
         self._overwrites = overwrites
         self._clock = SystemClock() if clock is None else clock
+        self._pace = Pace(plan.bytes_per_s, self._clock)
         self._store: RemoteStore | None = None
         self._lease: RemoteLease | None = None
         self._mirror: Mirror | None = None
@@ -101,9 +102,9 @@ class RunMirror(Extension):
         take(self, place.agree, folder=self._plan.url, wait_s=self._wait_s, argument="checkpoint_mirror")
 
     def _new_store(self) -> RemoteStore:
-        plan = self._plan
-        share = None if plan.bytes_per_s is None else plan.bytes_per_s / self._num_nodes
-        return RemoteStore(plan.url, pace=Pace(share, self._clock))
+        limit = self._plan.bytes_per_s
+        self._pace = Pace(None if limit is None else limit / self._num_nodes, self._clock)
+        return RemoteStore(self._plan.url, pace=self._pace)
 
     def attempt(self) -> Obstacle | None:
         """Tries to take the lease on the URL; a store that cannot be reached is only reported."""
@@ -183,8 +184,14 @@ class RunMirror(Extension):
             found,
         )
 
+    def before_save(self, run: Run) -> None:
+        """Lets the save go before the upload of an earlier one, in the process that hears of its end."""
+        if self._mirror is not None:
+            self._pace.hold()
+
     def committed(self, checkpoint: Path) -> None:
         """Takes a checkpoint that is on the disk."""
+        self._pace.release()
         if self._mirror is not None:
             self._mirror.committed(checkpoint)
 
@@ -198,6 +205,7 @@ class RunMirror(Extension):
         helper = self._helper
         self._helper = None
         self._sharing.close()
+        self._pace.release()
         try:
             if mirror is not None:
                 mirror.end()
