@@ -3,8 +3,9 @@
     python benchmarks/remote.py
     python benchmarks/remote.py --small    checkpoints of 2 MB
 
-The store is an S3 server (moto) in a process of its own on this machine. It shares two cores with training, and reads
-a whole object for each request of a part of it, so ratios count, and not seconds.
+The store is an S3 server (moto) in a process of its own on this machine. It shares the cores with training, so ratios
+count, and not seconds. It keeps the content of objects in memory: moto itself reads a whole object from the disk for
+each request of a part of it, which would be all that a download takes.
 
 - `save` is one of 48 MB every 12 steps, for a run that saves in its directory alone, and for one that copies to the
   URL too: the time in which the training thread waits for it, and the time that the run takes longer, in steps.
@@ -49,6 +50,28 @@ SAVE_STEPS = 12
 TURNS = 3
 
 
+SERVER = """
+import sys
+from moto.s3.models import FakeKey
+from moto.server import main
+
+read = FakeKey.value.fget
+write = FakeKey.value.fset
+
+def value(key):
+    if "content" not in vars(key):
+        key.content = read(key)
+    return key.content
+
+def set_value(key, content):
+    vars(key).pop("content", None)
+    write(key, content)
+
+FakeKey.value = property(value, set_value)
+main(["-H", "127.0.0.1", "-p", sys.argv[1]])
+"""
+
+
 class Wide(nn.Module):
     """Most of its bytes are in one matrix, so a step is short beside a save."""
 
@@ -66,7 +89,7 @@ def s3_server() -> Iterator[None]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-c", SERVER, str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.environ |= {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
