@@ -1,15 +1,17 @@
 """Checkpoints at a URL: what copies cost training, how fast an empty machine resumes, and the memory of both.
 
     python benchmarks/remote.py
-    python benchmarks/remote.py --small    checkpoints of 2 MB instead of 48
+    python benchmarks/remote.py --small    checkpoints of 2 MB
 
-The store is an S3 server (moto) in a process of its own on this machine, which shares its cores with training: seconds
-count less than ratios.
+The store is an S3 server (moto) in a process of its own on this machine. It shares the cores with training, so ratios
+count, and not seconds. It keeps the content of objects in memory: moto itself reads a whole object from the disk for
+each request of a part of it, which would be all that a download takes.
 
-- `save` is the time in which the training thread waits in `_save_checkpoint`, for a run that saves in its directory
-  alone, and for one that copies to the URL too.
+- `save` is one of 48 MB every 12 steps, for a run that saves in its directory alone, and for one that copies to the
+  URL too: the time in which the training thread waits for it, and the time that the run takes longer, in steps.
 - `resume` is the time from an empty directory to the end of the first step, less that of a resume from a local
-  checkpoint; `bare` is the download of the same files by s3fs. Both write them to the disk.
+  checkpoint, for a model with 500 MB of weights, trained by SGD; `bare` is the download of the same files by s3fs. Both
+  write them to the disk, and both begin without a client.
 - `memory` is the growth of this process's resident memory during an upload and a download, without a model.
 
 One JSON line, then a table.
@@ -43,9 +45,31 @@ from trainwright import Trainer, TrainerCallback, TrainingArguments  # noqa: E40
 from trainwright.checkpoint.manifest import Manifest, describe_files  # noqa: E402
 from trainwright.checkpoint.remote import RemoteStore  # noqa: E402
 
-NUM_STEPS = 24
-SAVE_STEPS = 4
+NUM_SAVES = 4
+SAVE_STEPS = 12
 TURNS = 3
+
+
+SERVER = """
+import sys
+from moto.s3.models import FakeKey
+from moto.server import main
+
+read = FakeKey.value.fget
+write = FakeKey.value.fset
+
+def value(key):
+    if "content" not in vars(key):
+        key.content = read(key)
+    return key.content
+
+def set_value(key, content):
+    vars(key).pop("content", None)
+    write(key, content)
+
+FakeKey.value = property(value, set_value)
+main(["-H", "127.0.0.1", "-p", sys.argv[1]])
+"""
 
 
 class Wide(nn.Module):
@@ -65,7 +89,7 @@ def s3_server() -> Iterator[None]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-c", SERVER, str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     os.environ |= {
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
@@ -89,26 +113,34 @@ def s3_server() -> Iterator[None]:
         process.wait()
 
 
-class FirstStep(TrainerCallback):
-    ended = 0.0
+class Stopwatch(TrainerCallback):
+    """Times of a run: when its first and its last step ended, and what lay between two steps."""
+
+    first = 0.0
+    last = 0.0
+
+    def __init__(self) -> None:
+        self.gaps: dict[int, float] = {}  # seconds after each step until the next one begins
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.ended = self.ended or time.perf_counter()
+        self.last = time.perf_counter()
+        self.first = self.first or self.last
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.last:
+            self.gaps[state.global_step] = time.perf_counter() - self.last
+
+    def saving_s(self, save_steps: int) -> float:
+        """Seconds between steps where a save lay between them, less those of other steps."""
+        saves = [gap for step, gap in self.gaps.items() if step % save_steps == 0]
+        others = [gap for step, gap in self.gaps.items() if step % save_steps != 0]
+        return sum(saves) - len(saves) * (statistics.median(others) if others else 0.0)
 
 
-class Timed(Trainer):
-    """Adds up the time in which its thread waits in a save."""
-
-    saving_s = 0.0
-
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        begun = time.perf_counter()
-        super()._maybe_log_save_evaluate(*args, **kwargs)
-        self.saving_s += time.perf_counter() - begun
-
-
-def trained(width: int, folder: Path, url: str | None, *, max_steps: int, resume: bool = False) -> tuple[float, float]:
-    """Seconds from the call of `train()` to the end of its first step, and seconds in its saves."""
+def trained(
+    width: int, folder: Path, url: str | None, *, max_steps: int, save_steps: int, resume: bool = False, **settings: Any
+) -> dict[str, float]:
+    """Trains; seconds from the call of `train()` to the end of its first step, in its saves, and in all steps."""
     args = TrainingArguments(
         output_dir=str(folder),
         checkpoint_mirror=url,
@@ -116,32 +148,60 @@ def trained(width: int, folder: Path, url: str | None, *, max_steps: int, resume
         report_to="none",
         disable_tqdm=True,
         log_level="error",
-        save_steps=SAVE_STEPS,
+        save_steps=save_steps,
         save_total_limit=1,
         save_async=True,
         mirror_total_limit=None if url is None else 2,
         max_steps=max_steps,
         logging_strategy="no",
+        **settings,
     )
     data = [{"x": torch.full((width,), float(i % 7)), "labels": float(i % 3)} for i in range(64)]
-    first = FirstStep()
+    watch = Stopwatch()
     torch.manual_seed(0)
-    trainer = Timed(model=Wide(width), args=args, train_dataset=data, callbacks=[first])
+    trainer = Trainer(model=Wide(width), args=args, train_dataset=data, callbacks=[watch])
     begun = time.perf_counter()
     with silence():
         trainer.train(resume_from_checkpoint="auto" if resume else None)
-    return first.ended - begun, trainer.saving_s
+    return {
+        "first_s": watch.first - begun,
+        "saving_s": watch.saving_s(save_steps),
+        "steps_s": watch.last - watch.first,
+    }
 
 
 def saves(width: int, top: Path) -> dict[str, float]:
-    """Seconds of one save, without and with copies, in turns."""
-    seconds: dict[str, list[float]] = {"local": [], "copied": []}
+    """What one save takes, without and with copies, in turns."""
+    found: dict[str, list[dict[str, float]]] = {"none": [], "local": [], "copied": []}
+    num_steps = NUM_SAVES * SAVE_STEPS + 1  # the last save is not at the last step
     for turn in range(TURNS):
-        for name, url in (("local", None), ("copied", f"s3://bucket/saves-{turn}")):
-            _, saving_s = trained(width, top / f"{name}-{turn}", url, max_steps=NUM_STEPS)
-            seconds[name].append(saving_s / (NUM_STEPS // SAVE_STEPS))
-            shutil.rmtree(top / f"{name}-{turn}")
-    return {f"{name}_s": statistics.median(values) for name, values in seconds.items()}
+        for name, url in (("none", None), ("local", None), ("copied", f"s3://bucket/saves-{turn}")):
+            how = {"save_strategy": "no"} if name == "none" else {}
+            found[name].append(
+                trained(
+                    width,
+                    top / f"{name}-{turn}",
+                    url,
+                    max_steps=num_steps,
+                    save_steps=SAVE_STEPS,
+                    per_device_train_batch_size=64,
+                    **how,
+                )
+            )
+            shutil.rmtree(top / f"{name}-{turn}", ignore_errors=True)
+
+    def median(name: str, what: str) -> float:
+        return statistics.median(one[what] for one in found[name])
+
+    step_s = median("none", "steps_s") / (num_steps - 1)
+    return {
+        "step_s": step_s,
+        **{f"{name}_s": median(name, "saving_s") / NUM_SAVES for name in ("local", "copied")},
+        **{
+            f"{name}_lost_steps": (median(name, "steps_s") - median("none", "steps_s")) / NUM_SAVES / step_s
+            for name in ("local", "copied")
+        },
+    }
 
 
 def resumes(width: int, top: Path) -> dict[str, float]:
@@ -149,18 +209,19 @@ def resumes(width: int, top: Path) -> dict[str, float]:
     import fsspec
 
     url = "s3://bucket/resumed"
-    trained(width, top / "first", url, max_steps=SAVE_STEPS)
+    common: dict[str, Any] = {"save_steps": 2, "optim": "sgd"}
+    trained(width, top / "first", url, max_steps=2, **common)
     found: dict[str, list[float]] = {"resume": [], "bare": []}
-    store = fsspec.filesystem("s3", skip_instance_cache=True)
     for turn in range(TURNS):
         shutil.copytree(top / "first", top / f"full-{turn}")
-        local_s, _ = trained(width, top / f"full-{turn}", None, max_steps=SAVE_STEPS + 1, resume=True)
+        local = trained(width, top / f"full-{turn}", None, max_steps=3, resume=True, **common)
         begun = time.perf_counter()
-        store.get(f"bucket/resumed/checkpoint-{SAVE_STEPS}", str(top / f"bare-{turn}"), recursive=True)
+        store = fsspec.filesystem("s3", skip_instance_cache=True)
+        store.get("bucket/resumed/checkpoint-2", str(top / f"bare-{turn}"), recursive=True)
         found["bare"].append(time.perf_counter() - begun)
-        empty_s, _ = trained(width, top / f"empty-{turn}", url, max_steps=SAVE_STEPS + 1, resume=True)
-        found["resume"].append(empty_s - local_s)
-        RemoteStore(url).remove(SAVE_STEPS + 1)  # the next turn finds what this one found
+        empty = trained(width, top / f"empty-{turn}", url, max_steps=3, resume=True, **common)
+        found["resume"].append(empty["first_s"] - local["first_s"])
+        RemoteStore(url).remove(3)  # the next turn finds what this one found
         for name in ("full", "bare", "empty"):
             shutil.rmtree(top / f"{name}-{turn}")
     return {f"{name}_s": statistics.median(values) for name, values in found.items()}
@@ -201,14 +262,14 @@ def memory(num_bytes: int, top: Path) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="checkpoints of 2 MB instead of 48")
+    parser.add_argument("--small", action="store_true", help="checkpoints of 2 MB")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    width = 400 if args.small else 2_000
+    width, wide = (400, 700) if args.small else (2_000, 11_200)
     num_bytes = (2 if args.small else 200) << 20
     with s3_server(), tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
-        figures = {"save": saves(width, top), "resume": resumes(width, top), "memory": memory(num_bytes, top)}
+        figures = {"save": saves(width, top), "resume": resumes(wide, top), "memory": memory(num_bytes, top)}
     figures["save"]["ratio"] = figures["save"]["copied_s"] / figures["save"]["local_s"]
     figures["resume"]["ratio"] = figures["resume"]["resume_s"] / figures["resume"]["bare_s"]
     print_json({"trainwright": figures, "versions": versions("torch", "s3fs", "moto")})

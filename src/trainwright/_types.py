@@ -57,6 +57,7 @@ RECORDED_METRICS_NAME = "recorded_metrics.json"
 EXTENSIONS_NAME = "extension_states.pt"
 LEDGER_NAME = "ledger.parquet"
 QUARANTINE_NAME = "quarantine.jsonl"
+RECIPE_NAME = "recipe.yaml"
 AVERAGES_NAME = "weight_averages.pt"
 MANIFEST_NAME = "manifest.json"
 

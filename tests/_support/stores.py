@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -24,10 +25,11 @@ START_S = 60.0
 
 @dataclass(frozen=True)
 class Store:
-    """One kind of store: the packages that it needs, and a context that yields a fresh URL."""
+    """One kind of store: what it needs, and a context that yields a fresh URL."""
 
     packages: tuple[str, ...]
     url: Callable[[], AbstractContextManager[str]]
+    program: str | None = None  # that it needs, of no Python package
 
 
 def free_port() -> int:
@@ -83,6 +85,22 @@ def gcs_server() -> Iterator[dict[str, str]]:
         yield {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
 
 
+# Name and key of the only account that Azure's emulator has, as its documentation publishes them.
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@contextmanager
+def azure_server() -> Iterator[dict[str, str]]:
+    """Runs a server of Azure's blobs; yields the environment in which clients find it."""
+    port = free_port()
+    options = ("--inMemoryPersistence", "--skipApiVersionCheck", "--silent", "--disableTelemetry")
+    with server("azurite-blob", "--blobHost", "127.0.0.1", "--blobPort", str(port), *options, port=port):
+        endpoint = f"BlobEndpoint=http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
+        account = f"DefaultEndpointsProtocol=http;AccountName={AZURE_ACCOUNT};AccountKey={AZURE_KEY}"
+        yield {"AZURE_STORAGE_CONNECTION_STRING": f"{account};{endpoint};"}
+
+
 @contextmanager
 def _bucket(protocol: str) -> Iterator[str]:
     """Yields the URL of a run in a new bucket; the environment is that of a server."""
@@ -115,12 +133,20 @@ STORES = {
     "memory": Store((), memory_url),
     "s3": Store(("s3fs", "moto"), lambda: _bucket("s3")),
     "gs": Store(("gcsfs", "gcp_storage_emulator"), lambda: _bucket("gs")),
+    "az": Store(("adlfs",), lambda: _bucket("az"), program="azurite-blob"),
 }
-SERVERS = {"s3": s3_server, "gs": gcs_server}
+SERVERS = {"s3": s3_server, "gs": gcs_server, "az": azure_server}
+
+
+FROM_PYPI = "pip install -c constraints.txt '.[test]'"
+HOW_TO_INSTALL = {"az": f"npm install -g azurite, and {FROM_PYPI}"}
 
 
 def missing_packages(name: str) -> list[str]:
-    return [package for package in STORES[name].packages if importlib.util.find_spec(package) is None]
+    store = STORES[name]
+    missing = [package for package in store.packages if importlib.util.find_spec(package) is None]
+    lacks_program = store.program is not None and shutil.which(store.program) is None
+    return [*missing, store.program] if lacks_program and store.program is not None else missing
 
 
 @pytest.fixture(scope="session")
@@ -149,7 +175,7 @@ def store_url(request: pytest.FixtureRequest, servers: Callable[[str], dict[str,
 @contextmanager
 def fresh_url(name: str, servers: Callable[[str], dict[str, str]]) -> Iterator[str]:
     if missing := missing_packages(name):
-        pytest.skip(f"needs {', '.join(missing)}: pip install -c constraints.txt '.[test]'")
+        pytest.skip(f"needs {', '.join(missing)}: {HOW_TO_INSTALL.get(name, FROM_PYPI)}")
     os.environ.update(servers(name))  # each test gets its own environment back
     with STORES[name].url() as found:
         yield found

@@ -20,8 +20,10 @@ from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.remote import RemoteStore
 from trainwright.config.plans import MirrorPlan
 from trainwright.errors import CheckpointWriteError
+from trainwright.extensions.mirror import clock as module_of_pace
 from trainwright.extensions.mirror import mirror as module
-from trainwright.extensions.mirror.mirror import Mirror, Pace
+from trainwright.extensions.mirror.clock import Pace
+from trainwright.extensions.mirror.mirror import Mirror
 
 REAL_S = 30.0  # for a thread to do what it is about to do
 
@@ -51,10 +53,12 @@ class TestClock:
 
 
 class Faults:
-    """What a store raises from now on, and what it was asked."""
+    """What a store raises from now on, whether it answers, and what it was asked."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.answers = threading.Event()
+        self.answers.set()
         self.calls: list[str] = []
 
 
@@ -72,6 +76,7 @@ class Client:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._faults.calls.append(f"{name} {args[0] if args else ''}")
+            assert self._faults.answers.wait(REAL_S)
             if self._faults.error is not None:
                 raise self._faults.error
             return found(*args, **kwargs)
@@ -224,6 +229,21 @@ def test_whatever_the_store_says_training_goes_on_and_a_later_attempt_sends_it(
     faults.error = None
     bench.clock.advance(1)
     bench.until_sent(10)
+
+
+def test_a_store_that_hangs_holds_up_no_save(bench: Bench, faults: Faults) -> None:
+    bench.save(1)
+    bench.until_sent(1)
+    faults.answers.clear()
+    bench.save(10)
+    until(lambda: any("checkpoint-10" in call for call in faults.calls))
+    threads = threading.active_count()
+    for step in (20, 30, 40):
+        bench.save(step)
+    assert threading.active_count() == threads  # one upload is under way, whatever is saved meanwhile
+    faults.answers.set()
+    bench.until_sent(40)
+    assert bench.steps() == [1, 10, 40]  # the newest took the place of those that waited
 
 
 def test_credentials_are_read_anew_at_each_attempt(bench: Bench, faults: Faults) -> None:
@@ -385,6 +405,45 @@ def test_the_speed_is_limited_on_average() -> None:
     assert clock.now() == pytest.approx(4.9)
 
 
+def test_an_upload_waits_for_a_save_and_no_longer_than_it_was_free_before() -> None:
+    class Counting(TestClock):
+        def wait(self, event: threading.Event, seconds: float | None) -> None:
+            assert seconds is not None
+            assert not event.is_set()
+            self.advance(seconds)
+
+    clock = Counting()
+    pace = Pace(None, clock)
+    clock.advance(30)
+    pace.hold()
+    pace(1)  # the save failed, so nobody releases it
+    assert clock.now() == 60
+    pace.hold()  # saves in a row
+    pace(1)
+    assert clock.now() == 60
+    clock.advance(10)
+    pace.hold()
+    pace.release()
+    pace(1)
+    assert clock.now() == 70
+    clock.advance(10_000)
+    pace.hold()
+    pace(1)
+    assert clock.now() == 10_070 + module_of_pace.HOLD_S
+
+
+def test_a_copy_takes_the_time_that_its_speed_allows(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, bytes_per_s=1e6)
+    bench.begin()
+    bench.save(10, content="w" * 5_000_000)
+    while not bench.told:
+        bench.clock.advance(0.1)
+        time.sleep(0.005)
+    assert bench.clock.now() > 3.9  # the last megabyte goes without a wait after it
+    bench.end()
+    assert bench.steps() == [10]
+
+
 def test_a_copy_waits_in_links_where_the_disk_has_them(bench: Bench, faults: Faults) -> None:
     faults.error = ConnectionError("away")
     path = bench.save(10)
@@ -407,6 +466,7 @@ def test_an_upload_and_a_download_hold_a_few_blocks_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faults: Faults
 ) -> None:
     monkeypatch.setattr(remote_module, "READ_BYTES", 1_000)
+    monkeypatch.setattr(remote_module, "MOST_READ_BYTES", 1_000)
     store = RemoteStore((tmp_path / "store").as_uri())
     folder = tmp_path / "checkpoint-1"
     folder.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -64,6 +65,7 @@ class Faulty:
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "READ_BYTES", 10_000)  # several to a file
+    monkeypatch.setattr(module, "MOST_READ_BYTES", 10_000)
 
 
 def written(folder: Path, step: int, run_id: str = "run", content: bytes = b"", **facts: Any) -> Manifest:
@@ -221,6 +223,40 @@ def test_the_parts_of_an_upload_that_was_cut_off_are_removed_from_s3(
         assert store.find("checkpoint-7") == {}
         store.upload(large.parent, manifest)
         assert list(store.problems(manifest)) == []
+
+
+MOST_OF_PARTS = 6  # parts that lie in memory at the same time, in fsspec, its clients and the connection
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # adlfs's own
+@pytest.mark.parametrize("name", ["s3", "az"])  # the emulator of GCS takes no upload in parts
+def test_a_large_file_is_never_in_memory_as_a_whole(
+    name: str, servers: Callable[[str], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = 5 << 20
+    size = 16 * part
+    monkeypatch.setattr(module, "WRITE_BYTES", part)
+    monkeypatch.setattr(module, "MOST_READ_BYTES", part // 2)
+    monkeypatch.setattr(module, "AHEAD_BYTES", 2 * part)
+    with fresh_url(name, servers) as url:
+        store = RemoteStore(url)
+        path = tmp_path / "checkpoint-7" / "model.safetensors"
+        path.parent.mkdir()
+        path.write_bytes(bytes(size))
+        manifest = Manifest(step=7, run_id="run", files=describe_files(path.parent))
+        works: dict[str, Callable[[], None]] = {
+            "upload": lambda: store.upload(path.parent, manifest),
+            "download": lambda: store.download(manifest, tmp_path / "there"),
+        }
+        for way, work in works.items():
+            tracemalloc.start()
+            try:
+                work()
+                _, most = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+            assert part < most < MOST_OF_PARTS * part, way
 
 
 def test_clean_leaves_checkpoints_that_others_put_there(store_url: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -281,6 +282,21 @@ def test_a_checkpoint_its_average_and_a_model_without_a_run(tmp_path: Path, monk
     assert "its task is unknown. Set it with --task" in call("eval", "model", *words).output
     assert "is of a model for text-classification" in call("eval", "run", "--task", "chat", *words).output
     assert "write trained or average" in call("predict", "run", "--data", "eval.jsonl", "--weights", "x").output
+
+
+def test_a_run_at_a_url_whose_machine_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = (tmp_path / "store" / "first").as_uri()
+    run = trained("text-classification", tmp_path, checkpoint_mirror=url)
+    evaluated = ("--data", "eval.jsonl", "--json", "--hardest", "0")
+    metrics = json.loads(done("eval", "run", *evaluated))["metrics"]
+    answers = done("predict", "run", "--data", "eval.jsonl")
+    shutil.rmtree(run)
+    for place in (url, f"{url}/checkpoint-2"):
+        found = call("eval", place, *evaluated).output
+        assert json.loads(found[found.index("{") :])["metrics"]["loss"] == metrics["loss"]
+        assert done("predict", place, "--data", "eval.jsonl").endswith(answers)
+    assert "There is no checkpoint at file:" in call("eval", (tmp_path / "store").as_uri(), *evaluated).output
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # which peft reads

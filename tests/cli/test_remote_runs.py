@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from .._support.small import make_trainer
+from .._support.stores import fresh_url
 from .commands import call
 
 pytestmark = pytest.mark.costly
@@ -85,6 +87,30 @@ def test_checkpoints_at_a_url_are_verified(store: Path, tmp_path: Path) -> None:
     found = json.loads(call("verify", url, "--json").output)
     assert all(one["problems"] for one in found)
     assert "in a directory" in call("verify", url, "--accept").output
+
+
+@pytest.mark.process
+def test_every_command_reads_a_run_on_a_server(
+    store: Path, tmp_path: Path, servers: Callable[[str], dict[str, str]]
+) -> None:
+    import fsspec
+
+    with fresh_url("s3", servers) as top:
+        fsspec.filesystem("s3", skip_instance_cache=True).put(str(store), top, recursive=True)
+        found = json.loads(call("runs", top, "--json").output)
+        assert {one["name"]: one["steps"] for one in found} == {"first": "4/4", "second": "4/4"}
+        assert call("report", f"{top}/first", "--output", "page.html").exit_code == 0
+        assert "first" in Path("page.html").read_text()
+        compared = json.loads(call("compare", f"{top}/first", f"{top}/second", "--json").output)
+        assert "learning_rate" in compared["arguments"]
+        verified = json.loads(call("verify", f"{top}/first", "--json").output)
+        assert [(one["step"], one["problems"]) for one in verified] == [(2, []), (4, [])]
+        assert call("export", f"{top}/first", "exported").exit_code == 0
+        exported = load_file(Path("exported") / "model.safetensors")
+        original = load_file(store.parents[1] / "model" / "model.safetensors")
+        assert {name: one.tolist() for name, one in exported.items()} == {
+            name: one.tolist() for name, one in original.items()
+        }
 
 
 def test_a_store_that_cannot_be_read_is_a_message(tmp_path: Path) -> None:

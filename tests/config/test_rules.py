@@ -46,12 +46,6 @@ ALONE = [
         "checkpoint_mirror query",
         {"checkpoint_mirror": "s3://bucket/run"},
     ),
-    (
-        "mirror_of_each_node",
-        {"checkpoint_mirror": "s3://bucket/run", "save_on_each_node": True},
-        "checkpoint_mirror save_on_each_node",
-        {"checkpoint_mirror": "s3://bucket/run"},
-    ),
     ("token_is_text", {"hub_token": 5}, "hub_token int", {"hub_token": "hf_x"}),
     (
         "sizes_are_accelerates",

@@ -170,7 +170,6 @@ OWN_FIELDS = {
     "open_end_is_possible",
     "token_is_text",
     "mirror_is_a_url",
-    "mirror_of_each_node",
     "branch_has_its_own_directory",
     "cooldown_of_steps",
     "cooldown_needs_its_schedule",

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import xxhash
 
@@ -27,6 +27,7 @@ from trainwright._types import (
     MANIFEST_NAME,
     PREFIX_CHECKPOINT_DIR,
     QUARANTINE_NAME,
+    RECIPE_NAME,
     without_tokens,
     write_pieces,
 )
@@ -37,19 +38,23 @@ from trainwright.journal.record import JOURNAL_NAME
 logger = logging.getLogger(__name__)
 
 MARK_NAME = ".upload"
-READ_BYTES = 8 << 20  # of one request
-NUM_AHEAD = 8  # requests under way while a checkpoint is read: at most 64 MB are in memory
+READ_BYTES = 8 << 20  # of one request; more for large files
+MOST_READ_BYTES = 32 << 20  # of one request
+NUM_AHEAD = 8  # requests under way while a checkpoint is read
+AHEAD_BYTES = 128 << 20  # of all requests under way: what a download holds in memory
 WRITE_BYTES = 16 << 20  # of one part of an upload
 MAX_PARTS = 9_000  # of one object; S3 allows 10,000
 CHUNK_BYTES = 1 << 20  # read from the disk at once, and sent before the speed is looked at
 READ_ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5
 # Files of a run beside its checkpoints that are copied too, and a directory of them.
-RUN_FILES = (JOURNAL_NAME, QUARANTINE_NAME, LEDGER_NAME)
+RUN_FILES = (JOURNAL_NAME, QUARANTINE_NAME, LEDGER_NAME, RECIPE_NAME)
 RUN_FOLDER = "incidents"
 _FOLDER = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
 
 FileSystem = Any  # fsspec's: an optional package has its class, and each store has its own
+Part: TypeAlias = tuple[str, int, int]  # name of a file, and the bytes of it from a start to before a stop
+_SHARED: dict[str, RemoteStore] = {}  # stores that runs of this process have open, by their URL
 
 
 def reason(error: BaseException) -> str:
@@ -93,6 +98,15 @@ class RemoteStore:
 
     def __str__(self) -> str:
         return without_tokens(self.url)
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Context in which `store_at` returns this store: a client takes a while to make, and a resume needs it too."""
+        _SHARED[self.url] = self
+        try:
+            yield
+        finally:
+            _SHARED.pop(self.url, None)
 
     def reconnect(self) -> None:
         """Makes a new client, which reads credentials anew."""
@@ -146,12 +160,20 @@ class RemoteStore:
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
-    def upload(self, folder: Path, manifest: Manifest, *, confirm: Callable[[], None] = lambda: None) -> None:
+    def upload(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        *,
+        names: Callable[[Manifest], Iterable[str]] = lambda manifest: manifest.files,
+        confirm: Callable[[], None] = lambda: None,
+    ) -> None:
         """Uploads a checkpoint: its files, and then the manifest.
 
         Args:
             folder: the files; they are read in pieces, one after the other.
             manifest: lists them.
+            names: returns the files that this process sends, one after the other; when it ends, all files are there.
             confirm: called before the manifest is written; it raises if another run has the URL.
 
         Raises:
@@ -160,8 +182,8 @@ class RemoteStore:
         step = manifest.step
         self._fs.pipe_file(self._path(step, MARK_NAME), b"")
         self._delete([self._path(step, MANIFEST_NAME)])  # of an older checkpoint of this step
-        for name, entry in manifest.files.items():
-            self._put(folder / name, self._path(step, name), entry)
+        for name in names(manifest):
+            self.put_part(folder / name, manifest, name)
         sizes = self.find(_name(step))
         self._delete(self._path(step, name) for name in sizes.keys() - manifest.files.keys() - {MARK_NAME})
         for name, entry in manifest.files.items():
@@ -171,11 +193,21 @@ class RemoteStore:
         self._fs.pipe_file(self._path(step, MANIFEST_NAME), manifest.text().encode())
         self._delete([self._path(step, MARK_NAME)])
 
+    def put_part(self, source: Path, manifest: Manifest, name: str, *, sign: Callable[[], None] = lambda: None) -> None:
+        """Uploads one file of a checkpoint, whose manifest comes later; calls `sign` after each megabyte.
+
+        Raises:
+            CheckpointError: the file is not as the manifest lists it.
+        """
+        self._put(source, self._path(manifest.step, name), manifest.files[name], sign)
+
     def put(self, source: Path, name: str) -> None:
         """Uploads a file of the run, beside the checkpoints."""
         self._put(source, f"{self._root}/{name}", None)
 
-    def _put(self, source: Path, path: str, expected: FileEntry | None) -> None:
+    def _put(
+        self, source: Path, path: str, expected: FileEntry | None, sign: Callable[[], None] = lambda: None
+    ) -> None:
         value = xxhash.xxh3_64()
         size = source.stat().st_size
         block_bytes = max(WRITE_BYTES, -(-size // MAX_PARTS // CHUNK_BYTES) * CHUNK_BYTES)
@@ -184,6 +216,7 @@ class RemoteStore:
                 value.update(block)
                 self._pace(len(block))
                 target.write(block)
+                sign()
         if expected is not None and DIGEST in expected and value.hexdigest() != expected[DIGEST]:
             raise CheckpointError(f"{source} was altered: its checksum does not match.")
 
@@ -259,22 +292,38 @@ class RemoteStore:
         Raises:
             CheckpointError: a file is missing, or not as the manifest lists it; the directory is then incomplete.
         """
+        self.check_sizes(manifest)
+        self.fetch(manifest, folder, manifest.files)
+        manifest.write(folder)
+
+    def check_sizes(self, manifest: Manifest) -> None:
+        """Raises CheckpointError for the first file of a checkpoint that is missing or has another size."""
         for problem in self._size_problems(manifest):
             raise CheckpointError(f"{self}/{_name(manifest.step)}: {problem}")
-        files = manifest.files
-        for name, entry in files.items():
+
+    def fetch(self, manifest: Manifest, folder: Path, names: Iterable[str]) -> None:
+        """Writes some files of a checkpoint into a directory.
+
+        Raises:
+            CheckpointError: a file is missing, or not as the manifest lists it.
+        """
+        files = {name: manifest.files[name] for name in names}
+        for name in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            if entry["size"] == 0:
-                (folder / name).touch()
-        for name, blocks in self._contents(manifest.step, {name: entry["size"] for name, entry in files.items()}):
+            (folder / name).open("wb").close()
+
+        def write(name: str, start: int, content: bytes) -> None:
+            with (folder / name).open("r+b") as file:
+                file.seek(start)
+                file.write(content)
+
+        sizes = {name: entry["size"] for name, entry in files.items()}
+        for name, blocks in self._contents(manifest.step, sizes, write):
             value = xxhash.xxh3_64()
-            with (folder / name).open("wb") as file:
-                for block in blocks:
-                    value.update(block)
-                    file.write(block)
+            for block in blocks:
+                value.update(block)
             if value.hexdigest() != files[name].get(DIGEST) and not _has_older_digest(folder / name, files[name]):
                 raise CheckpointError(f"{self}/{_name(manifest.step)}: {name} was altered: its checksum does not match")
-        manifest.write(folder)
 
     def problems(self, manifest: Manifest) -> Iterator[str]:
         """Yields all problems of a checkpoint, whose files it reads without writing them anywhere."""
@@ -303,13 +352,24 @@ class RemoteStore:
             elif sizes[name] != entry["size"]:
                 yield f"{name} has {sizes[name]} bytes instead of {entry['size']}"
 
-    def _contents(self, step: int, sizes: Mapping[str, int]) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """Yields each file that is not empty with its blocks, which are to be read before the next file."""
-        fetched = self._blocks(
-            (self._path(step, name), start, min(start + READ_BYTES, size))
-            for name, size in sizes.items()
-            for start in range(0, size, READ_BYTES)
-        )
+    def _contents(
+        self,
+        step: int,
+        sizes: Mapping[str, int],
+        use: Callable[[str, int, bytes], None] = lambda name, start, content: None,
+    ) -> Iterator[tuple[str, Iterator[bytes]]]:
+        """Yields each file that is not empty with its blocks, which are to be read before the next file.
+
+        `use` gets the name of a file, and the place and content of a block, on the thread that has fetched it.
+        """
+
+        def read(part: Part) -> bytes:
+            name, start, stop = part
+            content = self._read(self._path(step, name), start, stop)
+            use(name, start, content)
+            return content
+
+        fetched = self._blocks((part for name, size in sizes.items() for part in _parts(name, size)), read)
 
         def blocks(number: int) -> Iterator[bytes]:
             for _ in range(number):
@@ -318,23 +378,32 @@ class RemoteStore:
         try:
             for name, size in sizes.items():
                 if size > 0:
-                    yield name, blocks(-(-size // READ_BYTES))
+                    yield name, blocks(sum(1 for _ in _parts(name, size)))
         finally:
             fetched.close()
 
-    def _blocks(self, parts: Iterable[tuple[str, int, int]]) -> Any:  # a generator, which is closed
+    def _blocks(self, parts: Iterable[Part], read: Callable[[Part], bytes]) -> Any:  # a generator, which is closed
         """Yields the bytes of parts of files in their order; a few are requested ahead, in parallel."""
-        ahead: deque[Future[bytes]] = deque()
+        ahead: deque[tuple[Future[bytes], int]] = deque()
+        ahead_bytes = 0
         with ThreadPoolExecutor(NUM_AHEAD, thread_name_prefix="trainwright-download") as pool:
             try:
-                for path, start, stop in parts:
-                    ahead.append(pool.submit(self._read, path, start, stop))
-                    if len(ahead) == NUM_AHEAD:
-                        yield ahead.popleft().result()
+                for part in parts:
+                    _, start, stop = part
+                    num_bytes = stop - start
+                    while ahead and (len(ahead) == NUM_AHEAD or ahead_bytes + num_bytes > AHEAD_BYTES):
+                        future, size = ahead.popleft()
+                        yield future.result()
+                        del future
+                        ahead_bytes -= size
+                    ahead.append((pool.submit(read, part), num_bytes))
+                    ahead_bytes += num_bytes
                 while ahead:
-                    yield ahead.popleft().result()
+                    future, _ = ahead.popleft()
+                    yield future.result()
+                    del future
             finally:
-                for one in ahead:
+                for one, _ in ahead:
                     one.cancel()
 
     def _read(self, path: str, start: int, stop: int) -> bytes:
@@ -361,13 +430,10 @@ class RemoteStore:
 
     def get(self, name: str, target: Path) -> None:
         """Downloads a file of the run, as a whole or not at all."""
-        size = self._fs.info(f"{self._root}/{name}")["size"]
-        target.parent.mkdir(parents=True, exist_ok=True)
         path = f"{self._root}/{name}"
-        write_pieces(
-            target,
-            self._blocks((path, start, min(start + READ_BYTES, size)) for start in range(0, size, READ_BYTES)),
-        )
+        size = self._fs.info(path)["size"]
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_pieces(target, self._blocks(_parts(path, size), lambda part: self._read(*part)))
 
     # -- small objects, for the lease ----------------------------------------------------------------------------------
 
@@ -398,6 +464,19 @@ class RemoteStore:
 
     def _path(self, step: int, name: str) -> str:
         return f"{self._root}/{_name(step)}/{name}"
+
+
+def store_at(url: str) -> RemoteStore:
+    """Returns the store that a run of this process has open at a URL; else a new one."""
+    found = _SHARED.get(url.rstrip("/"))
+    return RemoteStore(url) if found is None else found
+
+
+def _parts(name: str, size: int) -> Iterator[Part]:
+    """Yields the parts in which a file is read."""
+    block = max(READ_BYTES, min(size // NUM_AHEAD, MOST_READ_BYTES))
+    for start in range(0, size, block):
+        yield name, start, min(start + block, size)
 
 
 def _name(step: int) -> str:

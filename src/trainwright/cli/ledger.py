@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainwright._types import LEDGER_NAME, JSONObject, counted
+from trainwright._types import LEDGER_NAME, RECIPE_NAME, JSONObject, counted
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.identity import SampleId, Seen, fingerprint, follow, listed
@@ -199,7 +199,7 @@ class Texts:
                     f"{counted(len(texts.rows), 'row')} of {data} is among them. Name the file that was trained on."
                 )
             return texts
-        if not (run / recipe_run.RECIPE_NAME).is_file():
+        if not (run / RECIPE_NAME).is_file():
             return cls(table)
         material = source.load(*recipe_run.read_run(run, ()))
         if not material.recipe.data.sources:

@@ -98,6 +98,11 @@ def place(text: str) -> Path | str:
     return text if is_url(text) else Path(text)
 
 
+def named_as(asked: Path | str, local: Path, text: str) -> str:
+    """Returns a text with the path of a copy without the directory in which the copy is."""
+    return text.removeprefix(f"{local.parent}/") if is_url(asked) else text
+
+
 def _tasks(incomplete: str) -> list[tuple[str, str]]:
     from trainwright.cli.recipe.schema import TASKS
 
@@ -592,7 +597,9 @@ def ledger(
         echo(f"In quarantine in {quarantine}: {counted(len(found), 'sample')}.", err=True)
 
 
-Model = Annotated[Path, typer.Argument(help="A run, a checkpoint, or a model.", metavar="MODEL")]
+Model = Annotated[
+    Any, typer.Argument(help="A run, a checkpoint, or a model; a path or a URL.", metavar="MODEL", parser=place)
+]
 Task = Annotated[str | None, typer.Option(help="Task, without a run.", autocompletion=_tasks)]
 WhichWeights = Annotated[str, typer.Option(help="trained or average.", metavar="KIND")]
 
@@ -608,14 +615,19 @@ def eval(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a trained model on other data."""
+    from trainwright.cli.remote_runs import checkpoint_of
     from trainwright.cli.tasks.applied import applied, rows_at
     from trainwright.cli.tasks.evaluate import evaluate
     from trainwright.cli.tasks.recipe_run import readable
     from trainwright.report.evaluation_page import evaluation_page
 
-    with rows_at(data) as file, applied(model, file, task=task, overrides=overrides or (), weights=weights) as one:
+    with (
+        rows_at(data) as file,
+        checkpoint_of(model) as local,
+        applied(local, file, task=task, overrides=overrides or (), weights=weights) as one,
+    ):
         if one.note:
-            echo(f"From {one.note}", err=True)
+            echo(f"From {named_as(model, local, one.note)}", err=True)
         found = evaluate(one, num_hardest=hardest)
     if as_json:
         echo(_json(dataclasses.asdict(found)))
@@ -643,15 +655,17 @@ def predict(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a generated text.", metavar="N")] = 64,
 ) -> None:
     """Write the predictions of a trained model, row by row."""
+    from trainwright.cli.remote_runs import checkpoint_of
     from trainwright.cli.tasks.applied import applied, rows_at
     from trainwright.cli.tasks.predict import predict
 
     with (
         rows_at(data) as file,
-        applied(model, file, task=task, overrides=overrides or (), weights=weights) as one,
+        checkpoint_of(model) as local,
+        applied(local, file, task=task, overrides=overrides or (), weights=weights) as one,
     ):
         if one.note:
-            echo(f"From {one.note}", err=True)
+            echo(f"From {named_as(model, local, one.note)}", err=True)
         found = (
             json.dumps(row, ensure_ascii=False)
             for row in predict(one, batch_size=batch_size, max_new_tokens=max_new_tokens)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from trainwright._types import without_tokens
+from trainwright._types import RECIPE_NAME, without_tokens
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.remote import RemoteStore, reason
 from trainwright.checkpoint.store import CheckpointStore
@@ -52,7 +52,10 @@ def journals_below(place: Place) -> Iterator[Path]:
 
 @contextmanager
 def checkpoint_of(place: Place) -> Iterator[Path]:
-    """Yields the directory of a checkpoint, or of a run with its newest and its best checkpoint."""
+    """Yields the directory of a checkpoint, or of a run with its newest and its best checkpoint.
+
+    The recipe of `trainwright train` is in the directory of the run.
+    """
     if isinstance(place, Path):
         yield place
         return
@@ -60,8 +63,13 @@ def checkpoint_of(place: Place) -> Iterator[Path]:
 
     with _folder_for(place) as folder:
         store = CheckpointStore(folder)
-        if place.rstrip("/").rpartition("/")[2].startswith("checkpoint-"):
-            yield fetch_named(place, store).path
+        run, _, name = place.rstrip("/").rpartition("/")
+        if name.startswith("checkpoint-"):
+            found = fetch_named(place, store)
+            remote = RemoteStore(run)
+            if RECIPE_NAME in _reading(remote, remote.names):  # some commands read it beside the checkpoint
+                _reading(remote, partial(remote.get, RECIPE_NAME, folder / RECIPE_NAME))
+            yield found.path
             return
         if newest_of_tiers(store, place, why_not=lambda found: None) is None:
             raise CheckpointNotFoundError(f"There is no checkpoint at {without_tokens(place)}.")

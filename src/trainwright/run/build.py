@@ -162,14 +162,19 @@ def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: 
     ]
     mirror = resolve.mirror(args, folder)
     if mirror is not None and may_save:
-        from trainwright.extensions.mirror.extension import RunMirror
+        from trainwright.extensions.mirror.extension import Place, RunMirror
 
         found.append(
             RunMirror(
                 mirror,
                 folder,
-                engine.agree,
-                writes=args.should_save,
+                Place(
+                    args.process_index,
+                    args.local_process_index,
+                    engine.agree,
+                    engine.gather_objects,
+                    lambda: engine.writes_parts,
+                ),
                 wait_s=wait_s,
                 overwrites=getattr(args, "overwrite_output_dir", None),
             )

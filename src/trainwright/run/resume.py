@@ -29,6 +29,7 @@ from trainwright.state.trainer_state import TrainerState
 
 if TYPE_CHECKING:
     from trainwright.config.summary import Difference
+    from trainwright.run.tiers import Crew
 
 logger = logging.getLogger(__name__)
 
@@ -36,63 +37,77 @@ logger = logging.getLogger(__name__)
 # -- which checkpoint -------------------------------------------------------------------------------------------------
 
 
-def open_checkpoint(
-    asked: str | bool | None,
-    output_dir: str,
-    engine: Engine,
-    *,
-    mirror: str | None = None,
-    branch_from: str | None = None,
-) -> Checkpoint | None:
+def open_checkpoint(asked: str | bool | None, args: Any, engine: Engine) -> Checkpoint | None:
     """Opens the checkpoint to begin from in all processes; the main process chooses and verifies it.
 
-    Arguments and errors are the same as for `find_checkpoint`.
+    `asked` and errors are the same as for `find_checkpoint`; directory, mirror and disks are those of the arguments. A
+    branch (`branch_from`) for which no other checkpoint is asked begins from that of the other run until it has one of
+    its own; `asked=False` begins it again.
     """
+    origin = value_of(args, "branch_from") if asked in (None, False, "auto") else None
+    if origin is not None:
+        asked = False if asked is False else "auto"
+    elif asked is None or asked is False:
+        return None
+    mirror = value_of(args, "checkpoint_mirror")
+    if origin is not None:
+        branch.check_mirror(origin, mirror)
+    of_all: Checkpoint | None = None
+    is_remote = is_url(asked) or (mirror is not None and asked in (True, "auto"))
+    if is_remote:
+        from trainwright.run.tiers import Crew
+
+        on_own_disk = args.save_on_each_node
+        first = args.process_index - args.local_process_index if on_own_disk else 0
+        crew = Crew(args.process_index, first, engine.agree, engine.gather_objects)
+        of_all = find_checkpoint(asked, args.output_dir, mirror=mirror, crew=crew)
+        if origin is None:
+            return of_all
     found: list[Checkpoint] = []
 
-    def choose() -> Path | None:
-        checkpoint = find_checkpoint(asked, output_dir, mirror=mirror, branch_from=branch_from)
+    def choose() -> tuple[Path, bool] | None:
+        checkpoint = of_all if is_remote else find_checkpoint(asked, args.output_dir)
+        if origin is not None:
+            checkpoint = branch.begin_or_continue(origin, checkpoint)
         if checkpoint is None:
             return None
         found.append(checkpoint)
-        return checkpoint.path
+        return checkpoint.path, checkpoint.path.parent == Path(args.output_dir)
 
-    path = engine.agree(choose)
-    if path is None:
+    chosen = engine.agree(choose)
+    if chosen is None:
         return None
+    path, is_in_output_dir = chosen
+    if is_in_output_dir:
+        path = Path(args.output_dir) / path.name  # which may have another name on the disk of another node
     return found[0] if found else Checkpoint(path)
 
 
 def find_checkpoint(
-    asked: str | bool | None, output_dir: str, *, mirror: str | None = None, branch_from: str | None = None
+    asked: str | bool | None, output_dir: str, *, mirror: str | None = None, crew: Crew | None = None
 ) -> Checkpoint | None:
     """Returns the checkpoint to resume from: the newest complete one for True and "auto", or the named one.
 
-    `branch_from` is the checkpoint that a branch begins from, unless another one is asked for: with False always,
-    otherwise until the branch has a checkpoint of its own. `mirror` is a URL with copies of checkpoints; a checkpoint
-    found there, or named by its URL, is downloaded into `output_dir`. Raises CheckpointNotFoundError if there is none,
+    `mirror` is a URL with copies of checkpoints; a checkpoint found there, or named by its URL, is downloaded into
+    `output_dir`, by all processes of `crew`, which all call this. Raises CheckpointNotFoundError if there is none,
     except for "auto"; CheckpointError if the named one is damaged, or if the mirror cannot be read and there is none
     here.
     """
-    if branch_from is not None and asked in (None, False, "auto"):
-        branch.check_mirror(branch_from, mirror)
-        own = None if asked is False else find_checkpoint("auto", output_dir, mirror=mirror)
-        return branch.begin_or_continue(branch_from, own)
     if asked is None or asked is False:
         return None
     store = CheckpointStore(output_dir)
-    if asked is not True and asked != "auto":
-        if not is_url(asked):
-            return verified(asked)
-        from trainwright.run.tiers import fetch_named
-
-        return fetch_named(asked, store)
-    if mirror is None:
+    if asked is not True and asked != "auto" and not is_url(asked):
+        return verified(asked)
+    if mirror is None and not is_url(asked):
         latest = store.latest(lambda found: found.find_problem() or find_unreadable(found))
     else:
-        from trainwright.run.tiers import newest_of_tiers
+        from trainwright.run import tiers
 
-        latest = newest_of_tiers(store, mirror, why_not=find_unreadable)
+        crew = tiers.ALONE if crew is None else crew
+        if is_url(asked):
+            return tiers.fetch_named(str(asked), store, crew)
+        assert mirror is not None
+        latest = tiers.newest_of_tiers(store, mirror, why_not=find_unreadable, crew=crew)
     if latest is None and asked == "auto":
         return None
     if latest is None:
@@ -116,11 +131,18 @@ def find_unreadable(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def check_same_checkpoint(checkpoint: Checkpoint | None, engine: Engine) -> None:
-    """Raises CheckpointError if some process sees a different checkpoint, or none, under the chosen path."""
+def check_same_checkpoint(checkpoint: Checkpoint | None, engine: Engine, *, on_each_node: bool) -> None:
+    """Raises CheckpointError if some process sees a different checkpoint, or none, under the chosen path.
+
+    With `on_each_node` each node wrote a checkpoint of its own, so those of one step of a run are the same.
+    """
     if checkpoint is None or engine.num_processes == 1:
         return
-    seen = engine.gather_objects(checkpoint.identity)
+    manifest = checkpoint.manifest
+    identity: Any = checkpoint.identity
+    if on_each_node and manifest is not None:
+        identity = (manifest.run_id, manifest.step)
+    seen = engine.gather_objects(identity)
     others = [str(rank) for rank, identity in enumerate(seen) if identity != seen[0]]
     if others:
         raise CheckpointError(

@@ -243,7 +243,7 @@ class Run:
         self.checkpoint_args = None
         if checkpoint is not None:
             self.checkpoint_args = resume.load_checkpoint_args(checkpoint, args, has_own_optimizer=is_own)
-        resume.check_same_checkpoint(checkpoint, engine)
+        resume.check_same_checkpoint(checkpoint, engine, on_each_node=args.save_on_each_node)
         mirror = value_of(args, "checkpoint_mirror")
         is_branch = self.begins_branch
         self.run_id = engine.agree(lambda: resume.run_id_after(checkpoint, folder, mirror=mirror, is_branch=is_branch))

@@ -58,13 +58,7 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
         *internals.extensions,
     )
     with refused, using_run(trainer, run), run.with_extensions(), together, measuring:
-        run.checkpoint = resume.open_checkpoint(
-            wanted,
-            args.output_dir,
-            engine,
-            mirror=value_of(args, "checkpoint_mirror"),
-            branch_from=value_of(args, "branch_from"),
-        )
+        run.checkpoint = resume.open_checkpoint(wanted, args, engine)
         branch.check_cooldown(run.checkpoint, args)
         run.begins_branch = branch.begins(run.checkpoint, args)
         checkpointing.prepare_output(args, folder, is_fresh=run.checkpoint is None or run.begins_branch)

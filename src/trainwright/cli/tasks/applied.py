@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright._types import JSONObject, read_json
+from trainwright._types import RECIPE_NAME, JSONObject, read_json
 from trainwright.checkpoint.weights import ADAPTER_FILES, export_model, weight_files
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.recipe.schema import TASKS, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks.export import CONFIG_NAME, chosen, chosen_checkpoint, export_average, merge
-from trainwright.cli.tasks.recipe_run import RECIPE_NAME
 from trainwright.cli.tasks.source import SUFFIXES
 from trainwright.config.arguments import TrainingArguments
 from trainwright.engine import sharded_state

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainwright._types import PREFIX_CHECKPOINT_DIR, JSONObject, counted, write_text
+from trainwright._types import PREFIX_CHECKPOINT_DIR, RECIPE_NAME, JSONObject, counted, write_text
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli.recipe.recipe_reader import OPTIONAL, arguments_class, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from trainwright.trainer import Trainer
 
 
-RECIPE_NAME = "recipe.yaml"
 HEAD = "# What this run was started with; `trainwright resume` reads it. Paths are absolute, tokens are left out.\n"
 LOGS = 20  # logs of a short run
 CONTINUES = ("overwrite_output_dir", "resume_from_checkpoint", "branch_from")  # each says what becomes of checkpoints

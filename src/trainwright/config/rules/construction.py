@@ -137,16 +137,6 @@ def mirror_is_a_url(args: Arguments) -> str | None:
     return None
 
 
-@rule(Stage.CONSTRUCTION, "checkpoint_mirror", "save_on_each_node")
-def mirror_of_each_node(args: Arguments) -> str | None:
-    if value_of(args, "checkpoint_mirror") is None or not args.save_on_each_node:
-        return None
-    return (
-        "checkpoint_mirror with save_on_each_node=True: the copies would be those of the first node alone. Put "
-        "output_dir on a disk that all nodes share, and leave save_on_each_node out."
-    )
-
-
 @rule(Stage.CONSTRUCTION, "branch_from", "output_dir")
 def branch_has_its_own_directory(args: Arguments) -> str | None:
     origin = value_of(args, "branch_from")

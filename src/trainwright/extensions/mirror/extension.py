@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +17,39 @@ from trainwright.checkpoint.remote import RemoteStore, is_refusal, reason
 from trainwright.config.plans import MirrorPlan
 from trainwright.errors import ArgumentError, TrainwrightError
 from trainwright.extensions.lease.lease import Obstacle, take
+from trainwright.extensions.mirror.clock import Clock, Pace, SystemClock
 from trainwright.extensions.mirror.lease import RemoteLease
-from trainwright.extensions.mirror.mirror import Clock, Mirror, Pace, SystemClock
+from trainwright.extensions.mirror.mirror import Mirror, outbox_of
+from trainwright.extensions.mirror.parts import Helper, names_to_send
 from trainwright.journal.record import live_journal
 from trainwright.loop.extension import Extension, Run
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This process among those of the run; by default it is the only one."""
+
+    rank: int = 0
+    local_rank: int = 0  # on its node
+    # Calls a function in the main process, and returns its result in all. Any: the result is of any type.
+    agree: Callable[[Callable[[], Any]], Any] = lambda decide: decide()
+    gather: Callable[[int], list[int]] = lambda value: [value]  # gathers a number of each process
+    # Returns True, once the model is set up, where each process writes its own part of a checkpoint on a common disk.
+    writes_parts: Callable[[], bool] = lambda: False
+
+
 class RunMirror(Extension):
     """Copies what a run saves under a URL; only one live run may have it.
+
+    The main process copies. Where processes of several nodes write their parts of a checkpoint on a disk that the
+    nodes share, the first process of each node sends the parts of its node.
 
     Args:
         plan: the URL, and which checkpoints are copied and kept there.
         folder: the run's directory.
-        agree: calls a function in the main process and returns its result in all of them.
-        writes: this process writes the checkpoints, so it copies them.
+        place: this process among those of the run; None: it is the only one.
         wait_s: how long a run waits for another one that has the URL, in seconds.
         overwrites: what happens to checkpoints of an earlier run there: True deletes them, False refuses the run.
         clock: for tests.
@@ -41,23 +62,27 @@ class RunMirror(Extension):
         self,
         plan: MirrorPlan,
         folder: str,
-        agree: Callable[[Callable[[], bool]], bool],
+        place: Place | None = None,
         *,
-        writes: bool,
         wait_s: float,
         overwrites: bool | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder
-        self._agree = agree
-        self._writes = writes
+        self._place = Place() if place is None else place
         self._wait_s = wait_s
         self._overwrites = overwrites
         self._clock = SystemClock() if clock is None else clock
+        self._pace = Pace(plan.bytes_per_s, self._clock)
         self._store: RemoteStore | None = None
         self._lease: RemoteLease | None = None
         self._mirror: Mirror | None = None
+        self._helper: Helper | None = None
+        self._ranks: list[int] = []  # processes of this node
+        self._num_nodes = 1
+        self._token = ""
+        self._sharing = ExitStack()  # while it is open, a resume uses the client of this run
 
     def open(self, run: Run) -> None:
         """Claims the URL. All processes call it.
@@ -65,10 +90,21 @@ class RunMirror(Extension):
         Raises:
             ArgumentError: another live run has the URL, or it cannot be written.
         """
-        if self._writes:
-            self._store = RemoteStore(self._plan.url, pace=Pace(self._plan.bytes_per_s, self._clock))
+        place = self._place
+        nodes = place.gather(place.rank - place.local_rank)
+        self._ranks = [rank for rank, first in enumerate(nodes) if first == place.rank - place.local_rank]
+        self._num_nodes = len(set(nodes))
+        self._token = place.agree(lambda: uuid.uuid4().hex)
+        if place.rank == 0:
+            self._store = self._new_store()
+            self._sharing.enter_context(self._store.shared())
             self._lease = RemoteLease(self._store)
-        take(self, self._agree, folder=self._plan.url, wait_s=self._wait_s, argument="checkpoint_mirror")
+        take(self, place.agree, folder=self._plan.url, wait_s=self._wait_s, argument="checkpoint_mirror")
+
+    def _new_store(self) -> RemoteStore:
+        limit = self._plan.bytes_per_s
+        self._pace = Pace(None if limit is None else limit / self._num_nodes, self._clock)
+        return RemoteStore(self._plan.url, pace=self._pace)
 
     def attempt(self) -> Obstacle | None:
         """Tries to take the lease on the URL; a store that cannot be reached is only reported."""
@@ -100,6 +136,11 @@ class RunMirror(Extension):
         Raises:
             ArgumentError: a fresh run finds checkpoints of an earlier one, and may not overwrite them.
         """
+        helps_each_other = self._num_nodes > 1 and self._place.writes_parts()
+        outbox = outbox_of(Path(self._folder), self._plan.url)
+        if helps_each_other and self._place.local_rank == 0 and self._place.rank > 0:
+            self._helper = Helper(outbox, self._new_store(), self._ranks, self._token, self._clock)
+            self._helper.begin()
         if self._store is None or self._lease is None:
             return
         known: list[Manifest] = []
@@ -117,6 +158,8 @@ class RunMirror(Extension):
         self._mirror = Mirror(
             Path(self._folder), self._store, self._plan, self._lease, tell=self._tell, clock=self._clock
         )
+        if helps_each_other:
+            self._mirror.names = partial(names_to_send, outbox, own=self._ranks, token=self._token, clock=self._clock)
         self._mirror.begin(own, continues=came_from is not None)
 
     def _deal_with_earlier(self, known: list[Manifest]) -> None:
@@ -141,8 +184,14 @@ class RunMirror(Extension):
             found,
         )
 
+    def before_save(self, run: Run) -> None:
+        """Lets the save go before the upload of an earlier one, in the process that hears of its end."""
+        if self._mirror is not None:
+            self._pace.hold()
+
     def committed(self, checkpoint: Path) -> None:
         """Takes a checkpoint that is on the disk."""
+        self._pace.release()
         if self._mirror is not None:
             self._mirror.committed(checkpoint)
 
@@ -153,16 +202,18 @@ class RunMirror(Extension):
         self._mirror = None
         self._lease = None
         self._store = None
+        helper = self._helper
+        self._helper = None
+        self._sharing.close()
+        self._pace.release()
         try:
             if mirror is not None:
                 mirror.end()
+            if helper is not None:
+                helper.end()
         finally:
             if lease is not None:
                 lease.release()
-
-    def listens_to(self) -> set[str]:
-        """Returns the events of the process that writes checkpoints; the others only hear whether it may begin."""
-        return super().listens_to() if self._writes else {"open"}
 
     def _tell(self, **values: Any) -> None:
         """Writes an entry into the journal of the run, if it has one."""

@@ -11,8 +11,7 @@ import logging
 import os
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -26,6 +25,8 @@ from trainwright.checkpoint.remote import RUN_FILES, RUN_FOLDER, RemoteStore, re
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, to_remove
 from trainwright.config.plans import MirrorPlan
 from trainwright.errors import CheckpointError, CheckpointWriteError
+from trainwright.extensions.mirror.clock import Clock, SystemClock
+from trainwright.extensions.mirror.parts import PREFIX
 from trainwright.support.units import duration_text, size_text
 
 logger = logging.getLogger(__name__)
@@ -43,52 +44,6 @@ class Claim(Protocol):
 
     def confirm(self) -> None:
         """Raises CheckpointWriteError where another run has it."""
-
-
-class Clock(Protocol):
-    """Time as the thread sees it."""
-
-    def now(self) -> float:
-        """Returns seconds that never go back."""
-
-    def wait(self, event: threading.Event, seconds: float | None) -> None:
-        """Waits until the event is set, for so many seconds at most; None: without end."""
-
-
-class SystemClock:
-    """The clock of the machine."""
-
-    def now(self) -> float:
-        """Returns the monotonic clock."""
-        return time.monotonic()
-
-    def wait(self, event: threading.Event, seconds: float | None) -> None:
-        """Waits for the event."""
-        event.wait(seconds)
-
-
-class Pace:
-    """Limits the speed of an upload by waiting.
-
-    Args:
-        bytes_per_s: the limit; None: no limit.
-        clock: gives the time, and waits.
-    """
-
-    def __init__(self, bytes_per_s: float | None, clock: Clock) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._clock = clock
-        self._free_at = 0.0  # when what was sent so far has taken its time
-        self._never = threading.Event()
-
-    def __call__(self, num_bytes: int) -> None:
-        """Waits until so many bytes may be sent."""
-        if self._bytes_per_s is None:
-            return
-        now = self._clock.now()
-        if self._free_at > now:
-            self._clock.wait(self._never, self._free_at - now)
-        self._free_at = max(self._free_at, now) + num_bytes / self._bytes_per_s
 
 
 class Mirror:
@@ -113,7 +68,9 @@ class Mirror:
         tell: Callable[..., None] = lambda **values: None,
         clock: Clock | None = None,
     ) -> None:
-        self.outbox = folder / f"_mirror-{xxhash.xxh3_64(plan.url.encode()).hexdigest()[:8]}"
+        self.outbox = outbox_of(folder, plan.url)
+        # Returns the files of a checkpoint that this process sends; when it ends, all files are there.
+        self.names: Callable[[Manifest], Iterable[str]] = all_files
         self._folder = folder
         self._store = store
         self._plan = plan
@@ -142,8 +99,9 @@ class Mirror:
         `known` are the checkpoints under the URL of the run that is continued.
         """
         self._staged_at = max((one.written_at for one in known), default=None)
-        for left in self.outbox.glob(f"*{PARTIAL}"):
-            shutil.rmtree(left, ignore_errors=True)
+        for pattern in (f"*{PARTIAL}", f"{PREFIX}*"):
+            for left in self.outbox.glob(pattern):
+                shutil.rmtree(left, ignore_errors=True)
         if not continues:
             shutil.rmtree(self.outbox, ignore_errors=True)
         self._thread = threading.Thread(target=self._work, name="trainwright-mirror", daemon=True)
@@ -322,7 +280,7 @@ class Mirror:
         begun = self._clock.now()
         if not self._has(folder.name, manifest):
             try:
-                self._store.upload(folder, manifest, confirm=self._claim.confirm)
+                self._store.upload(folder, manifest, names=self.names, confirm=self._claim.confirm)
             except (CheckpointError, FileNotFoundError) as error:
                 if isinstance(error, CheckpointWriteError):
                     raise
@@ -389,6 +347,16 @@ class Mirror:
         for path in sorted((self._folder / RUN_FOLDER).rglob("*")):
             if path.is_file() and not path.is_symlink():
                 yield path
+
+
+def all_files(manifest: Manifest) -> Iterable[str]:
+    """Returns the files of a checkpoint."""
+    return manifest.files
+
+
+def outbox_of(folder: Path, url: str) -> Path:
+    """Returns the directory in which the checkpoints of a run wait for their copy to a URL."""
+    return folder / f"_mirror-{xxhash.xxh3_64(url.encode()).hexdigest()[:8]}"
 
 
 def best_step(checkpoint: Path) -> int | None:

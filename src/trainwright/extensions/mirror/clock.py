@@ -1,0 +1,76 @@
+"""Time as the threads of a mirror see it, so that a test may have a time of its own; and the limit of the speed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Time as the thread sees it."""
+
+    def now(self) -> float:
+        """Returns seconds that never go back."""
+
+    def wait(self, event: threading.Event, seconds: float | None) -> None:
+        """Waits until the event is set, for so many seconds at most; None: without end."""
+
+
+class SystemClock:
+    """The clock of the machine."""
+
+    def now(self) -> float:
+        """Returns the monotonic clock."""
+        return time.monotonic()
+
+    def wait(self, event: threading.Event, seconds: float | None) -> None:
+        """Waits for the event."""
+        event.wait(seconds)
+
+
+HOLD_S = 60.0  # the longest wait for a save
+
+
+class Pace:
+    """Limits the speed of an upload by waiting, and lets a save of the run go first.
+
+    Args:
+        bytes_per_s: the limit; None: no limit.
+        clock: gives the time, and waits.
+    """
+
+    def __init__(self, bytes_per_s: float | None, clock: Clock) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._free_at = 0.0  # when what was sent so far has taken its time
+        self._never = threading.Event()
+        self._released = threading.Event()
+        self._released_at = clock.now()
+        self._held_until = self._released_at
+
+    def hold(self) -> None:
+        """Lets nothing pass until `release`: a save copies, hashes and writes, and an upload would slow it down.
+
+        It lasts at most as long as uploads were free before, so that saves in a row do not stop them.
+        """
+        now = self._clock.now()
+        if self._held_until <= now:
+            self._released_at = max(self._released_at, self._held_until)
+            self._released.clear()
+            self._held_until = now + min(now - self._released_at, HOLD_S)
+
+    def release(self) -> None:
+        """Lets uploads go on."""
+        self._released_at = self._held_until = self._clock.now()
+        self._released.set()
+
+    def __call__(self, num_bytes: int) -> None:
+        """Waits until so many bytes may be sent."""
+        while (now := self._clock.now()) < self._held_until:
+            self._clock.wait(self._released, self._held_until - now)
+        if self._bytes_per_s is None:
+            return
+        if self._free_at > now:
+            self._clock.wait(self._never, self._free_at - now)
+        self._free_at = max(self._free_at, now) + num_bytes / self._bytes_per_s

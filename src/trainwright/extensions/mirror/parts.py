@@ -1,0 +1,208 @@
+"""One checkpoint that several nodes upload together: who sends which file, agreed by files on the disk they share.
+
+The main process lists a checkpoint in a directory of the outbox, the order. The first process of each node takes the
+files that the processes of its node wrote, and marks each as taken and as done. What nobody takes in time, or whose
+taker gives no sign of life, the main process sends itself, so a dead node only costs time.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from trainwright._types import replacing
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.remote import RemoteStore, reason
+from trainwright.checkpoint.shares import owner_of
+from trainwright.extensions.mirror.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+PREFIX = ".order-"
+CONTENT = "order"
+TAKE_S = 5.0  # how long a file waits for its node
+SILENT_S = 60.0  # a taker without a sign of life for so long is given up
+LOOK_S = 0.2
+IDLE_S = 5.0  # at the end of a run: how long a node waits for a last order
+
+
+class Order:
+    """Files of one checkpoint in the outbox that other nodes shall send.
+
+    Args:
+        outbox: directory with the checkpoints that wait, on a disk that all nodes share.
+        manifest: of the checkpoint.
+        token: of the run; orders that an earlier run left have another one.
+    """
+
+    def __init__(self, outbox: Path, manifest: Manifest, token: str) -> None:
+        self._folder = outbox / f"{PREFIX}{manifest.step}"
+        self._numbers = {name: number for number, name in enumerate(sorted(manifest.files))}
+        self._content = f"{token} {manifest.identity}"
+
+    def open(self) -> None:
+        """Places the order."""
+        self.close()
+        self._folder.mkdir(parents=True)
+        with replacing(self._folder / CONTENT) as partial:
+            partial.write_text(self._content)
+
+    def close(self) -> None:
+        """Withdraws it."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def is_open(self) -> bool:
+        """Returns True while it is to be carried out."""
+        with suppress(OSError):
+            return (self._folder / CONTENT).read_text() == self._content
+        return False
+
+    def take(self, name: str) -> bool:
+        """Takes a file; returns False if it was taken before, or the order was withdrawn."""
+        try:
+            self._path(name, "taken").open("x").close()
+        except OSError:
+            return False
+        return True
+
+    def give_back(self, name: str) -> None:
+        """Leaves a file to others."""
+        self._path(name, "taken").unlink(missing_ok=True)
+
+    def sign(self, name: str) -> None:
+        """Gives a sign of life of the taker."""
+        with suppress(OSError):
+            os.utime(self._path(name, "taken"))
+
+    def last_sign(self, name: str) -> int | None:
+        """Returns when the taker gave its last sign, in nanoseconds; None: nobody has taken it."""
+        try:
+            return self._path(name, "taken").stat().st_mtime_ns
+        except OSError:
+            return None
+
+    def tell_done(self, name: str) -> None:
+        """Marks a file as sent."""
+        with suppress(OSError):  # withdrawn
+            self._path(name, "done").touch()
+
+    def is_done(self, name: str) -> bool:
+        """Returns True for a file that was sent."""
+        return self._path(name, "done").is_file()
+
+    def _path(self, name: str, what: str) -> Path:
+        return self._folder / f"{self._numbers[name]}.{what}"
+
+
+def names_to_send(outbox: Path, manifest: Manifest, own: Sequence[int], token: str, clock: Clock) -> Iterator[str]:
+    """Yields the files of a checkpoint that the main process sends; when it ends, the other nodes have sent the rest.
+
+    Args:
+        outbox: directory with the checkpoint.
+        manifest: of the checkpoint.
+        own: ranks of the processes of this node.
+        token: of the run.
+        clock: gives the time, and waits.
+    """
+    owners = {name: owner_of(name) for name in manifest.files}
+    others = [name for name, owner in owners.items() if owner is not None and owner not in own]
+    if not others:
+        yield from manifest.files
+        return
+    order = Order(outbox, manifest, token)
+    order.open()
+    never = threading.Event()
+    try:
+        yield from (name for name in manifest.files if name not in others)
+        begun = clock.now()
+        signs: dict[str, tuple[int, float]] = {}  # last sign of each taker, and when it was seen first
+        while others := [name for name in others if not order.is_done(name)]:
+            for name in others:
+                sign = order.last_sign(name)
+                if sign is None:
+                    is_left = clock.now() - begun >= TAKE_S and order.take(name)
+                else:
+                    if name not in signs or signs[name][0] != sign:
+                        signs[name] = (sign, clock.now())
+                    is_left = clock.now() - signs[name][1] >= SILENT_S
+                if is_left:
+                    yield name
+                    order.tell_done(name)
+            clock.wait(never, LOOK_S)
+    finally:
+        order.close()
+
+
+class Helper:
+    """Sends the files of this node's processes, on a thread of the first of them.
+
+    Args:
+        outbox: directory in which the main process places orders.
+        store: the URL.
+        ranks: processes of this node.
+        token: of the run.
+        clock: gives the time, and waits.
+    """
+
+    def __init__(self, outbox: Path, store: RemoteStore, ranks: Sequence[int], token: str, clock: Clock) -> None:
+        self._outbox = outbox
+        self._store = store
+        self._ranks = ranks
+        self._token = token
+        self._clock = clock
+        self._failed: set[tuple[str, str]] = set()  # checkpoints and files that are left to the main process
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="trainwright-mirror-helper", daemon=True)
+
+    def begin(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Waits for the last orders."""
+        self._is_over.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        idle_since = self._clock.now()
+        never = threading.Event()
+        while True:
+            if self._carry_out():
+                idle_since = self._clock.now()
+            is_idle = self._clock.now() - idle_since >= IDLE_S
+            if self._is_over.is_set() and (is_idle or not self._outbox.exists()):
+                return
+            self._clock.wait(never, LOOK_S)
+
+    def _carry_out(self) -> bool:
+        """Sends what there is; returns False if there was nothing."""
+        found = False
+        for folder in self._outbox.glob(f"{PREFIX}*"):
+            checkpoint = self._outbox / f"checkpoint-{folder.name.removeprefix(PREFIX)}"
+            manifest = Manifest.read(checkpoint)
+            if manifest is None:
+                continue
+            order = Order(self._outbox, manifest, self._token)
+            for name in manifest.files:
+                is_own = owner_of(name) in self._ranks and (manifest.identity, name) not in self._failed
+                if is_own and order.is_open() and order.take(name):
+                    found = True
+                    self._send(order, checkpoint, manifest, name)
+        return found
+
+    def _send(self, order: Order, checkpoint: Path, manifest: Manifest, name: str) -> None:
+        try:
+            self._store.put_part(checkpoint / name, manifest, name, sign=lambda: order.sign(name))
+        except Exception as error:  # the main process sends it, and says what is wrong
+            logger.info("%s of %s could not be sent to %s: %s.", name, checkpoint.name, self._store, reason(error))
+            self._failed.add((manifest.identity, name))
+            order.give_back(name)
+            with suppress(Exception):
+                self._store.reconnect()
+        else:
+            order.tell_done(name)
