@@ -59,7 +59,13 @@ class Applied:
 
 @contextmanager
 def applied(
-    model: Path, data: Path, *, task: str | None, overrides: Sequence[str] = (), weights: str = "trained"
+    model: Path,
+    data: Path,
+    *,
+    task: str | None,
+    overrides: Sequence[str] = (),
+    weights: str = "trained",
+    run: Path | None = None,
 ) -> Iterator[Applied]:
     """Opens a model for other data; within the context its weights are whole and without an adapter beside them.
 
@@ -69,6 +75,7 @@ def applied(
         task: of a model without a recipe; with one it must be the same, or None.
         overrides: entries in place of the recipe's, as after `--set`.
         weights: "trained" or "average".
+        run: directory with the recipe; default `model`, or the directory that it is in.
 
     Raises:
         CheckpointNotFoundError: there is no such directory.
@@ -83,7 +90,7 @@ def applied(
     note = f"{source}: {why}" if why else ""
     with tempfile.TemporaryDirectory() as scratch:
         place = _whole(source, Path(scratch) / "model", weights=weights)
-        tree = _tree(model, task, overrides, scratch=Path(scratch))
+        tree = _tree(model if run is None else run, task, overrides, scratch=Path(scratch))
         _point(tree, data, place, output_dir=Path(scratch) / "out")
         yield Applied(checked(tree, Path.cwd()), tree, place, note)
 
