@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from trainwright.callbacks.base import NO_LOGS, Logs, TrainerCallback
+from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
@@ -162,7 +163,11 @@ def frozen(trainer: AnyTrainer, requests: Requests, *, device: str) -> dict[str,
         _extensions=[],
         _search=NoSearch(),
     )
-    state = state_of(copied) | {"callbacks": [], "state": replace(trainer.state, log_history=[]), "control": None}
+    state = state_of(copied) | {
+        "callbacks": [DefaultFlowCallback],
+        "state": replace(trainer.state, log_history=[]),
+        "control": None,
+    }
     return {
         "class": type(trainer),
         "trainer": state,
@@ -187,8 +192,8 @@ def write_frozen(values: dict[str, Any], path: Path) -> None:
         install = "" if pickler is not pickle else ", or install cloudpickle (pip install cloudpickle)"
         raise ArgumentError(
             f"eval_async=True hands the trainer to another process, and its {name} cannot be pickled: {reason!r}. Make "
-            f"it of functions and classes at the top of a module, without open files, locks or lambdas{install}; or set "
-            "eval_async=False."
+            f"it of functions and classes at the top of a module, without open files, locks or lambdas{install}; or "
+            "set eval_async=False."
         ) from error
 
 

@@ -116,8 +116,8 @@ def best_is_known_at_its_step(args: Arguments) -> str | None:
         return None
     return (
         "save_strategy='best' saves a step when its evaluation is the best, and with eval_async the weights have moved "
-        "on by then. Set save_strategy to 'steps' or 'epoch', with save_total_limit=1 and load_best_model_at_end=True to "
-        "keep the best checkpoint and the newest."
+        "on by then. Set save_strategy to 'steps' or 'epoch', with save_total_limit=1 and load_best_model_at_end=True "
+        "to keep the best checkpoint and the newest."
     )
 
 
@@ -127,7 +127,8 @@ def rate_does_not_wait_for_metrics(args: Arguments) -> str | None:
         return None
     return (
         f"lr_scheduler_type={word(args.lr_scheduler_type)!r} follows the metric of an evaluation, which comes steps "
-        "later with eval_async: the weights would depend on how long one takes. Use another schedule, or eval_async=False."
+        "later with eval_async: the weights would depend on how long one takes. Use another schedule, or "
+        "eval_async=False."
     )
 
 

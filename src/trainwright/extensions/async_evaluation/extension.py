@@ -2,8 +2,8 @@
 
 An evaluation that is due is taken from the loop in `settle`, after guards and averages have settled, before the log.
 The weights go to the disk, and training goes on. A result is delivered after the step during which it came, in the
-order of requests: to logs, callbacks, trackers, the journal and the choice of the best checkpoint, with the step that it
-belongs to. All processes deliver it after the same step. While no evaluation is open, a step does nothing for it.
+order of requests: to logs, callbacks, trackers, the journal and the choice of the best checkpoint, with the step that
+it belongs to. All processes deliver it after the same step. While no evaluation is open, a step does nothing for it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class AsyncEvaluation(Extension):
         if setup.follows_metrics(setup.scheduler):
             raise ArgumentError(
                 "eval_async=True brings a metric steps later, and the learning rate follows the metric of an "
-                "evaluation: the weights would depend on how long one takes. Use another lr_scheduler_type, or eval_async=False."
+                "evaluation: the weights would depend on how long one takes. Use another lr_scheduler_type, or "
+                "eval_async=False."
             )
         self._run = run
         self._open = {request.name: request for request in self._owed}
