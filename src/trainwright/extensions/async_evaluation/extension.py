@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from trainwright._types import JSONObject, StateDict, counted
@@ -85,6 +86,7 @@ class AsyncEvaluation(Extension):
         self._open: dict[str, Request] = {}  # requests that are not delivered, in their order
         self._arrived: dict[str, Result] = {}  # in the main process: results that wait for those before them
         self._owed: list[Request] = []  # of a checkpoint
+        self._is_decided = False  # an evaluation has ended the training: a run that waits would make no further one
         self._saved: set[int] = set()  # steps that have a checkpoint, or will have one soon
         self._next_step = 0  # of the next agreement
         self._last = 0, 0.0  # step and time of the last one
@@ -154,6 +156,9 @@ class AsyncEvaluation(Extension):
         """Takes the evaluation that is due from the loop, and asks the other process for it."""
         run = self._run
         if run is None or not run.progress.control.should_evaluate or run.progress.is_interrupted:
+            return
+        if self._is_decided:
+            run.progress.control.should_evaluate = False
             return
         before = run.progress.clock.mark(EVALUATION)
         obstacle = self._wait_for_room(run)
@@ -256,11 +261,9 @@ class AsyncEvaluation(Extension):
         self._next_step = step + num_steps
         if not arrived:
             return
-        control = run.progress.control
-        stopped = control.should_training_stop
         self._deliver(run, arrived)
-        if control.should_training_stop and not stopped and self._hooks.args.save_strategy != "no":
-            control.should_save = True  # the step at which training ends is not one at which it would save
+        if self._is_decided and self._hooks.args.save_strategy != "no":
+            run.progress.control.should_save = True  # training ends at a step at which it would not save
 
     def _take(self) -> Arrived:
         """Returns the results that may be delivered, without those before which one is missing; in the main process."""
@@ -291,17 +294,29 @@ class AsyncEvaluation(Extension):
             request = self._open.pop(name)
             self._arrived.pop(name, None)
             if result.error:
-                raise ProcessFailedError(
-                    f"The evaluation of step {request.step} failed in its process.\n{result.error}"
-                )
+                raise ProcessFailedError(f"The evaluation of step {request.step} failed in its process.\n{result.error}")
             if result.missing:
                 logger.error("Step %d has no evaluation: %s.", request.step, result.missing.rstrip("."))
             else:
-                with as_of(request, run):
+                with as_of(request, run) as told:
                     self._tell(run, request, result)
+                self._is_decided = told.is_stopped
             if run.progress.state.is_world_process_zero:
                 self._requests.drop_weights(request)
+            if self._is_decided:
+                self._leave_out_later_ones(run, request.step)
+                break
         run.progress.clock.mark(before)
+
+    def _leave_out_later_ones(self, run: Run, step: int) -> None:
+        """Drops the evaluations that a run would not have come to that waits for each."""
+        if self._open:
+            steps = ", ".join(str(request.step) for request in self._open.values())
+            logger.info("That of step %d ends the training, so the evaluation of step %s is left out.", step, steps)
+        if run.progress.state.is_world_process_zero:
+            for name in self._open:
+                self._requests.drop(name)
+        self._open = {}
 
     def _tell(self, run: Run, request: Request, result: Result) -> None:
         hooks = self._hooks
@@ -379,21 +394,32 @@ class AsyncEvaluation(Extension):
         self._arrived = {}
 
 
+@dataclass(slots=True)
+class Told:
+    """Whether whoever was told of an evaluation has stopped the training."""
+
+    is_stopped: bool = False
+
+
 @contextmanager
-def as_of(request: Request, run: Run) -> Iterator[None]:
+def as_of(request: Request, run: Run) -> Iterator[Told]:
     """Context in which the record stands where it stood when an evaluation was due; flags that were set stay set."""
     progress = run.progress
     state = progress.state
     control = progress.control
     progress.settle_tokens()
     now: JSONObject = {name: getattr(state, name) for name in ("global_step", "epoch", "num_input_tokens_seen")}
-    flags = {name: getattr(control, name) for name in ("should_log", "should_evaluate", "should_save")}
+    names = ("should_log", "should_evaluate", "should_save", "should_training_stop")
+    flags = {name: getattr(control, name) for name in names}
     state.global_step = request.step
     state.epoch = request.epoch
     state.num_input_tokens_seen = request.num_tokens
+    control.should_training_stop = False
+    told = Told()
     try:
-        yield
+        yield told
     finally:
+        told.is_stopped = control.should_training_stop
         for name, value in now.items():
             setattr(state, name, value)
         for name, was_set in flags.items():
