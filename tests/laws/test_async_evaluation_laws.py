@@ -25,6 +25,7 @@ from trainwright.journal.record import read
 from trainwright.loop.extension import EVENTS
 from trainwright.run import evaluation_process
 
+from .._support.two_processes import launch
 from .._support.two_processes import run as run_ranks
 from ..cli.commands import SMALL, call
 from ..contract import doubles
@@ -99,8 +100,9 @@ def test_a_run_with_a_child_process_has_the_numbers_and_the_choice_of_a_blocking
     assert not psutil.Process().children(), "the process has ended"
 
 
+@pytest.mark.slow  # a new interpreter for each process
 @pytest.mark.process
-@pytest.mark.parametrize("deaths", [1, pytest.param(2, marks=pytest.mark.slow)])  # a process more to start
+@pytest.mark.parametrize("deaths", [1, 2])
 def test_a_process_that_is_killed_is_told_and_its_evaluation_is_made_again(
     deaths: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,6 +126,7 @@ def refuse(*args: Any) -> Any:
     raise ValueError("no metric today")
 
 
+@pytest.mark.slow  # a new interpreter
 @pytest.mark.process
 def test_an_error_of_an_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "run").write_text(str(os.getpid()))
@@ -150,10 +153,11 @@ def test_without_cloudpickle_it_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         trainer.train()
 
 
+@pytest.mark.slow  # a new interpreter
 @pytest.mark.process
 def test_a_process_that_cannot_begin_refuses_the_run(tmp_path: Path) -> None:
     trainer, heard = make(tmp_path, eval_async=True, eval_device="cuda:99")
-    with pytest.raises(ArgumentError, match="the process that evaluates could not begin"):
+    with pytest.raises(ArgumentError, match="could not begin: eval_device='cuda:99' is not there"):
         trainer.train()
     assert heard.trained == 0
     assert not psutil.Process().children()
@@ -217,9 +221,7 @@ def test_flags_that_were_set_stay_set_when_a_result_is_told(held: Held, tmp_path
 
 
 @pytest.mark.parametrize("queue", ["wait", "skip"])
-def test_a_full_queue_waits_or_skips(
-    queue: str, held: Held, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_queue_waits_or_skips(queue: str, held: Held, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     held.delay = 6
     with caplog.at_level(logging.WARNING):
         trainer, heard = run(tmp_path, held, eval_queue=queue, max_steps=16, save_steps=16, **NO_BEST)
@@ -319,6 +321,44 @@ def test_a_time_limit_does_not_wait_for_evaluations(held: Held, tmp_path: Path) 
     assert [one["step"] for one in evaluations(resumed)] == [2, 4, 6, 8]
 
 
+SCRIPT = Path(__file__).with_name("async_evaluation_script.py")
+
+
+@pytest.mark.slow  # new interpreters
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_a_run_that_is_killed_leaves_no_process_and_its_resume_makes_the_evaluation_up(tmp_path: Path) -> None:
+    """Its child hangs in the first evaluation, so that it is open in every checkpoint."""
+    plain, _ = blocking(tmp_path / "plain")
+    victim = launch(SCRIPT, str(tmp_path), "hang", folder=tmp_path, launcher=())
+    try:
+        until(lambda: (tmp_path / "child").exists() and (tmp_path / "beside" / "checkpoint-4").exists(), 120)
+        child = int((tmp_path / "child").read_text())
+        os.kill(victim.pid, signal.SIGKILL)
+        until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    finally:
+        victim.kill()
+        victim.communicate()
+    told = run_ranks(SCRIPT, str(tmp_path), "resume", folder=tmp_path, processes=1, timeout_s=120).told[0]
+    assert told["evaluations"] == evaluations(plain)
+    assert told["best"] == plain.state.best_global_step
+
+
+@pytest.mark.slow  # two processes, and a child
+@pytest.mark.process
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["ddp", "fsdp"])
+def test_several_processes_hear_of_a_result_after_the_same_step(backend: str, tmp_path: Path) -> None:
+    told = run_ranks(SCRIPT, str(tmp_path), backend, folder=tmp_path, timeout_s=250).told
+    assert told[0]["heard"] == told[1]["heard"]
+    assert told[0]["weights"] == told[0]["weights of a blocking run"]
+    assert told[0]["best"] == told[0]["best of a blocking run"]
+    one, other = told[0]["evaluations"], told[0]["evaluations of a blocking run"]
+    assert [entry["step"] for entry in one] == [entry["step"] for entry in other] == [2, 4, 6, 8]
+    for name in ("eval_loss", "eval_mae"):  # batches of other sizes, so up to rounding
+        assert [entry[name] for entry in one] == pytest.approx([entry[name] for entry in other], rel=1e-5)
+
+
 # -- what is refused, and a run without it ----------------------------------------------------------------------------
 
 
@@ -350,7 +390,7 @@ def test_a_run_without_it_has_the_table_of_extensions_that_it_had_before(
 
     trainer.add_callback(Looks())
     trainer.train()
-    assert found == ["lease", "recorded_metrics", "checkpoint_items", "guard", "incidents"]
+    assert found == ["lease", "recorded_metrics", "checkpoint_items", "quarantine", "guard", "incidents"]
     assert tables["after_step"] == tables["keeps"] == tables["trained"] == ()
 
 
@@ -398,8 +438,9 @@ def test_a_watcher_makes_the_evaluations_of_a_run(tmp_path: Path, monkeypatch: p
 
 
 def test_a_run_that_nobody_watches_leaves_evaluations_out_and_ends(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(evaluators, "WATCHER_GONE_S", 0.0)
     with caplog.at_level(logging.WARNING):
         trainer, _ = make(tmp_path, eval_async="watch", load_best_model_at_end=False)
         trainer.train()
@@ -447,18 +488,22 @@ def test_a_request_that_is_none_is_not_read(values: dict[str, Any], tmp_path: Pa
 @pytest.mark.process
 def test_the_command_line_watches_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    lines = ["text,label", *(f"{'red' if n % 2 else 'blue'} one {n % 5},{'odd' if n % 2 else 'even'}" for n in range(64))]
+    lines = [
+        "text,label",
+        *(f"{'red' if n % 2 else 'blue'} one {n % 5},{'odd' if n % 2 else 'even'}" for n in range(64)),
+    ]
     (tmp_path / "table.csv").write_text("\n".join(lines))
     (tmp_path / "held.csv").write_text("\n".join(lines[:17]))
     recipe = SMALL.replace("  eval_share: 0.25\n", "  eval: held.csv\n")
     (tmp_path / "plain.yaml").write_text(recipe.replace("output_dir: run", "output_dir: plain"))
-    (tmp_path / "beside.yaml").write_text(f"{recipe}  eval_async: watch\n  max_steps: 8\n".replace("  max_steps: 8\n", "", 1))
+    (tmp_path / "beside.yaml").write_text(
+        f"{recipe}  eval_async: watch\n  max_steps: 8\n".replace("  max_steps: 8\n", "", 1)
+    )
     assert call("train", "plain.yaml").exit_code == 0
     command = [sys.executable, "-m", "trainwright", "eval", "run", "--data", "held.csv", "--watch", "--json"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
     try:
-        monkeypatch.setattr(evaluators, "WATCHER_GONE_S", 120.0)
         assert call("train", "beside.yaml").exit_code == 0
         out, _ = watcher.communicate(timeout=120)
     finally:

@@ -172,6 +172,7 @@ def frozen(trainer: AnyTrainer, requests: Requests, *, device: str) -> dict[str,
         "class": type(trainer),
         "trainer": state,
         "folder": str(requests.folder.parent.absolute()),
+        "device": device,
         "threads": torch.get_num_threads(),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "is_deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -301,6 +302,10 @@ def opened(path: Path) -> Iterator[RequestedEvaluation]:
     for (owner, name), value in zip(tf32_switches(), values["tf32"], strict=True):
         setattr(owner, name, value)
     internals = Internals(trainer)
+    wanted = values["device"]
+    found = internals.engine.device
+    if found.type != wanted.partition(":")[0]:
+        raise ArgumentError(f"eval_device={wanted!r} is not there: the process that evaluates finds {str(found)!r}.")
     internals.adopt_model(trainer.model)
     internals.run.is_training = True  # evaluations within a training compute in its precision
     with train.patched_model(trainer):
@@ -338,6 +343,8 @@ def main() -> None:
                     tell(failed=traceback.format_exc())
                 else:
                     tell(done=name)
+    except ArgumentError as error:
+        tell(failed=str(error))
     except Exception:
         tell(failed=traceback.format_exc())
 

@@ -292,7 +292,7 @@ class Watchers:
         self._waiting: dict[str, Request] = {}
         self._ends = threading.Event()
         self._signs: dict[str, float] = {}  # file of a watcher -> when it was written, by its machine's clock
-        self._seen = -WATCHER_GONE_S + clock()  # when a watcher gave a sign of life
+        self._seen = clock()  # when a watcher gave a sign of life; one may start together with the run
         self._thread = threading.Thread(target=self._look, name="trainwright-evaluation", daemon=True)
 
     def start(self) -> None:

@@ -294,7 +294,9 @@ class AsyncEvaluation(Extension):
             request = self._open.pop(name)
             self._arrived.pop(name, None)
             if result.error:
-                raise ProcessFailedError(f"The evaluation of step {request.step} failed in its process.\n{result.error}")
+                raise ProcessFailedError(
+                    f"The evaluation of step {request.step} failed in its process.\n{result.error}"
+                )
             if result.missing:
                 logger.error("Step %d has no evaluation: %s.", request.step, result.missing.rstrip("."))
             else:
