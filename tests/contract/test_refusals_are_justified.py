@@ -68,6 +68,8 @@ OURS = (
     "config.average",
     "checkpoint.averaged",
     "extensions.averages",  # averages of the weights
+    "extensions.async_evaluation",
+    "run.evaluation_process",  # evaluations beside training
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
     "config.coerce.parse_share",
@@ -157,6 +159,9 @@ OWN_FIELDS = {
     "known_levers",
     "known_average",
     "best_by_the_average",
+    "known_evaluator",
+    "best_is_known_at_its_step",
+    "rate_does_not_wait_for_metrics",
     "share_of_the_layer_above",
     "rates_by_pattern",
     "one_way_to_form_batches",

@@ -91,11 +91,13 @@ def test_a_run_with_a_child_process_has_the_numbers_and_the_choice_of_a_blocking
     assert trainer.state.best_metric == plain.state.best_metric
     assert trainer.state.best_global_step == plain.state.best_global_step
     assert doubles.same(doubles.weights(plain), doubles.weights(trainer))
-    assert trainer.state.log_history[-1]["step"] == STEPS and "train_loss" in trainer.state.log_history[-1]
+    assert trainer.state.log_history[-1]["step"] == STEPS
+    assert "train_loss" in trainer.state.log_history[-1]
     assert names(tmp_path / "beside") == names(tmp_path / "plain")
     journals = [read(folder).values for folder in (tmp_path / "beside", tmp_path / "plain")]
     metrics = [name for name in journals[1] if name.startswith("eval_") and name == next(iter(timeless({name: 0})), "")]
-    assert metrics and all(journals[0][name] == journals[1][name] for name in metrics)
+    assert metrics
+    assert all(journals[0][name] == journals[1][name] for name in metrics)
     assert not list((tmp_path / "beside" / "_evaluations").rglob("*.safetensors")), "weights are deleted"
     assert not psutil.Process().children(), "the process has ended"
 
@@ -141,7 +143,7 @@ def test_a_part_that_cannot_be_handed_over_is_refused_before_the_first_step(tmp_
     trainer, heard = make(tmp_path, eval_async=True)
     trainer.compute_metrics = GatedErrors(tmp_path)
     trainer.compute_metrics.lock = threading.Lock()
-    with pytest.raises(ArgumentError, match="its compute_metrics cannot be pickled.*eval_async=False"):
+    with pytest.raises(ArgumentError, match=r"its compute_metrics cannot be pickled.*eval_async=False"):
         trainer.train()
     assert heard.trained == 0
 
@@ -149,7 +151,9 @@ def test_a_part_that_cannot_be_handed_over_is_refused_before_the_first_step(tmp_
 def test_without_cloudpickle_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     trainer, _ = make(tmp_path, eval_async=True, compute_metrics=lambda prediction: errors(prediction))
-    with pytest.raises(ArgumentError, match="its compute_metrics cannot be pickled.*pip install cloudpickle"):
+    with pytest.raises(
+        ArgumentError, match=r"its compute_metrics cannot be pickled.*pip install 'trainwright\[eval-async\]'"
+    ):
         trainer.train()
 
 
@@ -233,7 +237,8 @@ def test_a_full_queue_waits_or_skips(queue: str, held: Held, tmp_path: Path, cap
         assert not left_out
     else:
         assert len(evaluated) + len(left_out) == 16 // EVERY
-        assert left_out and evaluated[-1] == 16, "the last one is never skipped"
+        assert left_out
+        assert evaluated[-1] == 16, "the last one is never skipped"
         assert "2 evaluations are under way (eval_queue='skip')" in left_out[0]
     assert [step for step, *_ in heard.evaluations] == evaluated
 
@@ -479,7 +484,7 @@ def test_a_result_that_is_none_is_told_and_never_believed(content: str, tmp_path
 
 @pytest.mark.parametrize("values", [{}, {"name": "../../x"}, {"name": "a", "step": "2"}])
 def test_a_request_that_is_none_is_not_read(values: dict[str, Any], tmp_path: Path) -> None:
-    whole = Request(name="step-1-a", step=1, epoch=None, max_steps=2).to_dict()
+    whole = Request(name="step-1-a", step=1, epoch=0.5, max_steps=2).to_dict()
     with pytest.raises(ValueError, match="no request of an evaluation"):
         Request.from_dict({**whole, **values} if values else {})
 

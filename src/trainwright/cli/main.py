@@ -577,6 +577,7 @@ def eval(
 
 def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None, as_json: bool) -> None:
     """Makes the evaluations that a run asks for, until it ends."""
+    from trainwright._types import json_value
     from trainwright.cli.tasks.applied import applied, rows_at
     from trainwright.cli.tasks.evaluate import evaluate
     from trainwright.cli.tasks.recipe_run import readable
@@ -585,7 +586,7 @@ def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None,
 
     def tell(request: Request, metrics: dict[str, Any]) -> None:
         if as_json:
-            echo(_json({"step": request.step, **metrics}))
+            echo(json.dumps(json_value({"step": request.step, **metrics})))
         else:
             echo(f"Step {request.step}: {readable(metrics)}")
 

@@ -190,7 +190,7 @@ def write_frozen(values: dict[str, Any], path: Path) -> None:
         if isinstance(error, OSError):
             raise
         name, reason = _culprit(values["trainer"]["attributes"], pickler) or ("trainer", error)
-        install = "" if pickler is not pickle else ", or install cloudpickle (pip install cloudpickle)"
+        install = "" if pickler is not pickle else ", or install cloudpickle (pip install 'trainwright[eval-async]')"
         raise ArgumentError(
             f"eval_async=True hands the trainer to another process, and its {name} cannot be pickled: {reason!r}. Make "
             f"it of functions and classes at the top of a module, without open files, locks or lambdas{install}; or "

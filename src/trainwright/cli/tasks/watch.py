@@ -117,8 +117,7 @@ class Watcher:
             if not (place / prefix).is_dir():
                 return None
             found = {f"{prefix}_{name}": value for name, value in self._evaluate(place / prefix).items()}
-            if request.epoch is not None:
-                found["epoch"] = request.epoch
+            found["epoch"] = request.epoch
             events += [(LOG, found), (EVALUATE, found)]
             metrics |= found
         try:

@@ -44,7 +44,7 @@ class Request:
     Attributes:
         name: of its directory.
         step: optimizer step that the weights belong to.
-        epoch: where the run stood then; None if it does not say.
+        epoch: where the run stood then.
         max_steps: steps of the run.
         num_tokens: input tokens seen by then; 0 if they are not counted.
         parts: prefixes of metrics, each with weights of its own, in their order.
@@ -53,7 +53,7 @@ class Request:
 
     name: str
     step: int
-    epoch: float | None
+    epoch: float
     max_steps: int
     num_tokens: int = 0
     parts: tuple[str, ...] = (MAIN_PART,)
