@@ -2071,6 +2071,8 @@ class Trainer:
         run = self._run
         services = self._services
         progress = self._run.progress
+        for trained in run.extensions.trained:
+            trained(run)
         run.extensions.settle_all()
         train_loss, num_steps, num_samples = run.totals(num_train_samples)
         counts_tokens = self.args.include_num_input_tokens_seen != "no"

@@ -134,6 +134,20 @@ ALONE = [
         "cooldown='linear' lr_scheduler_type='reduce_lr_on_plateau'",
         {"cooldown": "linear", "lr_scheduler_type": "cosine"},
     ),
+    ("known_evaluator", {"eval_async": "later"}, "eval_async='later' True 'watch'", {"eval_async": "watch"}),
+    ("known_evaluator", {"eval_device": "gpu!"}, "eval_device='gpu!' 'cuda:1'", {"eval_device": "cuda:1"}),
+    (
+        "best_is_known_at_its_step",
+        {**STEPS, "eval_async": True, "save_strategy": "best", "metric_for_best_model": "loss"},
+        "save_strategy='best' eval_async save_total_limit=1",
+        {**STEPS, "save_strategy": "best", "metric_for_best_model": "loss"},
+    ),
+    (
+        "rate_does_not_wait_for_metrics",
+        {**STEPS, "eval_async": True, "lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "loss"},
+        "lr_scheduler_type='reduce_lr_on_plateau' eval_async",
+        {**STEPS, "lr_scheduler_type": "reduce_lr_on_plateau", "metric_for_best_model": "loss"},
+    ),
     ("known_average", {"average": "mean"}, "average 'mean' ema swa lawa", {"average": "swa"}),
     (
         "known_average",
@@ -579,6 +593,13 @@ IDLE = [
     ("settings_of_the_mirror", {"mirror_total_limit": 2}, {"checkpoint_mirror": "s3://bucket/run"}),
     ("kept_beyond_no_limit", {"save_keep_every_steps": 100}, {"save_total_limit": 2}),
     ("kept_beyond_no_limit", {"save_keep_every": "2h"}, {"save_total_limit": 2}),
+    ("evaluation_beside_nothing", {"eval_queue": "skip", "eval_strategy": "epoch"}, {"eval_async": True}),
+    ("evaluation_beside_nothing", {"eval_async": True}, {"eval_strategy": "epoch"}),
+    (
+        "evaluation_beside_nothing",
+        {"eval_async": "watch", "eval_strategy": "epoch", "eval_device": "cuda:1"},
+        {"eval_async": True},
+    ),
 ]
 
 

@@ -71,6 +71,8 @@ OURS = (
     "run.branch",
     "run.resume.check_cooldown",
     "extensions.branch",  # branches and cooldowns
+    "extensions.async_evaluation",
+    "run.evaluation_process",  # evaluations beside training
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
     "config.coerce.parse_share",
@@ -160,6 +162,9 @@ OWN_FIELDS = {
     "known_levers",
     "known_average",
     "best_by_the_average",
+    "known_evaluator",
+    "best_is_known_at_its_step",
+    "rate_does_not_wait_for_metrics",
     "share_of_the_layer_above",
     "rates_by_pattern",
     "one_way_to_form_batches",

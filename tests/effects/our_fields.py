@@ -20,11 +20,14 @@ from trainwright import TrainerCallback
 from trainwright.checkpoint.averaged import read_average
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.ledger import read_table
+from trainwright.distributed.device import device_variables
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
 from trainwright.preflight import speed
+from trainwright.run import evaluation_process
 from trainwright.support.inbox import Inbox
 
+from ..laws.async_evaluations import Held
 from .bench import Bench, llama, samples, sentences
 from .table import shows
 
@@ -189,6 +192,71 @@ def a_run_takes_commands(bench: Bench) -> None:
 
     assert bench.train(callbacks=[Sends()]).state.global_step == 6
     assert bench.train(callbacks=[Sends()], live_control=True).state.global_step == 2
+
+
+def evaluating_here(bench: Bench, delay: int) -> Held:
+    """From here on, what evaluates beside training is this, and no process."""
+    held = Held(delay)
+    bench.monkeypatch.setattr(evaluation_process, "started_process", held.instead_of)
+    return held
+
+
+@shows("eval_async")
+def a_result_comes_after_a_later_step(bench: Bench) -> None:
+    settings = {"eval_strategy": "steps", "eval_steps": 2, "logging_steps": 1}
+
+    def order(**more: Any) -> list[tuple[str, int]]:
+        history = bench.train(**settings, **more).state.log_history
+        return [("eval" if "eval_loss" in one else "train", one["step"]) for one in history][:5]
+
+    assert order() == [("train", 1), ("train", 2), ("eval", 2), ("train", 3), ("train", 4)]
+    held = evaluating_here(bench, delay=1)
+    assert order(eval_async=True, callbacks=[held]) == [
+        ("train", 1),
+        ("train", 2),
+        ("eval", 2),
+        ("train", 3),
+        ("train", 4),
+    ]
+    held = evaluating_here(bench, delay=2)
+    late = order(eval_async=True, callbacks=[held])
+    assert late.index(("eval", 2)) == late.index(("train", 3)) + 1
+    assert not bench.changes_weights({"eval_async": "watch"})
+    with pytest.raises(ValueError, match="eval_async='soon' is not one of True"):
+        bench.args(eval_async="soon")
+
+
+@shows("eval_device")
+def the_process_evaluates_on_it(bench: Bench) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def started(trainer: Any, requests: Any, *, device: str) -> Any:
+        args = evaluation_process.frozen(trainer, requests, device=device)["trainer"]["attributes"]["args"]
+        seen.append((device, args.use_cpu))
+        return Held().instead_of(trainer, requests, device="cpu")
+
+    bench.monkeypatch.setattr(evaluation_process, "started_process", started)
+    for device in ("cpu", "cuda:1"):
+        bench.train(eval_async=True, eval_device=device, eval_strategy="epoch")
+    assert seen == [("cpu", True), ("cuda:1", False)]
+    assert device_variables("cpu") == {"CUDA_VISIBLE_DEVICES": ""}
+    assert device_variables("cuda:1") == {"CUDA_VISIBLE_DEVICES": "1"}
+    bench.monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert device_variables("cuda:1") == {"CUDA_VISIBLE_DEVICES": "5"}
+    with pytest.raises(ValueError, match="eval_device='gpu!' is not a device"):
+        bench.args(eval_device="gpu!")
+
+
+@shows("eval_queue")
+def a_third_evaluation_waits_or_is_left_out(bench: Bench) -> None:
+    evaluated = {}
+    for queue in ("wait", "skip"):
+        held = evaluating_here(bench, delay=4)
+        settings = {"eval_async": True, "eval_queue": queue, "eval_strategy": "steps", "eval_steps": 1}
+        history = bench.train(callbacks=[held], **settings).state.log_history
+        evaluated[queue] = [one["step"] for one in history if "eval_loss" in one]
+    assert evaluated["wait"] == [1, 2, 3, 4, 5, 6]
+    assert evaluated["skip"] == [1, 2, 5, 6]
 
 
 @shows("average")

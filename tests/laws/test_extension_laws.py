@@ -25,11 +25,13 @@ from trainwright.checkpoint.training_state import load_plain
 from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, ExtensionError
 from trainwright.loop.extension import EVENTS, FORWARD, REVERSED, Extensions
+from trainwright.run import evaluation_process
 
 from .._support.small import StopAt
 from .._support.two_processes import run as run_ranks
 from ..contract import doubles
 from ..loop import test_window_law as window_law
+from .async_evaluations import Held
 
 
 class Diary(Extension):
@@ -62,6 +64,7 @@ def _noting(event: str) -> Any:
         "log": {},
         "evaluated": {},
         "share": [1.0],
+        "keeps": set(),
         "state_dict": {"number": 1},
     }
 
@@ -159,6 +162,7 @@ MEMBERS = {
     "curriculum": Member("curriculum", {"curriculum": True}, changes_training=True),
     "average": Member("averages", {"average": "ema"}),
     "live control": Member("control", {"live_control": True}),
+    "evaluation beside": Member("async_evaluation", {"eval_async": True, "eval_strategy": "steps", "eval_steps": 1}),
     "quarantine": Member(
         "quarantine",
         prepare=lambda trainer: add_to_quarantine(trainer.args.output_dir, [3]),
@@ -216,7 +220,7 @@ def trained(folder: Path, *names: str) -> tuple[dict[str, torch.Tensor], Seen]:
     samples = doubles.samples()
     if settings.pop("curriculum", False):
         samples = Curriculum(samples, weigh, every=1, delay=1)
-    trainer = doubles.trainer(folder, settings=settings, train_dataset=samples)
+    trainer = doubles.trainer(folder, settings=settings, train_dataset=samples, eval_dataset=doubles.samples(4))
     for member in members:
         member.prepare(trainer)
     seen = Seen()
@@ -233,6 +237,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dic
     weights = {case: trained(tmp_path_factory.mktemp("alone"), *case)[0] for case in cases}
     assert not any(doubles.same(weights[()], weights[name,]) for name in changing)
     return weights
+
+
+@pytest.fixture(autouse=True)
+def evaluates_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations beside training need no process."""
+    monkeypatch.setattr(evaluation_process, "started_process", Held().instead_of)
 
 
 PAIRS = [*((name,) for name in MEMBERS), *itertools.combinations(MEMBERS, 2)]
@@ -323,9 +333,20 @@ def test_events_of_a_step_come_in_their_order(tmp_path: Path) -> None:
     assert entries[:first] == ["open", "model_ready", "before_plan", "begin", "state_dict", "facts"]
     assert entries[first + 1 : first + 6] == ["window", "micro_batch", "micro_batch", "decide", "after_step"]
     assert entries.index("committed") > entries.index("save")
-    entries.remove("committed")  # from the thread that writes, so at any moment after that
+    for event in ("keeps", "committed"):  # from the thread that writes, so at any moment after that
+        entries.remove(event)
     rest = [entry for entry in entries[first + 6 :] if entry != "settle"]
-    assert rest == ["log", "before_save", "check_save", "save", "state_dict", "after_epoch", "finish", "close"]
+    assert rest == [
+        "log",
+        "before_save",
+        "check_save",
+        "save",
+        "state_dict",
+        "after_epoch",
+        "trained",
+        "finish",
+        "close",
+    ]
     for event in ("log", "before_save", "finish"):
         assert entries[entries.index(event) - 1] == "settle", event
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -611,6 +611,9 @@ def eval(
     task: Task = None,
     weights: WhichWeights = "trained",
     hardest: Annotated[int, typer.Option(min=0, help="Rows to show by loss.", metavar="N")] = 10,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Make the evaluations of a run with eval_async=watch.")
+    ] = False,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
@@ -621,6 +624,9 @@ def eval(
     from trainwright.cli.tasks.recipe_run import readable
     from trainwright.report.evaluation_page import evaluation_page
 
+    if watch:
+        _watch(model, data, overrides=overrides or (), task=task, as_json=as_json)
+        return
     with (
         rows_at(data) as file,
         checkpoint_of(model) as local,
@@ -642,6 +648,32 @@ def eval(
     note = f"{found.task}, {counted(found.num_samples, 'sample')} of {data}"
     write_text(path, evaluation_page(title=f"Evaluation of {model}", note=note, **about))
     echo(f"Written: {path}")
+
+
+def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None, as_json: bool) -> None:
+    """Makes the evaluations that a run asks for, until it ends."""
+    from trainwright._types import json_value
+    from trainwright.cli.tasks.applied import applied, rows_at
+    from trainwright.cli.tasks.evaluate import evaluate
+    from trainwright.cli.tasks.recipe_run import readable
+    from trainwright.cli.tasks.watch import Watcher
+    from trainwright.extensions.async_evaluation.requests import Request
+
+    def tell(request: Request, metrics: dict[str, Any]) -> None:
+        if as_json:
+            echo(json.dumps(json_value({"step": request.step, **metrics})))
+        else:
+            echo(f"Step {request.step}: {readable(metrics)}")
+
+    with rows_at(data) as file:
+
+        def evaluate_folder(model: Path) -> dict[str, float]:
+            with applied(model, file, task=task, overrides=overrides, run=run) as one:
+                return evaluate(one, num_hardest=0).metrics
+
+        number = Watcher(run, evaluate_folder).watch(tell)
+    if not as_json:
+        echo(f"The run has ended; made here: {counted(number, 'evaluation')}")
 
 
 def predict(

@@ -134,6 +134,19 @@ def refuse_missing() -> None:
 HIDING_ACCELERATORS = {"CUDA_VISIBLE_DEVICES": ""}  # variables with which a process finds none of CUDA's devices
 
 
+def device_variables(name: str) -> dict[str, str]:
+    """Returns the variables with which a new process finds this device alone: "cpu", or an accelerator by number."""
+    device = torch.device(name)
+    if not kind_of(device).is_accelerator:
+        return dict(HIDING_ACCELERATORS)
+    if device.type != "cuda":
+        return {"ACCELERATE_TORCH_DEVICE": name}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    number = device.index or 0
+    chosen = str(number) if not visible else visible.split(",")[number].strip()
+    return {"CUDA_VISIBLE_DEVICES": chosen}
+
+
 def make_deterministic() -> None:
     """Makes the libraries of accelerators compute the same numbers each time, at the price of speed."""
     os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # CUDA reads both when it starts

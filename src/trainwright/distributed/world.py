@@ -71,6 +71,18 @@ def reading_launchers_variables() -> Iterator[None]:
         ) from error
 
 
+def without_launcher(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of a process that no launcher started; a precision that one has configured stays."""
+    names = {*READ, *RANK, *WORLD_SIZE, *LOCAL_RANK, *LOCAL_SIZE}
+    prefixes = (*LAUNCHER_PREFIXES, "TORCHELASTIC_", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_")
+    kept = ("ACCELERATE_MIXED_PRECISION",)
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in kept or not (name in names or name.startswith(prefixes))
+    }
+
+
 class ParallelMode(Enum):
     """Cooperation of the devices of a run."""
 

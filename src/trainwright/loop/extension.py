@@ -12,6 +12,7 @@ extension overrides costs nothing in a step. The events of one step, in order:
     settle, share, shared, log, evaluated, before_save
                   where a log, an evaluation or a save is due
     committed     the checkpoint is on the disk, perhaps several steps later
+    keeps         which older checkpoints must stay
     rewind        in place of all that follows, where the step does not count
 """
 
@@ -275,6 +276,10 @@ class Extension:
             checkpoint: its directory.
         """
 
+    def keeps(self) -> set[int]:
+        """Returns steps whose checkpoints may not be deleted yet, perhaps on the thread that wrote the newest one."""
+        return set()
+
     def mark(self) -> Mark:
         """Returns what `rewind` needs to go back to this moment: the beginning of a window."""
 
@@ -296,6 +301,9 @@ class Extension:
 
     def on_error(self, error: BaseException) -> None:
         """An error or a signal ends the run."""
+
+    def trained(self, run: Run) -> None:
+        """All steps are trained; the last log, and the best model, come next. All processes call it."""
 
     def finish(self, run: Run) -> None:
         """All steps are trained and the last log is written; callbacks have not heard of it yet."""
@@ -334,11 +342,13 @@ FORWARD = (
     "before_save",
     "check_save",
     "committed",
+    "keeps",
     "mark",
     "state_dict",
     "load_state_dict",
     "save",
     "load",
+    "trained",
 )
 REVERSED = ("rewind", "finish", "on_error", "close")
 EVENTS = FORWARD + REVERSED
@@ -369,8 +379,10 @@ class Extensions:
     before_save: tuple[Callable[[Run], None], ...]
     check_save: tuple[Callable[[], None], ...]
     committed: tuple[Callable[[Path], None], ...]
+    keeps: tuple[Callable[[], set[int]], ...]
     save: tuple[Callable[[Path, Sink], None], ...]
     load: tuple[Callable[[SavedRun], None], ...]
+    trained: tuple[Callable[[Run], None], ...]
     finish: tuple[Callable[[Run], None], ...]
     on_error: tuple[Callable[[BaseException], None], ...]
     close: tuple[Callable[[], None], ...]
@@ -498,6 +510,10 @@ class Extensions:
                 raise ExtensionError(_wrong_result(evaluated, found, "a dict of names and numbers; {} adds nothing"))
             values |= found
         return values
+
+    def kept_steps(self) -> set[int]:
+        """Returns the steps whose checkpoints may not be deleted yet."""
+        return {step for keeps in self.keeps for step in keeps()}
 
     def states(self) -> dict[str, StateDict]:
         """Returns the states of the extensions that have some, by name."""

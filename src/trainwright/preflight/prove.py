@@ -109,6 +109,7 @@ SHORT: JSONObject = {
     "ledger": False,
     "average": None,
     "live_control": False,
+    "eval_async": False,
     "push_to_hub": False,
     "load_best_model_at_end": False,
     "metric_for_best_model": None,

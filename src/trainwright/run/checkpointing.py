@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -186,7 +186,9 @@ class Checkpointer:
             in_background=asynchronous,
             check=check,
             write=write,
-            after=lambda: rotate(store, self.args, run_id=manifest.run_id, newest=step, best=best),
+            after=lambda: rotate(
+                store, self.args, run_id=manifest.run_id, newest=step, best=best, kept=run.extensions.kept_steps()
+            ),
             may_be_changed=may_change_checkpoints(hooks),
             committed=committed,
         )
@@ -430,12 +432,14 @@ def check_first_checkpoint(args: Any, folder: str, model: Model) -> None:
     logger.warning("%s", async_writer.shortage_message(root, likely, free, what=what))
 
 
-def rotate(store: CheckpointStore, args: Any, *, run_id: str, newest: int, best: int | None) -> None:
-    """Deletes this run's checkpoints that the arguments no longer keep; `newest` was just written."""
+def rotate(
+    store: CheckpointStore, args: Any, *, run_id: str, newest: int, best: int | None, kept: Collection[int] = ()
+) -> None:
+    """Deletes this run's checkpoints that the arguments no longer keep; `newest` was just written, `kept` stay."""
     plan = resolve.checkpoint(args)
     if plan.keep_last is not None:
         keep = Keep(last=plan.keep_last, every_steps=plan.keep_every_steps, every_s=plan.keep_every_s)
-        for step in to_remove(written_by(store, run_id), keep, newest=newest, best=best):
+        for step in to_remove(written_by(store, run_id), keep, newest=newest, best=best).difference(kept):
             store.remove(step)
 
 

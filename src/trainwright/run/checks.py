@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 # Names of the built-in extensions.
 OWN_EXTENSIONS = (
+    "async_evaluation",
     "averages",
     "checkpoint_items",
     "control",

@@ -57,6 +57,10 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
         *internals.preflight_extensions(folder),
         *internals.extensions,
     )
+    if value_of(args, "eval_async") and args.eval_strategy != "no":
+        from trainwright.run.evaluation_process import extension_of
+
+        run.extensions.add(extension_of(trainer, run, folder))
     with refused, using_run(trainer, run), run.with_extensions(), together, measuring:
         run.checkpoint = resume.open_checkpoint(wanted, args, engine)
         branch.check_cooldown(run.checkpoint, args)

@@ -58,7 +58,13 @@ class Applied:
 
 @contextmanager
 def applied(
-    model: Path, data: Path, *, task: str | None, overrides: Sequence[str] = (), weights: str = "trained"
+    model: Path,
+    data: Path,
+    *,
+    task: str | None,
+    overrides: Sequence[str] = (),
+    weights: str = "trained",
+    run: Path | None = None,
 ) -> Iterator[Applied]:
     """Opens a model for other data; within the context, its weights are complete and no adapter is separate.
 
@@ -68,6 +74,7 @@ def applied(
         task: task of a model without a recipe; with a recipe, the same task or None.
         overrides: overrides of the recipe, as given after `--set`.
         weights: "trained" or "average".
+        run: directory with the recipe; default `model`, or the directory that it is in.
 
     Raises:
         CheckpointNotFoundError: there is no such directory.
@@ -82,7 +89,7 @@ def applied(
     note = f"{source}: {why}" if why else ""
     with tempfile.TemporaryDirectory() as scratch:
         place = _whole(source, Path(scratch) / "model", weights=weights)
-        tree = _tree(model, task, overrides, scratch=Path(scratch))
+        tree = _tree(model if run is None else run, task, overrides, scratch=Path(scratch))
         _point(tree, data, place, output_dir=Path(scratch) / "out")
         yield Applied(checked(tree, Path.cwd()), tree, place, note)
 

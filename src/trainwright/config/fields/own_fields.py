@@ -308,6 +308,23 @@ class OurFields(FieldGroup, group="Ours"):
         bare_flag=True,
         since="0.3",
     )
+    eval_async: bool | str = not_compared(
+        False,
+        "Evaluate in another process while training goes on; watch: by `trainwright eval RUN --watch`.",
+        bare_flag=True,
+        since="0.3",
+    )
+    eval_device: str = not_compared(
+        "cpu",
+        "Device of the process of eval_async: cpu, or an accelerator that the run does not use, as cuda:1.",
+        since="0.3",
+    )
+    eval_queue: str = not_compared(
+        "wait",
+        "With eval_async, when two evaluations are open and a third is due: wait for the first, or skip the third.",
+        choices=("wait", "skip"),
+        since="0.3",
+    )
     average: dict[str, Any] | str | None = tunable(
         None,
         "Also keep an average of the weights: ema, swa or lawa, or {'kind': 'ema', 'decay': 0.9999, ...}.",

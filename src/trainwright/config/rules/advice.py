@@ -21,6 +21,7 @@ OF_THE_HUB = ("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "
 OF_ROLLBACKS = ("max_rollbacks", "rollback_every", "rollback_skip_samples")
 OF_SPIKES = ("spike_threshold", "spike_window", "spike_warmup")
 OF_THE_MIRROR = ("mirror_every", "mirror_total_limit", "mirror_max_mb_per_s")
+OF_ASYNC_EVALUATION = ("eval_device", "eval_queue")
 OF_SEVERAL_PROCESSES = (
     "ddp_backend",
     "ddp_timeout",
@@ -199,6 +200,17 @@ def mirror_without_saves(args: Arguments) -> str | None:
     if value_of(args, "checkpoint_mirror") is not None and args.save_strategy == "no" and not by_time:
         return "checkpoint_mirror has no effect with save_strategy='no': there is nothing to copy."
     return None
+
+
+@rule(Stage.ADVICE, "eval_async", "eval_strategy", *OF_ASYNC_EVALUATION)
+def evaluation_beside_nothing(args: Arguments) -> str | None:
+    wanted = value_of(args, "eval_async")
+    if not wanted:
+        return _family(args, OF_ASYNC_EVALUATION, "without eval_async")
+    if args.eval_strategy == "no":
+        return "eval_async has no effect with eval_strategy='no': no evaluation is due."
+    on_another = value_of(args, "eval_device") != "cpu"
+    return "eval_device has no effect with eval_async='watch'." if wanted == "watch" and on_another else None
 
 
 @rule(Stage.ADVICE, "optim", "save_on_exception")

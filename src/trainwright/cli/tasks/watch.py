@@ -1,0 +1,152 @@
+"""`trainwright eval RUN --watch`: makes the evaluations that a run with `eval_async="watch"` asks for.
+
+Several watchers may serve one run. Each claims a request by a file that only one of them can make; the claim of a
+watcher that gives no sign of life for a minute is void.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from trainwright._types import write_text
+from trainwright.extensions.async_evaluation.evaluators import WATCHER_GONE_S
+from trainwright.extensions.async_evaluation.requests import EVALUATE, LOG, Request, Requests, Result
+
+logger = logging.getLogger(__name__)
+
+CLAIM_NAME = "claim.json"
+LOOKS_EVERY_S = 0.5
+SIGN_EVERY_S = 5.0
+
+EvaluateFolder = Callable[[Path], dict[str, float]]  # directory with a model -> metrics without a prefix
+
+
+class Watcher:
+    """Makes evaluations of a run until it ends.
+
+    Args:
+        run: directory of the run; it may not be there yet.
+        evaluate: evaluates the model in a directory.
+        clock: seconds.
+    """
+
+    def __init__(self, run: Path, evaluate: EvaluateFolder, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._requests = Requests(run)
+        self._evaluate = evaluate
+        self._clock = clock
+        self._id = uuid.uuid4().hex[:8]
+        self._claims: dict[str, tuple[str, float]] = {}  # request -> claim of another watcher, and when it was seen
+
+    def watch(self, tell: Callable[[Request, dict[str, Any]], None]) -> int:
+        """Evaluates until the run that is under way, or the next one, has ended; returns the number of evaluations.
+
+        Args:
+            tell: shows an evaluation and its metrics.
+        """
+        num = 0
+        was_open = False
+        with self._giving_signs():
+            while self._requests.is_open or not was_open:
+                was_open = was_open or self._requests.is_open
+                request = self._next()
+                if request is None:
+                    time.sleep(LOOKS_EVERY_S)
+                    continue
+                metrics = self._make(request)
+                if metrics is not None:
+                    tell(request, metrics)
+                    num += 1
+        return num
+
+    def _next(self) -> Request | None:
+        """Claims and returns a request; None if there is none."""
+        if not self._requests.is_open:
+            return None
+        return next((request for request in self._requests.waiting() if self._claim(request.name)), None)
+
+    def _claim(self, name: str) -> bool:
+        path = self._requests.place(name) / CLAIM_NAME
+        try:
+            number = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        except FileExistsError:
+            return self._takes_over(path, name)
+        except OSError:  # the run has deleted the request
+            return False
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(json.dumps({"watcher": self._id}))
+        return True
+
+    def _takes_over(self, path: Path, name: str) -> bool:
+        """Removes the claim of a watcher that is gone; it is claimed at the next look."""
+        try:
+            sign = f"{path.read_text(encoding='utf-8')} {self._sign_of(path)}"
+        except OSError:
+            return False
+        now = self._clock()
+        before, since = self._claims.get(name, ("", now))
+        if sign != before:
+            self._claims[name] = sign, now
+        elif now - since > WATCHER_GONE_S:
+            logger.warning("%s was claimed by a process that is gone; it is made here.", path.parent)
+            path.unlink(missing_ok=True)
+        return False
+
+    def _sign_of(self, claim: Path) -> str:
+        """Returns what changes as long as the owner of a claim lives."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            owner = json.loads(claim.read_text(encoding="utf-8"))["watcher"]
+            return str((self._requests.folder / f"watcher-{Path(owner).name}.json").stat().st_mtime)
+        return "gone"
+
+    def _make(self, request: Request) -> dict[str, Any] | None:
+        """Evaluates a request and writes its result; None where the run has deleted it meanwhile."""
+        place = self._requests.place(request.name)
+        events: list[tuple[str, dict[str, Any]]] = []
+        metrics: dict[str, Any] = {}
+        for prefix in request.parts:
+            if not (place / prefix).is_dir():
+                return None
+            found = {f"{prefix}_{name}": value for name, value in self._evaluate(place / prefix).items()}
+            found["epoch"] = request.epoch
+            events += [(LOG, found), (EVALUATE, found)]
+            metrics |= found
+        try:
+            Result(events=tuple(events), metrics=metrics).write(place)
+        except OSError:
+            return None
+        return metrics
+
+    @contextmanager
+    def _giving_signs(self) -> Iterator[None]:
+        """Within the context the run, and other watchers, see that this one lives."""
+        ends = threading.Event()
+        path = self._requests.folder / f"watcher-{self._id}.json"
+        about = json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
+
+        def give() -> None:
+            while True:
+                with suppress(OSError):
+                    if self._requests.is_open:
+                        write_text(path, about)
+                if ends.wait(SIGN_EVERY_S if path.is_file() else LOOKS_EVERY_S):
+                    return
+
+        thread = threading.Thread(target=give, name="trainwright-watch", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ends.set()
+            thread.join()
+            with suppress(OSError):
+                path.unlink(missing_ok=True)

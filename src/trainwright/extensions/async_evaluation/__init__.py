@@ -1,0 +1,1 @@
+"""Evaluations in another process while a run trains on."""

@@ -1,0 +1,355 @@
+"""Whoever evaluates for a run: a child process of its main process, or processes that watch its directory.
+
+A thread speaks to them, so a step reads no file and waits for nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from trainwright._types import JSONObject
+from trainwright.extensions.async_evaluation.requests import Request, Requests, Result
+
+logger = logging.getLogger(__name__)
+
+NUM_TRIES = 2  # of an evaluation whose process dies
+LOOKS_EVERY_S = 0.2  # for results of other machines
+WATCHER_GONE_S = 60.0  # without a sign of life; watchers give one every few seconds
+SIGNS = "watcher-*.json"
+
+
+class Evaluator(Protocol):
+    """Evaluates requests, one after the other or several at a time."""
+
+    def start(self) -> None:
+        """Begins, without waiting."""
+
+    def find_problem(self) -> str | None:
+        """Waits until it can evaluate; returns why it never will, None if all is well."""
+
+    def submit(self, request: Request) -> None:
+        """Takes a complete request."""
+
+    def take(self) -> list[tuple[str, Result]]:
+        """Returns the results that have come since the last call, by the name of their request."""
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a result comes that was not taken, at most so long."""
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests without a result."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Returns True if nobody is there to evaluate."""
+
+    def stop(self) -> None:
+        """Ends, also in the middle of an evaluation."""
+
+
+class Arrivals:
+    """Results on their way from the thread that speaks to an evaluator to the training loop."""
+
+    def __init__(self) -> None:
+        self._results: deque[tuple[str, Result]] = deque()
+        self._news = threading.Event()
+
+    def put(self, name: str, result: Result) -> None:
+        """Adds the result of a request."""
+        self._results.append((name, result))
+        self._news.set()
+
+    def take(self) -> list[tuple[str, Result]]:
+        """Returns the results that have come, and removes them."""
+        if not self._news.is_set():
+            return []
+        self._news.clear()
+        return [self._results.popleft() for _ in range(len(self._results))]
+
+    def wait(self, seconds: float) -> None:
+        """Waits for a result."""
+        self._news.wait(seconds)
+
+
+class EvaluationProcess:
+    """A child process, started again if it dies.
+
+    It reads the names of requests from its standard input, a line each, and answers on its standard output with lines
+    of JSON: `{"ready": true}` once, then `{"done": name}` or `{"failed": traceback}` for each request. It ends when its
+    standard input does.
+
+    Args:
+        command: starts it.
+        environment: its variables.
+        scratch: directory with what it reads when it starts; deleted in the end.
+        requests: of the run.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], *, scratch: Path, requests: Requests
+    ) -> None:
+        self._command = command
+        self._environment = environment
+        self._scratch = scratch
+        self._requests = requests
+        self._waiting: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._arrivals = Arrivals()
+        self._num_submitted = 0  # written by the training loop
+        self._num_done = 0  # written by the thread
+        self._is_ready = threading.Event()
+        self._problem: str | None = None
+        self._ends = False
+        self._process: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()  # a process is not started while the run ends
+        self._thread = threading.Thread(target=self._work, name="trainwright-evaluation", daemon=True)
+
+    # -- for the training loop -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Starts the process, without waiting."""
+        self._thread.start()
+
+    def find_problem(self) -> str | None:
+        """Waits until the process has read what it evaluates with."""
+        self._is_ready.wait()
+        return self._problem
+
+    def submit(self, request: Request) -> None:
+        """Takes a complete request."""
+        self._num_submitted += 1
+        self._waiting.put(request)
+
+    def take(self) -> list[tuple[str, Result]]:
+        """Returns the results that have come since the last call."""
+        return self._arrivals.take()
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a result comes."""
+        self._arrivals.wait(seconds)
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests without a result."""
+        return self._num_submitted - self._num_done
+
+    @property
+    def is_gone(self) -> bool:
+        """False: a process that died is started again."""
+        return False
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the child; None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def stop(self) -> None:
+        """Ends the process and the thread."""
+        with self._lock:
+            self._ends = True
+            if self._process is not None:
+                self._process.kill()
+        self._waiting.put(None)
+        if self._thread.ident is not None:
+            self._thread.join()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    # -- on the thread -------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            self._problem = self._begin()
+            self._is_ready.set()
+            while (request := self._waiting.get()) is not None and not self._ends:
+                result = self._evaluated(request)
+                if self._ends:
+                    break
+                self._num_done += 1
+                self._arrivals.put(request.name, result)
+        finally:
+            self._is_ready.set()
+            self._put_away()
+
+    def _evaluated(self, request: Request) -> Result:
+        """Has a request evaluated; if the process dies, in a new one."""
+        ended = ""
+        for number in range(1, NUM_TRIES + 1):
+            problem = None if self._is_alive() else self._begin()
+            answer = self._ask(request.name) if problem is None else None
+            if self._ends:
+                return Result(missing="the run has ended")
+            if answer is not None:
+                return self._read(request, answer)
+            ended = problem or f"its process ended with {self._end_of_process()}"
+            again = ", and is made again in a new one" if number < NUM_TRIES else ""
+            logger.warning("The evaluation of step %d was lost: %s%s.", request.step, ended, again)
+        return Result(missing=f"{ended}, {NUM_TRIES} times")
+
+    def _read(self, request: Request, answer: JSONObject) -> Result:
+        if "failed" in answer:
+            return Result(error=str(answer["failed"]))
+        try:
+            result = Result.read(self._requests.place(request.name))
+        except (OSError, ValueError) as error:
+            return Result(missing=str(error))
+        return Result(missing="its result is not there") if result is None else result
+
+    def _begin(self) -> str | None:
+        """Starts the process and waits until it is ready; returns a problem."""
+        self._put_away()
+        with self._lock:
+            if self._ends:
+                return "the run has ended"
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                encoding="utf-8",
+                bufsize=1,
+            )
+        answer = self._next_answer()
+        if answer is None:
+            return f"its process ended with {self._end_of_process()} when it was started"
+        return str(answer["failed"]) if "failed" in answer else None
+
+    def _is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def _ask(self, name: str) -> JSONObject | None:
+        """Returns the answer to a request; None if the process dies."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        try:
+            process.stdin.write(f"{name}\n")
+            process.stdin.flush()
+        except OSError:
+            return None
+        return self._next_answer()
+
+    def _next_answer(self) -> JSONObject | None:
+        process = self._process
+        assert process is not None
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        try:
+            answer = json.loads(line)
+        except ValueError:  # nothing, or half a line of a process that was killed
+            return None
+        return answer if isinstance(answer, dict) else None
+
+    def _end_of_process(self) -> str:
+        """Waits for the end of the process; returns its exit code, or the name of the signal that killed it."""
+        assert self._process is not None
+        self._process.kill()  # it may have closed its output, and live on
+        code = self._process.wait()
+        if code < 0:
+            try:
+                return signal.Signals(-code).name
+            except ValueError:
+                return f"signal {-code}"
+        return f"exit code {code}"
+
+    def _put_away(self) -> None:
+        """Ends the process, if there is one, and closes its pipes."""
+        process = self._process
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what was written to a process that is gone
+                    pipe.close()
+        self._process = None
+
+
+class Watchers:
+    """Processes that watch the run, on this machine or another one with its directory (`trainwright eval --watch`).
+
+    Args:
+        requests: of the run.
+        clock: seconds.
+    """
+
+    def __init__(self, requests: Requests, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._requests = requests
+        self._clock = clock
+        self._arrivals = Arrivals()
+        self._waiting: dict[str, Request] = {}
+        self._ends = threading.Event()
+        self._signs: dict[str, float] = {}  # file of a watcher -> when it was written, by its machine's clock
+        self._seen = clock()  # when a watcher gave a sign of life; one may start together with the run
+        self._thread = threading.Thread(target=self._look, name="trainwright-evaluation", daemon=True)
+
+    def start(self) -> None:
+        """Begins to look for results."""
+        self._thread.start()
+
+    def find_problem(self) -> str | None:
+        """None: a watcher may come at any time."""
+        return None
+
+    def submit(self, request: Request) -> None:
+        """Takes a complete request."""
+        self._waiting[request.name] = request
+
+    def take(self) -> list[tuple[str, Result]]:
+        """Returns the results that have come since the last call."""
+        return self._arrivals.take()
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a result comes."""
+        self._arrivals.wait(seconds)
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests without a result."""
+        return len(self._waiting)
+
+    @property
+    def is_gone(self) -> bool:
+        """Returns True if no watcher has given a sign of life for a minute."""
+        return self._clock() - self._seen > WATCHER_GONE_S
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._ends.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _look(self) -> None:
+        while not self._ends.wait(LOOKS_EVERY_S):
+            self._look_for_watchers()
+            for name, request in list(self._waiting.items()):
+                try:
+                    result = Result.read(self._requests.place(name))
+                except (OSError, ValueError) as error:
+                    result = Result(missing=str(error))
+                if result is not None:
+                    self._waiting.pop(name)
+                    self._arrivals.put(request.name, result)
+
+    def _look_for_watchers(self) -> None:
+        signs: dict[str, float] = {}
+        for path in self._requests.folder.glob(SIGNS):
+            try:
+                signs[path.name] = path.stat().st_mtime
+            except OSError:
+                continue
+        if signs and any(self._signs.get(name) != written for name, written in signs.items()):
+            self._seen = self._clock()
+        self._signs = signs

@@ -1,0 +1,218 @@
+"""Evaluations that a run asks of another process, as files: the request with its weights, and the result.
+
+```
+RUN/_evaluations/
+    open.json                 while a run takes results
+    step-10-3f2a90c1/
+        request.json          written last: what belongs to the step
+        eval/                 the weights, as `from_pretrained` loads them
+        eval_average/         further weights of the step, by the prefix of their metrics
+        random_states.pth     with which the evaluation begins
+        result.json           its logs and metrics; the weights are deleted when the run has heard of them
+```
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from trainwright._types import JSONObject, plain_numbers, read_json, write_text
+
+FOLDER = "_evaluations"  # names that begin with an underscore are not uploaded
+OPEN_NAME = "open.json"
+REQUEST_NAME = "request.json"
+RESULT_NAME = "result.json"
+STATES_NAME = "random_states.pth"
+MAIN_PART = "eval"  # prefix of the metrics of the trained weights
+MAX_BYTES = 1 << 26
+LOG = "log"
+EVALUATE = "evaluate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """An evaluation that is due.
+
+    Attributes:
+        name: of its directory.
+        step: optimizer step that the weights belong to.
+        epoch: where the run stood then.
+        max_steps: steps of the run.
+        num_tokens: input tokens seen by then; 0 if they are not counted.
+        parts: prefixes of metrics, each with weights of its own, in their order.
+        ignore_keys: entries of the model's output that are no predictions; None for those of its configuration.
+    """
+
+    name: str
+    step: int
+    epoch: float
+    max_steps: int
+    num_tokens: int = 0
+    parts: tuple[str, ...] = (MAIN_PART,)
+    ignore_keys: tuple[str, ...] | None = None
+
+    def with_part(self, prefix: str) -> Request:
+        """Returns the request with further weights."""
+        return replace(self, parts=(*self.parts, prefix))
+
+    def to_dict(self) -> JSONObject:
+        """Returns plain values, as for JSON and checkpoints."""
+        values = asdict(self)
+        values["parts"] = list(self.parts)
+        values["ignore_keys"] = None if self.ignore_keys is None else list(self.ignore_keys)
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Request:
+        """Reads what `to_dict` returned; ValueError if it is something else."""
+        try:
+            known = {name: values[name] for name in cls.__dataclass_fields__}
+            known["parts"] = tuple(map(str, known["parts"]))
+            if known["ignore_keys"] is not None:
+                known["ignore_keys"] = tuple(map(str, known["ignore_keys"]))
+            found = cls(**known)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"it is no request of an evaluation: {error!r}") from error
+        if Path(found.name).name != found.name or not isinstance(found.step, int):
+            raise ValueError("it is no request of an evaluation")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of a request.
+
+    Attributes:
+        events: logs ("log") and ends of evaluations ("evaluate") with their values, in their order.
+        metrics: of all evaluations together.
+        missing: why there are no metrics; the run goes on without them.
+        error: traceback of an error in the evaluation, which ends the run.
+    """
+
+    events: tuple[tuple[str, JSONObject], ...] = ()
+    metrics: JSONObject = field(default_factory=dict)
+    missing: str = ""
+    error: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Writes the result into the directory of its request, with plain numbers; arrays become lists."""
+        values = {"events": [list(event) for event in self.events], "metrics": self.metrics}
+        write_text(folder / RESULT_NAME, json.dumps(plain_numbers(values), default=_listed))
+
+    @classmethod
+    def read(cls, folder: Path) -> Result | None:
+        """Reads the result of a request; None if there is none, ValueError if it is something else."""
+        try:
+            values = read_json(folder / RESULT_NAME, max_bytes=MAX_BYTES)
+        except FileNotFoundError:
+            return None
+        try:
+            events = tuple((str(kind), dict(logged)) for kind, logged in values["events"])
+            metrics = dict(values["metrics"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{folder / RESULT_NAME} is no result of an evaluation: {error!r}") from error
+        if any(kind not in (LOG, EVALUATE) for kind, _ in events):
+            raise ValueError(f"{folder / RESULT_NAME} is no result of an evaluation")
+        return cls(events=events, metrics=metrics)
+
+
+def _listed(value: Any) -> Any:  # of any library
+    """Returns a value of a metric in the form of JSON."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+class Requests:
+    """The requests of the run that writes into a directory.
+
+    Args:
+        run_folder: the directory.
+    """
+
+    def __init__(self, run_folder: str | Path) -> None:
+        self.folder = Path(run_folder) / FOLDER
+
+    def place(self, name: str) -> Path:
+        """Returns the directory of a request."""
+        return self.folder / name
+
+    # -- the run -------------------------------------------------------------------------------------------------------
+
+    def open(self, *, is_fresh: bool) -> None:
+        """Begins to take results; a fresh run deletes what a run before it left."""
+        if is_fresh:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(self.folder / OPEN_NAME, json.dumps({"pid": os.getpid()}))
+
+    def close(self) -> None:
+        """Takes no further result; an empty directory is removed."""
+        with suppress(OSError):
+            (self.folder / OPEN_NAME).unlink(missing_ok=True)
+            self.folder.rmdir()
+
+    @staticmethod
+    def new_name(step: int) -> str:
+        """Returns the name of a new request: a branch of the run may ask for the same step again."""
+        return f"step-{step}-{uuid.uuid4().hex[:8]}"
+
+    def begin(self, name: str) -> Path:
+        """Makes the directory of a request, for its weights."""
+        place = self.place(name)
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        return place
+
+    def submit(self, request: Request) -> None:
+        """Completes a request whose weights are there."""
+        write_text(self.place(request.name) / REQUEST_NAME, json.dumps(request.to_dict()))
+
+    def drop_weights(self, request: Request) -> None:
+        """Deletes what only the evaluation needed; request and result stay, for a resume from an older checkpoint."""
+        place = self.place(request.name)
+        for part in request.parts:
+            shutil.rmtree(place / part, ignore_errors=True)
+        (place / STATES_NAME).unlink(missing_ok=True)
+
+    def drop(self, name: str) -> None:
+        """Deletes a request with all that belongs to it."""
+        shutil.rmtree(self.place(name), ignore_errors=True)
+
+    def drop_others(self, names: set[str]) -> None:
+        """Deletes requests without a result that a resumed run does not know: it makes their steps again."""
+        for place in self._places():
+            if place.name not in names and not (place / RESULT_NAME).is_file():
+                shutil.rmtree(place, ignore_errors=True)
+
+    # -- whoever evaluates ---------------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Returns True if a run takes results, or was killed while it did."""
+        return (self.folder / OPEN_NAME).is_file()
+
+    def read(self, name: str) -> Request | None:
+        """Reads a request; None if it is not complete, or none."""
+        try:
+            request = Request.from_dict(read_json(self.place(name) / REQUEST_NAME, max_bytes=MAX_BYTES))
+        except (OSError, ValueError):
+            return None
+        return request if request.name == name else None
+
+    def waiting(self) -> list[Request]:
+        """Returns the complete requests without a result, those of earlier steps first."""
+        names = [place.name for place in self._places() if not (place / RESULT_NAME).is_file()]
+        found = [request for name in names if (request := self.read(name)) is not None]
+        return sorted(found, key=lambda request: request.step)
+
+    def _places(self) -> list[Path]:
+        with suppress(OSError):
+            return [place for place in self.folder.iterdir() if place.name.startswith("step-") and place.is_dir()]
+        return []

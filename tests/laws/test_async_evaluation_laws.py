@@ -1,0 +1,523 @@
+"""The laws of evaluation beside training: the numbers, the choice and the weights are those of a run that waits."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from trainwright import TrainerCallback
+from trainwright.cli.tasks.watch import Watcher
+from trainwright.errors import ArgumentError, ProcessFailedError
+from trainwright.extensions.async_evaluation import evaluators
+from trainwright.extensions.async_evaluation.requests import Request, Requests, Result
+from trainwright.journal.record import read
+from trainwright.loop.extension import EVENTS
+from trainwright.run import evaluation_process
+
+from .._support.two_processes import launch
+from .._support.two_processes import run as run_ranks
+from ..cli.commands import SMALL, call
+from ..contract import doubles
+from .async_evaluations import (
+    EVERY,
+    STEPS,
+    GatedErrors,
+    Held,
+    errors,
+    evaluations,
+    make,
+    noisy,
+    stops_early,
+    timeless,
+    until,
+)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    """Returns what evaluates in the place of the child process."""
+    one = Held()
+    monkeypatch.setattr(evaluation_process, "started_process", one.instead_of)
+    return one
+
+
+def run(folder: Path, held: Held, *, resume: Any = None, **settings: Any) -> tuple[Any, Any]:
+    callbacks = [held, *settings.pop("callbacks", ())]
+    trainer, heard = make(folder, **{"eval_async": True, **settings}, callbacks=callbacks)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer, heard
+
+
+def blocking(folder: Path, **settings: Any) -> tuple[Any, Any]:
+    trainer, heard = make(folder, **settings)
+    trainer.train()
+    return trainer, heard
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.glob("checkpoint-*")}
+
+
+# -- with a child process ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_a_run_with_a_child_process_has_the_numbers_and_the_choice_of_a_blocking_one(tmp_path: Path) -> None:
+    """A collator that draws, two sets, an average of the weights: bit by bit, with the step of each in the journal."""
+    settings = {
+        "eval_dataset": {"one": doubles.samples(10), "two": doubles.samples(7)},
+        "average": "ema",
+        "metric_for_best_model": "two_mae",
+        "save_total_limit": 1,
+    }
+    plain, before = blocking(tmp_path / "plain", data_collator=noisy, **settings)
+    trainer, heard = make(tmp_path / "beside", data_collator=noisy, eval_async=True, **settings)
+    trainer.train()
+    assert evaluations(trainer) == evaluations(plain)
+    assert [(step, values) for step, _, values in heard.evaluations] == [
+        (step, values) for step, _, values in before.evaluations
+    ]
+    assert trainer.state.best_metric == plain.state.best_metric
+    assert trainer.state.best_global_step == plain.state.best_global_step
+    assert doubles.same(doubles.weights(plain), doubles.weights(trainer))
+    assert trainer.state.log_history[-1]["step"] == STEPS
+    assert "train_loss" in trainer.state.log_history[-1]
+    assert names(tmp_path / "beside") == names(tmp_path / "plain")
+    journals = [read(folder).values for folder in (tmp_path / "beside", tmp_path / "plain")]
+    metrics = [name for name in journals[1] if name.startswith("eval_") and name == next(iter(timeless({name: 0})), "")]
+    assert metrics
+    assert all(journals[0][name] == journals[1][name] for name in metrics)
+    assert not list((tmp_path / "beside" / "_evaluations").rglob("*.safetensors")), "weights are deleted"
+    assert not psutil.Process().children(), "the process has ended"
+
+
+@pytest.mark.slow  # a new interpreter for each process
+@pytest.mark.process
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_process_that_is_killed_is_told_and_its_evaluation_is_made_again(
+    deaths: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "run").write_text(str(os.getpid()))
+    plain, _ = blocking(tmp_path / "plain")
+    trainer, _ = make(tmp_path / "beside", eval_async=True, compute_metrics=GatedErrors(tmp_path, deaths=deaths))
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    lost = [record.message for record in caplog.records if "was lost" in record.message]
+    assert len(lost) == deaths
+    assert "The evaluation of step 2 was lost: its process ended with SIGKILL, and is made again in a new one." in lost
+    expected = evaluations(plain)
+    if deaths == 2:
+        assert "Step 2 has no evaluation: its process ended with SIGKILL, 2 times." in caplog.messages
+        expected = [one for one in expected if one["step"] != EVERY]
+    assert evaluations(trainer) == expected
+    assert doubles.same(doubles.weights(plain), doubles.weights(trainer))
+
+
+def refuse(*args: Any) -> Any:
+    raise ValueError("no metric today")
+
+
+@pytest.mark.slow  # a new interpreter
+@pytest.mark.process
+def test_an_error_of_an_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text(str(os.getpid()))
+    trainer, _ = make(tmp_path, eval_async=True, metric_for_best_model=None, load_best_model_at_end=False)
+    trainer.compute_metrics = refuse
+    with pytest.raises(ProcessFailedError, match=r"(?s)The evaluation of step 2 failed.*no metric today"):
+        trainer.train()
+    assert not psutil.Process().children()
+
+
+def test_a_part_that_cannot_be_handed_over_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    trainer, heard = make(tmp_path, eval_async=True)
+    trainer.compute_metrics = GatedErrors(tmp_path)
+    trainer.compute_metrics.lock = threading.Lock()
+    with pytest.raises(ArgumentError, match=r"its compute_metrics cannot be pickled.*eval_async=False"):
+        trainer.train()
+    assert heard.trained == 0
+
+
+def test_without_cloudpickle_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    trainer, _ = make(tmp_path, eval_async=True, compute_metrics=lambda prediction: errors(prediction))
+    with pytest.raises(
+        ArgumentError, match=r"its compute_metrics cannot be pickled.*pip install 'trainwright\[eval-async\]'"
+    ):
+        trainer.train()
+
+
+@pytest.mark.slow  # a new interpreter
+@pytest.mark.process
+def test_a_process_that_cannot_begin_refuses_the_run(tmp_path: Path) -> None:
+    trainer, heard = make(tmp_path, eval_async=True, eval_device="cuda:99")
+    with pytest.raises(ArgumentError, match="could not begin: eval_device='cuda:99' is not there"):
+        trainer.train()
+    assert heard.trained == 0
+    assert not psutil.Process().children()
+
+
+# -- when the run hears of it -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3])
+def test_a_result_is_heard_after_the_step_during_which_it_came(delay: int, held: Held, tmp_path: Path) -> None:
+    held.delay = delay
+    plain, _ = blocking(tmp_path / "plain")
+    trainer, heard = run(tmp_path / "beside", held)
+    assert evaluations(trainer) == evaluations(plain)
+    expected = [(step, min(step + delay, STEPS)) for step in range(EVERY, STEPS + 1, EVERY)]
+    assert [(step, trained) for step, trained, _ in heard.evaluations] == expected
+    assert doubles.same(doubles.weights(plain), doubles.weights(trainer))
+    assert held.is_stopped
+
+
+def test_training_is_to_the_bit_that_of_a_run_without_evaluation(held: Held, tmp_path: Path) -> None:
+    class States(TrainerCallback):
+        def __init__(self) -> None:
+            self.seen: list[torch.Tensor] = []
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.seen.append(torch.get_rng_state())
+
+    without, beside = States(), States()
+    settings = {"data_collator": noisy, "load_best_model_at_end": False}
+    plain, _ = blocking(tmp_path / "plain", eval_strategy="no", callbacks=[without], **settings)
+    trainer, _ = run(tmp_path / "beside", held, callbacks=[beside], **settings)
+    assert doubles.same(doubles.weights(plain), doubles.weights(trainer))
+    assert all(torch.equal(one, other) for one, other in zip(without.seen, beside.seen, strict=True))
+
+
+@pytest.mark.parametrize("delay", [1, 4])
+def test_early_stopping_comes_as_late_as_the_result_and_chooses_the_same(
+    delay: int, held: Held, tmp_path: Path
+) -> None:
+    held.delay = delay
+    plain, _ = blocking(tmp_path / "plain", callbacks=[stops_early()])
+    trainer, heard = run(tmp_path / "beside", held, callbacks=[stops_early()])
+    assert plain.state.global_step == 2 * EVERY
+    assert trainer.state.global_step == 2 * EVERY + delay
+    assert [step for step, *_ in heard.evaluations] == [EVERY, 2 * EVERY]
+    assert evaluations(trainer) == evaluations(plain), "those of later steps are left out"
+    assert trainer.state.best_global_step == plain.state.best_global_step
+    assert doubles.same(doubles.weights(plain), doubles.weights(trainer)), "the best checkpoint is loaded"
+    assert f"checkpoint-{trainer.state.global_step}" in names(tmp_path / "beside"), "nothing trained is lost"
+
+
+def test_flags_that_were_set_stay_set_when_a_result_is_told(held: Held, tmp_path: Path) -> None:
+    class Asks(TrainerCallback):
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            control.should_log = control.should_save = True
+
+    trainer, _ = run(tmp_path, held, callbacks=[Asks()], logging_steps=100, load_best_model_at_end=False)
+    assert [one["step"] for one in trainer.state.log_history if "loss" in one] == list(range(1, STEPS + 1))
+    assert len(names(tmp_path)) == STEPS
+
+
+@pytest.mark.parametrize("queue", ["wait", "skip"])
+def test_a_full_queue_waits_or_skips(queue: str, held: Held, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    held.delay = 6
+    with caplog.at_level(logging.WARNING):
+        trainer, heard = run(tmp_path, held, eval_queue=queue, max_steps=16, save_steps=16, **NO_BEST)
+    assert held.most_open == 2
+    evaluated = [one["step"] for one in evaluations(trainer)]
+    left_out = [message for message in caplog.messages if "is left out" in message]
+    if queue == "wait":
+        assert evaluated == list(range(EVERY, 17, EVERY))
+        assert not left_out
+    else:
+        assert len(evaluated) + len(left_out) == 16 // EVERY
+        assert left_out
+        assert evaluated[-1] == 16, "the last one is never skipped"
+        assert "2 evaluations are under way (eval_queue='skip')" in left_out[0]
+    assert [step for step, *_ in heard.evaluations] == evaluated
+
+
+NO_BEST = {"load_best_model_at_end": False, "metric_for_best_model": None}
+
+
+def test_the_checkpoint_of_an_open_evaluation_is_not_deleted(held: Held, tmp_path: Path) -> None:
+    """The first one is the best, and is known to be so when three others were saved after it."""
+    held.delay = 4
+    seen: list[set[str]] = []
+
+    class Looks(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append(names(tmp_path))
+
+    settings = {"greater_is_better": True, "save_total_limit": 2, "save_async": False}
+    trainer, _ = run(tmp_path, held, callbacks=[Looks()], max_steps=12, **settings)
+    assert trainer.state.best_global_step == EVERY
+    assert trainer.state.best_model_checkpoint == str(tmp_path / f"checkpoint-{EVERY}")
+    assert all(f"checkpoint-{EVERY}" in found for found in seen[EVERY:])
+    assert {"checkpoint-4", "checkpoint-6", "checkpoint-8"} <= set().union(*seen)
+    assert names(tmp_path) == {f"checkpoint-{EVERY}", "checkpoint-12"}, "those kept for an evaluation are gone"
+
+
+def test_an_evaluation_that_is_lost_is_told_and_the_run_goes_on(
+    held: Held, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    held.lost = {4}
+    with caplog.at_level(logging.ERROR):
+        trainer, _ = run(tmp_path, held)
+    assert [one["step"] for one in evaluations(trainer)] == [2, 6, 8]
+    assert "Step 4 has no evaluation: it was lost." in caplog.messages
+    assert "Step 4 has no evaluation: it was lost." in [one["text"] for one in read(tmp_path).of("warning")]
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["heard before the end", "still open at the end"])
+def test_a_resume_makes_up_what_was_open_in_its_checkpoint(is_there: bool, held: Held, tmp_path: Path) -> None:
+    plain, _ = blocking(tmp_path / "plain")
+
+    class Breaks(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 5:
+                raise KeyError("the machine")
+
+    held.delay = 1 if is_there else 100
+    held.never = not is_there
+    with pytest.raises(KeyError, match="the machine"):
+        run(tmp_path / "beside", held, callbacks=[Breaks()], save_async=False)
+    again = Held()
+    evaluation_process.started_process = again.instead_of  # put back by the fixture
+    trainer, heard = run(tmp_path / "beside", again, resume=str(tmp_path / "beside" / "checkpoint-4"))
+    assert evaluations(trainer) == evaluations(plain)
+    assert heard.evaluations[-1][0] == STEPS
+    assert trainer.state.best_global_step == plain.state.best_global_step
+    assert doubles.same(doubles.weights(plain), doubles.weights(trainer))
+    values = read(tmp_path / "beside").values["eval_mae"]
+    assert values == read(tmp_path / "plain").values["eval_mae"]
+
+
+def test_a_fresh_run_deletes_the_requests_of_a_run_before(held: Held, tmp_path: Path) -> None:
+    left = Requests(tmp_path)
+    left.open(is_fresh=True)
+    left.begin("step-2-0badcafe")
+    run(tmp_path, held, max_steps=2)
+    assert not left.place("step-2-0badcafe").exists()
+
+
+def test_a_time_limit_does_not_wait_for_evaluations(held: Held, tmp_path: Path) -> None:
+    class Ends(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 4:
+                control.should_training_stop = True
+
+    held.never = True
+    trainer, heard = run(tmp_path, held, callbacks=[Ends()], max_train_time="1h", **NO_BEST)
+    assert trainer.state.global_step == 4
+    assert heard.evaluations == []
+    again = Held()
+    evaluation_process.started_process = again.instead_of  # put back by the fixture
+    resumed, _ = run(tmp_path, again, resume=True, **NO_BEST)
+    assert [one["step"] for one in evaluations(resumed)] == [2, 4, 6, 8]
+
+
+SCRIPT = Path(__file__).with_name("async_evaluation_script.py")
+
+
+@pytest.mark.slow  # new interpreters
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_a_run_that_is_killed_leaves_no_process_and_its_resume_makes_the_evaluation_up(tmp_path: Path) -> None:
+    """Its child hangs in the first evaluation, so that it is open in every checkpoint."""
+    plain, _ = blocking(tmp_path / "plain")
+    victim = launch(SCRIPT, str(tmp_path), "hang", folder=tmp_path, launcher=())
+    try:
+        until(lambda: (tmp_path / "child").exists() and (tmp_path / "beside" / "checkpoint-4").exists(), 120)
+        child = int((tmp_path / "child").read_text())
+        os.kill(victim.pid, signal.SIGKILL)
+        until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+    finally:
+        victim.kill()
+        victim.communicate()
+    told = run_ranks(SCRIPT, str(tmp_path), "resume", folder=tmp_path, processes=1, timeout_s=120).told[0]
+    assert told["evaluations"] == evaluations(plain)
+    assert told["best"] == plain.state.best_global_step
+
+
+@pytest.mark.slow  # two processes, and a child
+@pytest.mark.process
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["ddp", "fsdp"])
+def test_several_processes_hear_of_a_result_after_the_same_step(backend: str, tmp_path: Path) -> None:
+    told = run_ranks(SCRIPT, str(tmp_path), backend, folder=tmp_path, timeout_s=250).told
+    assert told[0]["heard"] == told[1]["heard"]
+    assert told[0]["weights"] == told[0]["weights of a blocking run"]
+    assert told[0]["best"] == told[0]["best of a blocking run"]
+    one, other = told[0]["evaluations"], told[0]["evaluations of a blocking run"]
+    assert [entry["step"] for entry in one] == [entry["step"] for entry in other] == [2, 4, 6, 8]
+    for name in ("eval_loss", "eval_mae"):  # batches of other sizes, so up to rounding
+        assert [entry[name] for entry in one] == pytest.approx([entry[name] for entry in other], rel=1e-5)
+
+
+# -- what is refused, and a run without it ----------------------------------------------------------------------------
+
+
+def test_a_schedule_of_ones_own_that_follows_a_metric_is_refused(held: Held, tmp_path: Path) -> None:
+    model = doubles.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    trainer, heard = make(tmp_path, eval_async=True, model=model)
+    trainer.optimizer, trainer.lr_scheduler = optimizer, schedule
+    with pytest.raises(ArgumentError, match="the learning rate follows the metric of an evaluation"):
+        trainer.train()
+    assert heard.trained == 0
+    assert held.is_stopped
+
+
+@pytest.mark.parametrize("settings", [{}, {"eval_async": True, "eval_strategy": "no"}], ids=["off", "no evaluation"])
+def test_a_run_without_it_has_the_table_of_extensions_that_it_had_before(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    tables: dict[str, tuple[Any, ...]] = {}
+    found: list[str] = []
+    trainer, _ = make(tmp_path, **settings, **({"load_best_model_at_end": False} if settings else {}))
+
+    class Looks(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            extensions = trainer._run.extensions
+            found[:] = [one.name for one in extensions]
+            tables.update({event: getattr(extensions, event) for event in EVENTS if hasattr(extensions, event)})
+
+    trainer.add_callback(Looks())
+    trainer.train()
+    assert found == ["lease", "recorded_metrics", "checkpoint_items", "quarantine", "guard", "incidents"]
+    assert tables["after_step"] == tables["keeps"] == tables["trained"] == ()
+
+
+# -- another machine --------------------------------------------------------------------------------------------------
+
+
+def evaluate_folder(folder: Path) -> dict[str, float]:
+    from safetensors.torch import load_file
+
+    model = doubles.model()
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    rows = doubles.samples(10)
+    with torch.no_grad():
+        guesses = model(torch.stack([row["x"] for row in rows]))["logits"]
+    return {"mae": float(abs(guesses - torch.tensor([row["labels"] for row in rows])).mean())}
+
+
+def test_a_watcher_makes_the_evaluations_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainwright.cli.tasks.watch.LOOKS_EVERY_S", 0.01)
+    monkeypatch.setattr("trainwright.extensions.async_evaluation.evaluators.LOOKS_EVERY_S", 0.01)
+    plain, _ = blocking(tmp_path / "plain")
+    made: list[int] = []
+    watcher = Watcher(tmp_path / "beside", evaluate_folder)
+    thread = threading.Thread(target=lambda: watcher.watch(lambda request, _: made.append(request.step)))
+    thread.start()
+    trainer, heard = make(tmp_path / "beside", eval_async="watch")
+
+    class Waits(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:
+                requests = Requests(tmp_path / "beside")
+                until(lambda: bool(list(requests.folder.glob(evaluators.SIGNS))))
+
+    trainer.add_callback(Waits())
+    trainer.train()
+    thread.join(timeout=60)
+    assert not thread.is_alive(), "it ends with the run"
+    assert made == [2, 4, 6, 8]
+    assert [one["eval_mae"] for one in evaluations(trainer)] == pytest.approx(
+        [one["eval_mae"] for one in evaluations(plain)], rel=1e-5
+    )
+    assert [step for step, *_ in heard.evaluations] == made
+    assert trainer.state.best_global_step == plain.state.best_global_step
+    assert doubles.same(doubles.weights(plain), doubles.weights(trainer))
+
+
+def test_a_run_that_nobody_watches_leaves_evaluations_out_and_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluators, "WATCHER_GONE_S", 0.0)
+    with caplog.at_level(logging.WARNING):
+        trainer, _ = make(tmp_path, eval_async="watch", load_best_model_at_end=False)
+        trainer.train()
+    assert trainer.state.global_step == STEPS
+    assert evaluations(trainer) == []
+    text = "\n".join(caplog.messages)
+    assert "step 6 is left out: 2 evaluations are under way, and nobody watches the run" in text
+    assert "The run ends before the evaluation of step 2, 4 is there." in text
+
+
+def test_the_claim_of_a_watcher_that_is_gone_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainwright.cli.tasks.watch.LOOKS_EVERY_S", 0.001)
+    requests = Requests(tmp_path)
+    requests.open(is_fresh=True)
+    request = Request(name=requests.new_name(2), step=2, epoch=0.5, max_steps=8)
+    requests.begin(request.name)
+    (requests.place(request.name) / "eval").mkdir()
+    requests.submit(request)
+    (requests.place(request.name) / "claim.json").write_text(json.dumps({"watcher": "gone"}))
+    now = iter(range(0, 10_000, 20))  # seconds
+    watcher = Watcher(tmp_path, lambda folder: {"mae": 1.0}, clock=lambda: float(next(now)))
+    assert watcher.watch(lambda *_: requests.close()) == 1
+    result = Result.read(requests.place(request.name))
+    assert result is not None
+    assert result.metrics == {"eval_mae": 1.0, "epoch": 0.5}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"events": [["delete", {}]], "metrics": {}}', '{"events": 3, "metrics": {}}']
+)
+def test_a_result_that_is_none_is_told_and_never_believed(content: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(ValueError):  # noqa: PT011 -- of JSON, or ours
+        Result.read(tmp_path)
+
+
+@pytest.mark.parametrize("values", [{}, {"name": "../../x"}, {"name": "a", "step": "2"}])
+def test_a_request_that_is_none_is_not_read(values: dict[str, Any], tmp_path: Path) -> None:
+    whole = Request(name="step-1-a", step=1, epoch=0.5, max_steps=2).to_dict()
+    with pytest.raises(ValueError, match="no request of an evaluation"):
+        Request.from_dict({**whole, **values} if values else {})
+
+
+@pytest.mark.slow  # two commands and a model of transformers
+@pytest.mark.process
+def test_the_command_line_watches_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [
+        "text,label",
+        *(f"{'red' if n % 2 else 'blue'} one {n % 5},{'odd' if n % 2 else 'even'}" for n in range(64)),
+    ]
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    (tmp_path / "held.csv").write_text("\n".join(lines[:17]))
+    recipe = SMALL.replace("  eval_share: 0.25\n", "  eval: held.csv\n")
+    (tmp_path / "plain.yaml").write_text(recipe.replace("output_dir: run", "output_dir: plain"))
+    (tmp_path / "beside.yaml").write_text(
+        f"{recipe}  eval_async: watch\n  max_steps: 8\n".replace("  max_steps: 8\n", "", 1)
+    )
+    assert call("train", "plain.yaml").exit_code == 0
+    command = [sys.executable, "-m", "trainwright", "eval", "run", "--data", "held.csv", "--watch", "--json"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    watcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+    try:
+        assert call("train", "beside.yaml").exit_code == 0
+        out, _ = watcher.communicate(timeout=120)
+    finally:
+        if watcher.poll() is None:
+            os.killpg(watcher.pid, signal.SIGKILL)
+            watcher.wait()
+    told = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    assert [one["step"] for one in told] == [4, 8]
+    plain = read(tmp_path / "plain").values
+    beside = read(tmp_path / "run").values
+    for name in ("eval_loss", "eval_accuracy"):
+        assert beside[name] == plain[name]
