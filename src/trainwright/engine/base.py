@@ -252,6 +252,10 @@ class Engine:
         Nothing to do where each process has the whole model. Called before the first step of an epoch too.
         """
 
+    def evaluating(self, *, keeps_outputs: bool) -> AbstractContextManager[None]:
+        """Context of an evaluation loop; without `keeps_outputs` only the losses of its batches are read."""
+        return NO_CONTEXT
+
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
         """Context of `model.generate`, with the keywords that it needs if processes share a model."""
         return nullcontext({})
