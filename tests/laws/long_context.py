@@ -151,7 +151,6 @@ MORE: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "clipped": ("llama", "padded", 2, {"max_grad_norm": 0.05}),
     "ledger": ("llama", "padded", 2, {"ledger": True}),
 }
-del MORE["gpt2, padded"]  # as in the original, which gives all rows the same positions; the packed ones restart
 
 
 def trainer_of(cell: str, folder: Path, *, replicas: int = 1, **more: Any) -> Any:

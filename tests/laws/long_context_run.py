@@ -1,4 +1,8 @@
-"""One launch: `long_context_run.py FOLDER KIND CELLS...`; KIND is "cp", "sp", or one of them with " + fsdp"."""
+"""One launch: `long_context_run.py FOLDER CASE...`, each case "KIND: CELL"; it tells what each comes to.
+
+KIND is "cp" or "sp", with the number of processes that share a sequence unless it is two ("cp 4"), and " + fsdp", or
+" + copies" for two copies of a sharded model.
+"""
 
 import logging
 import os
@@ -18,23 +22,19 @@ WORLD = int(os.environ["WORLD_SIZE"])
 
 
 def settings_of(kind: str) -> dict[str, Any]:
-    """Settings of a kind, with `replicas` of `WORLD` processes; pairs share sequences, or fours ("cp 4")."""
-    way, *with_fsdp = kind.split(" + ")
+    """Settings of a kind, and its `replicas`."""
+    way, _, more = kind.partition(" + ")
     name, _, size = way.partition(" ")
     together = int(size or 2)
-    sizes: dict[str, Any] = {"parallelism_config": ParallelismConfig(**{f"{name}_size": together})}
-    copies = {"dp_replicate_size": 2, f"{name}_size": together} | ({"dp_shard_size": 1} if name == "sp" else {})
-    if with_fsdp == ["copies"]:
-        sizes = {"parallelism_config": ParallelismConfig(**copies)}
-    fsdp = {"fsdp": True} if with_fsdp else {}
-    return {**sizes, **fsdp, "replicas": WORLD // together}
+    sizes = {f"{name}_size": together} | ({"dp_replicate_size": 2} if more == "copies" else {})
+    fsdp = {"fsdp": True} if more else {}
+    return {"parallelism_config": ParallelismConfig(**sizes), **fsdp, "replicas": WORLD // together}
 
 
-kind, *cells = sys.argv[2:]
 logging.getLogger("trainwright").setLevel("ERROR")
 warnings.filterwarnings("ignore", "FSDP2-wrapped module")
 torch.manual_seed(0)
-for cell in cells:
-    trainer = trainer_of(cell, FOLDER / cell.replace(", ", "-"), **settings_of(kind))
-    tell(**{cell: outcome(trainer)})
+for number, case in enumerate(sys.argv[2:]):
+    kind, cell = case.split(": ")
+    tell(**{case: outcome(trainer_of(cell, FOLDER / str(number), **settings_of(kind)))})
 tell(done=True)

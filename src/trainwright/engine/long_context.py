@@ -59,7 +59,8 @@ class SharesSequences(DistributedEngine):
     """Base of these engines, named before the engine that shares out the model: `class E(SharesSequences, ...)`."""
 
     _parts: SequenceParts
-    _keeps_outputs = True
+    _keeps_outputs = True  # the trainer reads outputs in training
+    _are_outputs_read = False  # extensions do
     _checked: nn.Module | None = None
 
     def _share_sequences(self, parallel: ParallelPlan) -> None:
@@ -101,9 +102,13 @@ class SharesSequences(DistributedEngine):
         self._keeps_outputs = keeps_outputs
         return super().mixed_precision(model, keeps_outputs=keeps_outputs)
 
+    def note_outputs(self, are_read: bool) -> None:
+        self._are_outputs_read = are_read
+
     @contextmanager
     def accumulate(self, model: nn.Module, *, sync: bool) -> Iterator[None]:
-        with super().accumulate(model, sync=sync), self._parts.used(joins_outputs=self._keeps_outputs):
+        joins_outputs = self._keeps_outputs or self._are_outputs_read
+        with super().accumulate(model, sync=sync), self._parts.used(joins_outputs=joins_outputs):
             yield
 
     @contextmanager
@@ -240,8 +245,8 @@ def try_parts(model: nn.Module, parts: SequenceParts, device: torch.device, *, p
     if not difference <= tolerance:
         raise ModelError(
             f"{share.setting}={share.size} with {type(core).__name__}: its results for parts of sequences are not "
-            f"those for whole ones (they differ by {difference:.1e} of the largest). A layer mixes tokens outside of the "
-            f"attention that transformers' interface names, such as a state-space layer or a convolution. {INSTEAD}"
+            f"those for whole ones (they differ by {difference:.1e} of the largest). A layer mixes tokens outside of "
+            f"the attention that transformers' interface names, such as a state-space layer or a convolution. {INSTEAD}"
         )
 
 

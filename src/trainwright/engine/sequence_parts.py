@@ -207,7 +207,7 @@ class ContextShare(Share):
         for half, number in enumerate((self.place, 2 * self.size - 1 - self.place)):
             keys, values = (torch.cat(self._before(part, number + 1, chunk), dim=2) for part in parts)
             queries = query[:, :, half * chunk : (half + 1) * chunk]
-            bias = causal_lower_right(chunk, keys.shape[2])
+            bias = causal_lower_right(chunk, keys.shape[2]) if chunk > 1 else None  # a single query sees all keys
             outputs.append(base(module, queries, keys, values, bias, **options)[0])
         return torch.cat(outputs, dim=1), None
 
