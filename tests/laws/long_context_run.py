@@ -7,6 +7,7 @@ KIND is "cp" or "sp", with the number of processes that share a sequence unless 
 import logging
 import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any
@@ -36,5 +37,8 @@ warnings.filterwarnings("ignore", "FSDP2-wrapped module")
 torch.manual_seed(0)
 for number, case in enumerate(sys.argv[2:]):
     kind, cell = case.split(": ")
-    tell(**{case: outcome(trainer_of(cell, FOLDER / str(number), **settings_of(kind)))})
+    try:
+        tell(**{case: outcome(trainer_of(cell, FOLDER / str(number), **settings_of(kind)))})
+    except Exception as error:  # the same in all processes; the other cells are judged all the same
+        tell(**{case: {"error": "".join(traceback.format_exception(error))}})
 tell(done=True)

@@ -95,6 +95,17 @@ class WholeBatch:
         return of_places
 
 
+    def without_fill(self, mask: Any, keys: torch.Tensor) -> Any:
+        """Returns a mask in which the tokens that fill rows up count for nothing, not even where all keys are hidden.
+
+        A query without a key that it may see, as padding on the left has, gets the mean of all values from a mask that
+        is added to the scores.
+        """
+        if self.filled == self.length or not isinstance(mask, torch.Tensor) or not mask.is_floating_point():
+            return mask
+        return mask.masked_fill(keys >= self.length, -torch.inf)
+
+
 class Share(ABC):
     """The share that one process of a group has of each sequence."""
 
@@ -168,9 +179,8 @@ class ContextShare(Share):
             return None
         function = batch.placed(_function_of(asked), batch.own, batch.order)
         sizes = {"q_length": len(batch.own), "kv_length": batch.filled, "q_offset": 0, "kv_offset": 0}
-        return make(
-            **{**asked, **sizes, "mask_function": function, "attention_mask": None, "allow_is_causal_skip": False}
-        )
+        asked = {**asked, **sizes, "mask_function": function, "attention_mask": None, "allow_is_causal_skip": False}
+        return batch.without_fill(make(**asked), batch.order)
 
     def attend(
         self,
@@ -239,10 +249,10 @@ class HeadShare(Share):
         sizes = {"q_length": batch.filled, "kv_length": batch.filled, "q_offset": 0, "kv_offset": 0}
         if is_plainly_causal(batch, asked):
             return make(**{**asked, **sizes, "attention_mask": None})
-        function = batch.placed(_function_of(asked), batch.order, batch.order)
-        return make(
-            **{**asked, **sizes, "mask_function": function, "attention_mask": None, "allow_is_causal_skip": False}
-        )
+        places = torch.arange(batch.filled, device=batch.own.device)
+        function = batch.placed(_function_of(asked), places, places)
+        asked = {**asked, **sizes, "mask_function": function, "attention_mask": None, "allow_is_causal_skip": False}
+        return batch.without_fill(make(**asked), places)
 
     def attend(
         self,
