@@ -175,7 +175,17 @@ def trainer_of(cell: str, folder: Path, *, replicas: int = 1, **more: Any) -> An
         train_dataset=data,
         eval_dataset=data[:7],
         compute_metrics=hits,
+        preprocess_logits_for_metrics=only_logits,
     )
+
+
+def only_logits(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+    """A mixture of experts returns the balance and the logits of its routers beside its own."""
+    if not isinstance(outputs, tuple):
+        return outputs  # type: ignore[no-any-return]
+    balance, logits, *routes = outputs
+    assert all(layer.shape[0] == labels.numel() for layer in routes[-1])
+    return logits  # type: ignore[no-any-return]
 
 
 def hits(prediction: EvalPrediction) -> dict[str, float]:

@@ -547,7 +547,11 @@ class SequenceParts:
         assert batch is not None
         has_loss = inputs.get("labels") is not None
         if not has_loss or self.joins_outputs:
+            routes = outputs.get("router_logits") if isinstance(outputs, Mapping) else None
             outputs = map_nested(self._joined, outputs)
+            if isinstance(routes, tuple):  # tokens of all rows one after the other
+                by_row = (layer.unflatten(0, (batch.num_rows, -1)) for layer in routes)
+                outputs["router_logits"] = tuple(self._joined(layer).flatten(0, 1) for layer in by_row)
         if not has_loss:
             return outputs
         if not isinstance(outputs, Mapping):
