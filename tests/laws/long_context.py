@@ -10,6 +10,8 @@ import peft
 import torch
 import transformers
 from torch import nn
+from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.parity.models import seeded
 from tests.parity.sides import OURS, without_clock
@@ -58,6 +60,13 @@ def gpt2() -> nn.Module:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **none, bos_token_id=1, eos_token_id=2))
 
 
+def registered() -> nn.Module:
+    """An attention that a user has registered, with its masks."""
+    transformers.AttentionInterface.register("of_the_user", ALL_ATTENTION_FUNCTIONS["sdpa"])
+    transformers.AttentionMaskInterface.register("of_the_user", sdpa_mask)
+    return llama("of_the_user")
+
+
 def experts() -> nn.Module:
     """A mixture with a loss of balance."""
     config = transformers.MixtralConfig(
@@ -83,6 +92,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "one key": one_key_for_all,
     "windowed": windowed,
     "gpt2": gpt2,
+    "registered": registered,
     "experts": experts,
     "adapter": adapter,
     "recomputed": recomputed,

@@ -23,7 +23,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "sp": {"parallelism_config": ParallelismConfig(sp_size=2)},
     "cp + fsdp": {"parallelism_config": ParallelismConfig(cp_size=2), "fsdp": True},
 }
-SAVING = {"save_strategy": "steps", "save_steps": 2}
+ADAM = {"optim": "adamw_torch", "learning_rate": 1e-2, "adam_epsilon": 1e-3}
+SAVING = {"save_strategy": "steps", "save_steps": 2, **ADAM}
 
 
 def cut_off_and_resumed() -> None:
@@ -36,7 +37,7 @@ def cut_off_and_resumed() -> None:
         again = trainer_of(CELL, FOLDER / f"cut {kind}", **settings, **SAVING)
         tell(**{f"{kind}: resumed": outcome(again, resume_from_checkpoint=True)})
     for kind, other in (("cp", "sp"), ("sp", "cp + fsdp"), ("cp + fsdp", "cp")):
-        resumed = trainer_of(CELL, FOLDER / f"{kind} from {other}", **KINDS[kind])
+        resumed = trainer_of(CELL, FOLDER / f"{kind} from {other}", **KINDS[kind], **ADAM)
         source = str(FOLDER / f"whole {other}" / "checkpoint-2")
         tell(**{f"{kind}: from {other}": outcome(resumed, resume_from_checkpoint=source)})
 

@@ -94,7 +94,6 @@ class WholeBatch:
 
         return of_places
 
-
     def without_fill(self, mask: Any, keys: torch.Tensor) -> Any:
         """Returns a mask in which the tokens that fill rows up count for nothing, not even where all keys are hidden.
 
