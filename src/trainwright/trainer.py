@@ -1836,7 +1836,9 @@ class Trainer:
         if not run.is_dry:
             handler.eval_dataloader = dataloader
         mixed = NO_CONTEXT if self.is_in_train else engine.mixed_precision(self.model)
-        with run.evaluating(run.loss_rule or self._loss_rule(), engine.device), mixed:
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        cut = engine.evaluating(keeps_outputs=not loss_only)
+        with run.evaluating(run.loss_rule or self._loss_rule(), engine.device), mixed, cut:
             context = build.evaluation_context(
                 self.args,
                 self._services,
@@ -1848,7 +1850,7 @@ class Trainer:
                 label_names=self.label_names,
                 main_input=model_facts.main_input_name(self.model),
                 preprocess_logits=self.preprocess_logits_for_metrics,
-                loss_only=self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only,
+                loss_only=loss_only,
                 ignore_keys=ignore_keys,
                 loss_rows=self._loss_rows(),
             )

@@ -12,9 +12,12 @@ from trainwright.config.resolve import parallel
 from trainwright.errors import ArgumentError
 from trainwright.support.model_facts import ModelLayout
 
+SIZES = {"dp_replicate_size": 1, "dp_shard_size": 1, "tp_size": 1, "cp_size": 1, "sp_size": 1}
+
 
 def asking(world: int = 1, config: Any = None, **more: Any) -> Any:
-    return SimpleNamespace(**{"world_size": world, "parallelism_config": config, "mixed_precision": "no", **more})
+    settings = {"mixed_precision": "no", "torch_compile": False, "predict_with_generate": False}
+    return SimpleNamespace(**{"world_size": world, "parallelism_config": config, **settings, **more})
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +70,28 @@ def test_the_launcher_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "world", "how", "sizes"),
+    [
+        (ParallelismConfig(cp_size=2), 2, {}, (1, 1)),
+        (ParallelismConfig(cp_size=2), 4, {}, (2, 1)),
+        (ParallelismConfig(sp_size=4), 4, {"has_fsdp": True}, (1, 1)),
+        (ParallelismConfig(sp_size=2), 8, {"has_fsdp": True}, (1, 4)),
+        (ParallelismConfig(cp_size=2), 8, {"has_fsdp": True, "num_in_copy": 4}, (2, 2)),
+        (ParallelismConfig(cp_size=2), 8, {"has_fsdp": True, "num_in_copy": 1}, (1, 4)),
+        (ParallelismConfig(dp_replicate_size=2, dp_shard_size=2, cp_size=2), 8, {"has_fsdp": True}, (2, 2)),
+        (ParallelismConfig(dp_replicate_size=2, sp_size=2), 4, {"has_fsdp": True}, (2, 1)),
+    ],
+)
+def test_processes_beside_those_that_share_sequences_have_data_of_their_own(
+    config: Any, world: int, how: dict[str, Any], sizes: tuple[int, int]
+) -> None:
+    plan = parallel(asking(world, config), None, **how)
+    assert plan is not None
+    assert (plan.dp_replicate, plan.dp_shard) == sizes
+    assert plan.num_in_all == world
+
+
+@pytest.mark.parametrize(
     ("args", "layout", "how", "words"),
     [
         (asking(2, ParallelismConfig(tp_size=4)), None, {}, "tp_size=4 4 2 torchrun"),
@@ -80,8 +105,17 @@ def test_the_launcher_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
         (asking(2, ParallelismConfig(tp_size=2)), None, {"has_fsdp": True}, "tp_size=2 fsdp fsdp_size"),
         (asking(2, ParallelismConfig(tp_size=2)), None, {"has_deepspeed": True}, "tp_size=2 deepspeed"),
         (asking(2, ParallelismConfig(tp_size=2), mixed_precision="fp16"), None, {}, "fp16 bf16"),
-        (asking(2, ParallelismConfig(cp_size=2)), None, {"has_fsdp": True}, "cp_size=2"),
-        (asking(2, ParallelismConfig(sp_size=2)), None, {"has_deepspeed": True}, "sp_size=2"),
+        (asking(2, ParallelismConfig(sp_size=2)), None, {"has_deepspeed": True}, "sp_size=2 deepspeed fsdp=True"),
+        (asking(3, ParallelismConfig(cp_size=2)), None, {"has_fsdp": True}, "cp_size=2 2 3 torchrun"),
+        (asking(2, ParallelismConfig(cp_size=2), torch_compile=True), None, {}, "cp_size=2 torch_compile"),
+        (
+            asking(2, ParallelismConfig(sp_size=2), predict_with_generate=True),
+            None,
+            {},
+            "sp_size=2 predict_with_generate",
+        ),
+        (asking(4, ParallelismConfig(cp_size=2, tp_size=2)), None, {}, "tp_size=2 cp_size=2 parts"),
+        (asking(4, SimpleNamespace(**SIZES | {"cp_size": 2, "sp_size": 2})), None, {}, "cp_size=2 sp_size=2 one way"),
     ],
 )
 def test_refused(args: Any, layout: ModelLayout | None, how: dict[str, bool], words: str) -> None:

@@ -40,6 +40,7 @@ TRANSFORMERS = (
     "compat",
     "cli.tasks",
     "config.zero3_init",
+    "engine.sequence_parts",
     "run.search",
 )
 ACCELERATE = ("engine", "config.arguments", "compat.helpers", "data.prepared_dataloader")

@@ -43,6 +43,14 @@ def test_whole_tensors_come_back(tmp_path: Path) -> None:
     assert torch.equal(sharded_state.read_weights(tmp_path)["layer.bias"], torch.ones(2))
 
 
+def test_the_state_of_an_optimizer_without_any_is_loaded() -> None:
+    """SGD without momentum keeps nothing for a weight, only its settings."""
+    model = torch.nn.Linear(3, 2)
+    source, target = (torch.optim.SGD(model.parameters(), lr=rate) for rate in (0.5, 0.1))
+    sharded_state.load_whole_optimizer_state(model, target, source.state_dict())
+    assert [group["lr"] for group in target.param_groups] == [0.5]
+
+
 def test_a_description_that_would_run_code_is_refused(tmp_path: Path) -> None:
     folder = written(tmp_path / "model", a=torch.ones(1))
     (folder / ".metadata").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))

@@ -177,8 +177,8 @@ class ParallelPlan:
     dp_replicate: int = 1  # copies of the model, each with batches of its own
     dp_shard: int = 1  # processes with batches of their own that hold a copy's parameters in parts
     tp: int = 1  # processes that compute each layer of one batch together
-    cp: int = 1  # processes that have parts of one batch's sequences, in torch's way
-    sp: int = 1  # the same in DeepSpeed's way
+    cp: int = 1  # processes that have parts of one batch's sequences, and gather keys and values
+    sp: int = 1  # the same, which exchange heads for tokens; at most one of the two is above 1
     in_model: bool = False  # the model was brought in parts
     given: Any = None  # the user's accelerate.ParallelismConfig, not imported here
 

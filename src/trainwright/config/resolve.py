@@ -417,6 +417,8 @@ def parallel(
         return plans.ParallelPlan(dp_replicate=args.world_size // num_in_copy, dp_shard=num_in_copy)
     sizes = {name.removesuffix("_size"): size for name, size in (asked or {}).items()}
     plan = plans.ParallelPlan(**sizes, in_model=layout is not None, given=given)
+    if plan.cp * plan.sp > 1:
+        plan = _with_replicas(plan, args.world_size, has_fsdp=has_fsdp, num_in_copy=num_in_copy)
     problems = [] if layout is None else list(_of_the_model(plan, layout, is_asked=asked is not None))
     if layout is not None and layout.tp is not None and layout.dp is not None and not problems:
         is_said = plan.dp_replicate * plan.dp_shard == layout.dp
@@ -433,6 +435,20 @@ def parallel(
         ]
     refuse(problems)
     return plan
+
+
+def _with_replicas(
+    plan: plans.ParallelPlan, world_size: int, *, has_fsdp: bool, num_in_copy: int | None
+) -> plans.ParallelPlan:
+    """Returns a plan in which the processes that no size speaks of have batches of their own."""
+    rest, remainder = divmod(world_size, plan.num_together)
+    if plan.dp_replicate * plan.dp_shard > 1 or remainder or rest < 2:
+        return plan
+    if not has_fsdp:
+        return replace(plan, dp_replicate=rest)
+    num_in_copy = world_size if num_in_copy in (None, 1) else num_in_copy
+    shard, remainder = divmod(num_in_copy, plan.num_together)
+    return plan if remainder or rest % shard else replace(plan, dp_replicate=rest // shard, dp_shard=shard)
 
 
 def _of_the_model(plan: plans.ParallelPlan, layout: ModelLayout, *, is_asked: bool) -> Iterator[str]:
@@ -475,12 +491,28 @@ def _between_settings(
             f"parallelism_config.dp_shard_size={plan.dp_shard} shards the model, which fsdp does, and fsdp is not set. "
             "Set fsdp=True, or use dp_replicate_size for whole models."
         )
-    for name, size in (("cp_size", plan.cp), ("sp_size", plan.sp)):
-        if size > 1:
-            yield (
-                f"parallelism_config.{name}={size} is not there yet: this version does not cut sequences into parts. "
-                "Use fsdp or tp_size for what does not fit, or packing with a shorter packing_length."
-            )
+    if plan.cp * plan.sp > 1:
+        yield from _of_long_context(plan, args, in_parts=in_parts, has_deepspeed=has_deepspeed)
+
+
+def _of_long_context(
+    plan: plans.ParallelPlan, args: Arguments, *, in_parts: bool, has_deepspeed: bool
+) -> Iterator[str]:
+    """Yields what cannot be combined with sequences in parts."""
+    words = _words(plan)
+    if plan.cp > 1 and plan.sp > 1:
+        yield f"{words}: a sequence is cut in one way. Set cp_size or sp_size, and leave the other out."
+    if has_deepspeed:
+        yield f"{words} with deepspeed is not supported. Leave deepspeed out: fsdp=True shards models, states and all."
+    if in_parts:
+        yield f"{words}: layers in parts and sequences in parts together are not supported. Use tp_size or cp_size."
+    if args.torch_compile:
+        yield f"{words} with torch_compile is not supported. Leave torch_compile out."
+    if generation(args).predicts:
+        yield (
+            f"{words} with predict_with_generate: text is generated token by token, of which no process can have a "
+            "part. Evaluate with predict_with_generate in a run of its own, without these sizes."
+        )
 
 
 def _words(plan: plans.ParallelPlan) -> str:

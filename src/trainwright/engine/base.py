@@ -59,6 +59,9 @@ class Engine:
     def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
         """Announces the optimizer steps of a run before `setup`, for backends with a schedule of their own."""
 
+    def note_outputs(self, are_read: bool) -> None:
+        """Announces, before the first step of a run, whether extensions read the model's outputs in training."""
+
     def setup(self, model: nn.Module, *, make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler) -> Prepared:
         """Wraps a placed model for training, and calls the two factories in the order that this backend needs."""
         wrapped, optimizer = self._wrap(model, make_optimizer)
@@ -251,6 +254,10 @@ class Engine:
 
         Nothing to do where each process has the whole model. Called before the first step of an epoch too.
         """
+
+    def evaluating(self, *, keeps_outputs: bool) -> AbstractContextManager[None]:
+        """Context of an evaluation loop; without `keeps_outputs` only the losses of its batches are read."""
+        return NO_CONTEXT
 
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
         """Context of `model.generate`, with the keywords that it needs if processes share a model."""

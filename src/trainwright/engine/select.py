@@ -21,6 +21,10 @@ def select_engine(plan: EnginePlan) -> Engine:
         from trainwright.engine.sharded_base import TensorParallelEngine
 
         return TensorParallelEngine(plan)
+    if plan.parallel is not None and plan.parallel.cp * plan.parallel.sp > 1:
+        from trainwright.engine.long_context import make_long_context_engine
+
+        return make_long_context_engine(plan)
     if plan.fsdp is not None:
         from trainwright.engine.fsdp import make_fsdp_engine
 

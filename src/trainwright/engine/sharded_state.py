@@ -36,7 +36,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from trainwright._types import Optimizer, StateDict
 from trainwright.distributed.collectives import Group
 from trainwright.errors import CheckpointError
-from trainwright.support.tensor_tree import map_nested
+from trainwright.support.tensor_tree import map_nested, tensors_of
 
 MODEL = "pytorch_model_fsdp_0"
 OPTIMIZER = "optimizer_0"
@@ -199,7 +199,8 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Ma
         "state": {by_number[number]: value for number, value in state["state"].items()},
         "param_groups": [{**g, "params": [by_number[n] for n in g["params"]]} for g in state["param_groups"]],
     }
-    set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=True))
+    has_state = any(tensor.ndim for tensor in tensors_of(named["state"]))  # torch fails without: SGD has no momentum
+    set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=has_state))
 
 
 def _options(model: nn.Module, *, whole: bool = False) -> StateDictOptions:

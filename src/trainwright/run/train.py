@@ -252,6 +252,7 @@ def prepare_run(
             run, trainer, engine, folder=folder, load_newest=lambda: checkpointer.load_newest(trainer, folder, run)
         ),
     )
+    engine.note_outputs(run.extensions.needs_outputs)
     if checkpoint is not None:
         checkpointer.read_extensions(run, checkpoint)
     for begin in run.extensions.begin:

@@ -1,0 +1,91 @@
+"""Two processes that share sequences: checkpoints and what is refused. `long_context_more.py FOLDER`."""
+
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from accelerate import ParallelismConfig
+from torch import nn
+
+from tests._support.small import StopAt, models
+from tests._support.two_processes import tell
+from tests.laws.long_context import VOCAB, llama, outcome, packed, trainer_of
+from tests.parity.sides import OURS
+
+FOLDER = Path(sys.argv[1])
+CELL = "packed, 4"
+KINDS: dict[str, dict[str, Any]] = {
+    "cp": {"parallelism_config": ParallelismConfig(cp_size=2)},
+    "sp": {"parallelism_config": ParallelismConfig(sp_size=2)},
+    "cp + fsdp": {"parallelism_config": ParallelismConfig(cp_size=2), "fsdp": True},
+}
+ADAM = {"optim": "adamw_torch", "learning_rate": 1e-2, "adam_epsilon": 1e-3}
+SAVING = {"save_strategy": "steps", "save_steps": 2, **ADAM}
+
+
+def cut_off_and_resumed() -> None:
+    """Two runs, of which one is cut off after two steps and resumed; and one that resumes what the other kind saved."""
+    for kind, settings in KINDS.items():
+        tell(**{f"{kind}: whole": outcome(trainer_of(CELL, FOLDER / f"whole {kind}", **settings, **SAVING))})
+        stopped = trainer_of(CELL, FOLDER / f"cut {kind}", **settings, **SAVING)
+        stopped.add_callback(StopAt(2))
+        stopped.train()
+        again = trainer_of(CELL, FOLDER / f"cut {kind}", **settings, **SAVING)
+        tell(**{f"{kind}: resumed": outcome(again, resume_from_checkpoint=True)})
+    for kind, other in (("cp", "sp"), ("sp", "cp + fsdp"), ("cp + fsdp", "cp")):
+        resumed = trainer_of(CELL, FOLDER / f"{kind} from {other}", **KINDS[kind], **ADAM)
+        source = str(FOLDER / f"whole {other}" / "checkpoint-2")
+        tell(**{f"{kind}: from {other}": outcome(resumed, resume_from_checkpoint=source)})
+
+
+class OwnLoss(nn.Module):
+    """No model of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, VOCAB)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor, **kwargs: Any) -> dict[str, torch.Tensor]:
+        logits = self.table(input_ids)
+        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+def state_space() -> nn.Module:
+    config = transformers.MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, state_size=4)
+    return transformers.MambaForCausalLM(config)
+
+
+def with_pictures() -> list[dict[str, Any]]:
+    return [{**row, "pixel_values": torch.zeros(3, 4, 4)} for row in packed()]
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
+    "module": (OwnLoss, "cp", {}),
+    "classifier": (models.bert, "cp", {}),
+    "encoder-decoder": (models.t5, "sp", {}),
+    "state space": (state_space, "cp", {}),
+    "heads": (lambda: llama(num_attention_heads=3, num_key_value_heads=3, hidden_size=36), "sp", {}),
+    "attentions": (lambda: llama("eager", output_attentions=True), "cp", {}),
+    "pictures": (llama, "cp", {"remove_unused_columns": False, "train_dataset": with_pictures()}),
+}
+
+
+def refused() -> None:
+    for name, (build, kind, settings) in REFUSED.items():
+        data = settings.get("train_dataset", packed())
+        more = {key: value for key, value in settings.items() if key != "train_dataset"}
+        try:
+            OURS.make(build(), FOLDER / "no", {"max_steps": 1, **KINDS[kind], **more}, train_dataset=data).train()
+        except Exception as error:
+            tell(**{f"refused: {name}": f"{type(error).__name__}: {error}"})
+
+
+logging.getLogger("trainwright").setLevel("ERROR")
+torch.manual_seed(0)
+cut_off_and_resumed()
+refused()
+tell(done=True)

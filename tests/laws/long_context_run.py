@@ -1,0 +1,44 @@
+"""One launch: `long_context_run.py FOLDER CASE...`, each case "KIND: CELL"; it tells what each comes to.
+
+KIND is "cp" or "sp", with the number of processes that share a sequence unless it is two ("cp 4"), and " + fsdp", or
+" + copies" for two copies of a sharded model.
+"""
+
+import logging
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import ParallelismConfig
+
+from tests._support.two_processes import tell
+from tests.laws.long_context import outcome, trainer_of
+
+FOLDER = Path(sys.argv[1])
+WORLD = int(os.environ["WORLD_SIZE"])
+
+
+def settings_of(kind: str) -> dict[str, Any]:
+    """Settings of a kind, and its `replicas`."""
+    way, _, more = kind.partition(" + ")
+    name, _, size = way.partition(" ")
+    together = int(size or 2)
+    sizes = {f"{name}_size": together} | ({"dp_replicate_size": 2} if more == "copies" else {})
+    fsdp = {"fsdp": True} if more else {}
+    return {"parallelism_config": ParallelismConfig(**sizes), **fsdp, "replicas": WORLD // together}
+
+
+logging.getLogger("trainwright").setLevel("ERROR")
+warnings.filterwarnings("ignore", "FSDP2-wrapped module")
+torch.manual_seed(0)
+for number, case in enumerate(sys.argv[2:]):
+    kind, cell = case.split(": ")
+    try:
+        tell(**{case: outcome(trainer_of(cell, FOLDER / str(number), **settings_of(kind)))})
+    except Exception as error:  # the same in all processes; the other cells are judged all the same
+        tell(**{case: {"error": "".join(traceback.format_exception(error))}})
+tell(done=True)

@@ -1,0 +1,140 @@
+"""Processes that share sequences (`cp_size`, `sp_size`) train and evaluate as one process does.
+
+One launch runs many cells, since a process takes longer to start than a small model to train.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from .._support.two_processes import Done, run
+from .long_context import CELLS, MORE, outcome, trainer_of
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(400)]
+# name of a launch -> processes, cells of each kind (see `long_context_run.py`)
+LAUNCHES: dict[str, tuple[int, dict[str, list[str]]]] = {
+    "quick": (2, {"cp": ["packed, 4"], "sp": ["padded, 1"]}),
+    "pairs": (2, {"cp": [*CELLS, *MORE], "sp": [*CELLS, *MORE]}),
+    "fours": (4, {"cp 4": [*CELLS], "sp 4": ["padded, 1", "packed, 4", "masked, 4", "one key, packed"]}),
+    "replicas": (4, {"cp": [*CELLS], "sp": [*CELLS]}),
+    "sharded pairs": (2, {"cp + fsdp": [*CELLS], "sp + fsdp": [*CELLS]}),
+    "sharded replicas": (4, {"cp + fsdp": [*CELLS], "sp + copies": [*CELLS]}),
+}
+CASES = [
+    pytest.param(name, kind, cell, marks=[] if name == "quick" else pytest.mark.slow)
+    for name, (_, kinds) in LAUNCHES.items()
+    for kind, cells in kinds.items()
+    for cell in cells
+]
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
+    done: dict[str, Done | Exception] = {}
+
+    def launched(name: str) -> Done:
+        if name not in done:
+            try:
+                done[name] = launch_of(name)
+            except Exception as error:  # once, not for each cell
+                done[name] = error
+        result = done[name]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def launch_of(name: str) -> Done:
+        folder = tmp_path_factory.mktemp("long_context")
+        processes, kinds = LAUNCHES[name]
+        cells = [f"{kind}: {cell}" for kind, cells in kinds.items() for cell in cells]
+        script = Path(__file__).with_name("long_context_run.py")
+        return run(script, str(folder), *cells, folder=folder, processes=processes, timeout_s=300)
+
+    return launched
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("alone")
+    return functools.cache(lambda cell: outcome(trainer_of(cell, folder / cell.replace(", ", "-"))))
+
+
+def steps_of(told: dict[str, Any]) -> torch.Tensor:
+    """Loss and norm of each step."""
+    return torch.tensor([(entry["loss"], entry["grad_norm"]) for entry in told["log"] if "loss" in entry])
+
+
+def assert_close(mine: Any, other: Any, *, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    torch.testing.assert_close(torch.as_tensor(mine), torch.as_tensor(other), rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(("name", "kind", "cell"), CASES)
+def test_losses_weights_and_evaluations_are_those_of_one_process(
+    name: str, kind: str, cell: str, launch: Callable[[str], Done], alone: Callable[[str], dict[str, Any]]
+) -> None:
+    done = launch(name)
+    other = alone(cell)
+    for told in done.told:
+        mine = told[f"{kind}: {cell}"]
+        assert mine["step"] == other["step"]
+        assert_close(steps_of(mine), steps_of(other))
+        assert mine["weights"].keys() == other["weights"].keys()
+        for weight, values in mine["weights"].items():
+            assert_close(values, other["weights"][weight])
+        assert_close([*mine["judged"].values()], [*other["judged"].values()])
+        assert_close(mine["logits"], other["logits"], atol=1e-5)
+
+
+# -- checkpoints and refusals ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    folder = tmp_path_factory.mktemp("more")
+    return run(Path(__file__).with_name("long_context_more.py"), str(folder), folder=folder, timeout_s=300)
+
+
+@pytest.mark.slow  # a launch of its own
+@pytest.mark.parametrize("kind", ["cp", "sp", "cp + fsdp"])
+def test_a_run_that_is_cut_off_and_resumed_is_the_same_to_the_bit(kind: str, more: Done) -> None:
+    for told in more.told:
+        assert told[f"{kind}: resumed"]["weights"] == told[f"{kind}: whole"]["weights"]
+        assert told[f"{kind}: resumed"]["logits"] == told[f"{kind}: whole"]["logits"]
+        assert torch.equal(steps_of(told[f"{kind}: resumed"]), steps_of(told[f"{kind}: whole"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "other"), [("cp", "sp"), ("sp", "cp + fsdp"), ("cp + fsdp", "cp")])
+def test_a_checkpoint_is_resumed_with_other_sizes(kind: str, other: str, more: Done) -> None:
+    for told in more.told:
+        resumed = told[f"{kind}: from {other}"]
+        whole = told[f"{other}: whole"]
+        assert_close(steps_of(resumed), steps_of(whole))
+        for weight, values in resumed["weights"].items():
+            assert_close(values, whole["weights"][weight], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "kind", "words"),
+    [
+        ("module", "ModelError", "cp_size=2 OwnLoss transformers fsdp"),
+        ("classifier", "ModelError", "cp_size=2 BertForSequenceClassification shift_labels"),
+        ("encoder-decoder", "ModelError", "sp_size=2 T5ForConditionalGeneration encoder-decoder"),
+        ("state space", "ModelError", "cp_size=2 MambaForCausalLM parts"),
+        ("heads", "ModelError", "sp_size=2 3 cp_size"),
+        ("attentions", "ModelError", "output_attentions"),
+        ("pictures", "DataError", "cp_size pixel_values"),
+    ],
+)
+def test_refused_with_a_sentence(case: str, kind: str, words: str, more: Done) -> None:
+    for told in more.told:
+        message = told[f"refused: {case}"]
+        assert kind in message
+        assert all(word in message for word in words.split())
