@@ -74,6 +74,10 @@ class SharesSequences(DistributedEngine):
             )
 
     @property
+    def waits_in_forward(self) -> bool:
+        return True  # each layer exchanges keys or heads
+
+    @property
     def dispatches(self) -> bool:
         return False  # processes that share sequences need the same batch
 
