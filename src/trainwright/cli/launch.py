@@ -10,13 +10,16 @@ import typer
 def command_of(context: typer.Context) -> list[str]:
     """Returns the words of the command that a process repeats; a resume reads the number of processes from them."""
     words = [str(context.info_name)]
-    for name, value in context.params.items():
-        if name == "overrides":
-            words += [word for one in value or () for word in ("--set", one)]
-        elif name == "dry_run":
-            words += ["--dry-run"] if value else []
-        elif name != "processes":
+    for parameter in context.command.params:
+        value = context.params.get(str(parameter.name))
+        if parameter.name == "processes" or value in (None, False, [], ()):
+            continue
+        if parameter.param_type_name == "argument":
             words.append(str(value))
+            continue
+        option = max(parameter.opts, key=len)  # --set, not -s
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            words += [option] if one is True else [option, str(one)]
     processes = context.params.get("processes")
     return [*words, *([] if processes is None else [f"launch.processes={processes}"]), *context.args]
 

@@ -9,10 +9,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,16 +46,52 @@ OF_THE_USER = (
 
 
 @contextmanager
-def reporting() -> Iterator[None]:
-    """Turns the library's errors into their message and an exit code; any other error is a traceback."""
+def reporting(*, as_json: bool = False) -> Iterator[None]:
+    """Turns the library's errors into their message and an exit code; any other error is a traceback.
+
+    With `as_json` the error is an object on standard output too: {"error": {"type", "message", "problems"}}.
+    """
     try:
         yield
     except OF_THE_USER as error:
-        tell(str(error))
+        _report(error, as_json=as_json)
         raise typer.Exit(USAGE) from None
     except (errors.TrainwrightError, OSError) as error:
-        tell(str(error))
+        _report(error, as_json=as_json)
         raise typer.Exit(FAILED) from None
+
+
+def _report(error: Exception, *, as_json: bool) -> None:
+    tell(str(error))
+    if as_json and World.detect().process_index == 0:
+        problems = [*getattr(error, "problems", ())] or [str(error)]
+        echo(_json({"error": {"type": type(error).__name__, "message": str(error), "problems": problems}}))
+
+
+def reported(command: Callable[..., None]) -> Callable[..., None]:
+    """Makes a function a command: its errors are reported, as JSON where it was called with `--json`."""
+
+    @functools.wraps(command)
+    def call(*args: Any, **kwargs: Any) -> None:
+        with reporting(as_json=bool(kwargs.get("as_json"))):
+            command(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def answering(as_json: bool) -> Iterator[dict[str, Any]]:
+    """Within the context, a command fills the dict that `--json` prints; lines for people go to standard error then."""
+    answer: dict[str, Any] = {}
+    if not as_json:
+        yield answer
+        return
+    try:
+        with redirect_stdout(sys.stderr):
+            yield answer
+    finally:
+        if answer and World.detect().process_index == 0:
+            echo(_json(answer))
 
 
 def echo(text: str, *, err: bool = False) -> None:
@@ -114,6 +152,7 @@ def init(
     config: Annotated[Path, typer.Argument(help="File to write.", dir_okay=False)] = Path("config.yaml"),
     everything: Annotated[bool, typer.Option("--all", help="List every setting, with its default.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a commented configuration file that is ready to train."""
     from trainwright.cli.recipe.json_schema import json_schema
@@ -130,6 +169,9 @@ def init(
     write_text(config, template(task, with_everything=everything))
     schema_file = config.with_name(SCHEMA_NAME)
     write_text(schema_file, _json(json_schema()) + "\n")
+    if as_json:
+        echo(_json({"written": [config, schema_file]}))
+        return
     echo(f"Written: {config}, and {schema_file} for editors. Train with\n\n    trainwright train {config}")
 
 
@@ -139,6 +181,7 @@ def train(
     overrides: Overrides = None,
     processes: Processes = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be trained, and stop.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train as a configuration file says; evaluate and save the model."""
     from trainwright.cli.recipe.recipe_reader import checked, read_tree
@@ -150,10 +193,17 @@ def train(
     from trainwright.cli.tasks.recipe_run import refuse_a_second_run, rehearse, run
 
     refuse_a_second_run(recipe, tree)
-    if dry_run:
-        rehearse(recipe, tree, say)
-        return
-    run(recipe, tree, say)
+    with answering(as_json) as answer:
+        if not dry_run:
+            answer |= run(recipe, tree, say)
+            return
+        plan: dict[str, list[str]] = {}
+
+        def keep(word: str, line: str) -> None:
+            plan.setdefault(word, []).append(line)
+
+        rehearse(recipe, tree, keep if as_json else say)
+        answer["plan"] = plan
 
 
 def resume(
@@ -161,6 +211,7 @@ def resume(
     run: Annotated[Path, typer.Argument(help="Output directory of a run, or one of its checkpoints.")],
     overrides: Overrides = None,
     processes: Processes = None,
+    as_json: AsJson = False,
 ) -> None:
     """Continue a run from its newest intact checkpoint."""
     from trainwright.cli.tasks.recipe_run import read_run
@@ -168,7 +219,8 @@ def resume(
 
     recipe, tree = read_run(run.absolute(), overrides or (), context.args)
     if not _launched(recipe, processes, context):
-        carry_out(recipe, tree, say)
+        with answering(as_json) as answer:
+            answer |= carry_out(recipe, tree, say)
 
 
 Changed = Annotated[
@@ -188,6 +240,7 @@ def branch(
     shape: Annotated[str | None, typer.Option(help="How: linear (default), cosine or 1-sqrt.")] = None,
     overrides: Changed = None,
     processes: Processes = None,
+    as_json: AsJson = False,
 ) -> None:
     """Begin a run from a checkpoint of another, as for a cooldown."""
     from trainwright.cli.branch import branched
@@ -197,7 +250,8 @@ def branch(
         run, out.absolute(), at=at, cooldown=cooldown, shape=shape, overrides=overrides or (), typed=context.args
     )
     if not _launched(recipe, processes, context):
-        carry_out(recipe, tree, say)
+        with answering(as_json) as answer:
+            answer |= carry_out(recipe, tree, say)
 
 
 def extend(
@@ -210,6 +264,7 @@ def extend(
     ] = None,
     overrides: Changed = None,
     processes: Processes = None,
+    as_json: AsJson = False,
 ) -> None:
     """Continue a run past its end, without a jump of the rate."""
     from trainwright.cli.branch import extended
@@ -217,7 +272,8 @@ def extend(
 
     recipe, tree = extended(run, steps=steps, to=to, shape=shape, overrides=overrides or (), typed=context.args)
     if not _launched(recipe, processes, context):
-        carry_out(recipe, tree, say)
+        with answering(as_json) as answer:
+            answer |= carry_out(recipe, tree, say)
 
 
 def _launched(recipe: Recipe, processes: int | None, context: typer.Context) -> bool:
@@ -281,6 +337,7 @@ def report(
     ],
     output: Output = None,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the page up to date until the run ends.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write an HTML file that shows a run or a search."""
     from trainwright.report.run_page import write_report
@@ -291,13 +348,17 @@ def report(
         if watch:
             raise errors.ArgumentError(f"--watch follows a run in a directory, and {run} is a URL.")
         with journal_of(run) as folder:
-            echo(f"Written: {write_report(folder, output or Path('report.html'))}")
+            _say_written(write_report(folder, output or Path("report.html")), as_json=as_json)
         return
-    path = write_report(run, output)
-    echo(f"Written: {path}")
+    _say_written(write_report(run, output), as_json=as_json)
     if watch:
-        echo("The open page follows the run until it ends; Ctrl-C stops that.")
+        echo("The open page follows the run until it ends; Ctrl-C stops that.", err=as_json)
         write_report(run, output, watch=True)
+
+
+def _say_written(path: Path, *, as_json: bool, **facts: object) -> None:
+    """Names a file that was written, and facts about it in JSON."""
+    echo(_json({"written": [path], **facts}) if as_json else f"Written: {path}")
 
 
 def compare(
@@ -393,6 +454,7 @@ def runs(
 def push(
     run: Annotated[Path, typer.Argument(help="Output directory of a run.")],
     token: Annotated[str | None, typer.Option(help="Token for the Hub (default: that of the login).")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Upload files that a training with push_to_hub could not."""
     from trainwright.hub.access import account_problem
@@ -402,22 +464,30 @@ def push(
     hide(token)
     waiting = Outbox(run).waiting()
     if not waiting:
+        if as_json:
+            echo(_json({"uploads": []}))
+            return
         echo(f"Nothing waits in {run}: all of it is on the Hub, or it was trained without push_to_hub.")
         return
     if problem := account_problem(token):
         tell(f"Nothing was uploaded: {problem} The files stay in {waiting[0].folder.parent}.")
         raise typer.Exit(FAILED)
     failed = Uploader(run, run.resolve().name, token=token).finish()
+    uploads = []
     for upload in waiting:
         ticket = upload.ticket
         where = "/".join(part for part in (ticket.repo or run.resolve().name, ticket.path) if part)
-        state = "Not uploaded" if upload in failed else "Uploaded"
-        echo(f"{state}: {ticket.message or 'files'} (step {ticket.step}) to {where}")
+        uploads.append({"to": where, "step": ticket.step, "message": ticket.message, "is_done": upload not in failed})
+        if not as_json:
+            state = "Not uploaded" if upload in failed else "Uploaded"
+            echo(f"{state}: {ticket.message or 'files'} (step {ticket.step}) to {where}")
+    if as_json:
+        echo(_json({"uploads": uploads}))
     if failed:
         raise typer.Exit(FAILED)
 
 
-def schema(output: Output = None) -> None:
+def schema(output: Output = None, as_json: AsJson = False) -> None:
     """Write the JSON schema of the configuration file, for editors."""
     from trainwright.cli.recipe.json_schema import json_schema
 
@@ -426,7 +496,7 @@ def schema(output: Output = None) -> None:
         typer.echo(text)  # no value of anybody's is in it, and names of fields are not to be masked
     else:
         write_text(output, f"{text}\n")
-        echo(f"Written: {output}")
+        _say_written(output, as_json=as_json)
 
 
 def export(
@@ -436,6 +506,7 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Directory to write; it must be empty, or not there.", metavar="DIR")],
     merged: Annotated[bool, typer.Option("--merge", help="Merge an adapter (lora) into the model.")] = False,
     weights: Annotated[str, typer.Option(help="trained, or average: those of a run with `average`.")] = "trained",
+    as_json: AsJson = False,
 ) -> None:
     """Write the model of a checkpoint alone, for from_pretrained."""
     from trainwright.checkpoint.weights import export_model
@@ -451,12 +522,15 @@ def export(
     with checkpoint_of(checkpoint) as local:
         source, why = chosen_checkpoint(local) if weights == "average" else chosen(local)
         if why:
-            echo(f"From {source.name if is_url(checkpoint) else source}: {why}")
+            echo(f"From {source.name if is_url(checkpoint) else source}: {why}", err=as_json)
         if weights == "average":
             written = export_average(source, folder)
         else:
             written = merge(source, folder) if merged else export_model(source, folder, parts=sharded_state)
     size = sum(path.stat().st_size for path in written)
+    if as_json:
+        echo(_json({"written": written, "bytes": size}))
+        return
     echo(f"Written: {folder}, {counted(len(written), 'file')}, {size_text(size)}")
 
 
@@ -548,15 +622,18 @@ def replay(
     ] = None,
     precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 in the place of the run's.")] = None,
     one_by_one: Annotated[bool, typer.Option("--one-by-one", help="Run each sample by itself too.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run the step of an incident again, without the data set."""
     from trainwright.cli.replay import replay
 
     if precision not in (None, "fp32", "bf16", "fp16"):
         raise errors.ArgumentError(f"--precision {precision}: write fp32, bf16 or fp16.")
-    result = replay(folder, model=model, precision=precision, one_by_one=one_by_one)
-    for line in result.lines:
-        echo(line)
+    with answering(as_json) as answer:
+        result = replay(folder, model=model, precision=precision, one_by_one=one_by_one)
+        answer |= dataclasses.asdict(result)
+        for line in result.lines:
+            echo(line)
     if not result.is_same and precision is None:
         raise typer.Exit(FAILED)
 
@@ -685,6 +762,7 @@ def predict(
     weights: WhichWeights = "trained",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at a time.", metavar="N")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a generated text.", metavar="N")] = 64,
+    as_json: AsJson = False,
 ) -> None:
     """Write the predictions of a trained model, row by row."""
     from trainwright.cli.remote_runs import checkpoint_of
@@ -711,6 +789,9 @@ def predict(
             for line in found:
                 target.write(f"{line}\n")
                 number += 1
+    if as_json:
+        _say_written(out, as_json=True, rows=number)
+        return
     echo(f"Written: {out}, {counted(number, 'row')}")
 
 
@@ -720,14 +801,19 @@ def ctl(
         list[str], typer.Argument(help="save, evaluate, stop, lr RATE, log STEPS or profile STEPS.", metavar="COMMAND")
     ],
     wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the run's answer.")] = 60.0,
+    as_json: AsJson = False,
 ) -> None:
     """Tell a run under way to save, evaluate, stop, or change its rate."""
     from trainwright.cli.control import give
 
     step, refused = give(run, words, wait_s=wait_s)
+    if as_json:
+        echo(_json({"step": step, "refused": refused}))
     if refused is not None:
         tell(f"Refused: {refused}")
         raise typer.Exit(FAILED)
+    if as_json:
+        return
     echo(f"Carried out after step {step}: {' '.join(words)}")
 
 
@@ -789,7 +875,7 @@ for _command in (
     env,
 ):
     app.command(context_settings=AS_TYPED if _command in (check, train, resume, branch, extend) else None)(
-        reporting()(_command)
+        reported(_command)
     )
 
 

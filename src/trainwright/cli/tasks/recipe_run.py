@@ -167,8 +167,13 @@ def names_the_resume(folder: Path, say: Say) -> Iterator[None]:
         raise
 
 
-def run(recipe: Recipe, tree: Tree, say: Say) -> dict[str, float]:
-    """Trains as the recipe says, and returns the scores of the last evaluation."""
+def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
+    """Trains as the recipe says, and returns what came of it, for `--json`.
+
+    Returns:
+        `output_dir`; `step`, the last one; `train`, metrics of the training; `eval`, of the last evaluation, empty
+        without one; `best_checkpoint` and `checkpoint`, the newest, each None if there is none.
+    """
     trainer = make_trainer(recipe, tree, say)
     args = trainer.args
     if args.should_save:
@@ -189,7 +194,16 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> dict[str, float]:
     say("written", f"{args.output_dir} (model, results, checkpoints, journal)")
     if args.push_to_hub:
         upload(trainer)
-    return scores
+    store = CheckpointStore(args.output_dir)
+    newest = store.steps()[-1:]
+    return {
+        "output_dir": str(args.output_dir),
+        "step": trainer.state.global_step,
+        "train": result.metrics,
+        "eval": scores,
+        "best_checkpoint": trainer.state.best_model_checkpoint,
+        "checkpoint": str(store.path(newest[0])) if newest else None,
+    }
 
 
 def upload(trainer: Trainer) -> None:
