@@ -225,14 +225,14 @@ def resume(
 
 Changed = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="A.B=VALUE", help="An entry in place of the run's: training.seed=1."),
+    typer.Option("--set", "-s", metavar="A.B=VALUE", help="An entry: training.seed=1."),
 ]
 
 
 def branch(
     context: typer.Context,
     run: Annotated[Any, typer.Argument(help="Output directory of the run; it stays as it is.", parser=place)],
-    at: Annotated[int, typer.Option(min=1, help="Step of the checkpoint to begin from.", metavar="STEP")],
+    at: Annotated[int, typer.Option(min=1, help="Step to begin from.", metavar="STEP")],
     out: Annotated[Path, typer.Option(help="Output directory of the new run.", metavar="DIR", file_okay=False)],
     cooldown: Annotated[
         str | None, typer.Option(help="Let the rate fall to 0 over N steps, or P% of its length.", metavar="N|P%")
@@ -415,7 +415,7 @@ def runs(
     folder: Annotated[Any, typer.Argument(help="Directory or URL to look below.", metavar="DIR", parser=place)] = ".",
     as_json: AsJson = False,
 ) -> None:
-    """Show the runs below a directory: metrics, differing arguments, state."""
+    """Show the runs below a directory: metrics, arguments, state."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -834,6 +834,17 @@ def env(as_json: AsJson = False) -> None:
             echo(f"{name:<14}{value}")
 
 
+def mcp() -> None:
+    """Offer the commands as tools to a coding agent (MCP, over stdio)."""
+    from trainwright.cli.mcp_server import serve
+
+    serve({str(command.name): str(command.help) for command in _group().commands.values() if command.name != "mcp"})
+
+
+def _group() -> Any:
+    return typer.main.get_command(app)
+
+
 class OneScreen(typer.core.TyperGroup):
     """Group of commands with help that fits on a screen: its own options are not listed."""
 
@@ -877,6 +888,7 @@ for _command in (
     app.command(context_settings=AS_TYPED if _command in (check, train, resume, branch, extend) else None)(
         reported(_command)
     )
+app.command(hidden=True)(reported(mcp))  # a program starts it
 
 
 def _version(is_asked: bool) -> None:
