@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -104,14 +105,13 @@ def newest_of_tiers(local: CheckpointStore, url: str, *, why_not: WhyNot, crew: 
         if problem is None:
             try:
                 found = bring(url, manifest, local, crew, has=is_there if has_several_disks else is_identical)
-                problem = crew.agree(lambda found=found: why_not(found))
+                problem = crew.agree(partial(why_not, found))
             except CheckpointWriteError:  # no room here: an older one needs as much
                 raise
             except CheckpointError as error:
                 problem = str(error)
             except StoreError as error:
-                text = str(error)
-                crew.agree(lambda text=text: _say_unreadable(url, text, here))
+                crew.agree(partial(_say_unreadable, url, str(error), here))
                 return here
             if problem is None:
                 if manifest is not manifest_here:
