@@ -78,7 +78,7 @@ def newest_of_tiers(local: CheckpointStore, url: str, *, why_not: WhyNot, crew: 
     Raises:
         CheckpointError: the URL cannot be read, and the directory has no checkpoint.
     """
-    opened: list[Checkpoint] = []  # of the directory, verified; in the main process
+    opened: list[Checkpoint] = []  # the newest one of the directory, in the main process
 
     def look() -> tuple[str | None, Manifest | None, list[Manifest]]:
         here = local.latest(lambda found: found.find_problem() or why_not(found))
@@ -207,7 +207,7 @@ def bring(
             manifest.write(staging)
             local.place(staging, manifest.step)
             staging = None
-        crew.gather(None)  # nobody reads it before it has its name
+        crew.gather(None)  # no process opens it before the renaming
     finally:
         if staging is not None:
             local.discard(staging)

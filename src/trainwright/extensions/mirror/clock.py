@@ -43,7 +43,7 @@ class Pace:
     def __init__(self, bytes_per_s: float | None, clock: Clock) -> None:
         self._bytes_per_s = bytes_per_s
         self._clock = clock
-        self._free_at = 0.0  # when what was sent so far has taken its time
+        self._free_at = 0.0  # when the bytes sent so far have taken as long as the limit asks
         self._never = threading.Event()
         self._released = threading.Event()
         self._released_at = clock.now()
