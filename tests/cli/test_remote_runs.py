@@ -104,7 +104,7 @@ def test_every_command_reads_a_run_on_a_server(
         compared = json.loads(call("compare", f"{top}/first", f"{top}/second", "--json").output)
         assert "learning_rate" in compared["arguments"]
         verified = json.loads(call("verify", f"{top}/first", "--json").output)
-        assert [(one["step"], one["problems"]) for one in verified] == [(2, []), (4, [])]
+        assert [one["problems"] for one in verified] == [[], []]
         assert call("export", f"{top}/first", "exported").exit_code == 0
         exported = load_file(Path("exported") / "model.safetensors")
         original = load_file(store.parents[1] / "model" / "model.safetensors")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -77,7 +78,7 @@ def newest_of_tiers(local: CheckpointStore, url: str, *, why_not: WhyNot, crew: 
     Raises:
         CheckpointError: the URL cannot be read, and the directory has no checkpoint.
     """
-    opened: list[Checkpoint] = []  # of the directory, verified; in the main process
+    opened: list[Checkpoint] = []  # the newest one of the directory, in the main process
 
     def look() -> tuple[str | None, Manifest | None, list[Manifest]]:
         here = local.latest(lambda found: found.find_problem() or why_not(found))
@@ -104,14 +105,13 @@ def newest_of_tiers(local: CheckpointStore, url: str, *, why_not: WhyNot, crew: 
         if problem is None:
             try:
                 found = bring(url, manifest, local, crew, has=is_there if has_several_disks else is_identical)
-                problem = crew.agree(lambda found=found: why_not(found))
+                problem = crew.agree(partial(why_not, found))
             except CheckpointWriteError:  # no room here: an older one needs as much
                 raise
             except CheckpointError as error:
                 problem = str(error)
             except StoreError as error:
-                text = str(error)
-                crew.agree(lambda text=text: _say_unreadable(url, text, here))
+                crew.agree(partial(_say_unreadable, url, str(error), here))
                 return here
             if problem is None:
                 if manifest is not manifest_here:
@@ -207,7 +207,7 @@ def bring(
             manifest.write(staging)
             local.place(staging, manifest.step)
             staging = None
-        crew.gather(None)  # nobody reads it before it has its name
+        crew.gather(None)  # no process opens it before the renaming
     finally:
         if staging is not None:
             local.discard(staging)

@@ -41,9 +41,9 @@ class Pace:
     """
 
     def __init__(self, bytes_per_s: float | None, clock: Clock) -> None:
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._clock = clock
-        self._free_at = 0.0  # when what was sent so far has taken its time
+        self._free_at = 0.0  # when the bytes sent so far have taken as long as the limit asks
         self._never = threading.Event()
         self._released = threading.Event()
         self._released_at = clock.now()
@@ -69,8 +69,8 @@ class Pace:
         """Waits until so many bytes may be sent."""
         while (now := self._clock.now()) < self._held_until:
             self._clock.wait(self._released, self._held_until - now)
-        if self._bytes_per_s is None:
+        if self.bytes_per_s is None:
             return
         if self._free_at > now:
             self._clock.wait(self._never, self._free_at - now)
-        self._free_at = max(self._free_at, now) + num_bytes / self._bytes_per_s
+        self._free_at = max(self._free_at, now) + num_bytes / self.bytes_per_s

@@ -102,8 +102,6 @@ class RunMirror(Extension):
         take(self, place.agree, folder=self._plan.url, wait_s=self._wait_s, argument="checkpoint_mirror")
 
     def _new_store(self) -> RemoteStore:
-        limit = self._plan.bytes_per_s
-        self._pace = Pace(None if limit is None else limit / self._num_nodes, self._clock)
         return RemoteStore(self._plan.url, pace=self._pace)
 
     def attempt(self) -> Obstacle | None:
@@ -137,6 +135,8 @@ class RunMirror(Extension):
             ArgumentError: a fresh run finds checkpoints of an earlier one, and may not overwrite them.
         """
         helps_each_other = self._num_nodes > 1 and self._place.writes_parts()
+        if helps_each_other and self._plan.bytes_per_s is not None:
+            self._pace.bytes_per_s = self._plan.bytes_per_s / self._num_nodes
         outbox = outbox_of(Path(self._folder), self._plan.url)
         if helps_each_other and self._place.local_rank == 0 and self._place.rank > 0:
             self._helper = Helper(outbox, self._new_store(), self._ranks, self._token, self._clock)
