@@ -227,8 +227,9 @@ def test_a_branch_that_is_killed_continues_with_the_same_command(dies_at: int, t
     settings = {"max_steps": 14, "cooldown": "1-sqrt"}
     _, whole = branch(tmp_path / "whole", origin, **settings)
     script = Path(__file__).with_name("branch_victim.py")
-    victim = forked.start([str(script), str(tmp_path / "cut"), str(origin), str(dies_at)], cwd=tmp_path)
-    said = victim.communicate(timeout=90)
+    words = [str(script), str(tmp_path / "cut"), str(origin), str(dies_at)]
+    victim = forked.start(words, cwd=tmp_path, merge_output=True)
+    said, _ = victim.communicate(90)
     assert victim.returncode == -signal.SIGKILL, said
     _, rest = branch(tmp_path / "cut", origin, **settings)
     saved = AT if dies_at == 7 else 10

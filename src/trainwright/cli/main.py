@@ -175,12 +175,12 @@ Changed = Annotated[
 def branch(
     context: typer.Context,
     run: Annotated[Any, typer.Argument(help="Output directory of the run; it stays as it is.", parser=place)],
-    at: Annotated[int, typer.Option(min=1, help="Step of the checkpoint to begin from.", metavar="STEP")],
+    at: Annotated[int, typer.Option(min=1, help="Step of its checkpoint.", metavar="STEP")],
     out: Annotated[Path, typer.Option(help="Output directory of the new run.", metavar="DIR", file_okay=False)],
     cooldown: Annotated[
         str | None, typer.Option(help="Let the rate fall to 0 over N steps, or P% of its length.", metavar="N|P%")
     ] = None,
-    shape: Annotated[str | None, typer.Option(help="How: linear (default), cosine or 1-sqrt.")] = None,
+    shape: Annotated[str | None, typer.Option(help="linear (default), cosine, 1-sqrt.")] = None,
     overrides: Changed = None,
     processes: Processes = None,
 ) -> None:
@@ -349,7 +349,7 @@ def runs(
     folder: Annotated[Any, typer.Argument(help="Directory or URL to look below.", metavar="DIR", parser=place)] = ".",
     as_json: AsJson = False,
 ) -> None:
-    """Show the runs below a directory: metrics, differing arguments, state."""
+    """Show the runs below a directory: metrics, arguments, state."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
