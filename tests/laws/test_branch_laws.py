@@ -104,7 +104,8 @@ def test_a_cooldown_of_a_constant_rate_is_a_run_with_that_decay(shape: str, trun
     before = content(trunk)
     _, rates = branch(tmp_path / "branch", trunk / f"checkpoint-{AT}", max_steps=END, cooldown=shape)
     assert rates.of == {step: rate for step, rate in whole.of.items() if step > AT}
-    one, other = states(tmp_path / "whole", END), states(tmp_path / "branch", END)
+    one = states(tmp_path / "whole", END)
+    other = states(tmp_path / "branch", END)
     del one["scheduler.pt"], other["scheduler.pt"]
     assert equal(one, other)
     assert content(trunk) == before
@@ -322,7 +323,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_before_anything_is_written(name: str, trunk: Path, tmp_path: Path) -> None:
-    settings, message = dict(REFUSED[name][0]), REFUSED[name][1]
+    asked, message = REFUSED[name]
+    settings: dict[str, Any] = dict(asked)
     if "branch" in settings:
         settings["branch_from"] = str(trunk / settings.pop("branch"))
     folder = trunk / settings.pop("output_dir") if "output_dir" in settings else tmp_path / "branch"
