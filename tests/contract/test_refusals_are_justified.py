@@ -70,6 +70,7 @@ OURS = (
     "extensions.averages",  # averages of the weights
     "run.branch",
     "run.resume.check_cooldown",
+    "run.resume.check_cooldown_alone",
     "extensions.branch",  # branches and cooldowns
     "extensions.async_evaluation",
     "run.evaluation_process",  # evaluations beside training

@@ -104,7 +104,8 @@ def test_a_cooldown_of_a_constant_rate_is_a_run_with_that_decay(shape: str, trun
     before = content(trunk)
     _, rates = branch(tmp_path / "branch", trunk / f"checkpoint-{AT}", max_steps=END, cooldown=shape)
     assert rates.of == {step: rate for step, rate in whole.of.items() if step > AT}
-    one, other = states(tmp_path / "whole", END), states(tmp_path / "branch", END)
+    one = states(tmp_path / "whole", END)
+    other = states(tmp_path / "branch", END)
     del one["scheduler.pt"], other["scheduler.pt"]
     assert equal(one, other)
     assert content(trunk) == before
@@ -227,8 +228,9 @@ def test_a_branch_that_is_killed_continues_with_the_same_command(dies_at: int, t
     settings = {"max_steps": 14, "cooldown": "1-sqrt"}
     _, whole = branch(tmp_path / "whole", origin, **settings)
     script = Path(__file__).with_name("branch_victim.py")
-    victim = forked.start([str(script), str(tmp_path / "cut"), str(origin), str(dies_at)], cwd=tmp_path)
-    said = victim.communicate(timeout=90)
+    words = [str(script), str(tmp_path / "cut"), str(origin), str(dies_at)]
+    victim = forked.start(words, cwd=tmp_path, merge_output=True)
+    said, _ = victim.communicate(90)
     assert victim.returncode == -signal.SIGKILL, said
     _, rest = branch(tmp_path / "cut", origin, **settings)
     saved = AT if dies_at == 7 else 10
@@ -321,7 +323,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_before_anything_is_written(name: str, trunk: Path, tmp_path: Path) -> None:
-    settings, message = dict(REFUSED[name][0]), REFUSED[name][1]
+    asked, message = REFUSED[name]
+    settings: dict[str, Any] = dict(asked)
     if "branch" in settings:
         settings["branch_from"] = str(trunk / settings.pop("branch"))
     folder = trunk / settings.pop("output_dir") if "output_dir" in settings else tmp_path / "branch"

@@ -237,7 +237,7 @@ def branch(
     cooldown: Annotated[
         str | None, typer.Option(help="Let the rate fall to 0 over N steps, or P% of its length.", metavar="N|P%")
     ] = None,
-    shape: Annotated[str | None, typer.Option(help="How: linear (default), cosine or 1-sqrt.")] = None,
+    shape: Annotated[str | None, typer.Option(help="linear (default), cosine, 1-sqrt.")] = None,
     overrides: Changed = None,
     processes: Processes = None,
     as_json: AsJson = False,

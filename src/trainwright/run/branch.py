@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from trainwright._types import QUARANTINE_NAME, JSONObject
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore, verified
-from trainwright.config.fields import value_of
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
 
 NAME = "branch"  # of the entry in a checkpoint
@@ -79,22 +77,6 @@ def _is_origin(branch_from: str, origin: JSONObject) -> bool:
     if manifest is None:
         return Path(branch_from).name == Path(origin["checkpoint"]).name
     return (manifest.run_id, manifest.step) == (origin["run"], origin["step"])
-
-
-def begins(checkpoint: Checkpoint | None, args: Any) -> bool:
-    """Returns whether a run that continues a checkpoint begins a branch of it."""
-    origin = value_of(args, "branch_from")
-    return checkpoint is not None and origin is not None and checkpoint.path.resolve() == Path(origin).resolve()
-
-
-def check_cooldown(checkpoint: Checkpoint | None, args: Any) -> None:
-    """Raises ArgumentError for a cooldown of a run that begins afresh: there is no rate to begin at."""
-    cooldown = value_of(args, "cooldown")
-    if checkpoint is None and cooldown is not None:
-        raise ArgumentError(
-            f"cooldown={cooldown!r} begins at the rate of a checkpoint, and this run begins afresh. Pass branch_from "
-            "or resume_from_checkpoint, or for a whole run lr_scheduler_type='warmup_stable_decay'."
-        )
 
 
 def check_mirror(branch_from: str, mirror: str | None) -> None:

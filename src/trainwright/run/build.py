@@ -36,7 +36,6 @@ from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
 from trainwright.journal.record import JournalListener
 from trainwright.loop.extension import Extension
-from trainwright.run import branch
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 from trainwright.state.progress import Clock
 from trainwright.support import model_facts
@@ -229,10 +228,7 @@ def extensions_of_training(
         num_steps = None if run.plan.has_open_end else run.plan.max_steps
         is_late = any(one.refuses_late for one in others)
         found.append(WeightAverages(plan, setup.model, engine, num_steps=num_steps, is_late=is_late, writes=writes))
-    if run.begins_branch or (run.checkpoint is not None and branch.origins_in(run.checkpoint)):
-        from trainwright.extensions.branch.extension import Ancestry
-
-        found.append(Ancestry(branch.origin_of(run.checkpoint) if run.begins_branch else None))
+    found += _ancestry(run)
     if wanted := value_of(args, "live_control"):
         from trainwright.extensions.control.extension import LiveControl
 
@@ -249,6 +245,19 @@ def extensions_of_training(
     settle_guard = guard.settle if guard is not None else _nothing
     found += _followers_of_samples(run, hooks, engine, folder=folder, settle_guard=settle_guard)
     return found
+
+
+def _ancestry(run: Any) -> list[Extension]:
+    """Returns the extension of a branch, from its first start on; of a run that begins afresh none is looked for."""
+    if run.checkpoint is None:
+        return []
+    from trainwright.run import branch
+
+    if not run.begins_branch and not branch.origins_in(run.checkpoint):
+        return []
+    from trainwright.extensions.branch.extension import Ancestry
+
+    return [Ancestry(branch.origin_of(run.checkpoint) if run.begins_branch else None)]
 
 
 def _guard(run: Any, hooks: Any, engine: Engine, *, record: Record, load_newest: Callable[[], int]) -> Any:

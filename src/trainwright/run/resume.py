@@ -24,7 +24,6 @@ from trainwright.data.seeding import seed_from
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointError, CheckpointNotFoundError, TrainwrightError
 from trainwright.optim import schedules
-from trainwright.run import branch
 from trainwright.state.trainer_state import TrainerState
 
 if TYPE_CHECKING:
@@ -51,6 +50,8 @@ def open_checkpoint(asked: str | bool | None, args: Any, engine: Engine) -> Chec
         return None
     mirror = value_of(args, "checkpoint_mirror")
     if origin is not None:
+        from trainwright.run import branch
+
         branch.check_mirror(origin, mirror)
     of_all: Checkpoint | None = None
     is_remote = is_url(asked) or (mirror is not None and asked in (True, "auto"))
@@ -117,6 +118,22 @@ def find_checkpoint(
             "there is no complete checkpoint. Start without it, or name the directory of a checkpoint."
         )
     return latest
+
+
+def begins_branch(checkpoint: Checkpoint | None, args: Any) -> bool:
+    """Returns whether a run that continues a checkpoint begins a branch of it."""
+    origin = value_of(args, "branch_from")
+    return checkpoint is not None and origin is not None and checkpoint.path.resolve() == Path(origin).resolve()
+
+
+def check_cooldown(checkpoint: Checkpoint | None, args: Any) -> None:
+    """Raises ArgumentError for a cooldown of a run that begins afresh: there is no rate to begin at."""
+    cooldown = value_of(args, "cooldown")
+    if checkpoint is None and cooldown is not None:
+        raise ArgumentError(
+            f"cooldown={cooldown!r} begins at the rate of a checkpoint, and this run begins afresh. Pass branch_from "
+            "or resume_from_checkpoint, or for a whole run lr_scheduler_type='warmup_stable_decay'."
+        )
 
 
 def find_unreadable(checkpoint: Checkpoint) -> str | None:
@@ -450,7 +467,7 @@ def apply_new_settings(
         lines.append(str(Difference("learning_rate", *rate)))
     schedules.apply_changes(optimizer, scheduler, asked, changed)
     is_new = not changed.keys().isdisjoint(schedules.SHAPES)
-    check_cooldown(value_of(args, "cooldown"), [one for one in then.differences if one.name in schedules.SHAPES])
+    check_cooldown_alone(value_of(args, "cooldown"), [one for one in then.differences if one.name in schedules.SHAPES])
 
     if not is_own:
         length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length, no rate depends on it
@@ -499,7 +516,7 @@ def continue_schedule(scheduler: Any, args: Any, *, before: int, now: int, is_ne
     schedules.continue_towards(scheduler, build, before=before, now=now, is_new=is_new, cooldown=cooldown)
 
 
-def check_cooldown(cooldown: str | None, changed: Sequence[Difference]) -> None:
+def check_cooldown_alone(cooldown: str | None, changed: Sequence[Difference]) -> None:
     """Raises ArgumentError for a cooldown beside another schedule: it begins at the rate of the checkpoint's."""
     if cooldown is None or not changed:
         return

@@ -20,7 +20,7 @@ from trainwright.config.fields import value_of
 from trainwright.evaluation.outputs import TrainOutput
 from trainwright.loop.fit import epochs, saving_last_step
 from trainwright.loop.step import Step
-from trainwright.run import branch, build, checkpointing, checks, console, resume
+from trainwright.run import build, checkpointing, checks, console, resume
 from trainwright.run.current import using_run
 from trainwright.run.internals import Internals
 from trainwright.run.refusal import unchanged_before_training
@@ -63,10 +63,12 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
         run.extensions.add(extension_of(trainer, run, folder))
     with refused, using_run(trainer, run), run.with_extensions(), together, measuring:
         run.checkpoint = resume.open_checkpoint(wanted, args, engine)
-        branch.check_cooldown(run.checkpoint, args)
-        run.begins_branch = branch.begins(run.checkpoint, args)
+        resume.check_cooldown(run.checkpoint, args)
+        run.begins_branch = resume.begins_branch(run.checkpoint, args)
         checkpointing.prepare_output(args, folder, is_fresh=run.checkpoint is None or run.begins_branch)
         if run.checkpoint is not None and run.begins_branch and args.should_save:
+            from trainwright.run import branch
+
             branch.bring_along(run.checkpoint, args.output_dir)
         with build.callbacks_of_a_run(trainer.callback_handler, args, folder), run.under_way(services):
             prepare_model(trainer, trial, run.checkpoint)
