@@ -69,7 +69,9 @@ OURS = (
     "checkpoint.averaged",
     "extensions.averages",  # averages of the weights
     "extensions.async_evaluation",
-    "run.evaluation_process",  # evaluations beside training
+    "run.evaluation_process",
+    "run.frozen",
+    "support.evaluation_requests",  # evaluations beside training
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
     "config.coerce.parse_share",

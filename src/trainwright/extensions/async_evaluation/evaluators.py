@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Protocol
 
 from trainwright._types import JSONObject
-from trainwright.extensions.async_evaluation.requests import Request, Requests, Result
+from trainwright.support.evaluation_requests import SIGNS, WATCHER_GONE_S, Request, Requests, Result
 
 logger = logging.getLogger(__name__)
 
 NUM_TRIES = 2  # of an evaluation whose process dies
 LOOKS_EVERY_S = 0.2  # for results of other machines
-WATCHER_GONE_S = 60.0  # without a sign of life; watchers give one every few seconds
-SIGNS = "watcher-*.json"
 
 
 class Evaluator(Protocol):
