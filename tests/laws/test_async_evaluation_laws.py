@@ -208,6 +208,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], dict[str, Any]]]
 }
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # which peft reads
 @pytest.mark.costly
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_of_all_kinds_are_evaluated_to_the_bit(kind: str, held: Held, tmp_path: Path) -> None:

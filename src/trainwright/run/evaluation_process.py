@@ -1,9 +1,9 @@
 """The process that evaluates for a run: it reads the trainer of the run, and does what the run asks for.
 
 `python -m trainwright.run.evaluation_process FILE` reads a trainer from FILE, which its parent has written
-(`frozen.py`), and evaluates the requests that are named on its standard input (`extensions/async_evaluation`). It is the
-trainer of the run without optimizer and training data: hooks, metrics and data are the user's, and it computes as the run
-does.
+(`frozen.py`), and evaluates the requests that are named on its standard input (`extensions/async_evaluation`). It is
+the trainer of the run without optimizer and training data: hooks, metrics and data are the user's, and it computes as
+the run does.
 """
 
 from __future__ import annotations
