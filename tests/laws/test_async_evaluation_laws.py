@@ -106,6 +106,69 @@ def test_a_run_with_a_child_process_has_the_numbers_and_the_choice_of_a_blocking
     assert not psutil.Process().children(), "the process has ended"
 
 
+SPEAKER = """
+import json, os, sys
+folder, dies = sys.argv[1:]
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    name = line.strip()
+    mark = os.path.join(folder, "died")
+    if dies == "dies" and not os.path.exists(mark):
+        open(mark, "w").close()
+        os.kill(os.getpid(), 9)
+    with open(os.path.join(folder, "_evaluations", name, "result.json"), "w") as file:
+        file.write(json.dumps({"events": [], "metrics": {"step": name}}))
+    print(json.dumps({"done": name}), flush=True)
+"""
+
+
+def speaker(folder: Path, *, dies: bool = False, command: str = sys.executable) -> evaluators.EvaluationProcess:
+    """Returns a process that speaks as the one that evaluates, and starts in a moment."""
+    (folder / "scratch").mkdir()
+    words = [command, "-c", SPEAKER, str(folder), "dies" if dies else "lives"]
+    return evaluators.EvaluationProcess(words, os.environ, scratch=folder / "scratch", requests=Requests(folder))
+
+
+def asked(process: evaluators.EvaluationProcess, folder: Path, step: int) -> list[tuple[str, Result]]:
+    request = Request(name=f"step-{step}", step=step, epoch=0.0, max_steps=8)
+    Requests(folder).begin(request.name)
+    process.submit(request)
+    until(lambda: process.num_open == 0)
+    process.wait(60)
+    return process.take()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("dies", [False, True], ids=["while it waits", "while it evaluates"])
+def test_a_process_that_dies_is_replaced(dies: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    process = speaker(tmp_path, dies=dies)
+    process.start()
+    try:
+        assert process.find_problem() is None
+        if not dies:
+            (child,) = psutil.Process().children()
+            child.kill()
+            child.wait(60)
+        assert asked(process, tmp_path, 2) == [("step-2", Result(metrics={"step": "step-2"}))]
+        assert asked(process, tmp_path, 4) == [("step-4", Result(metrics={"step": "step-4"}))]
+    finally:
+        process.stop()
+    assert [record for record in caplog.messages if "SIGKILL" in record] or not dies
+    assert not psutil.Process().children()
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_a_process_that_cannot_be_started_is_a_problem_that_is_named(tmp_path: Path) -> None:
+    process = speaker(tmp_path, command=str(tmp_path / "nothing"))
+    process.start()
+    try:
+        assert "cannot be started" in str(process.find_problem())
+        ((_, result),) = asked(process, tmp_path, 2)
+        assert "cannot be started" in result.missing
+    finally:
+        process.stop()
+
+
 @pytest.mark.slow  # a new interpreter for each process
 @pytest.mark.process
 @pytest.mark.parametrize("deaths", [1, 2])

@@ -148,11 +148,6 @@ class EvaluationProcess:
         """False: a process that died is started again."""
         return False
 
-    @property
-    def pid(self) -> int | None:
-        """Process id of the child; None while there is none."""
-        return None if self._process is None else self._process.pid
-
     def stop(self) -> None:
         """Ends the process and the thread."""
         with self._lock:
@@ -171,7 +166,10 @@ class EvaluationProcess:
             self._problem = self._begin()
             self._is_ready.set()
             while (request := self._waiting.get()) is not None and not self._ends:
-                result = self._evaluated(request)
+                try:
+                    result = self._evaluated(request)
+                except Exception as error:  # the thread must not end: the run waits for its results
+                    result = Result(missing=repr(error))
                 if self._ends:
                     break
                 self._num_done += 1
@@ -210,14 +208,17 @@ class EvaluationProcess:
         with self._lock:
             if self._ends:
                 return "the run has ended"
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                encoding="utf-8",
-                bufsize=1,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=self._environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    encoding="utf-8",
+                    bufsize=1,
+                )
+            except OSError as error:
+                return f"its process cannot be started: {error}"
         answer = self._next_answer()
         if answer is None:
             return f"its process ended with {self._end_of_process()} when it was started"
