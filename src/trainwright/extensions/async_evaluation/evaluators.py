@@ -182,7 +182,7 @@ class EvaluationProcess:
         """Has a request evaluated; if the process dies, in a new one."""
         ended = ""
         for number in range(1, NUM_TRIES + 1):
-            problem = None if self._is_alive() else self._begin()
+            problem = None if self._is_alive() else self._begin_again(is_told=number > 1)
             answer = self._ask(request.name) if problem is None else None
             if self._ends:
                 return Result(missing="the run has ended")
@@ -223,6 +223,12 @@ class EvaluationProcess:
         if answer is None:
             return f"its process ended with {self._end_of_process()} when it was started"
         return str(answer["failed"]) if "failed" in answer else None
+
+    def _begin_again(self, *, is_told: bool) -> str | None:
+        """Starts another process in the place of one that has died, of which it tells unless that is done."""
+        if self._process is not None and not is_told:
+            logger.warning("The process that evaluates ended with %s; it is started again.", self._end_of_process())
+        return self._begin()
 
     def _is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
