@@ -135,7 +135,7 @@ ALONE = [
         {"cooldown": "linear", "lr_scheduler_type": "cosine"},
     ),
     ("known_evaluator", {"eval_async": "later"}, "eval_async='later' True 'watch'", {"eval_async": "watch"}),
-    ("known_evaluator", {"eval_device": "gpu!"}, "eval_device='gpu!' 'cuda:1'", {"eval_device": "cuda:1"}),
+    ("known_evaluator", {"eval_device": "gpu!"}, "eval_device='gpu!' 'cpu'", {"eval_device": "cuda:1"}),
     (
         "best_is_known_at_its_step",
         {**STEPS, "eval_async": True, "save_strategy": "best", "metric_for_best_model": "loss"},

@@ -73,7 +73,9 @@ OURS = (
     "run.resume.check_cooldown_alone",
     "extensions.branch",  # branches and cooldowns
     "extensions.async_evaluation",
-    "run.evaluation_process",  # evaluations beside training
+    "run.evaluation_process",
+    "run.frozen",
+    "support.evaluation_requests",  # evaluations beside training
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
     "config.coerce.parse_share",

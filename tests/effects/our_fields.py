@@ -24,7 +24,7 @@ from trainwright.distributed.device import device_variables
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
 from trainwright.preflight import speed
-from trainwright.run import evaluation_process
+from trainwright.run import build
 from trainwright.support.inbox import Inbox
 
 from ..laws.async_evaluations import Held
@@ -197,7 +197,7 @@ def a_run_takes_commands(bench: Bench) -> None:
 def evaluating_here(bench: Bench, delay: int) -> Held:
     """From here on, what evaluates beside training is this, and no process."""
     held = Held(delay)
-    bench.monkeypatch.setattr(evaluation_process, "started_process", held.instead_of)
+    bench.monkeypatch.setattr(build, "evaluation_process", held.instead_of)
     return held
 
 
@@ -230,12 +230,14 @@ def a_result_comes_after_a_later_step(bench: Bench) -> None:
 def the_process_evaluates_on_it(bench: Bench) -> None:
     seen: list[tuple[str, bool]] = []
 
-    def started(trainer: Any, requests: Any, *, device: str) -> Any:
-        args = evaluation_process.frozen(trainer, requests, device=device)["trainer"]["attributes"]["args"]
+    def started(freeze: Any, requests: Any, *, device: str) -> Any:
+        held = Held().instead_of(freeze, requests, device=device)
+        args = torch.load(held.path, weights_only=False)["trainer"]["attributes"]["args"]
         seen.append((device, args.use_cpu))
-        return Held().instead_of(trainer, requests, device="cpu")
+        held.lost = {1, 2, 3, 4, 5, 6}  # there is no such device
+        return held
 
-    bench.monkeypatch.setattr(evaluation_process, "started_process", started)
+    bench.monkeypatch.setattr(build, "evaluation_process", started)
     for device in ("cpu", "cuda:1"):
         bench.train(eval_async=True, eval_device=device, eval_strategy="epoch")
     assert seen == [("cpu", True), ("cuda:1", False)]

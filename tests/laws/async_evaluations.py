@@ -13,8 +13,8 @@ import torch
 
 from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback
 from trainwright.checkpoint.rng import unchanged_random_states
-from trainwright.extensions.async_evaluation.requests import Request, Requests, Result
-from trainwright.run.evaluation_process import frozen, opened, write_frozen
+from trainwright.run.evaluation_process import opened
+from trainwright.support.evaluation_requests import Request, Requests, Result
 
 from ..contract import doubles
 
@@ -92,10 +92,10 @@ class Held(TrainerCallback):
         self.lost: set[int] = set()  # steps without a result
         self.never = False  # no result comes
 
-    def instead_of(self, trainer: Any, requests: Requests, *, device: str) -> Held:
+    def instead_of(self, freeze: Callable[[Path], None], requests: Requests, *, device: str) -> Held:
         self.requests = requests
         self.path = requests.folder.parent / "frozen.pt"
-        write_frozen(frozen(trainer, requests, device=device), self.path)
+        freeze(self.path)
         return self
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

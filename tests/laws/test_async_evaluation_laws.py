@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -20,15 +23,16 @@ from trainwright import TrainerCallback
 from trainwright.cli.tasks.watch import Watcher
 from trainwright.errors import ArgumentError, ProcessFailedError
 from trainwright.extensions.async_evaluation import evaluators
-from trainwright.extensions.async_evaluation.requests import Request, Requests, Result
 from trainwright.journal.record import read
 from trainwright.loop.extension import EVENTS
-from trainwright.run import evaluation_process
+from trainwright.run import build
+from trainwright.support.evaluation_requests import EVALUATE, SIGNS, Request, Requests, Result
 
 from .._support.two_processes import launch
 from .._support.two_processes import run as run_ranks
 from ..cli.commands import SMALL, call
 from ..contract import doubles
+from ..parity import data, models
 from .async_evaluations import (
     EVERY,
     STEPS,
@@ -48,7 +52,7 @@ from .async_evaluations import (
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """Returns what evaluates in the place of the child process."""
     one = Held()
-    monkeypatch.setattr(evaluation_process, "started_process", one.instead_of)
+    monkeypatch.setattr(build, "evaluation_process", one.instead_of)
     return one
 
 
@@ -100,6 +104,70 @@ def test_a_run_with_a_child_process_has_the_numbers_and_the_choice_of_a_blocking
     assert all(journals[0][name] == journals[1][name] for name in metrics)
     assert not list((tmp_path / "beside" / "_evaluations").rglob("*.safetensors")), "weights are deleted"
     assert not psutil.Process().children(), "the process has ended"
+
+
+SPEAKER = """
+import json, os, sys
+folder, dies = sys.argv[1:]
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    name = line.strip()
+    mark = os.path.join(folder, "died")
+    if dies == "dies" and not os.path.exists(mark):
+        open(mark, "w").close()
+        os.kill(os.getpid(), 9)
+    with open(os.path.join(folder, "_evaluations", name, "result.json"), "w") as file:
+        file.write(json.dumps({"events": [], "metrics": {"step": name}}))
+    print(json.dumps({"done": name}), flush=True)
+"""
+
+
+def speaker(folder: Path, *, dies: bool = False, command: str = sys.executable) -> evaluators.EvaluationProcess:
+    """Returns a process that speaks as the one that evaluates, and starts in a moment."""
+    (folder / "scratch").mkdir()
+    words = [command, "-c", SPEAKER, str(folder), "dies" if dies else "lives"]
+    return evaluators.EvaluationProcess(words, os.environ, scratch=folder / "scratch", requests=Requests(folder))
+
+
+def asked(process: evaluators.EvaluationProcess, folder: Path, step: int) -> list[tuple[str, Result]]:
+    request = Request(name=f"step-{step}", step=step, epoch=0.0, max_steps=8)
+    Requests(folder).begin(request.name)
+    process.submit(request)
+    until(lambda: process.num_open == 0)
+    process.wait(60)
+    return process.take()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("dies", [False, True], ids=["while it waits", "while it evaluates"])
+def test_a_process_that_dies_is_replaced(dies: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    process = speaker(tmp_path, dies=dies)
+    process.start()
+    try:
+        assert process.find_problem() is None
+        if not dies:
+            (child,) = psutil.Process().children()
+            child.kill()
+            child.wait(60)
+        assert asked(process, tmp_path, 2) == [("step-2", Result(metrics={"step": "step-2"}))]
+        assert asked(process, tmp_path, 4) == [("step-4", Result(metrics={"step": "step-4"}))]
+    finally:
+        process.stop()
+    assert ["SIGKILL" in message for message in caplog.messages] == [True]
+    assert not psutil.Process().children()
+    assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.process
+def test_a_process_that_cannot_be_started_is_a_problem_that_is_named(tmp_path: Path) -> None:
+    process = speaker(tmp_path, command=str(tmp_path / "nothing"))
+    process.start()
+    try:
+        assert "cannot be started" in str(process.find_problem())
+        ((_, result),) = asked(process, tmp_path, 2)
+        assert "cannot be started" in result.missing
+    finally:
+        process.stop()
 
 
 @pytest.mark.slow  # a new interpreter for each process
@@ -167,6 +235,69 @@ def test_a_process_that_cannot_begin_refuses_the_run(tmp_path: Path) -> None:
     assert not psutil.Process().children()
 
 
+# -- with other models ------------------------------------------------------------------------------------------------
+
+
+def adapted() -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
+    return models.seeded(lambda: get_peft_model(models.llama(0.1), config))
+
+
+class Normalised(doubles.Regressor):
+    """Has buffers that training changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Linear(doubles.FEATURES, 8), torch.nn.BatchNorm1d(8))
+
+
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[int], Any], dict[str, Any]]] = {
+    "tied weights": (lambda: models.seeded(lambda: models.gpt2(0.1)), data.sequences, {}),
+    "an adapter": (adapted, data.sequences, {}),
+    "a classifier in bf16": (lambda: models.seeded(lambda: models.bert(0.1)), data.texts, {"bf16": True}),
+    "full bf16 evaluation, which training ignores": (
+        lambda: models.seeded(lambda: models.bert(0.1)),
+        data.texts,
+        {"bf16_full_eval": True},
+    ),
+    "a loss without logits": (
+        lambda: models.seeded(lambda: models.llama(0.1)),
+        data.sequences,
+        {"loss_kernel": "chunked"},
+    ),
+    "buffers": (lambda: doubles.model(Normalised), doubles.samples, {}),
+    "pytorch files": (lambda: models.seeded(lambda: models.bert(0.1)), data.texts, {"save_safetensors": False}),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # which peft reads
+@pytest.mark.costly
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_of_all_kinds_are_evaluated_to_the_bit(kind: str, held: Held, tmp_path: Path) -> None:
+    model, rows, settings = KINDS[kind]
+    parts: dict[str, Any] = {"eval_dataset": rows(10), "train_dataset": rows(32), "compute_metrics": None}
+    settings = {"metric_for_best_model": "loss", "max_steps": 4, **settings}
+    plain, _ = blocking(tmp_path / "plain", model=model(), **parts, **settings)
+    trainer, _ = run(tmp_path / "beside", held, model=model(), **parts, **settings)
+    assert len(evaluations(plain)) == 2
+    assert evaluations(trainer) == evaluations(plain)
+    assert doubles.same(doubles.weights(plain), doubles.weights(trainer))
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, 0.1 + 0.2, np.float32(0.1), np.float64(1 / 3), torch.tensor(0.7)]
+)
+def test_a_result_keeps_its_numbers_to_the_bit(value: Any, tmp_path: Path) -> None:
+    Result(events=((EVALUATE, {"eval_a": value}),), metrics={"eval_a": value, "all": np.arange(3)}).write(tmp_path)
+    found = Result.read(tmp_path)
+    assert found is not None
+    assert found.metrics["all"] == [0, 1, 2]
+    for number in (found.metrics["eval_a"], found.events[0][1]["eval_a"]):
+        assert number == float(value) or (math.isnan(number) and math.isnan(value))
+
+
 # -- when the run hears of it -----------------------------------------------------------------------------------------
 
 
@@ -190,7 +321,8 @@ def test_training_is_to_the_bit_that_of_a_run_without_evaluation(held: Held, tmp
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.seen.append(torch.get_rng_state())
 
-    without, beside = States(), States()
+    without = States()
+    beside = States()
     settings = {"data_collator": noisy, "load_best_model_at_end": False}
     plain, _ = blocking(tmp_path / "plain", eval_strategy="no", callbacks=[without], **settings)
     trainer, _ = run(tmp_path / "beside", held, callbacks=[beside], **settings)
@@ -292,7 +424,7 @@ def test_a_resume_makes_up_what_was_open_in_its_checkpoint(is_there: bool, held:
     with pytest.raises(KeyError, match="the machine"):
         run(tmp_path / "beside", held, callbacks=[Breaks()], save_async=False)
     again = Held()
-    evaluation_process.started_process = again.instead_of  # put back by the fixture
+    build.evaluation_process = again.instead_of  # put back by the fixture
     trainer, heard = run(tmp_path / "beside", again, resume=str(tmp_path / "beside" / "checkpoint-4"))
     assert evaluations(trainer) == evaluations(plain)
     assert heard.evaluations[-1][0] == STEPS
@@ -321,7 +453,7 @@ def test_a_time_limit_does_not_wait_for_evaluations(held: Held, tmp_path: Path) 
     assert trainer.state.global_step == 4
     assert heard.evaluations == []
     again = Held()
-    evaluation_process.started_process = again.instead_of  # put back by the fixture
+    build.evaluation_process = again.instead_of  # put back by the fixture
     resumed, _ = run(tmp_path, again, resume=True, **NO_BEST)
     assert [one["step"] for one in evaluations(resumed)] == [2, 4, 6, 8]
 
@@ -358,7 +490,8 @@ def test_several_processes_hear_of_a_result_after_the_same_step(backend: str, tm
     assert told[0]["heard"] == told[1]["heard"]
     assert told[0]["weights"] == told[0]["weights of a blocking run"]
     assert told[0]["best"] == told[0]["best of a blocking run"]
-    one, other = told[0]["evaluations"], told[0]["evaluations of a blocking run"]
+    one = told[0]["evaluations"]
+    other = told[0]["evaluations of a blocking run"]
     assert [entry["step"] for entry in one] == [entry["step"] for entry in other] == [2, 4, 6, 8]
     for name in ("eval_loss", "eval_mae"):  # batches of other sizes, so up to rounding
         assert [entry[name] for entry in one] == pytest.approx([entry[name] for entry in other], rel=1e-5)
@@ -372,7 +505,8 @@ def test_a_schedule_of_ones_own_that_follows_a_metric_is_refused(held: Held, tmp
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
     trainer, heard = make(tmp_path, eval_async=True, model=model)
-    trainer.optimizer, trainer.lr_scheduler = optimizer, schedule
+    trainer.optimizer = optimizer
+    trainer.lr_scheduler = schedule
     with pytest.raises(ArgumentError, match="the learning rate follows the metric of an evaluation"):
         trainer.train()
     assert heard.trained == 0
@@ -427,7 +561,7 @@ def test_a_watcher_makes_the_evaluations_of_a_run(tmp_path: Path, monkeypatch: p
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 1:
                 requests = Requests(tmp_path / "beside")
-                until(lambda: bool(list(requests.folder.glob(evaluators.SIGNS))))
+                until(lambda: bool(list(requests.folder.glob(SIGNS))))
 
     trainer.add_callback(Waits())
     trainer.train()

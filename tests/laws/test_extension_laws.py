@@ -25,7 +25,7 @@ from trainwright.checkpoint.training_state import load_plain
 from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, ExtensionError
 from trainwright.loop.extension import EVENTS, FORWARD, REVERSED, Extensions
-from trainwright.run import evaluation_process
+from trainwright.run import build
 
 from .._support.small import StopAt
 from .._support.two_processes import run as run_ranks
@@ -242,7 +242,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dic
 @pytest.fixture(autouse=True)
 def evaluates_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations beside training need no process."""
-    monkeypatch.setattr(evaluation_process, "started_process", Held().instead_of)
+    monkeypatch.setattr(build, "evaluation_process", Held().instead_of)
 
 
 PAIRS = [*((name,) for name in MEMBERS), *itertools.combinations(MEMBERS, 2)]

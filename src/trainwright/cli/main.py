@@ -734,7 +734,7 @@ def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None,
     from trainwright.cli.tasks.evaluate import evaluate
     from trainwright.cli.tasks.recipe_run import readable
     from trainwright.cli.tasks.watch import Watcher
-    from trainwright.extensions.async_evaluation.requests import Request
+    from trainwright.support.evaluation_requests import Request
 
     def tell(request: Request, metrics: dict[str, Any]) -> None:
         if as_json:

@@ -95,6 +95,10 @@ def engine(args: Arguments, layout: ModelLayout | None = None) -> plans.EnginePl
     )
 
 
+WITHOUT_BACKEND: dict[str, Any] = {"fsdp": False, "fsdp_config": None, "deepspeed": None, "parallelism_config": None}
+"""Settings of one process that has a whole model for itself."""
+
+
 def compiles_blocks(args: Arguments) -> bool:
     """Returns True if blocks are compiled (torch_compile="regional"); DataParallel copies them, so it compiles all."""
     return args.torch_compile == "regional" and args.n_gpu <= 1

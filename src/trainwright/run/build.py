@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
+import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -29,8 +32,15 @@ from trainwright.config.rules.stages import RunFacts, check_run
 from trainwright.data.mixture import as_mixture
 from trainwright.data.row_names import NamesOf, row_names
 from trainwright.data.seeding import enable_full_determinism, set_seed
-from trainwright.distributed.device import DeviceMemory, kind_of, pins_memory_here, supports_bf16, supports_tf32
-from trainwright.distributed.world import reading_launchers_variables
+from trainwright.distributed.device import (
+    DeviceMemory,
+    device_variables,
+    kind_of,
+    pins_memory_here,
+    supports_bf16,
+    supports_tf32,
+)
+from trainwright.distributed.world import reading_launchers_variables, without_launcher
 from trainwright.engine.base import Engine
 from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
@@ -39,6 +49,7 @@ from trainwright.loop.extension import Extension
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 from trainwright.state.progress import Clock
 from trainwright.support import model_facts
+from trainwright.support.evaluation_requests import Requests
 from trainwright.support.hooks import Events, is_overridden
 from trainwright.support.host import in_notebook
 from trainwright.support.loss_normalization import LabelSmoother, LossRule
@@ -46,11 +57,13 @@ from trainwright.support.loss_normalization import LabelSmoother, LossRule
 if TYPE_CHECKING:
     from trainwright.callbacks.preemption import JITCheckpointCallback
     from trainwright.evaluation.eval_loop import EvalContext
+    from trainwright.extensions.async_evaluation.evaluators import Evaluator
     from trainwright.extensions.incidents.incident_log import Incident, Record
     from trainwright.extensions.incidents.recorder import IncidentRecorder
     from trainwright.hub.uploader import Uploader
 
 WITH_OPTIMIZER = 3  # times the weights: Adam has two moments
+WATCH = "watch"  # value of eval_async: processes of `trainwright eval RUN --watch` evaluate
 SLOW_DISK = 100e6  # bytes per second assumed for a save until one has been measured
 
 
@@ -258,6 +271,61 @@ def _ancestry(run: Any) -> list[Extension]:
     from trainwright.extensions.branch.extension import Ancestry
 
     return [Ancestry(branch.origin_of(run.checkpoint) if run.begins_branch else None)]
+
+
+def evaluation_beside(
+    run: Any, hooks: Any, engine: Engine, *, folder: str, freeze: Callable[[Path], None], rotate: Callable[[], None]
+) -> list[Extension]:
+    """Returns the extension of a run whose evaluations another process makes; none where they are not due, or wait.
+
+    Args:
+        run: which is about to begin.
+        hooks: the trainer.
+        engine: of the run.
+        folder: where the run writes.
+        freeze: writes what the other process needs of the trainer into a file; called when the model is ready.
+        rotate: deletes checkpoints that the arguments no longer want.
+    """
+    args = hooks.args
+    wanted = value_of(args, "eval_async")
+    if not wanted or args.eval_strategy == "no":
+        return []
+    from trainwright.extensions.async_evaluation.evaluators import Watchers
+    from trainwright.extensions.async_evaluation.extension import AsyncEvaluation
+
+    def make_evaluator(requests: Requests) -> Evaluator:
+        if wanted == WATCH:
+            return Watchers(requests)
+        return evaluation_process(freeze, requests, device=str(value_of(args, "eval_device")))
+
+    return [
+        AsyncEvaluation(
+            folder,
+            engine,
+            hooks,
+            make_evaluator=make_evaluator,
+            skips=value_of(args, "eval_queue") == "skip",
+            is_timed=resolve.checkpoint(args).max_train_s is not None,
+            rotate=rotate,
+        )
+    ]
+
+
+def evaluation_process(freeze: Callable[[Path], None], requests: Requests, *, device: str) -> Evaluator:
+    """Returns the process that evaluates for a run, to be started; arguments are those of `evaluation_beside`."""
+    from trainwright.extensions.async_evaluation.evaluators import EvaluationProcess
+
+    scratch = Path(tempfile.mkdtemp(prefix="trainwright-evaluation-"))  # of this user alone
+    path = scratch / "trainer.pt"
+    try:
+        freeze(path)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    environment = without_launcher(os.environ) | device_variables(device)
+    environment["PYTHONPATH"] = os.pathsep.join(place or os.getcwd() for place in sys.path)
+    command = [sys.executable, "-m", "trainwright.run.evaluation_process", str(path)]
+    return EvaluationProcess(command, environment, scratch=scratch, requests=requests)
 
 
 def _guard(run: Any, hooks: Any, engine: Engine, *, record: Record, load_newest: Callable[[], int]) -> Any:

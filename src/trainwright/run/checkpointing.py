@@ -443,6 +443,15 @@ def rotate(
             store.remove(step)
 
 
+def rotate_anew(folder: str, args: Any, run: Run) -> None:
+    """Deletes what a run no longer wants of its checkpoints, when none was just written."""
+    store = CheckpointStore(folder)
+    steps = store.owned_by(run.run_id)
+    if steps and args.should_save:
+        best = run.progress.state.best_global_step
+        rotate(store, args, run_id=run.run_id, newest=max(steps), best=best, kept=run.extensions.kept_steps())
+
+
 def keep_only_best(store: CheckpointStore, args: Any, run: Run) -> None:
     """At the end of a run with `save_total_limit=1`, deletes its other checkpoints except milestones.
 

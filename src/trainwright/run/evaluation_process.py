@@ -1,46 +1,38 @@
-"""The process that evaluates for a run: what it gets of the trainer, how it is started, and what it does.
+"""The process that evaluates for a run: it reads the trainer of the run, and does what the run asks for.
 
-`python -m trainwright.run.evaluation_process FOLDER` reads a trainer from FOLDER, which its parent has written there,
-and evaluates the requests that are named on its standard input (`extensions/async_evaluation`). It is the trainer of
-the run without optimizer and training data: hooks, metrics and data are the user's, and it computes as the run does.
+`python -m trainwright.run.evaluation_process FILE` reads a trainer from FILE, which its parent has written
+(`frozen.py`), and evaluates the requests that are named on its standard input (`extensions/async_evaluation`). It is
+the trainer of the run without optimizer and training data: hooks, metrics and data are the user's, and it computes as
+the run does.
 """
 
 from __future__ import annotations
 
-import copy
-import io
 import json
 import os
-import pickle
 import queue
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from trainwright.callbacks.base import NO_LOGS, Logs, TrainerCallback
-from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.checkpoint import rng
-from trainwright.checkpoint.store import CheckpointStore
-from trainwright.config import resolve
-from trainwright.config.fields import value_of
 from trainwright.config.protocol import Arguments
-from trainwright.distributed.device import device_variables, kind_of, tf32_switches
-from trainwright.distributed.world import without_launcher
+from trainwright.distributed.device import tf32_switches
 from trainwright.errors import ArgumentError, ProcessFailedError
-from trainwright.extensions.async_evaluation.evaluators import EvaluationProcess, Evaluator, Watchers
-from trainwright.extensions.async_evaluation.extension import AsyncEvaluation
-from trainwright.extensions.async_evaluation.requests import (
+from trainwright.run import build, train
+from trainwright.run.internals import Internals
+from trainwright.run.pickling import restore
+from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.evaluation_requests import (
     EVALUATE,
     LOG,
     MAIN_PART,
@@ -49,176 +41,10 @@ from trainwright.extensions.async_evaluation.requests import (
     Requests,
     Result,
 )
-from trainwright.loop.extension import Extension
-from trainwright.run import build, checkpointing, train
-from trainwright.run.build import NoSearch
-from trainwright.run.internals import Internals
-from trainwright.run.pickling import restore, state_of
-from trainwright.run.run import Run
-from trainwright.state.trainer_state import TrainerControl, TrainerState
 
 AnyTrainer = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
-FROZEN_NAME = "trainer.pt"
-WATCH = "watch"
-# Settings of a process alone that only evaluates.
-ALONE: dict[str, Any] = {
-    "fsdp": False,
-    "fsdp_config": None,
-    "deepspeed": None,
-    "parallelism_config": None,
-    "report_to": [],
-    "push_to_hub": False,
-    "disable_tqdm": True,
-    "eval_async": False,
-    "auto_find_batch_size": False,
-    "include_num_input_tokens_seen": "no",  # the run counts them
-    "hang_timeout": 0.0,
-}
-ON_ANOTHER_KIND: dict[str, Any] = {"fp16": False, "tf32": None}  # which a CPU does not compute with
 IGNORED_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # they are the run's, which ends this process
-
-
-# -- in the run --------------------------------------------------------------------------------------------------------
-
-
-def extension_of(trainer: AnyTrainer, run: Run, folder: str) -> Extension:
-    """Returns the extension of a run that evaluates in another process.
-
-    Args:
-        trainer: of the run.
-        run: which is about to begin.
-        folder: where it writes.
-    """
-    args = trainer.args
-
-    def make_evaluator(requests: Requests) -> Evaluator:
-        if value_of(args, "eval_async") == WATCH:
-            return Watchers(requests)
-        return started_process(trainer, requests, device=str(value_of(args, "eval_device")))
-
-    def rotate() -> None:
-        """Deletes checkpoints that were only kept for their evaluations."""
-        store = CheckpointStore(folder)
-        steps = store.owned_by(run.run_id)
-        if steps and args.should_save:
-            best = run.progress.state.best_global_step
-            kept = run.extensions.kept_steps()
-            checkpointing.rotate(store, args, run_id=run.run_id, newest=max(steps), best=best, kept=kept)
-
-    return AsyncEvaluation(
-        folder,
-        Internals(trainer).engine,
-        trainer,
-        make_evaluator=make_evaluator,
-        skips=value_of(args, "eval_queue") == "skip",
-        is_timed=resolve.checkpoint(args).max_train_s is not None,
-        rotate=rotate,
-    )
-
-
-def started_process(trainer: AnyTrainer, requests: Requests, *, device: str) -> EvaluationProcess:
-    """Returns the process that evaluates for a trainer, to be started.
-
-    Args:
-        trainer: whose model is not wrapped yet.
-        requests: of the run.
-        device: "cpu", or an accelerator with its number.
-
-    Raises:
-        ArgumentError: a part of the trainer cannot be handed over.
-    """
-    scratch = Path(tempfile.mkdtemp(prefix="trainwright-evaluation-"))  # of this user alone
-    try:
-        write_frozen(frozen(trainer, requests, device=device), scratch / FROZEN_NAME)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    environment = without_launcher(os.environ) | device_variables(device)
-    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    command = [sys.executable, "-m", "trainwright.run.evaluation_process", str(scratch)]
-    return EvaluationProcess(command, environment, scratch=scratch, requests=requests)
-
-
-def frozen(trainer: AnyTrainer, requests: Requests, *, device: str) -> dict[str, Any]:
-    """Returns what another process needs to evaluate as this trainer does."""
-    args = copy.copy(trainer.args)
-    is_on_cpu = not kind_of(device).is_accelerator
-    settings = ALONE | {"use_cpu": is_on_cpu}
-    if is_on_cpu and kind_of(args.device).is_accelerator:
-        settings |= ON_ANOTHER_KIND
-    for name, value in settings.items():
-        if hasattr(args, name):
-            setattr(args, name, value)
-    args._n_gpu = 0 if is_on_cpu else 1
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("train_dataset", "optimizer", "lr_scheduler", "optimizer_cls_and_kwargs", "model_init")
-    )
-    copied = build.with_parts(
-        trainer,
-        **nothing,
-        args=args,
-        model_wrapped=trainer.model,
-        checkpoint_items={},
-        _extensions=[],
-        _search=NoSearch(),
-    )
-    state = state_of(copied) | {
-        "callbacks": [DefaultFlowCallback],
-        "state": replace(trainer.state, log_history=[]),
-        "control": None,
-    }
-    return {
-        "class": type(trainer),
-        "trainer": state,
-        "folder": str(requests.folder.parent.absolute()),
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "is_deterministic": torch.are_deterministic_algorithms_enabled(),
-        "dtype": torch.get_default_dtype(),
-        "tf32": [getattr(owner, name) for owner, name in tf32_switches()],
-    }
-
-
-def write_frozen(values: dict[str, Any], path: Path) -> None:
-    """Writes them for the other process; ArgumentError names a part of the trainer that cannot be written."""
-    pickler = best_pickler()
-    try:
-        torch.save(values, path, pickle_module=pickler, pickle_protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        if isinstance(error, OSError):
-            raise
-        name, reason = _culprit(values["trainer"]["attributes"], pickler) or ("trainer", error)
-        install = "" if pickler is not pickle else ", or install cloudpickle (pip install 'trainwright[eval-async]')"
-        raise ArgumentError(
-            f"eval_async=True hands the trainer to another process, and its {name} cannot be pickled: {reason!r}. Make "
-            f"it of functions and classes at the top of a module, without open files, locks or lambdas{install}; or "
-            "set eval_async=False."
-        ) from error
-
-
-def best_pickler() -> ModuleType:
-    """Returns cloudpickle where it is installed, which also takes functions of a script and lambdas; else pickle."""
-    try:
-        import cloudpickle
-    except ImportError:
-        return pickle
-    found: ModuleType = cloudpickle
-    return found
-
-
-def _culprit(attributes: dict[str, Any], pickler: ModuleType) -> tuple[str, Exception] | None:
-    """Returns the name of the attribute that cannot be pickled, and the error."""
-    for name, value in attributes.items():
-        try:
-            torch.save(value, io.BytesIO(), pickle_module=pickler, pickle_protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
-            return name, error
-    return None
-
-
-# -- in the process ----------------------------------------------------------------------------------------------------
 
 
 class EventRecorder(TrainerCallback):
@@ -288,7 +114,7 @@ class RequestedEvaluation:
 
 @contextmanager
 def opened(path: Path) -> Iterator[RequestedEvaluation]:
-    """Reads what `write_frozen` has written; within the context it evaluates as the run does while it trains."""
+    """Reads what `frozen.freeze` has written; within the context it evaluates as the run does while it trains."""
     # Written by the parent process into a directory that only this user can write to.
     values: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
     torch.set_num_threads(values["threads"])
@@ -314,7 +140,7 @@ def opened(path: Path) -> Iterator[RequestedEvaluation]:
 
 def main() -> None:
     """Evaluates until standard input ends, which it does with the run."""
-    scratch = Path(sys.argv[1])
+    path = Path(sys.argv[1])
     for name in IGNORED_SIGNALS:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -325,7 +151,7 @@ def main() -> None:
     def read() -> None:
         for line in sys.stdin:
             names.put(line.strip())
-        shutil.rmtree(scratch, ignore_errors=True)  # the run may have been killed
+        shutil.rmtree(path.parent, ignore_errors=True)  # the run may have been killed
         os._exit(0)
 
     def tell(**answer: object) -> None:
@@ -333,7 +159,7 @@ def main() -> None:
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        with opened(scratch / FROZEN_NAME) as evaluate:
+        with opened(path) as evaluate:
             tell(ready=True)
             while True:
                 name = names.get()

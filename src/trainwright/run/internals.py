@@ -151,6 +151,10 @@ class Internals:
         """Returns another trainer with the same objects and hooks except for these, without the user's extensions."""
         return build.with_parts(self._trainer, **{"_services": services, "_run": run, "_extensions": [], **parts})
 
+    def copied_for_evaluation(self, **parts: Any) -> AnyTrainer:
+        """Returns another trainer with the same objects and hooks but for these, without extensions and a search."""
+        return build.with_parts(self._trainer, **{"_extensions": [], "_search": NoSearch(), **parts})
+
     def copied_for_trial(self, search: SearchState, **parts: Any) -> AnyTrainer:
         """Returns another trainer with the same objects and hooks except for these, within this search."""
         return build.with_parts(self._trainer, **parts, _search=search)

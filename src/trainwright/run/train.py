@@ -22,6 +22,7 @@ from trainwright.loop.fit import epochs, saving_last_step
 from trainwright.loop.step import Step
 from trainwright.run import build, checkpointing, checks, console, resume
 from trainwright.run.current import using_run
+from trainwright.run.frozen import freeze
 from trainwright.run.internals import Internals
 from trainwright.run.refusal import unchanged_before_training
 from trainwright.run.run import Run
@@ -56,11 +57,15 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
         *build.extensions_of_directory(args, engine, folder=folder, dataset=build.data_of(trainer)),
         *internals.preflight_extensions(folder),
         *internals.extensions,
+        *build.evaluation_beside(
+            run,
+            trainer,
+            engine,
+            folder=folder,
+            freeze=lambda path: freeze(trainer, path, folder=folder, device=str(value_of(args, "eval_device"))),
+            rotate=lambda: checkpointing.rotate_anew(folder, args, run),
+        ),
     )
-    if value_of(args, "eval_async") and args.eval_strategy != "no":
-        from trainwright.run.evaluation_process import extension_of
-
-        run.extensions.add(extension_of(trainer, run, folder))
     with refused, using_run(trainer, run), run.with_extensions(), together, measuring:
         run.checkpoint = resume.open_checkpoint(wanted, args, engine)
         resume.check_cooldown(run.checkpoint, args)

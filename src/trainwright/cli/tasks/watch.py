@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import write_text
-from trainwright.extensions.async_evaluation.evaluators import WATCHER_GONE_S
-from trainwright.extensions.async_evaluation.requests import EVALUATE, LOG, Request, Requests, Result
+from trainwright.support.evaluation_requests import EVALUATE, LOG, WATCHER_GONE_S, Request, Requests, Result
 
 logger = logging.getLogger(__name__)
 

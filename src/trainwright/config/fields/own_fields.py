@@ -316,7 +316,7 @@ class OurFields(FieldGroup, group="Ours"):
     )
     eval_device: str = not_compared(
         "cpu",
-        "Device of the process of eval_async: cpu, or an accelerator that the run does not use, as cuda:1.",
+        "Device of the process of eval_async: cpu, or the kind and number of an accelerator that the run does not use.",
         since="0.3",
     )
     eval_queue: str = not_compared(

@@ -107,7 +107,7 @@ def known_evaluator(args: Arguments) -> str | None:
     kind, _, number = str(device).partition(":")
     is_known = kind.isalpha() and (number.isdigit() or str(device) == kind)
     if not is_known or (kind == "cpu" and number):
-        return f"eval_device={device!r} is not a device. Write 'cpu', or an accelerator with its number, as 'cuda:1'."
+        return f"eval_device={device!r} is not a device. Write 'cpu', or an accelerator as kind, colon and number."
     return None
 
 

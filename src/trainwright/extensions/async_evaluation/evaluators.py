@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import Protocol
 
 from trainwright._types import JSONObject
-from trainwright.extensions.async_evaluation.requests import Request, Requests, Result
+from trainwright.support.evaluation_requests import SIGNS, WATCHER_GONE_S, Request, Requests, Result
 
 logger = logging.getLogger(__name__)
 
 NUM_TRIES = 2  # of an evaluation whose process dies
 LOOKS_EVERY_S = 0.2  # for results of other machines
-WATCHER_GONE_S = 60.0  # without a sign of life; watchers give one every few seconds
-SIGNS = "watcher-*.json"
 
 
 class Evaluator(Protocol):
@@ -150,11 +148,6 @@ class EvaluationProcess:
         """False: a process that died is started again."""
         return False
 
-    @property
-    def pid(self) -> int | None:
-        """Process id of the child; None while there is none."""
-        return None if self._process is None else self._process.pid
-
     def stop(self) -> None:
         """Ends the process and the thread."""
         with self._lock:
@@ -173,7 +166,10 @@ class EvaluationProcess:
             self._problem = self._begin()
             self._is_ready.set()
             while (request := self._waiting.get()) is not None and not self._ends:
-                result = self._evaluated(request)
+                try:
+                    result = self._evaluated(request)
+                except Exception as error:  # the thread must not end: the run waits for its results
+                    result = Result(missing=repr(error))
                 if self._ends:
                     break
                 self._num_done += 1
@@ -186,7 +182,7 @@ class EvaluationProcess:
         """Has a request evaluated; if the process dies, in a new one."""
         ended = ""
         for number in range(1, NUM_TRIES + 1):
-            problem = None if self._is_alive() else self._begin()
+            problem = None if self._is_alive() else self._begin_again(is_told=number > 1)
             answer = self._ask(request.name) if problem is None else None
             if self._ends:
                 return Result(missing="the run has ended")
@@ -212,18 +208,27 @@ class EvaluationProcess:
         with self._lock:
             if self._ends:
                 return "the run has ended"
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                encoding="utf-8",
-                bufsize=1,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    self._command,
+                    env=self._environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    encoding="utf-8",
+                    bufsize=1,
+                )
+            except OSError as error:
+                return f"its process cannot be started: {error}"
         answer = self._next_answer()
         if answer is None:
             return f"its process ended with {self._end_of_process()} when it was started"
         return str(answer["failed"]) if "failed" in answer else None
+
+    def _begin_again(self, *, is_told: bool) -> str | None:
+        """Starts another process in the place of one that has died, of which it tells unless that is done."""
+        if self._process is not None and not is_told:
+            logger.warning("The process that evaluates ended with %s; it is started again.", self._end_of_process())
+        return self._begin()
 
     def _is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None

@@ -21,9 +21,9 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, ProcessFailedError
 from trainwright.extensions.async_evaluation.evaluators import Evaluator
-from trainwright.extensions.async_evaluation.requests import LOG, MAIN_PART, STATES_NAME, Request, Requests, Result
 from trainwright.loop.extension import Extension, Run
 from trainwright.state.progress import EVALUATION
+from trainwright.support.evaluation_requests import LOG, MAIN_PART, STATES_NAME, Request, Requests, Result
 
 logger = logging.getLogger(__name__)
 

@@ -35,6 +35,8 @@ MAIN_PART = "eval"  # prefix of the metrics of the trained weights
 MAX_BYTES = 1 << 26
 LOG = "log"
 EVALUATE = "evaluate"
+SIGNS = "watcher-*.json"  # that a process which watches the run lives
+WATCHER_GONE_S = 60.0  # without a sign of life; watchers give one every few seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

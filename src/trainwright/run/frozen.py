@@ -1,0 +1,122 @@
+"""What a process that evaluates for a run gets of its trainer, as a file. The process is `evaluation_process.py`."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from trainwright.callbacks.flow import DefaultFlowCallback
+from trainwright.config import resolve
+from trainwright.distributed.device import kind_of, tf32_switches
+from trainwright.errors import ArgumentError
+from trainwright.run.internals import Internals
+from trainwright.run.pickling import state_of
+
+AnyTrainer = Any  # a Trainer, or a subclass of the user's: the class is above this package
+
+# Settings of a process alone that only evaluates.
+ALONE: dict[str, Any] = {
+    **resolve.WITHOUT_BACKEND,
+    "report_to": [],
+    "push_to_hub": False,
+    "disable_tqdm": True,
+    "eval_async": False,
+    "auto_find_batch_size": False,
+    "include_num_input_tokens_seen": "no",  # the run counts them
+    "hang_timeout": 0.0,
+}
+ON_ANOTHER_KIND: dict[str, Any] = {"fp16": False, "tf32": None}  # which a CPU does not compute with
+
+
+def freeze(trainer: AnyTrainer, path: Path, *, folder: str, device: str) -> None:
+    """Writes what another process needs to evaluate as a trainer does, whose model is not wrapped yet.
+
+    Args:
+        trainer: of the run.
+        path: the file.
+        folder: where the run writes.
+        device: "cpu", or an accelerator with its number.
+
+    Raises:
+        ArgumentError: a part of the trainer cannot be handed over.
+    """
+    write_frozen(frozen(trainer, folder=folder, device=device), path)
+
+
+def frozen(trainer: AnyTrainer, *, folder: str, device: str) -> dict[str, Any]:
+    """Returns what another process needs to evaluate as this trainer does."""
+    args = copy.copy(trainer.args)
+    is_on_cpu = not kind_of(device).is_accelerator
+    settings = ALONE | {"use_cpu": is_on_cpu}
+    if is_on_cpu and kind_of(args.device).is_accelerator:
+        settings |= ON_ANOTHER_KIND
+    for name, value in settings.items():
+        if hasattr(args, name):
+            setattr(args, name, value)
+    args._n_gpu = 0 if is_on_cpu else 1
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("train_dataset", "optimizer", "lr_scheduler", "optimizer_cls_and_kwargs", "model_init")
+    )
+    copied = Internals(trainer).copied_for_evaluation(
+        **nothing, args=args, model_wrapped=trainer.model, checkpoint_items={}
+    )
+    state = state_of(copied) | {
+        "callbacks": [DefaultFlowCallback],
+        "state": replace(trainer.state, log_history=[]),
+        "control": None,
+    }
+    return {
+        "class": type(trainer),
+        "trainer": state,
+        "folder": str(Path(folder).absolute()),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "is_deterministic": torch.are_deterministic_algorithms_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "tf32": [getattr(owner, name) for owner, name in tf32_switches()],
+    }
+
+
+def write_frozen(values: dict[str, Any], path: Path) -> None:
+    """Writes them for the other process; ArgumentError names a part of the trainer that cannot be written."""
+    pickler = best_pickler()
+    try:
+        torch.save(values, path, pickle_module=pickler, pickle_protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        if isinstance(error, OSError):
+            raise
+        name, reason = _culprit(values["trainer"]["attributes"], pickler) or ("trainer", error)
+        install = "" if pickler is not pickle else ", or install cloudpickle (pip install 'trainwright[eval-async]')"
+        raise ArgumentError(
+            f"eval_async=True hands the trainer to another process, and its {name} cannot be pickled: {reason!r}. Make "
+            f"it of functions and classes at the top of a module, without open files, locks or lambdas{install}; or "
+            "set eval_async=False."
+        ) from error
+
+
+def best_pickler() -> ModuleType:
+    """Returns cloudpickle where it is installed, which also takes functions of a script and lambdas; else pickle."""
+    try:
+        import cloudpickle
+    except ImportError:
+        return pickle
+    found: ModuleType = cloudpickle
+    return found
+
+
+def _culprit(attributes: dict[str, Any], pickler: ModuleType) -> tuple[str, Exception] | None:
+    """Returns the name of the attribute that cannot be pickled, and the error."""
+    for name, value in attributes.items():
+        try:
+            torch.save(value, io.BytesIO(), pickle_module=pickler, pickle_protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            return name, error
+    return None
