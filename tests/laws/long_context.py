@@ -193,7 +193,7 @@ def only_logits(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
     """A mixture of experts returns the balance and the logits of its routers beside its own."""
     if not isinstance(outputs, tuple):
         return outputs  # type: ignore[no-any-return]
-    balance, logits, *routes = outputs
+    _balance, logits, *routes = outputs
     assert all(layer.shape[0] == labels.numel() for layer in routes[-1])
     return logits  # type: ignore[no-any-return]
 
