@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import peft
+import pyarrow.parquet as pq
 import torch
 import transformers
 from torch import nn
@@ -205,6 +206,15 @@ def hits(prediction: EvalPrediction) -> dict[str, float]:
     return {"hits": float(found[labels != -100].mean()), "tokens": float((labels != -100).sum())}
 
 
+def ledger_of(folder: Path) -> list[list[float]]:
+    """The numbers of each sample in the ledger of a run, if it has one."""
+    path = folder / "ledger.parquet"
+    if not path.exists():
+        return []
+    columns = pq.read_table(path).to_pydict()
+    return [column for column in columns.values() if all(isinstance(value, float) for value in column)]
+
+
 def outcome(trainer: Any, **how: Any) -> dict[str, Any]:
     """Trains, evaluates and predicts, and says in plain numbers what came of it."""
     out = trainer.train(**how)
@@ -218,4 +228,5 @@ def outcome(trainer: Any, **how: Any) -> dict[str, Any]:
         "step": out.global_step,
         "judged": {name: judged[name] for name in ("eval_loss", "eval_hits", "eval_tokens")},
         "logits": torch.as_tensor(predicted).double().flatten().tolist(),
+        "ledger": ledger_of(Path(trainer.args.output_dir)),
     }

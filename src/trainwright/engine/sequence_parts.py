@@ -278,7 +278,8 @@ class HeadShare(Share):
         some = HeadsOf(module, groups=query.shape[1] // key.shape[1], own=own_heads)
         output = base(some, query, key, value, mask, **options)[0]
         rows = output.unflatten(1, (self.size, -1)).transpose(0, 1)  # type: ignore[no-untyped-call]
-        back = _ExchangedParts.apply(rows, self.group)  # (part of the heads, batch, tokens, heads, size)  # type: ignore[no-untyped-call]
+        back = _ExchangedParts.apply(rows, self.group)  # type: ignore[no-untyped-call]
+        # from (part of the heads, batch, own tokens, heads, size) to (batch, own tokens, all heads, size)
         return back.permute(1, 2, 0, 3, 4).flatten(2, 3), None
 
     def _all_tokens(self, states: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
