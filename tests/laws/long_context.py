@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import peft
+import pyarrow.parquet as pq
 import torch
 import transformers
 from torch import nn
@@ -193,7 +194,7 @@ def only_logits(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
     """A mixture of experts returns the balance and the logits of its routers beside its own."""
     if not isinstance(outputs, tuple):
         return outputs  # type: ignore[no-any-return]
-    _, logits, *routes = outputs
+    _balance, logits, *routes = outputs
     assert all(layer.shape[0] == labels.numel() for layer in routes[-1])
     return logits  # type: ignore[no-any-return]
 
@@ -203,6 +204,15 @@ def hits(prediction: EvalPrediction) -> dict[str, float]:
     labels = prediction.label_ids[:, 1:]
     found = prediction.predictions.argmax(-1)[:, :-1] == labels
     return {"hits": float(found[labels != -100].mean()), "tokens": float((labels != -100).sum())}
+
+
+def ledger_of(folder: Path) -> list[list[float]]:
+    """The numbers of each sample in the ledger of a run, if it has one."""
+    path = folder / "ledger.parquet"
+    if not path.exists():
+        return []
+    columns = pq.read_table(path).to_pydict()
+    return [column for column in columns.values() if all(isinstance(value, float) for value in column)]
 
 
 def outcome(trainer: Any, **how: Any) -> dict[str, Any]:
@@ -218,4 +228,5 @@ def outcome(trainer: Any, **how: Any) -> dict[str, Any]:
         "step": out.global_step,
         "judged": {name: judged[name] for name in ("eval_loss", "eval_hits", "eval_tokens")},
         "logits": torch.as_tensor(predicted).double().flatten().tolist(),
+        "ledger": ledger_of(Path(trainer.args.output_dir)),
     }

@@ -89,6 +89,8 @@ def test_losses_weights_and_evaluations_are_those_of_one_process(
             assert_close(values, other["weights"][weight])
         assert_close([*mine["judged"].values()], [*other["judged"].values()])
         assert_close(mine["logits"], other["logits"], atol=1e-5)
+        assert bool(mine["ledger"]) is (cell == "ledger")
+        assert_close(mine["ledger"], other["ledger"])
 
 
 # -- checkpoints and refusals ------------------------------------------------------------------------------------------

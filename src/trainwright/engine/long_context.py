@@ -201,7 +201,7 @@ def check_model(model: nn.Module, share: Share) -> None:
     elif "flash" in attention_of(core):
         reason = (
             f"attn_implementation={attention_of(core)!r} takes its masks in another way. Load it with 'sdpa', which "
-            "runs torch's own flash kernels, or with 'flex_attention'"
+            "runs torch's own flash kernels"
         )
     elif getattr(config, "output_attentions", False):
         reason = "output_attentions=True wants the attention of each token to each token, which no process has"

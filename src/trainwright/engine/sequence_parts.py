@@ -190,7 +190,7 @@ class ContextShare(Share):
         options: dict[str, Any],
     ) -> tuple[torch.Tensor, Any]:
         query, key, value = states
-        gathered = _GatheredParts.apply(torch.cat([key, value], dim=-1), self.group)
+        gathered = _GatheredParts.apply(torch.cat([key, value], dim=-1), self.group)  # type: ignore[no-untyped-call]
         keys, values = gathered.split([key.shape[-1], value.shape[-1]], dim=-1)
         is_causal = options.get("is_causal")
         if is_causal is None:
@@ -277,18 +277,19 @@ class HeadShare(Share):
             options = {**options, "s_aux": options["s_aux"][own_heads]}
         some = HeadsOf(module, groups=query.shape[1] // key.shape[1], own=own_heads)
         output = base(some, query, key, value, mask, **options)[0]
-        rows = output.unflatten(1, (self.size, -1)).transpose(0, 1)
-        back = _ExchangedParts.apply(rows, self.group)  # (part of the heads, batch, tokens, heads, size)
+        rows = output.unflatten(1, (self.size, -1)).transpose(0, 1)  # type: ignore[no-untyped-call]
+        back = _ExchangedParts.apply(rows, self.group)  # type: ignore[no-untyped-call]
+        # from (part of the heads, batch, own tokens, heads, size) to (batch, own tokens, all heads, size)
         return back.permute(1, 2, 0, 3, 4).flatten(2, 3), None
 
     def _all_tokens(self, states: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
         """Exchanges heads for tokens: (batch, heads, own tokens, size) -> (batch, own heads, tokens, size)."""
-        by_rank = [part.unflatten(1, (self.size, -1)).transpose(0, 1) for part in states]
+        by_rank = [part.unflatten(1, (self.size, -1)).transpose(0, 1) for part in states]  # type: ignore[no-untyped-call]
         if len({part.shape[-1] for part in states}) == 1:  # one exchange for all three
             counts = [part.shape[2] for part in by_rank]
-            exchanged = _ExchangedParts.apply(torch.cat(by_rank, dim=2), self.group).split(counts, dim=2)
+            exchanged = _ExchangedParts.apply(torch.cat(by_rank, dim=2), self.group).split(counts, dim=2)  # type: ignore[no-untyped-call]
         else:
-            exchanged = tuple(_ExchangedParts.apply(part, self.group) for part in by_rank)
+            exchanged = tuple(_ExchangedParts.apply(part, self.group) for part in by_rank)  # type: ignore[no-untyped-call]
         return [part.permute(1, 2, 0, 3, 4).flatten(2, 3) for part in exchanged]
 
     def own_rows(self, mask: torch.Tensor, batch: WholeBatch) -> torch.Tensor:
