@@ -2358,20 +2358,43 @@ class Trainer:
 
     # -- before it costs an hour ---------------------------------------------------------------------------------------
 
-    def check(self, *, memory: bool = False, budget: int | float | str | None = None) -> CheckReport:
+    def check(
+        self,
+        *,
+        memory: bool = False,
+        budget: int | float | str | None = None,
+        processes: int | None = None,
+        per_node: int | None = None,
+        engine: str | None = None,
+    ) -> CheckReport:
         """Looks for what would go wrong, on the first batches and without training; the trainer stays as it is.
 
         Args:
             memory: also plan the memory of a step: where it goes, and what changes of settings make of it.
             budget: memory there is, as "24GB" or a number of bytes; the plan then ends with the cheapest change that
                 fits. None: that of the device.
+            processes: also plan a run of so many processes, which is not started: the memory of each kind of process,
+                batches, steps and tokens, bytes sent in a step, and checkpoints. None: no such plan.
+            per_node: processes on one machine; default 8, or all where they are fewer.
+            engine: how the model is shared out: "ddp", "fsdp2", "shard_grad_op" or "hsdp"; default as the arguments
+                say.
 
         Returns:
             The findings, each with its evidence and its cure. `print` shows them; `is_fine` says that none is grave.
+
+        Raises:
+            ArgumentError: the plan of a run is asked for in one of several processes, or its numbers do not fit.
         """
         from trainwright.preflight import check_up
 
-        return check_up.full_check(self, plans_memory=memory or budget is not None, budget=budget)
+        return check_up.full_check(
+            self,
+            plans_memory=memory or budget is not None,
+            budget=budget,
+            processes=processes,
+            per_node=per_node,
+            engine=engine,
+        )
 
     def prove(self, *, num_steps: int = 4) -> ProofReport:
         """Computes in two ways what must be equal, on copies of the model and on the first samples.
