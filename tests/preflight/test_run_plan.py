@@ -49,11 +49,16 @@ DISPATCHED = {
 }
 
 
+def many(case: Case) -> Case:
+    """The same with enough data for the batches of all processes."""
+    return dataclasses.replace(case, data=lambda: case.data() * 64)
+
+
 def plan_of(folder: Path, name: str, processes: int, *, engine: str | None = None, **more: Any) -> RunPlan:
     """The plan of a row, by a trainer that has no settings of several processes."""
     case, word, settings = ROWS[name]
     alone = {key: value for key, value in settings.items() if key != "fsdp"}
-    trainer = trainer_for(folder, CASES[case], **alone)
+    trainer = trainer_for(folder, many(CASES[case]), **alone)
     return plan_run(trainer, processes, per_node=processes, engine=engine or word, budget=None, tries=False, **more)
 
 
@@ -62,7 +67,8 @@ def check_row(name: str, processes: int, told: list[dict[str, Any]], folder: Pat
     by_name = {rank.name: rank.peak.total_bytes for rank in plan.ranks}
     for rank in {0, processes - 1}:
         planned = by_name.get(f"rank {rank}", by_name.get("every rank"))
-        assert planned == pytest.approx(told[rank][name]["peak"], rel=CLOSE), f"{name}, rank {rank}"
+        gap = planned / told[rank][name]["peak"] - 1
+        assert abs(gap) <= CLOSE, f"{name}, rank {rank} of {processes}: {gap:+.1%}"
     assert plan.checkpoint.total_bytes == pytest.approx(told[0][name]["saved"], rel=CLOSE)
     calls = told[0][name]["calls"]
     for one in plan.collectives:
@@ -106,7 +112,7 @@ def test_sharding_divides_what_stays_and_leaves_what_one_process_computes(tmp_pa
 
 
 def test_batch_steps_and_tokens_are_those_of_the_run(tmp_path: Path) -> None:
-    trainer = trainer_for(tmp_path, CASES["llama-accumulated"], max_steps=10)
+    trainer = trainer_for(tmp_path, many(CASES["llama-accumulated"]), max_steps=10)
     plan = plan_run(trainer, 64, per_node=8, engine=None, budget=None, tries=False)
     assert (plan.batch_size, plan.micro_batches, plan.samples_per_step) == (8, 2, 8 * 2 * 64)
     assert (plan.num_steps, plan.tokens_per_step) == (10, 48 * 8 * 2 * 64)
