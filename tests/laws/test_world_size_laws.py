@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from torch.distributed import HashStore
+
+from trainwright import TrainerCallback
 
 from trainwright.config.plans import MixturePlan, SamplingPlan
 from trainwright.data.batches import EpochBatches
@@ -21,8 +26,14 @@ from trainwright.data.mixture_order import mixture_order
 from trainwright.data.order import FeistelOrder, Order, ShuffledOrder
 from trainwright.data.sampler_factory import training_order
 from trainwright.data.shards import RankShare
+from trainwright.distributed import collectives
 from trainwright.distributed import watchdog as watching
+from trainwright.distributed.process_group import as_one_of_many
 from trainwright.distributed.watchdog import Watchdog
+from trainwright.engine import distributed_base
+from trainwright.preflight.memory.allocation_tracker import CollectiveCounter
+
+from .._support.small import data, make_trainer
 
 pytestmark = pytest.mark.costly
 
@@ -202,3 +213,109 @@ def test_a_signal_ends_all_ranks_at_one_step_with_a_handful_of_requests_each(num
         ends.add((passed, signal))
     assert ends == {(7, 15)}
     assert store.requests.total() <= 25 * num
+
+
+# -- collectives -----------------------------------------------------------------------------------------------------
+
+STEPS = 9
+LOG = 3
+SAVE = 5
+EVALUATE = 7
+Counts = dict[str, tuple[int, int]]  # calls and bytes of each collective
+
+
+class Phases(TrainerCallback):
+    """Notes what was asked of the others in each step, and between two steps, where logs, saves and evaluations are."""
+
+    def __init__(self, counter: CollectiveCounter) -> None:
+        self._counter = counter
+        self._before: Counts = {}
+        self.found: dict[str, Counts] = {}
+
+    def _note(self, phase: str) -> None:
+        now = {one.name: (one.calls, one.bytes) for one in self._counter.found()}
+        more = {name: tuple(np.subtract(count, self._before.get(name, (0, 0)))) for name, count in now.items()}
+        self.found[phase] = {name: (int(calls), int(size)) for name, (calls, size) in more.items() if calls}
+        self._before = now
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note(f"after {state.global_step}")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._note(f"step {state.global_step + 1}")
+
+
+class Answered(distributed_base.DistributedDataParallel):
+    """Torch's wrapper in a group that sends nothing: it sums its buckets by itself, as its default does in C++."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+        def summed(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            dist.all_reduce(bucket.buffer())
+            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        self.register_comm_hook(None, summed)
+
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "ddp, accumulated": {"gradient_accumulation_steps": 2},
+    "fsdp2": {"fsdp": True},
+    "hsdp": {"fsdp": "hybrid_shard"},
+}
+
+
+def phases_of(num: int, settings: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Counts]:
+    """Trains as rank 0 of so many, with a log, a save and an evaluation, each after a step of its own."""
+    monkeypatch.setattr(collectives, "cpu_group", lambda purpose: dist.new_group(backend="fake"))
+    monkeypatch.setattr(distributed_base, "DistributedDataParallel", Answered)
+    rhythm = {"max_steps": STEPS, "logging_steps": LOG, "save_steps": SAVE, "eval_strategy": "steps"}
+    rhythm |= {"eval_steps": EVALUATE, "per_device_train_batch_size": 1, "preflight": False, "save_async": False}
+    with as_one_of_many(rank=0, num_processes=num, per_node=8):
+        counter = CollectiveCounter()
+        phases = Phases(counter)
+        items = data.vectors(8)
+        trainer = make_trainer(
+            folder,
+            train_dataset=items * (num * STEPS * 2 // 8),
+            eval_dataset=items,
+            callbacks=[phases],
+            **rhythm,
+            **settings,
+        )
+        with counter:
+            trainer.train()
+    return phases.found
+
+
+def calls(counts: Counts) -> dict[str, int]:
+    return {name: number for name, (number, _) in counts.items()}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_a_rank_asks_of_the_others_does_not_grow_with_their_number(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step has the same calls of the same size. A log, a save and an evaluation have the same calls."""
+    found = {
+        num: phases_of(num, ENGINES[name], tmp_path / str(num), monkeypatch) for num in (64, 512)
+    }
+    few, many = found.values()
+    assert few.keys() == many.keys()
+    for phase in few:
+        assert calls(few[phase]) == calls(many[phase]), phase
+    plain = few["step 2"]
+    assert plain
+    assert all(few[f"step {step}"] == plain for step in range(2, STEPS + 1)), "each step asks for the same"
+    quiet = few["after 1"]
+    for step in set(range(1, STEPS)) - {LOG, 2 * LOG, SAVE, EVALUATE}:
+        assert few[f"after {step}"] == quiet, "nothing else is asked between steps"
+    assert sum(calls(few[f"after {LOG}"]).values()) <= 3
+    if name.startswith("ddp"):
+        assert few["step 2"] == many["step 2"], "nor do the messages grow"
+    for num, phases in found.items():
+        for at in (LOG, EVALUATE):  # a message of each rank, of a few bytes
+            assert phases[f"after {at}"].get("all_gather", (0, 0))[1] <= 64 * num

@@ -42,7 +42,7 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> case, engine, se
 }
 # Collectives of the plan, by the names under which torch dispatches them.
 DISPATCHED = {
-    "all_reduce": ("c10d::allreduce_",),
+    "all_reduce": ("c10d::allreduce_", "_c10d_functional::all_reduce"),
     "all_gather": ("c10d::_allgather_base_", "c10d::allgather_"),
     "reduce_scatter": ("c10d::_reduce_scatter_base_",),
     "broadcast": ("c10d::broadcast_",),
