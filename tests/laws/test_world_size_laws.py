@@ -242,7 +242,7 @@ class Phases(TrainerCallback):
         self._note(f"after {state.global_step}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._note(f"step {state.global_step + 1}")
+        self._note(f"step {state.global_step}")
 
 
 class Answered(distributed_base.DistributedDataParallel):
@@ -251,13 +251,14 @@ class Answered(distributed_base.DistributedDataParallel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
 
-        def summed(state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-            dist.all_reduce(bucket.buffer())
-            done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-            done.set_result(bucket.buffer())
-            return done
+        self.register_comm_hook(None, lambda state, bucket: summed(bucket.buffer()))
 
-        self.register_comm_hook(None, summed)
+
+def summed(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    dist.all_reduce(buffer)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(buffer)
+    return done
 
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -295,6 +296,7 @@ def calls(counts: Counts) -> dict[str, int]:
     return {name: number for name, (number, _) in counts.items()}
 
 
+@pytest.mark.filterwarnings("ignore:Slicing a flattened dim")  # accelerate's use of torch, for hybrid sharding
 @pytest.mark.parametrize("name", ENGINES)
 def test_what_a_rank_asks_of_the_others_does_not_grow_with_their_number(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -309,7 +311,8 @@ def test_what_a_rank_asks_of_the_others_does_not_grow_with_their_number(
         assert calls(few[phase]) == calls(many[phase]), phase
     plain = few["step 2"]
     assert plain
-    assert all(few[f"step {step}"] == plain for step in range(2, STEPS + 1)), "each step asks for the same"
+    for step in set(range(2, STEPS + 1)) - {EVALUATE + 1}:  # an evaluation may leave parameters gathered for the next
+        assert few[f"step {step}"] == plain, f"step {step} asks for something else than step 2"
     quiet = few["after 1"]
     for step in set(range(1, STEPS)) - {LOG, 2 * LOG, SAVE, EVALUATE}:
         assert few[f"after {step}"] == quiet, "nothing else is asked between steps"

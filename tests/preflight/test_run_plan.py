@@ -23,6 +23,7 @@ from .test_memory import trainer_for
 pytestmark = pytest.mark.costly
 
 CLOSE = 0.05
+HEADERS = 65536  # bytes of names and shapes in the files of a checkpoint
 SCRIPT = Path(__file__).with_name("memory_of_ranks.py")
 SHARDED = {"fsdp": True}
 ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> case, engine, settings
@@ -36,7 +37,6 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> case, engine, se
     "fsdp2, recomputed": ("llama-checkpointed", "fsdp2", SHARDED),
     "fsdp2, bf16": ("llama-bf16", "fsdp2", SHARDED),
     "fsdp2, tied": ("gpt2", "fsdp2", SHARDED),
-    "fsdp2, adafactor": ("llama-adafactor", "fsdp2", SHARDED),
     "shard_grad_op": ("bert", "shard_grad_op", {"fsdp": "shard_grad_op"}),
     "hsdp": ("llama", "hsdp", {"fsdp": "hybrid_shard"}),
 }
@@ -69,7 +69,7 @@ def check_row(name: str, processes: int, told: list[dict[str, Any]], folder: Pat
         planned = by_name.get(f"rank {rank}", by_name.get("every rank"))
         gap = planned / told[rank][name]["peak"] - 1
         assert abs(gap) <= CLOSE, f"{name}, rank {rank} of {processes}: {gap:+.1%}"
-    assert plan.checkpoint.total_bytes == pytest.approx(told[0][name]["saved"], rel=CLOSE)
+    assert plan.checkpoint.total_bytes == pytest.approx(told[0][name]["saved"], rel=CLOSE, abs=HEADERS)
     calls = told[0][name]["calls"]
     for one in plan.collectives:
         assert one.calls == sum(calls.get(dispatched, 0) for dispatched in DISPATCHED[one.name]), (name, one, calls)
