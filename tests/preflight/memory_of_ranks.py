@@ -1,4 +1,4 @@
-"""The most bytes of tensors in a step of each of several processes, its collectives, and the bytes of its checkpoint."""
+"""The most bytes of tensors in a step of each of several processes, its collectives, the bytes of its checkpoint."""
 
 import gc
 import json

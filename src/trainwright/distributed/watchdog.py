@@ -80,7 +80,9 @@ class Watchdog:
             gate = self._gate
         if gate is None or self._passed < gate:
             return None
-        if not self._is_decided.wait(WAIT_FOR_GATES_S + 3 * self._poll_s):  # a rank is gone: the signal counts here and now
+        if not self._is_decided.wait(
+            WAIT_FOR_GATES_S + 3 * self._poll_s
+        ):  # a rank is gone: the signal counts here and now
             return self._signal
         return self._signal if self._last is not None and self._passed >= self._last else None
 

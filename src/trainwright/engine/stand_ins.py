@@ -1,7 +1,8 @@
 """StandInEngine: whole models in several processes, for a plan of memory whose tensors have none.
 
-Torch's DistributedDataParallel reads the memory of parameters when it is made. This engine has its buffers and calls its
-collectives, at the same moments, and nothing else: gradients are flattened into buckets that stay for the whole run.
+Torch's DistributedDataParallel reads the memory of parameters when it is made. This engine has its buffers and calls
+its collectives, at the same moments, and nothing else: gradients are flattened into buckets that stay for the whole
+run.
 Source: torch's notes on DistributedDataParallel, "Internal Design".
 """
 

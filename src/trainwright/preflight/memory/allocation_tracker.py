@@ -1,8 +1,8 @@
 """Tracker: counts the bytes of the tensors that are alive while a step runs, real ones or stand-ins without memory.
 
-A tensor's memory counts from the operation that made it until nothing refers to it, with the size that it has: that of a
-layer that is gathered for a pass is taken and given back. What a kernel takes for itself while it runs is not seen; for
-the operations of usual models that is little.
+A tensor's memory counts from the operation that made it until nothing refers to it, with the size that it has: that of
+a layer that is gathered for a pass is taken and given back. What a kernel takes for itself while it runs is not seen;
+for the operations of usual models that is little.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.distributed.device import supports_bf16, total_bytes
+from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.loop.step import Step, Window
 from trainwright.optim.factory import steps_in_backward
@@ -141,10 +142,11 @@ def predicted_step(trainer: AnyTrainer, settings: dict[str, Any]) -> PlannedStep
     copied = _with_settings(trainer, fake_model(trainer.model, mode), settings, stands_in=True)
     first = list(first_batches(copied.get_train_dataloader(), LOOKED_AT))
     batches = _largest(first)
-    if resolve.micro_batches(copied.args) > 1 and Internals(copied).engine.num_processes > 1:
+    engine = Internals(copied).engine
+    if resolve.micro_batches(copied.args) > 1 and engine.num_processes > 1:
         batches *= 2  # gradients of a micro-batch may stay whole until the last one of the window
     with CollectiveCounter() as counter:
-        window = copied.get_batch_samples(iter(batches), len(batches), Internals(copied).engine.device)
+        window = copied.get_batch_samples(iter(batches), len(batches), engine.device)
     samples = [map_tensors(mode.from_tensor, batch) for batch in window[0]]
     tracker, run = _track(copied, samples, window[1], mode)
     tokens = [int(batch["input_ids"].numel()) for batch in first if "input_ids" in batch]
@@ -152,11 +154,16 @@ def predicted_step(trainer: AnyTrainer, settings: dict[str, Any]) -> PlannedStep
         peak=max(tracker.peaks.values(), key=lambda peak: peak.total_bytes),
         collectives=joined(counter.found(), tracker.collectives.found()),
         plan=run.plan,
-        weights_bytes=_num_bytes([*copied.model.parameters(), *copied.model.buffers()]),
+        weights_bytes=_num_bytes([*_saved_weights(copied.model, engine), *copied.model.buffers()]),
         optimizer_bytes=_num_bytes(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()])),
         batch_bytes=_num_bytes(tensors_of(batches[0])),
         batch_tokens=round(sum(tokens) / len(tokens)) if tokens else None,
     )
+
+
+def _saved_weights(model: nn.Module, engine: Engine) -> list[nn.Parameter]:
+    """Returns the parameters of a checkpoint: one that modules share is gathered from its parts under each name."""
+    return [weight for _, weight in model.named_parameters(remove_duplicate=not engine.holds_parts)]
 
 
 def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
@@ -347,9 +354,7 @@ def joined(*counted: tuple[Collective, ...]) -> tuple[Collective, ...]:
     rows: dict[str, Collective] = {}
     for row in chain(*counted):
         before = rows.get(row.name, Collective(name=row.name, calls=0, bytes=0))
-        rows[row.name] = Collective(
-            name=row.name, calls=before.calls + row.calls, bytes=before.bytes + row.bytes
-        )
+        rows[row.name] = Collective(name=row.name, calls=before.calls + row.calls, bytes=before.bytes + row.bytes)
     return tuple(sorted(rows.values(), key=lambda row: -row.bytes))
 
 

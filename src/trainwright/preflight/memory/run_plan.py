@@ -117,10 +117,14 @@ class RunPlan:
         sizes = f"{self.batch_size} x {self.micro_batches} x {self.num_processes} processes"
         facts = [("batch", f"{sizes} = {counted(self.samples_per_step, 'sample')} a step")]
         if self.num_steps is not None:
-            epochs = "" if self.num_epochs is None else f" in {self.num_epochs:g} epochs"
+            epochs = (
+                "" if self.num_epochs is None else f" in {self.num_epochs:g} epoch{'' if self.num_epochs == 1 else 's'}"
+            )
             facts.append(("run", f"{counted(self.num_steps, 'step')}{epochs}"))
         if self.num_tokens is not None:
-            facts.append(("tokens", f"about {count_text(self.num_tokens)}, {count_text(self.tokens_per_step or 0)} a step"))
+            facts.append(
+                ("tokens", f"about {count_text(self.num_tokens)}, {count_text(self.tokens_per_step or 0)} a step")
+            )
         return [*facts, ("checkpoint", self._saving())]
 
     def _saving(self) -> str:

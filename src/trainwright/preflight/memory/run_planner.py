@@ -1,7 +1,7 @@
 """The plan of a run of many processes, made in one: this process takes a step of each kind of process on stand-ins.
 
-Each kind is planned in a process group of the size of the run that sends nothing, so sampler, engine and collectives are
-those of the run; it is gone when the plan is made.
+Each kind is planned in a process group of the size of the run that sends nothing, so sampler, engine and collectives
+are those of the run; it is gone when the plan is made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.distributed.device import supports_bf16
 from trainwright.distributed.process_group import as_one_of_many
 from trainwright.errors import ArgumentError, ModelError, TrainwrightError
-from trainwright.preflight.memory.memory_plan import parse_size
+from trainwright.preflight.memory.memory_plan import SettingsChange, parse_size
 from trainwright.preflight.memory.planner import PlannedStep, Settings, changes, predicted_step, tried
 from trainwright.preflight.memory.run_plan import CheckpointSize, RankPlan, RunPlan
 from trainwright.preflight.trainer_copy import AnyTrainer, left_as_it_was
@@ -53,7 +53,7 @@ def plan_run(
     if word != "ddp" and processes > 1:  # the last one may have no part of a small tensor
         ranks = [("rank 0", 0), (f"rank {processes - 1}", processes - 1)]
     steps: dict[str, PlannedStep] = {}
-    found = []
+    found: list[SettingsChange] = []
     try:
         with left_as_it_was(trainer.model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about stand-ins
@@ -68,6 +68,8 @@ def plan_run(
     finally:
         build.make_engine(trainer.args)  # accelerate's state is one per process: it belongs to the trainer again
     first = steps[ranks[0][0]]
+    if all(step.peak == first.peak for step in steps.values()):
+        steps = {"every rank": first}
     plan = first.plan
     return RunPlan(
         num_processes=processes,
