@@ -2394,20 +2394,43 @@ class Trainer:
 
     # -- checks before training ----------------------------------------------------------------------------------------
 
-    def check(self, *, memory: bool = False, budget: int | float | str | None = None) -> CheckReport:
+    def check(
+        self,
+        *,
+        memory: bool = False,
+        budget: int | float | str | None = None,
+        processes: int | None = None,
+        per_node: int | None = None,
+        engine: str | None = None,
+    ) -> CheckReport:
         """Looks for likely problems, on the first batches and without training; the trainer is not changed.
 
         Args:
             memory: also plan the memory of a step: what uses it, and how other settings would change it.
             budget: the available memory, such as "24GB" or a number of bytes; the plan ends with the cheapest change
                 that fits. None for the memory of the device.
+            processes: also plan a run of so many processes, without starting it: the memory of each kind of process,
+                batches, steps and tokens, bytes sent in a step, and checkpoints. None: no such plan.
+            per_node: processes on one machine; default 8, or all if there are fewer.
+            engine: how the model is distributed: "ddp", "fsdp2", "shard_grad_op" or "hsdp"; by default as in the
+                arguments.
 
         Returns:
             The findings, each with its evidence and its cure. `print` shows them; `is_fine` is True if none is serious.
+
+        Raises:
+            ArgumentError: the plan of a run is asked for in one of several processes, or its numbers do not fit.
         """
         from trainwright.preflight import check_up
 
-        return check_up.full_check(self, plans_memory=memory or budget is not None, budget=budget)
+        return check_up.full_check(
+            self,
+            plans_memory=memory or budget is not None,
+            budget=budget,
+            processes=processes,
+            per_node=per_node,
+            engine=engine,
+        )
 
     def prove(self, *, num_steps: int = 4) -> ProofReport:
         """Computes pairs of results that must be equal, on copies of the model and on the first samples.

@@ -11,7 +11,8 @@ import pytest
 from torch.distributed import HashStore
 
 from trainwright.distributed import watchdog as watching
-from trainwright.distributed.watchdog import Watchdog
+from trainwright.distributed.process_group import as_one_of_many
+from trainwright.distributed.watchdog import Watchdog, start_watchdog
 
 PLACES = 100_000
 
@@ -90,3 +91,17 @@ def test_a_process_that_cannot_leave_is_ended(
     one.close(), other.close()
     assert set(codes) == {1}
     assert "ValueError: broken sample" in capfd.readouterr().err
+
+
+def test_a_store_that_cannot_be_cloned_is_told_once_and_this_process_is_watched_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watching._tell_of_no_store.cache_clear()
+    with as_one_of_many(rank=0, num_processes=4, per_node=4):  # whose store has no values
+        assert start_watchdog(hang_timeout_s=0.0, run=0) is None, "there is nothing left to watch for"
+        alone = start_watchdog(hang_timeout_s=60.0, run=1)
+        assert alone is not None
+        assert not alone.is_shared
+        alone.close()
+    [said] = [record.message for record in caplog.records if "cannot be cloned" in record.message]
+    assert "as torchrun does" in said

@@ -296,6 +296,11 @@ def check(
     memory: Annotated[bool, typer.Option("--memory", help="Also plan the memory of a step.")] = False,
     prove: Annotated[bool, typer.Option("--prove", help="Also check results that must be equal.")] = False,
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: memory limit, as 24GB.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Also plan a run of so many processes, without starting it.")
+    ] = None,
+    per_node: Annotated[int | None, typer.Option(min=1, help="With --processes: processes of a machine.")] = None,
+    engine: Annotated[str | None, typer.Option(help="With --processes: how they share the model.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look for problems without training."""
@@ -305,6 +310,12 @@ def check(
 
     tree = read_tree(config, overrides or (), context.args)
     recipe = checked(tree, config.absolute().parent)
+    if processes is not None:
+        from trainwright.config.planned import split_engine
+
+        training, asked = split_engine(recipe.training)
+        recipe = dataclasses.replace(recipe, training=training)
+        engine = engine or asked
     about: dict[str, list[str]] = {}
 
     def keep(word: str, line: str) -> None:
@@ -319,7 +330,13 @@ def check(
             raise
         report = CheckReport(not_done=(("others", "the rows have errors, so that no model was loaded"),))
     else:
-        report = trainer.check(memory=memory or budget is not None, budget=budget)
+        report = trainer.check(
+            memory=memory or budget is not None,
+            budget=budget,
+            processes=processes,
+            per_node=per_node,
+            engine=engine,
+        )
         proof = trainer.prove() if prove and report.worst != "error" else None
     report = report.with_findings(found, TABLE_CHECKS)
     if as_json:

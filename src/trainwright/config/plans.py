@@ -210,6 +210,7 @@ class EnginePlan:
     fsdp: FSDPPlan | None = None
     deepspeed: DeepSpeedPlan | None = None
     parallel: ParallelPlan | None = None  # None: nothing but batches is shared out
+    stands_in: bool = False  # tensors have no memory, and the other processes are not there: for a plan of memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,6 +187,7 @@ def _fill(unit: Sequence[float], bound: float) -> list[int]:
 
 def _level(unit: Sequence[float], num_groups: int, *, bound: float) -> list[int]:
     """Returns sizes of exactly `num_groups` groups within the bound, the others near the mean of the remaining cost."""
+    needed = _needed(unit, bound)
     sizes = []
     start = 0
     for group in range(num_groups):
@@ -198,8 +199,17 @@ def _level(unit: Sequence[float], num_groups: int, *, bound: float) -> list[int]
         most = min(max(int(bound / unit[start]), 1), left - groups_after)
         wished = round(sum(unit[start:]) / (groups_after + 1) / unit[start])
         size = min(max(wished, 1), most)
-        while size < most and len(_fill(unit[start + size :], bound)) > groups_after:
+        while size < most and needed[start + size] > groups_after:
             size += 1  # otherwise the remaining samples would not fit into the remaining groups
         sizes.append(size)
         start += size
     return sizes
+
+
+def _needed(unit: Sequence[float], bound: float) -> list[int]:
+    """Groups that the samples from each position on need, filled as `_fill` does; one entry more for the end."""
+    needed = [0] * (len(unit) + 1)
+    for start in range(len(unit) - 1, -1, -1):
+        size = max(int(bound / unit[start]), 1) if unit[start] else len(unit)
+        needed[start] = 1 + needed[min(start + size, len(unit))]
+    return needed

@@ -70,7 +70,7 @@ def gather_objects(value: T, group: Group = None) -> list[T]:
 
 def gather_counts(count: int) -> list[int]:
     """Gathers a number of each process, in the order of ranks, by main memory, so that no device is synchronized."""
-    has_cpu = "gloo" in str(dist.get_backend_config())
+    has_cpu = "cpu:" in str(dist.get_backend_config())
     counts = torch.empty(dist.get_world_size(), dtype=torch.int64)
     dist.all_gather_into_tensor(counts, torch.tensor([count]), group=None if has_cpu else cpu_group("counts"))
     return [int(one) for one in counts]

@@ -8,9 +8,12 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from trainwright.distributed.world import World, launcher_keeps_the_store
+from trainwright.errors import ArgumentError
 
 
 def start_group(world: World, *, backend: str | None, timeout: timedelta) -> None:
@@ -39,6 +42,45 @@ def start_alone(device_type: str, *, backend: str | None, timeout: timedelta) ->
     backend = backend or group_backend(device_type)
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)  # type: ignore[attr-defined]
     leave_at_exit()
+
+
+@contextmanager
+def as_one_of_many(*, rank: int, num_processes: int, per_node: int) -> Iterator[None]:
+    """This process is one of many within the context, in a group that sends nothing: the others are not there.
+
+    A collective operation returns at once, as if all processes had brought what this one did; a sum keeps this one's
+    value. For plans of a run that is not started.
+
+    Raises:
+        ArgumentError: there is a process group already, or torch has no such group.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or dist.is_initialized():
+        raise ArgumentError(
+            "A run of other processes is planned in a process that is alone. Start this one without a launcher, and "
+            "end the process group that there is (torch.distributed.destroy_process_group())."
+        )
+    place = {
+        "RANK": rank,
+        "WORLD_SIZE": num_processes,
+        "LOCAL_RANK": rank % per_node,
+        "LOCAL_WORLD_SIZE": per_node,
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": 1,  # read, and never opened
+    }
+    before = dict(os.environ)
+    os.environ.update({name: str(value) for name, value in place.items()})
+    try:
+        dist.init_process_group("fake", rank=rank, world_size=num_processes)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def init_method() -> str | None:

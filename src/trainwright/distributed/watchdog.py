@@ -5,13 +5,18 @@ end a run at the same step after a signal to one of them, although no rank knows
 
     Each rank counts the points that all ranks pass equally often (steps, batches of an evaluation). When a rank has
     published a signal, the watchdog of each rank closes a gate at the next point of its rank, and publishes the number
-    of that point. When all have, the largest number is the point where all ranks end: no rank has passed it, because
-    each one waits at its own gate until all numbers are known.
+    of that point. When all have, rank 0 reads the numbers and publishes the largest, which is the point where all ranks
+    end: no rank has passed it, because each one waits at its own gate until the largest number is known.
+
+The store is one process's: ranks ask it less often the more they are, so that it never has more than
+`MAX_REQUESTS_PER_S` questions a second while nothing has happened, and only one rank reads what all have written.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import functools
+import logging
 import os
 import sys
 import threading
@@ -29,7 +34,10 @@ from trainwright.support.log_handler import for_log
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-POLL_S = 0.2
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.2  # between two questions of a rank, where its world is small
+MAX_REQUESTS_PER_S = 2000  # of all ranks together; a store answers several times as many
 GRACE_S = 5.0  # for a process to end by itself when another one has failed
 WAIT_FOR_GATES_S = 10.0
 
@@ -41,6 +49,7 @@ class Watchdog:
         self._store = store  # view of the process group's store for this run; None for a single process
         self._rank = rank
         self._num_processes = num_processes
+        self._poll_s = max(POLL_S, num_processes / MAX_REQUESTS_PER_S)
         self._hang_timeout_s = hang_timeout_s  # seconds without passing a point after which the run is ended; 0: never
         self._lock = threading.Lock()
         self._is_decided = threading.Event()
@@ -71,7 +80,9 @@ class Watchdog:
             gate = self._gate
         if gate is None or self._passed < gate:
             return None
-        if not self._is_decided.wait(WAIT_FOR_GATES_S):  # a rank is gone: the signal counts here and now
+        if not self._is_decided.wait(
+            WAIT_FOR_GATES_S + 3 * self._poll_s
+        ):  # a rank is gone: the signal counts here and now
             return self._signal
         return self._signal if self._last is not None and self._passed >= self._last else None
 
@@ -99,7 +110,7 @@ class Watchdog:
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._is_done.wait(POLL_S):
+        while not self._is_done.wait(self._poll_s):
             try:
                 self._check_progress()
                 if self._store is not None:
@@ -131,9 +142,12 @@ class Watchdog:
             with self._lock:
                 self._gate = self._passed + 1
             store.set(f"gate{self._rank}", str(self._gate))
-        gates = [f"gate{rank}" for rank in range(self._num_processes)]
-        if store.check(gates):
-            self._last = max(int(store.get(gate)) for gate in gates)
+            store.add("gates", 1)
+        if self._rank == 0 and store.add("gates", 0) == self._num_processes and not store.check(["last"]):
+            gates = [f"gate{rank}" for rank in range(self._num_processes)]
+            store.set("last", str(max(map(int, _values(store, gates)))))
+        if store.check(["last"]):
+            self._last = int(store.get("last"))
             self._is_decided.set()
 
     def _check_progress(self) -> None:
@@ -153,17 +167,43 @@ class Watchdog:
         _print(f"{message}\nStacks of process {self._rank}:")
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
         self.on_hang(message)
-        time.sleep(3 * POLL_S)  # the others need to read of it before a launcher ends them
+        time.sleep(3 * self._poll_s)  # the others need to read of it before a launcher ends them
         os._exit(1)
 
 
-def start_watchdog(*, hang_timeout_s: float, run: int) -> Watchdog:
-    """Starts the watchdog of a run. The run has the same number in all processes."""
+def start_watchdog(*, hang_timeout_s: float, run: int) -> Watchdog | None:
+    """Starts the watchdog of a run, which has the same number in all processes.
+
+    Returns:
+        The watchdog; where the store of the group cannot be shared with its thread, one that watches this process
+        alone, or None without a time limit.
+    """
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store, get_rank, get_world_size
 
     store: Any = _get_default_store()  # its `clone` has no type
-    view = PrefixStore(f"trainwright/{run}", store.clone())
+    try:
+        view = PrefixStore(f"trainwright/{run}", store.clone())
+    except (AttributeError, NotImplementedError, RuntimeError):
+        _tell_of_no_store(type(store).__name__)
+        if not hang_timeout_s:
+            return None
+        return Watchdog(None, rank=get_rank(), num_processes=1, hang_timeout_s=hang_timeout_s)
     return Watchdog(view, rank=get_rank(), num_processes=get_world_size(), hang_timeout_s=hang_timeout_s)
+
+
+@functools.cache
+def _tell_of_no_store(kind: str) -> None:
+    """Warns once for each kind of store in a process."""
+    logger.warning(
+        "The store of the process group (%s) cannot be cloned, so a signal to another process or its failure is not "
+        "noticed here; hang_timeout looks at this process alone. Start the group with a TCPStore, as torchrun does.",
+        kind,
+    )
+
+
+def _values(store: Store, keys: list[str]) -> list[bytes]:
+    """Returns the values of keys that exist, by one request where the store can do that."""
+    return store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
 
 
 @contextmanager

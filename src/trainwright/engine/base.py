@@ -7,7 +7,7 @@ its parameters are, belongs to the engine of each backend.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -408,6 +408,10 @@ class Engine:
         from trainwright.distributed.watchdog import watch_single_process
 
         return watch_single_process(self._plan.hang_timeout_s, interrupts)
+
+    def communication_buffers(self) -> Iterable[torch.Tensor]:
+        """Returns the tensors that a plan of memory counts as buffers of communication for the whole run."""
+        return ()
 
     def peak_flops(self) -> float | None:
         """Peak operations per second of all devices of this run together; None if unknown."""

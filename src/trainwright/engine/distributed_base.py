@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright._types import DataLoaderLike, Optimizer
-from trainwright.config.plans import EnginePlan
+from trainwright.config.plans import DDPPlan, EnginePlan
 from trainwright.distributed import collectives
 from trainwright.distributed.process_group import leave_at_exit
 from trainwright.distributed.watchdog import Watchdog, start_watchdog, watched
@@ -33,7 +33,9 @@ class DistributedEngine(Engine):
     """Base of engines that train in a process group, possibly with a single process."""
 
     def __init__(self, plan: EnginePlan, accelerator: Accelerator) -> None:
-        super().__init__(plan, accelerator, accelerator.device)
+        device = accelerator.device
+        # Accelerate numbers the CPU by process, which torch takes as another device than the CPU in some operations.
+        super().__init__(plan, accelerator, torch.device("cpu") if device.type == "cpu" else device)
         leave_at_exit()
         self._world_size = dist.get_world_size()
         self._num_together = 1 if plan.parallel is None else plan.parallel.num_together
@@ -84,6 +86,9 @@ class DistributedEngine(Engine):
             yield
             return
         self._watchdog = start_watchdog(hang_timeout_s=self._plan.hang_timeout_s, run=next(_run_numbers))
+        if self._watchdog is None:
+            yield
+            return
         try:
             with watched(self._watchdog, interrupts):
                 yield
@@ -124,18 +129,10 @@ class DDPEngine(DistributedEngine):
         is_spread = len({parameter.device for parameter in model.parameters()}) > 1
         device_ids = None if self.device.type == "cpu" or is_spread else [self.device]
         handler = self.accelerator.ddp_handler
-        handler.find_unused_parameters = self._finds_unused(model)
+        handler.find_unused_parameters = finds_unused_parameters(self._plan.ddp, model)
         self._wrapped = DistributedDataParallel(model, device_ids=device_ids, **handler.to_kwargs())
         handler.register_comm_hook(self._wrapped)
         return self._wrapped, optimizer
-
-    def _finds_unused(self, model: nn.Module) -> bool:
-        """Returns True to look for parameters that a backward pass does not reach; recomputation does not allow it."""
-        if self._plan.ddp.find_unused_parameters is not None:
-            return self._plan.ddp.find_unused_parameters
-        # transformers' own property for this is deprecated
-        recomputes = any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
-        return not (self._plan.ddp.recomputes_activations or recomputes)
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
         if sync or self._wrapped is None or self._plan.ddp.sync_each_batch:
@@ -145,3 +142,12 @@ class DDPEngine(DistributedEngine):
     def unwrap(self, model: nn.Module) -> nn.Module:
         inner = uncompiled(model)
         return inner.module if isinstance(inner, DistributedDataParallel) else inner
+
+
+def finds_unused_parameters(plan: DDPPlan, model: nn.Module) -> bool:
+    """Returns True to look for parameters that a backward pass does not reach; recomputation does not allow it."""
+    if plan.find_unused_parameters is not None:
+        return plan.find_unused_parameters
+    # transformers' own property for this is deprecated
+    recomputes = any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules())
+    return not (plan.recomputes_activations or recomputes)

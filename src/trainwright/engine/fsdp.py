@@ -106,11 +106,22 @@ class FSDP2Engine(FSDPEngine):
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         check_wrapped_classes(model, self._plugin)
+        if self._plan.stands_in:
+            return self._wrap_stand_ins(model, make_optimizer)
         whole = make_optimizer(model)
         with shared_embeddings_in_the_root(model), chosen_modules(model, self._plugin):
             sharded, prepared = self.accelerator.prepare(model, whole)
         self._return_fp32_outputs(sharded)
         return sharded, prepared.optimizer
+
+    def _wrap_stand_ins(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        """Shards before the optimizer is made: accelerate finds its parameters by address, which stand-ins lack."""
+        from accelerate.utils.fsdp_utils import fsdp2_apply_ac
+
+        if self._plugin.activation_checkpointing:
+            model = fsdp2_apply_ac(self.accelerator, model)
+        sharded = self.setup_for_evaluation(model)
+        return sharded, make_optimizer(sharded)
 
     def _shard(self, model: nn.Module) -> nn.Module:
         from accelerate.utils.fsdp_utils import fsdp2_prepare_model

@@ -29,6 +29,10 @@ def select_engine(plan: EnginePlan) -> Engine:
         from trainwright.engine.fsdp import make_fsdp_engine
 
         return make_fsdp_engine(plan)
+    if plan.world_size > 1 and plan.stands_in:
+        from trainwright.engine.stand_ins import StandInEngine
+
+        return StandInEngine(plan)
     if plan.world_size > 1:
         from trainwright.engine.distributed_base import DDPEngine
 

@@ -16,6 +16,7 @@ from trainwright._types import Batch, JSONObject
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
 from trainwright.preflight.memory.memory_plan import MemoryPlan
+from trainwright.preflight.memory.run_plan import RunPlan
 from trainwright.preflight.rows import Rows
 from trainwright.preflight.tables import Table
 from trainwright.support.html_table import html_section, html_table
@@ -58,6 +59,7 @@ class CheckReport:
     passed: tuple[str, ...] = ()  # checks without findings
     not_done: tuple[tuple[str, str], ...] = ()  # checks that could not run, and the reason
     memory: MemoryPlan | None = None  # the memory plan, if requested
+    plan: RunPlan | None = None  # the plan of a run of many processes, if requested
 
     @property
     def is_fine(self) -> bool:
@@ -104,6 +106,9 @@ class CheckReport:
         if self.memory is not None:
             yield ""
             yield from self.memory.lines()
+        if self.plan is not None:
+            yield ""
+            yield from self.plan.lines()
 
     def to_dict(self) -> JSONObject:
         """Returns plain values, for JSON."""
@@ -117,7 +122,8 @@ class CheckReport:
         rows += [("fine", "", ", ".join(self.passed), "")] if self.passed else []
         rows += [("not done", name, reason, "") for name, reason in self.not_done]
         found = html_table(rows, header=("", "check", "found", "what to change"))
-        return html_section("Check", found, "" if self.memory is None else self.memory._repr_html_())
+        plans = [plan._repr_html_() for plan in (self.memory, self.plan) if plan is not None]
+        return html_section("Check", found, *plans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
 from trainwright.distributed.device import supports_bf16
-from trainwright.errors import DataError
+from trainwright.errors import ArgumentError, DataError
 from trainwright.loop.extension import Decision, Extension, Run, StepFacts
 from trainwright.optim.factory import steps_in_backward
 from trainwright.preflight import (  # noqa: F401 -- registers their checks
@@ -172,8 +172,24 @@ def parameters_without_gradient(model: nn.Module) -> tuple[str, ...]:
 WORTH_REPEATING_S = 5.0  # a faster first step is repeated: the first one also sets things up
 
 
-def full_check(trainer: AnyTrainer, *, plans_memory: bool, budget: Any) -> CheckReport:
-    """Runs every check on all available facts; `plans_memory` adds the memory plan, see `Trainer.check`."""
+def full_check(
+    trainer: AnyTrainer,
+    *,
+    plans_memory: bool,
+    budget: Any,
+    processes: int | None = None,
+    per_node: int | None = None,
+    engine: str | None = None,
+) -> CheckReport:
+    """Runs every check on all available facts; the arguments are those of `Trainer.check`.
+
+    `plans_memory` adds the memory plan, or that of a run of `processes` processes.
+    """
+    if processes is None and (per_node is not None or engine is not None):
+        raise ArgumentError(
+            f"per_node={per_node!r} and engine={engine!r} belong to the plan of a run of many processes: say how many, "
+            "check(processes=64, ...)."
+        )
     with left_as_it_was(trainer.model):
         copied = copy_of(trainer)
         facts = _known(trainer, copied)
@@ -184,6 +200,11 @@ def full_check(trainer: AnyTrainer, *, plans_memory: bool, budget: Any) -> Check
         if facts.batches and not look_at(facts, "batch").of("vocabulary"):  # it would end a GPU's process
             facts = _tried(copied, facts)
         report = look_at(facts, "start", "batch", "step", "full")
+    if processes is not None:
+        from trainwright.preflight.memory.run_planner import plan_run
+
+        plan = plan_run(trainer, processes, per_node=per_node, engine=engine, budget=budget)
+        return replace(report, plan=plan)
     if not plans_memory:
         return report
     from trainwright.preflight.memory.planner import plan_memory

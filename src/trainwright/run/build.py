@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -471,13 +471,20 @@ def seed_everything(args: Any) -> None:
     enable_full_determinism(args.seed) if args.full_determinism else set_seed(args.seed)
 
 
-def make_engine(args: Any, model: Model = None) -> Engine:
-    """Makes the engine. `model`: the model to train, if it exists already; its weights may be distributed."""
+def make_engine(args: Any, model: Model = None, *, stands_in: bool = False) -> Engine:
+    """Makes the engine that the arguments ask for.
+
+    Args:
+        args: the settings.
+        model: the model to train, if it exists already; its weights may be distributed over processes.
+        stands_in: the tensors have no memory, and there are no other processes.
+    """
     if args.tf32:  # refused before the engine sets it
         device = torch.device(args.device)
         check_run(args, RunFacts(device_type=device.type, supports_tf32=supports_tf32(device)))
     with reading_launchers_variables():
-        return select_engine(resolve.engine(args, None if model is None else model_facts.model_layout(model)))
+        plan = resolve.engine(args, None if model is None else model_facts.model_layout(model))
+        return select_engine(replace(plan, stands_in=stands_in))
 
 
 def make_callbacks(

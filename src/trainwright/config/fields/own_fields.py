@@ -114,7 +114,8 @@ class OurFields(FieldGroup, group="Ours"):
     )
     hang_timeout: float = fixed(
         0.0,
-        "Seconds without a finished step after which all processes show their stacks and end (0: never).",
+        "Seconds without a finished step after which all processes show their stacks and end (0: never; signals and "
+        "failures of other processes are noticed all the same).",
         limits=NOT_NEGATIVE,
     )
     max_train_time: str | None = fixed(  # numbers too; argument parsers want one type that text converts to

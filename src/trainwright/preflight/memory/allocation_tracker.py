@@ -1,7 +1,8 @@
 """Tracker: counts the bytes of the tensors that are alive while a step runs, real ones or stand-ins without memory.
 
-A tensor's memory counts from the operation that made it until nothing refers to it. What a kernel takes for itself
-while it runs is not seen; for the operations of usual models that is little.
+A tensor's memory counts from the operation that made it until nothing refers to it, with the size that it has: that of
+a layer that is gathered for a pass is taken and given back. What a kernel takes for itself while it runs is not seen;
+for the operations of usual models that is little.
 """
 
 from __future__ import annotations
@@ -17,13 +18,66 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from trainwright.distributed.device import kind_of
-from trainwright.preflight.memory.memory_plan import PeakMemory
-from trainwright.support.tensor_tree import tensors_of
+from trainwright.preflight.memory.memory_plan import Collective, PeakMemory
+from trainwright.support.tensor_tree import local_part, tensors_of
+
+# Operations of torch by which layers in parts are gathered, and their gradients sent: operation -> purpose of the
+# tensors that it makes or fills.
+OF_EXCHANGE = {
+    "all_gather_copy_in": "communication",
+    "chunk_cat": "communication",
+    "split_with_sizes_copy": "gathered",
+}
+# Part of the name of an operation -> name of the collective; the first that is found counts.
+COLLECTIVES = {
+    "reduce_scatter": "reduce_scatter",
+    "allgather": "all_gather",
+    "all_gather": "all_gather",
+    "allreduce": "all_reduce",
+    "all_reduce": "all_reduce",
+    "broadcast": "broadcast",
+    "alltoall": "all_to_all",
+    "all_to_all": "all_to_all",
+    "barrier": "barrier",
+}
+OF_GROUPS = ("c10d", "_c10d_functional")  # namespaces of operations between processes
+
+
+class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the collective operations that are called while it is entered, and the bytes of their tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._calls: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # as torch has it
+        if func.namespace in OF_GROUPS:
+            self.note(func, args)
+        return func(*args, **(kwargs or {}))
+
+    def note(self, func: Any, args: Any) -> str:
+        """Counts a call, by the largest of its arguments; returns the name of the collective, "" for a wait."""
+        name = next((title for part, title in COLLECTIVES.items() if part in func.name()), "")
+        if name:
+            self._calls[name] += 1
+            self._bytes[name] += max((_num_bytes(tensors_of(part)) for part in args), default=0)
+        return name
+
+    def found(self) -> tuple[Collective, ...]:
+        """Returns what was counted, the most bytes first."""
+        rows = [Collective(name=name, calls=calls, bytes=self._bytes[name]) for name, calls in self._calls.items()]
+        return tuple(sorted(rows, key=lambda row: -row.bytes))
+
+
+def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -41,12 +95,14 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._path: list[str] = []
         self._total = 0
         self.peaks: dict[str, PeakMemory] = {}
+        self.collectives = CollectiveCounter()
 
     def count(self, tensors: Iterable[object], kind: str) -> None:
         """Counts existing tensors as of a kind, or changes the kind of counted ones."""
         for tensor in tensors:
             if not isinstance(tensor, torch.Tensor):
                 continue
+            tensor = local_part(tensor)
             storage = tensor.untyped_storage()
             known = self._live.get(id(storage))
             if known is None:
@@ -59,6 +115,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._modules[module] -= size if before == "activations" else 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # as torch has it
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # comes again with the part of this process
         result = func(*args, **(kwargs or {}))
         if func.namespace == "prim":  # questions about a tensor
             return result
@@ -68,8 +126,50 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage = tensor.untyped_storage()
             if id(storage) not in self._live:
                 self._add(tensor, storage, kind, self._path[-1] if self._path else "")
+        if func.namespace in OF_GROUPS:
+            self._note(self.collectives.note(func, args), args)
+        elif (purpose := OF_EXCHANGE.get(func.name().rpartition("::")[2].partition(".")[0])) is not None:
+            self.count(tensors_of((kwargs or {}).get("out", result)), purpose)
         self._look("backward" if self.is_backward else self.moment)
         return result
+
+    def _note(self, collective: str, args: Any) -> None:
+        """Counts the tensors of a collective operation as buffers; what it sums up for a process is a gradient."""
+        if collective == "reduce_scatter":
+            self.count(tensors_of(args[0]), "gradients")
+            self.count(tensors_of(args[1]), "communication")
+        elif collective in ("all_gather", "all_to_all"):
+            self.count(tensors_of(list(args[:2])), "communication")
+
+    @contextmanager
+    def resizing(self) -> Iterator[None]:
+        """Counts memory that is taken or given back for a tensor that stays, while entered."""
+        resize = torch.UntypedStorage.resize_
+
+        @functools.wraps(resize)
+        def counted(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            self._resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        known = self._live.get(id(storage))
+        if known is None:
+            return
+        size, kind, module, reference = known
+        now = -(-storage.nbytes() // self._block) * self._block
+        self._live[id(storage)] = now, kind, module, reference
+        self._total += now - size
+        self._kinds[kind] += now - size
+        if kind == "activations":
+            self._modules[module] += now - size
+        self._look("backward" if self.is_backward else self.moment)
 
     def _add(self, tensor: torch.Tensor, storage: torch.UntypedStorage, kind: str, module: str) -> None:
         if tensor.device.type != self._device:
@@ -125,7 +225,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 register: Callable[..., RemovableHandle] = parameter.register_post_accumulate_grad_hook
                 handles.append(register(lambda with_gradient: self.count([with_gradient.grad], "gradients")))
         try:
-            with _BackwardCalls(self):
+            with _BackwardCalls(self), self.resizing():
                 yield
         finally:
             for handle in handles:

@@ -10,7 +10,7 @@ from trainwright.errors import ArgumentError
 from trainwright.support.html_table import html_section, html_table
 from trainwright.support.units import size_text
 
-KINDS = ("weights", "buffers", "gradients", "optimizer", "activations", "batch", "other")
+KINDS = ("weights", "buffers", "gradients", "optimizer", "activations", "gathered", "communication", "batch", "other")
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -24,6 +24,16 @@ class PeakMemory:
     by_module: Mapping[str, int] = field(default_factory=dict)
     moment: str = ""  # part of the step: "forward", "backward", "clip" or "update"
     is_measured: bool = False  # found with real tensors; else the step was gone through without computing anything
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """The calls of one collective operation in a step, as one process makes them."""
+
+    name: str  # "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all" or "barrier"
+    calls: int
+    # of the whole tensors: what is summed, what was gathered, what is scattered
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

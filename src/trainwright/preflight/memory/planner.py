@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -17,17 +19,19 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trainwright._types import Batch
-from trainwright.config import resolve
+from trainwright.config import planned, resolve
 from trainwright.config.enums import word
 from trainwright.config.fields import batch_formers
+from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.distributed.device import supports_bf16, total_bytes
+from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.loop.step import Step, Window
 from trainwright.optim.factory import steps_in_backward
-from trainwright.preflight.memory.allocation_tracker import AllocationTracker
-from trainwright.preflight.memory.memory_plan import MemoryPlan, PeakMemory, SettingsChange, parse_size
+from trainwright.preflight.memory.allocation_tracker import AllocationTracker, CollectiveCounter
+from trainwright.preflight.memory.memory_plan import Collective, MemoryPlan, PeakMemory, SettingsChange, parse_size
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was
 from trainwright.run import build, train
 from trainwright.run.dry_run import first_batches
@@ -39,6 +43,7 @@ from trainwright.support.tensor_tree import find_batch_size, tensors_of
 
 LOOKED_AT = 4  # batches, of which the largest counts
 COPIES = 5  # copies of the weights that a measured step needs
+NO_MODE: AbstractContextManager[None] = nullcontext()
 
 
 def plan_memory(trainer: AnyTrainer, budget: int | float | str | None) -> MemoryPlan:
@@ -71,10 +76,24 @@ def _tried(trainer: AnyTrainer, budget: int | None) -> list[SettingsChange]:
     """Returns the peaks of a step with changed settings, up to the first that fits."""
     device = Internals(trainer).engine.device
     can_bf16 = device.type == "cpu" or supports_bf16(device) is True
+    return tried(trainer, changes(trainer.args, can_bf16=can_bf16), budget, base={})
+
+
+def tried(
+    trainer: AnyTrainer, candidates: Iterable[tuple[Settings, str]], budget: int | None, *, base: Settings
+) -> list[SettingsChange]:
+    """Returns the peaks of a step with changed settings, up to the first that fits.
+
+    Args:
+        trainer: whose step it is; the process that this one is now takes it.
+        candidates: settings and their price.
+        budget: bytes that there are; None: all are tried.
+        base: settings of the step before a change.
+    """
     found: list[SettingsChange] = []
-    for settings, price in changes(trainer.args, can_bf16=can_bf16):
+    for settings, price in candidates:
         try:
-            size: int | None = predicted_peak(trainer, settings).total_bytes
+            size: int | None = predicted_peak(trainer, base | settings).total_bytes
             reason = ""
         except Exception as error:
             size = None
@@ -99,16 +118,57 @@ def _peak_or_measured(trainer: AnyTrainer) -> PeakMemory:
             ) from second
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """A step that was gone through with stand-ins, as one process takes it."""
+
+    peak: PeakMemory
+    collectives: tuple[Collective, ...]  # of the step, and of counting its label items
+    plan: StepPlan  # of the run
+    weights_bytes: int  # of all processes together, as a checkpoint has them
+    optimizer_bytes: int  # likewise
+    batch_bytes: int  # of the largest of the first batches
+    batch_tokens: int | None  # in a batch, padding included, on average over the first; None: they have no `input_ids`
+
+
 def predicted_peak(trainer: AnyTrainer, settings: dict[str, Any]) -> PeakMemory:
     """The peak of a step with these settings; nothing is computed and no memory taken."""
+    return predicted_step(trainer, settings).peak
+
+
+def predicted_step(trainer: AnyTrainer, settings: dict[str, Any]) -> PlannedStep:
+    """A step with these settings, of the process that this one is now; nothing is computed and no memory taken."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)  # every operation gives a tensor of its shape and no value
-    copied = _with_settings(trainer, fake_model(trainer.model, mode), settings)
-    batches = _batches(copied)
-    window = copied.get_batch_samples(iter(batches), len(batches), Internals(copied).engine.device)
+    copied = _with_settings(trainer, fake_model(trainer.model, mode), settings, stands_in=True)
+    first = list(first_batches(copied.get_train_dataloader(), LOOKED_AT))
+    batches = _largest(first)
+    engine = Internals(copied).engine
+    if resolve.micro_batches(copied.args) > 1 and engine.num_processes > 1:
+        batches *= 2  # gradients of a micro-batch may stay whole until the last one of the window
+    with CollectiveCounter() as counter:
+        window = copied.get_batch_samples(iter(batches), len(batches), engine.device)
     samples = [map_tensors(mode.from_tensor, batch) for batch in window[0]]
-    with mode:
-        peaks = _track(copied, samples, window[1])
-    return max(peaks.values(), key=lambda peak: peak.total_bytes)
+    tracker, run = _track(copied, samples, window[1], mode)
+    tokens = [int(batch["input_ids"].numel()) for batch in first if "input_ids" in batch]
+    return PlannedStep(
+        peak=max(tracker.peaks.values(), key=lambda peak: peak.total_bytes),
+        collectives=joined(counter.found(), tracker.collectives.found()),
+        plan=run.plan,
+        weights_bytes=_num_bytes([*_saved_weights(copied.model, engine), *copied.model.buffers()]),
+        optimizer_bytes=_num_bytes(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()])),
+        batch_bytes=_num_bytes(tensors_of(batches[0])),
+        batch_tokens=round(sum(tokens) / len(tokens)) if tokens else None,
+    )
+
+
+def _saved_weights(model: nn.Module, engine: Engine) -> list[nn.Parameter]:
+    """Returns the parameters of a checkpoint: one that modules share is gathered from its parts under each name."""
+    return [weight for _, weight in model.named_parameters(remove_duplicate=not engine.holds_parts)]
+
+
+def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Returns the bytes of tensors; of one in parts those of all processes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def measured_peak(trainer: AnyTrainer, error: Exception) -> PeakMemory:
@@ -133,7 +193,7 @@ def _measured(trainer: AnyTrainer, num_rows: int) -> dict[str, PeakMemory]:
     cut = (torch.Tensor, list)
     batches = [{n: v[:num_rows] if isinstance(v, cut) else v for n, v in batch.items()} for batch in _batches(copied)]
     window, num_items = copied.get_batch_samples(iter(batches), len(batches), Internals(copied).engine.device)
-    return _track(copied, window, num_items)
+    return _track(copied, window, num_items)[0].peaks
 
 
 def _grown(one: PeakMemory, two: PeakMemory, steps: float) -> PeakMemory:
@@ -154,49 +214,66 @@ def _grown(one: PeakMemory, two: PeakMemory, steps: float) -> PeakMemory:
     )
 
 
-def _with_settings(trainer: AnyTrainer, model: Any, settings: dict[str, Any]) -> Any:
-    """A copy with an engine, an optimizer and a schedule of its own."""
+def _with_settings(trainer: AnyTrainer, model: Any, settings: dict[str, Any], *, stands_in: bool = False) -> Any:
+    """A copy with an engine, an optimizer and a schedule of its own; `stands_in`: its tensors have no memory."""
     copied = copy_of(trainer, settings, model=model, optimizer=None, lr_scheduler=None)
+    planned.apply(copied.args, settings)
     # Stand-ins have no values to guard.
     copied.args.on_nonfinite = "ignore"
     copied.args.on_spike = "off"
-    Internals(copied).services.use_engine(build.make_engine(copied.args))
+    Internals(copied).services.use_engine(build.make_engine(copied.args, stands_in=stands_in))
     return copied
 
 
 def _batches(copied: AnyTrainer) -> list[Batch]:
-    """The largest of the first batches, alone: the others of a window come and go like it."""
-    batches = list(first_batches(copied.get_train_dataloader(), LOOKED_AT))
-    largest = max(batches, key=lambda batch: sum(t.numel() for t in tensors_of(dict(batch))))
-    return [dict(largest)]
+    return _largest(list(first_batches(copied.get_train_dataloader(), LOOKED_AT)))
 
 
-def _track(copied: AnyTrainer, samples: Sequence[Batch], num_items: Any) -> dict[str, PeakMemory]:
-    """The peaks of a step at which the optimizer has its states, and in which an earlier micro-batch left gradients."""
+def _largest(batches: Sequence[Batch]) -> list[Batch]:
+    """The largest batch, alone: the others of a window come and go like it."""
+    return [dict(max(batches, key=lambda batch: sum(t.numel() for t in tensors_of(dict(batch)))))]
+
+
+def _track(
+    copied: AnyTrainer, samples: Sequence[Batch], num_items: Any, mode: AbstractContextManager[Any] = NO_MODE
+) -> tuple[AllocationTracker, Run]:
+    """Takes a step at which the optimizer has its states, and in which an earlier micro-batch left gradients.
+
+    Args:
+        copied: the trainer whose step it is.
+        samples: the micro-batches of the step.
+        num_items: their label items.
+        mode: the mode of stand-ins, which is entered once the model is set up: processes are numbered before.
+    """
     engine: Any = Internals(copied).engine  # whose method is replaced below
     model = copied.model
     tracker = AllocationTracker(engine.device)
     engine.backward = tracker.marking(engine.backward)  # the engine of this copy alone
     with contextlib.ExitStack() as stack:
         stack.enter_context(train.patched_model(copied))
+        run = _begun(copied)
+        stack.enter_context(mode)
         stack.enter_context(tracker)
         tracker.count(model.parameters(), "weights")
         tracker.count(model.buffers(), "buffers")
         tracker.count(tensors_of(list(samples)), "batch")
+        tracker.count(engine.communication_buffers(), "communication")
         stack.enter_context(tracker.inside(model))
-        run = _begun(copied)
         window = Window(list(samples), num_items)
         hooks = _MarkedHooks(copied, tracker)
         if steps_in_backward(copied.args):
             _take_step(run, hooks, window)
         else:
-            _make_states(run, model, keeps_gradients=resolve.micro_batches(copied.args) > 1)
+            # Where parameters are in parts, the window itself has the micro-batch that leaves gradients.
+            keeps_gradients = resolve.micro_batches(copied.args) > 1 and len(samples) == 1
+            _make_states(run, model, keeps_gradients=keeps_gradients)
         tracker.count(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()]), "optimizer")
         tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
         tracker.peaks = {}
+        tracker.collectives = CollectiveCounter()
         tracker.moment = "forward"
         _take_step(run, hooks, window)
-    return tracker.peaks
+    return tracker, run
 
 
 def _take_step(run: Run, hooks: Any, window: Window) -> None:
@@ -272,6 +349,15 @@ def fake_model(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
         return copy.deepcopy(model, memo)
 
 
+def joined(*counted: tuple[Collective, ...]) -> tuple[Collective, ...]:
+    """Adds up collectives that were counted apart, the most bytes first."""
+    rows: dict[str, Collective] = {}
+    for row in chain(*counted):
+        before = rows.get(row.name, Collective(name=row.name, calls=0, bytes=0))
+        rows[row.name] = Collective(name=row.name, calls=before.calls + row.calls, bytes=before.bytes + row.bytes)
+    return tuple(sorted(rows.values(), key=lambda row: -row.bytes))
+
+
 Settings: TypeAlias = dict[str, bool | int | str]
 
 SMALLER = "somewhat slower"
@@ -280,8 +366,16 @@ RECOMPUTED = "about a third slower"
 ANOTHER = "another optimizer: other numbers"
 
 
-def changes(args: Arguments, *, can_bf16: bool) -> Iterator[tuple[Settings, str]]:
-    """Yields settings that take less memory, with their price: first each alone, then together."""
+def changes(
+    args: Arguments, *, can_bf16: bool, sharding: Sequence[tuple[Settings, str]] = ()
+) -> Iterator[tuple[Settings, str]]:
+    """Yields settings that take less memory, with their price: first each alone, then together.
+
+    Args:
+        args: of the step as it is.
+        can_bf16: the device computes in bf16.
+        sharding: settings with which a process holds less of the model, and their price.
+    """
     size = args.per_device_train_batch_size
     steps = args.gradient_accumulation_steps
     by_samples = not batch_formers(args)
@@ -292,11 +386,15 @@ def changes(args: Arguments, *, can_bf16: bool) -> Iterator[tuple[Settings, str]
     rounded: list[Settings] = [{"bf16": True}] if can_bf16 and args.mixed_precision == "no" else []
     recomputed: list[Settings] = [] if args.activation_checkpointing else [{"activation_checkpointing": True}]
     another: list[Settings] = [{"optim": "adafactor"}] if word(args.optim).startswith("adamw") else []
-    for single, price in ((smaller, SMALLER), (rounded, ROUNDED), (recomputed, RECOMPUTED)):
+    yield from ((settings, SMALLER) for settings in smaller)
+    yield from sharding
+    for single, price in ((rounded, ROUNDED), (recomputed, RECOMPUTED)):
         yield from ((settings, price) for settings in single)
     together: Settings = {}
     prices: list[str] = []
-    for step, price in ((smaller[-1:], SMALLER), (recomputed, RECOMPUTED), (rounded, ROUNDED), (another, ANOTHER)):
+    ladder = [(smaller[-1:], SMALLER), *(([settings], price) for settings, price in sharding[-1:])]
+    ladder += [(recomputed, RECOMPUTED), (rounded, ROUNDED), (another, ANOTHER)]
+    for step, price in ladder:
         for settings in step:
             together |= settings
             prices = [*prices, price]

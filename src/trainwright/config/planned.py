@@ -1,0 +1,93 @@
+"""Engines by a word, for the plan of a run that is not started: `check(processes=64, engine="fsdp2")`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from trainwright.config.enums import FSDPOption
+from trainwright.config.fsdp_config import coerce_fsdp, version_of, word_of
+from trainwright.config.protocol import Arguments
+from trainwright.errors import ArgumentError
+
+# The word -> the value of `fsdp`; None: each process has the whole model.
+ENGINES: dict[str, str | None] = {
+    "ddp": None,
+    "fsdp2": FSDPOption.FULL_SHARD.value,
+    "shard_grad_op": FSDPOption.SHARD_GRAD_OP.value,
+    "hsdp": FSDPOption.HYBRID_SHARD.value,
+}
+TITLES = {
+    "ddp": "DDP, the whole model in each process",
+    "fsdp2": "FSDP 2, parameters sharded over all processes and gathered for each pass",
+    "shard_grad_op": "FSDP 2, parameters sharded and kept gathered from the forward to the backward pass",
+    "hsdp": "FSDP 2, parameters sharded within each node, copies between nodes",
+}
+DEEPSPEED = ("zero", "deepspeed")
+MORE_SHARDED = {"ddp": ("shard_grad_op", "fsdp2"), "shard_grad_op": ("fsdp2",), "hsdp": ("fsdp2",)}
+MORE_EXCHANGE = "more communication"
+
+
+def engine_of(args: Arguments) -> str:
+    """Returns the word for the engine that the arguments ask for."""
+    if not args.fsdp:
+        return "ddp"
+    word = word_of(args.fsdp_config or {})
+    return {"false": "shard_grad_op", "shard_grad_op": "shard_grad_op", "hybrid_shard": "hsdp"}.get(word, "fsdp2")
+
+
+def settings_of(engine: str | None, args: Arguments) -> dict[str, Any]:
+    """Returns the settings with which `args` ask for an engine; {} for None, as they are.
+
+    Raises:
+        ArgumentError: there is no such engine, or no plan can be made for it.
+    """
+    if engine is None:
+        return {}
+    if engine.startswith(DEEPSPEED):
+        raise ArgumentError(
+            f"engine={engine!r} cannot be planned: DeepSpeed flattens parameters in memory that a plan does not have. "
+            "Its stage 3 takes about what engine='fsdp2' does, stages 1 and 2 at most what engine='ddp' does."
+        )
+    if engine not in ENGINES:
+        raise ArgumentError(f"engine={engine!r} is not one of: {', '.join(ENGINES)}.")
+    config = {name: value for name, value in (args.fsdp_config or {}).items() if name != "reshard_after_forward"}
+    if version_of(config) != 2:
+        raise ArgumentError("fsdp_config: version 1 cannot be planned. Leave version out: 2 is the default.")
+    return {"fsdp": ENGINES[engine], "fsdp_config": config if ENGINES[engine] else args.fsdp_config}
+
+
+def split_engine(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Splits settings of a run under a launcher into those of one process, and the word for its engine.
+
+    Raises:
+        ArgumentError: the settings of the engine cannot be read.
+    """
+    if not settings.get("fsdp"):
+        return dict(settings), None
+    words: Any = SimpleNamespace(fsdp=settings["fsdp"], fsdp_config=settings.get("fsdp_config"))
+    problems = coerce_fsdp(words)
+    if problems:
+        raise ArgumentError(" ".join(problems))
+    alone = {name: value for name, value in settings.items() if name != "fsdp"}
+    return {**alone, "fsdp_config": words.fsdp_config}, engine_of(words)
+
+
+def apply(args: Arguments, settings: dict[str, Any]) -> None:
+    """Sets fields of arguments that are constructed, in the form that construction gives them."""
+    for name, value in settings.items():
+        setattr(args, name, value)
+    if args.fsdp and args.fsdp is not True:
+        coerce_fsdp(args)
+
+
+def more_sharding(args: Arguments) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields settings with which a process holds less of the model, and their price, the cheapest first."""
+    for word in MORE_SHARDED.get(engine_of(args), ()):
+        yield {"fsdp": ENGINES[word]}, MORE_EXCHANGE
+
+
+def writes_parts(args: Arguments) -> bool:
+    """Returns True if each process writes its part of a checkpoint."""
+    return bool(args.fsdp) and "SHARDED" in str((args.fsdp_config or {}).get("state_dict_type", ""))

@@ -1,0 +1,135 @@
+"""The plan of a run of many processes, made in one: this process takes a step of each kind of process on stand-ins.
+
+Each kind is planned in a process group of the size of the run that sends nothing, so sampler, engine and collectives
+are those of the run; it is gone when the plan is made.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+from trainwright.config import planned, resolve
+from trainwright.config.accelerator import AcceleratorConfig
+from trainwright.distributed.device import supports_bf16
+from trainwright.distributed.process_group import as_one_of_many
+from trainwright.errors import ArgumentError, ModelError, TrainwrightError
+from trainwright.preflight.memory.memory_plan import SettingsChange, parse_size
+from trainwright.preflight.memory.planner import PlannedStep, Settings, changes, predicted_step, tried
+from trainwright.preflight.memory.run_plan import CheckpointSize, RankPlan, RunPlan
+from trainwright.preflight.trainer_copy import AnyTrainer, left_as_it_was
+from trainwright.run import build
+from trainwright.run.internals import Internals
+
+MAX_PER_NODE = 8  # processes of a node where nobody says how many
+
+
+def plan_run(
+    trainer: AnyTrainer, processes: int, *, per_node: int | None, engine: str | None, budget: Any, tries: bool = True
+) -> RunPlan:
+    """Returns the plan of a run of so many processes.
+
+    Args:
+        trainer: in one process, with the whole model.
+        processes: of the run.
+        per_node: of them on one machine; None: 8, or all where they are fewer.
+        engine: how the model is shared out, a word of `config/planned.py`; None: as the arguments say.
+        budget: memory of a device, a size as "80GB"; None: unknown.
+        tries: look for changes of settings.
+
+    Raises:
+        ArgumentError: the numbers do not go together, or this process is one of several.
+        ModelError: a step cannot be gone through without values.
+    """
+    num_each = min(MAX_PER_NODE, processes) if per_node is None else per_node
+    _check(trainer, processes, num_each)
+    limit = parse_size(budget)
+    base: Settings = planned.settings_of(engine, trainer.args)
+    args = copy.copy(trainer.args)
+    planned.apply(args, base)
+    word = planned.engine_of(args)
+    ranks: list[tuple[str, int]] = [("every rank", 0)]
+    if word != "ddp" and processes > 1:  # the last one may have no part of a small tensor
+        ranks = [("rank 0", 0), (f"rank {processes - 1}", processes - 1)]
+    steps: dict[str, PlannedStep] = {}
+    found: list[SettingsChange] = []
+    try:
+        with left_as_it_was(trainer.model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about stand-ins
+            for name, rank in ranks:
+                with as_one_of_many(rank=rank, num_processes=processes, per_node=num_each):
+                    steps[name] = _step_of(trainer, base)
+                    fits = limit is not None and steps[name].peak.total_bytes <= limit
+                    if rank == 0 and tries and not fits:
+                        sharding = list(planned.more_sharding(args)) if processes > 1 else []
+                        can_bf16 = args.device.type == "cpu" or supports_bf16(args.device) is True
+                        found = tried(trainer, changes(args, can_bf16=can_bf16, sharding=sharding), limit, base=base)
+    finally:
+        build.make_engine(trainer.args)  # accelerate's state is one per process: it belongs to the trainer again
+    first = steps[ranks[0][0]]
+    if all(step.peak == first.peak for step in steps.values()):
+        steps = {"every rank": first}
+    plan = first.plan
+    return RunPlan(
+        num_processes=processes,
+        per_node=num_each,
+        engine=word,
+        engine_title=planned.TITLES[word],
+        ranks=tuple(
+            RankPlan(name=name, peak=step.peak, loader_bytes=step.batch_bytes * _batches_ahead(args))
+            for name, step in steps.items()
+        ),
+        batch_size=args.per_device_train_batch_size,
+        micro_batches=plan.micro_batches,
+        samples_per_step=plan.total_batch_size,
+        num_steps=None if plan.has_open_end else plan.max_steps,
+        num_epochs=None if plan.has_open_end or not plan.num_examples else plan.num_train_samples / plan.num_examples,
+        tokens_per_step=None if first.batch_tokens is None else first.batch_tokens * plan.micro_batches * processes,
+        collectives=first.collectives,
+        checkpoint=CheckpointSize(
+            weights_bytes=first.weights_bytes,
+            optimizer_bytes=0 if args.save_only_model else first.optimizer_bytes,
+            num_writers=processes if planned.writes_parts(args) else 1,
+        ),
+        changes=tuple(found),
+        budget_bytes=limit,
+    )
+
+
+def _check(trainer: AnyTrainer, processes: int, per_node: int) -> None:
+    if processes < 1 or per_node < 1 or processes % per_node:
+        raise ArgumentError(
+            f"processes={processes} and per_node={per_node}: give a whole number of nodes with equally many processes "
+            "each, such as processes=64, per_node=8."
+        )
+    if not Internals(trainer).engine.trains_bare or trainer.train_dataset is None:
+        raise ArgumentError(
+            "A run is planned by a trainer with a train_dataset, in one process that holds the whole model. Start it "
+            "without a launcher and without settings that share the model out, and say here how it will be: "
+            "check(processes=64, engine='fsdp2')."
+        )
+    if AcceleratorConfig.of(trainer.args.accelerator_config).use_configured_state:
+        raise ArgumentError(
+            "accelerator_config.use_configured_state=True keeps a state of accelerate with the number of processes "
+            "of now, so no other number can be planned. Leave it out for the plan."
+        )
+
+
+def _step_of(trainer: AnyTrainer, settings: Settings) -> PlannedStep:
+    try:
+        return predicted_step(trainer, settings)
+    except TrainwrightError:
+        raise
+    except Exception as error:  # a model may look at values, which stand-ins do not have
+        raise ModelError(
+            f"The run cannot be planned: a step without values fails ({type(error).__name__}: {error}). Make the "
+            "model compute without looking at values (`if x.sum() > 0`), or use check(memory=True), which measures a "
+            "step of one process."
+        ) from error
+
+
+def _batches_ahead(args: Any) -> int:
+    """Returns the batches that the loader of a process holds, the one that is trained on included."""
+    plan = resolve.loader(args, batch_size=args.train_batch_size, seed=0, is_training=True)
+    return 1 + plan.workers * (2 if plan.prefetch_factor is None else plan.prefetch_factor)

@@ -1,0 +1,205 @@
+"""The plan of a run of many processes: its peak, collectives and checkpoint against those of real processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from trainwright.errors import ArgumentError, ModelError
+from trainwright.preflight.memory.run_plan import RunPlan
+from trainwright.preflight.memory.run_planner import plan_run
+
+from .._support.small import differing, make_trainer, weights
+from .._support.two_processes import run
+from .memory_cases import CASES, Case, LooksAtValues, mlp, vectors
+from .test_memory import trainer_for
+
+pytestmark = pytest.mark.costly
+
+CLOSE = 0.05
+HEADERS = 65536  # bytes of names and shapes in the files of a checkpoint
+SCRIPT = Path(__file__).with_name("memory_of_ranks.py")
+SHARDED = {"fsdp": True}
+ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> case, engine, settings
+    "ddp": ("llama", "ddp", {}),
+    "ddp, accumulated": ("llama-accumulated", "ddp", {}),
+    "ddp, bf16": ("llama-bf16", "ddp", {}),
+    "ddp, used parameters": ("bert", "ddp", {"ddp_find_unused_parameters": False}),
+    "ddp, buffers": ("convolutions", "ddp", {}),
+    "fsdp2": ("llama", "fsdp2", SHARDED),
+    "fsdp2, accumulated": ("llama-accumulated", "fsdp2", SHARDED),
+    "fsdp2, recomputed": ("llama-checkpointed", "fsdp2", SHARDED),
+    "fsdp2, bf16": ("llama-bf16", "fsdp2", SHARDED),
+    "fsdp2, tied": ("gpt2", "fsdp2", SHARDED),
+    "shard_grad_op": ("bert", "shard_grad_op", {"fsdp": "shard_grad_op"}),
+    "hsdp": ("llama", "hsdp", {"fsdp": "hybrid_shard"}),
+}
+# Collectives of the plan, by the names under which torch dispatches them.
+DISPATCHED = {
+    "all_reduce": ("c10d::allreduce_", "_c10d_functional::all_reduce"),
+    "all_gather": ("c10d::_allgather_base_", "c10d::allgather_"),
+    "reduce_scatter": ("c10d::_reduce_scatter_base_",),
+    "broadcast": ("c10d::broadcast_",),
+}
+
+
+def many(case: Case) -> Case:
+    """The same with enough data for the batches of all processes."""
+    return dataclasses.replace(case, data=lambda: case.data() * 64)
+
+
+def plan_of(folder: Path, name: str, processes: int, *, engine: str | None = None, **more: Any) -> RunPlan:
+    """The plan of a row, by a trainer that has no settings of several processes."""
+    case, word, settings = ROWS[name]
+    alone = {key: value for key, value in settings.items() if key != "fsdp"}
+    trainer = trainer_for(folder, many(CASES[case]), **alone)
+    return plan_run(trainer, processes, per_node=processes, engine=engine or word, budget=None, tries=False, **more)
+
+
+def check_row(name: str, processes: int, told: list[dict[str, Any]], folder: Path) -> None:
+    plan = plan_of(folder / "plan", name, processes)
+    by_name = {rank.name: rank.peak.total_bytes for rank in plan.ranks}
+    for rank in {0, processes - 1}:
+        planned = by_name.get(f"rank {rank}", by_name.get("every rank"))
+        gap = planned / told[rank][name]["peak"] - 1
+        assert abs(gap) <= CLOSE, f"{name}, rank {rank} of {processes}: {gap:+.1%}"
+    assert plan.checkpoint.total_bytes == pytest.approx(told[0][name]["saved"], rel=CLOSE, abs=HEADERS)
+    calls = told[0][name]["calls"]
+    for one in plan.collectives:
+        assert one.calls == sum(calls.get(dispatched, 0) for dispatched in DISPATCHED[one.name]), (name, one, calls)
+
+
+@pytest.mark.process
+def test_the_plan_of_two_processes_is_what_two_processes_take(tmp_path: Path) -> None:
+    rows = {name: (ROWS[name][0], ROWS[name][2]) for name in ("ddp", "fsdp2")}
+    done = run(SCRIPT, str(tmp_path / "run"), json.dumps(rows), folder=tmp_path)
+    for name in rows:
+        check_row(name, 2, done.told, tmp_path / name)
+
+
+@pytest.mark.process
+@pytest.mark.slow  # a training in each of up to four processes, for every row
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_every_plan_is_what_so_many_processes_take(processes: int, tmp_path: Path) -> None:
+    rows = {name: (case, settings) for name, (case, _, settings) in ROWS.items()}
+    done = run(SCRIPT, str(tmp_path / "run"), json.dumps(rows), folder=tmp_path, processes=processes, timeout_s=500)
+    for name in rows:
+        check_row(name, processes, done.told, tmp_path / name)
+
+
+def test_a_plan_of_one_process_is_the_memory_plan(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, CASES["llama"])
+    alone = trainer.check(memory=True, budget="1TB").memory
+    plan = plan_run(trainer, 1, per_node=None, engine=None, budget=None, tries=False)
+    assert alone is not None
+    assert plan.peak_bytes == alone.peak.total_bytes
+    assert plan.collectives == ()
+
+
+def test_sharding_divides_what_stays_and_leaves_what_one_process_computes(tmp_path: Path) -> None:
+    plans = {number: plan_of(tmp_path / str(number), "fsdp2", number).ranks[0].peak.by_kind for number in (2, 4, 8)}
+    for kind in ("weights", "optimizer"):
+        assert plans[2][kind] == pytest.approx(2 * plans[4][kind], rel=0.02)
+        assert plans[4][kind] == pytest.approx(2 * plans[8][kind], rel=0.02)
+    assert plans[2]["batch"] == plans[8]["batch"]
+
+
+def test_batch_steps_and_tokens_are_those_of_the_run(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, many(CASES["llama-accumulated"]), max_steps=10)
+    plan = plan_run(trainer, 64, per_node=8, engine=None, budget=None, tries=False)
+    assert (plan.batch_size, plan.micro_batches, plan.samples_per_step) == (8, 2, 8 * 2 * 64)
+    assert (plan.num_steps, plan.tokens_per_step) == (10, 48 * 8 * 2 * 64)
+    assert plan.num_tokens == 10 * 48 * 8 * 2 * 64
+    assert plan.engine == "ddp"
+
+
+def test_nothing_of_the_plan_is_left(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path / "planned", CASES["mlp"])
+    before = weights(trainer.model)
+    environment = dict(os.environ)
+    attributes = dict(vars(trainer))
+    resize = __import__("torch").UntypedStorage.resize_
+    plan_run(trainer, 16, per_node=4, engine="fsdp2", budget=None, tries=False)
+    assert not dist.is_initialized()
+    assert dict(os.environ) == environment
+    assert __import__("torch").UntypedStorage.resize_ is resize
+    assert differing(weights(trainer.model), before) == {}
+    assert all(vars(trainer)[name] is value for name, value in attributes.items())
+    assert trainer.args.world_size == trainer.accelerator.num_processes == 1
+    trainer.train()
+    other = trainer_for(tmp_path / "other", CASES["mlp"])
+    other.train()
+    assert differing(weights(trainer.model), weights(other.model)) == {}
+
+
+def test_the_cheapest_change_that_fits_comes_last_and_sharding_is_among_them(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, CASES["llama"], per_device_train_batch_size=1)
+    whole = plan_run(trainer, 8, per_node=8, engine="ddp", budget="1TB")
+    assert whole.fits
+    assert whole.changes == ()
+    plan = trainer.check(processes=8, engine="ddp", budget=whole.peak_bytes // 2).plan
+    assert plan is not None
+    assert plan.fits is False
+    assert plan.cheapest is plan.changes[-1]
+    assert plan.cheapest.settings["fsdp"] in ("shard_grad_op", "full_shard")
+    assert f"the cheapest change that fits is {plan.cheapest}" in "\n".join(plan.lines())
+
+
+def test_the_report_has_the_plan_in_every_form(tmp_path: Path) -> None:
+    report = trainer_for(tmp_path, CASES["mlp"]).check(processes=4, per_node=2, engine="fsdp2", budget="1TB")
+    text = str(report)
+    assert "plan of 4 processes on 2 nodes" in text
+    assert "reduce_scatter" in text
+    assert report.plan is not None
+    assert report.to_dict()["plan"] == dataclasses.asdict(report.plan)
+    assert "communication of a step" in report._repr_html_()
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
+    "nodes that are not full": ({"processes": 10, "per_node": 4}, "processes=64, per_node=8"),
+    "no process": ({"processes": 0}, "processes=0"),
+    "an engine that is none": ({"processes": 4, "engine": "fast"}, "ddp, fsdp2"),
+    "an engine that cannot be planned": ({"processes": 4, "engine": "zero2"}, "DeepSpeed flattens"),
+    "a number of processes is missing": ({"engine": "fsdp2"}, "say how many"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_what_cannot_be_planned_is_refused(name: str, tmp_path: Path) -> None:
+    asked, text = REFUSALS[name]
+    with pytest.raises(ArgumentError, match=text):
+        trainer_for(tmp_path, CASES["mlp"]).check(**asked)
+
+
+def test_a_process_with_a_group_makes_no_plan(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, CASES["mlp"])
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(ArgumentError, match="in a process that is alone"):
+            trainer.check(processes=4)
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_model_that_looks_at_values_cannot_be_planned(tmp_path: Path) -> None:
+    case = Case(lambda: mlp(LooksAtValues), vectors)
+    with pytest.raises(ModelError, match="a step without values fails"):
+        plan_run(trainer_for(tmp_path, case), 4, per_node=None, engine=None, budget=None, tries=False)
+    assert not dist.is_initialized()
+
+
+def test_a_stream_is_planned_too(tmp_path: Path) -> None:
+    from .._support.small import data
+
+    trainer = make_trainer(tmp_path, train_dataset=data.Stream(data.vectors(26)), max_steps=3)
+    plan = plan_run(trainer, 64, per_node=8, engine="ddp", budget=None, tries=False)
+    assert plan.num_steps == 3
+    assert plan.tokens_per_step is None
