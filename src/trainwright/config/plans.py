@@ -180,6 +180,8 @@ class ParallelPlan:
     cp: int = 1  # processes that have parts of one batch's sequences, in torch's way
     sp: int = 1  # the same in DeepSpeed's way
     in_model: bool = False  # the model was brought in parts
+    has_others: bool = False  # beside the parts it has weights that nothing averages over the replicas: an adapter's
+    writes_parts: bool = False  # each process writes its part of a checkpoint
     given: Any = None  # the user's accelerate.ParallelismConfig, not imported here
 
     @property

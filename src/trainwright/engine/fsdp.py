@@ -82,10 +82,6 @@ class FSDPEngine(ShardedEngine):
     def writes_parts(self) -> bool:
         return self.holds_parts and "SHARDED" in str(self._plugin.state_dict_type)
 
-    def save_parts(self, folder: Path, optimizer: Optimizer | None, *, put: Callable[..., None]) -> None:
-        reshard(self._sharded)
-        sharded_state.save(folder, self._sharded, optimizer, put=put, group=cpu_group("background"))
-
 
 class FSDP2Engine(FSDPEngine):
     """Engine for FSDP version 2, which shards each parameter in place."""

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from trainwright._types import Optimizer, StateDict
-from trainwright.config.plans import EnginePlan
+from trainwright.config.plans import EnginePlan, ParallelPlan
+from trainwright.distributed import collectives
+from trainwright.distributed.collectives import cpu_group
 from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
 from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.gradients import clip_each_kind, norm_of_each_kind, step_each_kind
 from trainwright.errors import ModelError
-from trainwright.support.model_facts import uncompiled
+from trainwright.support.model_facts import spans_replicas, uncompiled
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -83,6 +88,10 @@ class ShardedEngine(DistributedEngine):
     def part_of_tensor(self, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
         return sharded_state.part_of_tensor(parameter, whole)
 
+    def save_parts(self, folder: Path, optimizer: Optimizer | None, *, put: Callable[..., None]) -> None:
+        reshard(self._sharded)
+        sharded_state.save(folder, self._sharded, optimizer, put=put, group=cpu_group("background"))
+
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
         sharded = self._sharded_of(model)
         if sharded is None:
@@ -115,6 +124,7 @@ class TensorParallelEngine(ShardedEngine):
     def __init__(self, plan: EnginePlan) -> None:
         assert plan.parallel is not None
         super().__init__(plan, make_accelerator(plan))
+        self._parallel = plan.parallel
         if plan.loaders.dispatch_batches:
             logger.warning(
                 "accelerator_config.dispatch_batches=True has no effect with tensor parallelism, where several "
@@ -128,7 +138,7 @@ class TensorParallelEngine(ShardedEngine):
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         reshard(model)
-        check_sharded_parameters(model, self._plan)
+        check_sharded_parameters(model, self._parallel)
         return model
 
     def _sharded_of(self, model: nn.Module) -> nn.Module:
@@ -137,6 +147,10 @@ class TensorParallelEngine(ShardedEngine):
     @property
     def holds_parts(self) -> bool:
         return True
+
+    @property
+    def writes_parts(self) -> bool:
+        return self._parallel.writes_parts
 
     @property
     def hides_weights(self) -> str | None:
@@ -151,16 +165,64 @@ class TensorParallelEngine(ShardedEngine):
         return False  # processes that share layers need the same batch
 
 
-def check_sharded_parameters(model: nn.Module, plan: EnginePlan) -> None:
+class EngineOfParts(TensorParallelEngine):
+    """Trains a model in parts that also has weights which nothing averages over the replicas, as an adapter has.
+
+    An adapter that was added after the model was sharded has whole weights, or, with tensor parallelism, parts that the
+    replicas have alike. Each replica computes its own gradients of them. They are averaged here in one exchange a step,
+    after the last backward pass.
+    """
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__(plan)
+        self._others: list[nn.Parameter] = []
+
+    def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super()._begin(model, optimizer)
+        self._others = [p for p in model.parameters() if not spans_replicas(p, self._parallel.num_together)]
+        with torch.no_grad():
+            for parameter in self._others:
+                self._have_alike(parameter)
+
+    def _have_alike(self, parameter: nn.Parameter) -> None:
+        """Gives all processes the values of the first one, or those that have the same part the first one's of them."""
+        if isinstance(parameter, DTensor):
+            dist.broadcast(parameter.to_local(), group=self._data_parallel_group, group_src=0)
+        else:
+            dist.broadcast(parameter.data, src=0)
+
+    def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
+        super().accumulate(model, sync=sync)
+        return self._averaging() if sync or self._plan.ddp.sync_each_batch else NO_CONTEXT
+
+    @contextmanager
+    def _averaging(self) -> Iterator[None]:
+        """Averages the gradients at the end of the context; one that a replica lacks counts as zero there."""
+        yield
+        by_type: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in self._others:
+            if parameter.requires_grad:
+                by_type.setdefault(parameter.dtype, []).append(parameter)
+        for same in by_type.values():
+            local = [local_gradient(parameter) for parameter in same]
+            joined = torch.cat([gradient.flatten() for gradient in local])
+            mean = collectives.total(joined, self._data_parallel_group) / self.num_replicas
+            for gradient, own in zip(local, mean.split([one.numel() for one in local]), strict=True):
+                gradient.copy_(own.view_as(gradient))
+
+
+@torch.no_grad()
+def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
+    """Returns this process's part of a gradient, a view of it; zero is set where there is none."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    gradient = parameter.grad
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def check_sharded_parameters(model: nn.Module, parallel: ParallelPlan) -> None:
     """Raises ModelError if the model is not sharded, or if other trained weights would not have averaged gradients."""
-    parallel = plan.parallel
-    assert parallel is not None
     name = type(model).__name__
-    if getattr(model, "peft_config", None):  # a PEFT model, or an adapter loaded by transformers
-        raise ModelError(
-            f"{name} is an adapter on a model in parts: its weights are whole in each process and their gradients are "
-            "not, so they would part. Train the adapter with fsdp or DDP, or the model itself."
-        )
     if not any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
         size = f"DistributedConfig(tp_size={parallel.tp})"
         cure = f"Load it in parts: {name}.from_pretrained(..., distributed_config={size})."
@@ -172,7 +234,7 @@ def check_sharded_parameters(model: nn.Module, plan: EnginePlan) -> None:
         raise ModelError(f"parallelism_config.tp_size={parallel.tp}, and {name} is whole in each process. {cure}")
     beside = [n for n, p in model.named_parameters() if p.requires_grad and not hasattr(p, "device_mesh")]
     num_replicas = parallel.dp_replicate * parallel.dp_shard
-    if beside and num_replicas > 1:
+    if beside and num_replicas > 1 and not parallel.has_others:
         raise ModelError(
             f"{len(beside)} trainable weights of {name} ({beside[0]}, ...) are not sharded over the {num_replicas} "
             "processes with data of their own: their gradients would not be averaged. Load the "
