@@ -52,7 +52,7 @@ def law_of_parts(shapes: list[tuple[int, ...]], layout: Any, settings: dict[str,
     mesh, placements = layout
     values = [torch.randn(shape, generator=generator) for shape in shapes]
     whole = [nn.Parameter(value.clone()) for value in values]
-    parts = [nn.Parameter(distribute_tensor(value, mesh, placements)) for value in values]
+    parts = [nn.Parameter(distribute_tensor(value.clone(), mesh, placements)) for value in values]
     group = {"lr": 0.1, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw", **settings}
     optimizers = [MatrixMuon([{"params": own, **group}]) for own in (whole, parts)]
     calls: list[int] = []
@@ -67,8 +67,8 @@ def law_of_parts(shapes: list[tuple[int, ...]], layout: Any, settings: dict[str,
     dist.all_to_all_single = exchange
     ends = [part.full_tensor() for part in parts]  # type: ignore[attr-defined]
     return {
-        "difference": max(float((a - b).abs().max()) for a, b in zip(whole, ends, strict=True)),
-        "moved": min(float((a - b).abs().max()) for a, b in zip(values, ends, strict=True)),
+        "difference": max(float((a - b).detach().abs().max()) for a, b in zip(whole, ends, strict=True)),
+        "moved": min(float((a - b).detach().abs().max()) for a, b in zip(values, ends, strict=True)),
         "exchanges": len(calls) / STEPS,
     }
 
@@ -91,7 +91,7 @@ def law_of_torchs_layouts() -> dict[str, float]:
             optimizer.step()
     ends = [p.full_tensor() for p in shared.parameters()]  # type: ignore[attr-defined]
     return {
-        "difference": max(float((a - b).abs().max()) for a, b in zip(plain.parameters(), ends, strict=True)),
+        "difference": max(float((a - b).detach().abs().max()) for a, b in zip(plain.parameters(), ends, strict=True)),
         "strided": any(hasattr(one, "split_factor") for p in shared.parameters() for one in p.placements),  # type: ignore[attr-defined]
     }
 

@@ -177,6 +177,14 @@ class EngineOfParts(TensorParallelEngine):
         super().__init__(plan)
         self._others: list[nn.Parameter] = []
 
+    def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
+        check_adapter(model)
+        for module in model.modules():
+            if isinstance(module, nn.Linear) and isinstance(module.weight, DTensor):
+                # PEFT declares the size of the part, and transformers takes the whole size from here.
+                module.out_features, module.in_features = module.weight.shape
+        return super().setup_for_evaluation(model)
+
     def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         super()._begin(model, optimizer)
         self._others = [p for p in model.parameters() if not spans_replicas(p, self._parallel.num_together)]
@@ -209,6 +217,42 @@ class EngineOfParts(TensorParallelEngine):
             mean = collectives.total(joined, self._data_parallel_group) / self.num_replicas
             for gradient, own in zip(local, mean.split([one.numel() for one in local]), strict=True):
                 gradient.copy_(own.view_as(gradient))
+
+
+def check_adapter(model: nn.Module) -> None:
+    """Raises ModelError for a low-rank adapter that PEFT cannot compute, or made for a part of a layer."""
+    for name, module in model.named_modules():
+        adapted = getattr(module, "parameter_name", None)  # of an adapter on a parameter, as experts have them
+        weight = getattr(module.get_base_layer(), adapted, None) if isinstance(adapted, str) else None
+        if isinstance(weight, DTensor) and "ep" in (weight.device_mesh.mesh_dim_names or ()):
+            raise ModelError(
+                f"{name} adapts the weights of experts, which ep_size shares out, and PEFT can add to whole weights "
+                "only. Name layers of the attention in target_modules, or load the model with fsdp_size alone."
+            )
+        base = getattr(module, "base_layer", None)
+        if not isinstance(base, nn.Linear) or not isinstance(base.weight, DTensor):
+            continue
+        for adapter, first in getattr(module, "lora_A", {}).items():
+            made = (module.lora_B[adapter].weight, first.weight)
+            sizes = (made[0].shape[0], made[1].shape[1])
+            if sizes != tuple(base.weight.shape) or not all(map(has_its_part, made)):
+                raise ModelError(
+                    f"The adapter {adapter!r} of {name} does not have the size of its layer, {tuple(base.weight.shape)}: "
+                    "PEFT takes that of a part where a model is loaded with tp_size and fsdp_size, or with "
+                    "dp_replicate_size. Load the model with tp_size alone or fsdp_size alone."
+                )
+
+
+def has_its_part(weight: torch.Tensor) -> bool:
+    """Returns whether this process has as much of a weight as the weight's own layout says."""
+    if not isinstance(weight, DTensor):
+        return True
+    part = torch.empty(weight.shape, device="meta")
+    for mesh_dim, placement in enumerate(weight.placements):
+        if hasattr(placement, "dim"):
+            parts = part.tensor_split(weight.device_mesh.size(mesh_dim), dim=placement.dim)
+            part = parts[weight.device_mesh.get_local_rank(mesh_dim)]
+    return weight.to_local().numel() == part.numel()
 
 
 @torch.no_grad()
