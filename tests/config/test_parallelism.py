@@ -14,7 +14,7 @@ from trainwright.support.model_facts import ModelLayout
 
 
 def asking(world: int = 1, config: Any = None, **more: Any) -> Any:
-    return SimpleNamespace(**{"world_size": world, "parallelism_config": config, "mixed_precision": "no", **more})
+    return SimpleNamespace(**{"world_size": world, "parallelism_config": config, "mixed_precision": "no", "fsdp_config": None, **more})
 
 
 @pytest.fixture(autouse=True)

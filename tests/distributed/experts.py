@@ -61,7 +61,7 @@ def goes_on() -> None:
 
 
 def refused() -> None:
-    sizes = {"fsdp_size": 2, "ep_size": 2, "ep_implementation": "deepgemm_megamoe"}
+    sizes = {"tp_size": 2, "ep_size": 2, "ep_implementation": "deepgemm_megamoe"}
     try:
         trainer_of(loaded(FOLDER / MODEL, **sizes), FOLDER / "no")
     except Exception as error:

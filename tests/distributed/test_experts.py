@@ -90,7 +90,7 @@ def test_losses_norms_weights_and_loads_are_those_of_one_process(
     window = CASES[case]
     other = alone(replicas(LAYOUTS[world][layout]), window)
     for told in launch(world, "trains_like_one", layout).told:
-        assert_same(told[f"{layout}: {case}"], other, tolerance=2e-6)
+        assert_same(told[f"{layout}: {case}"], other, tolerance=1e-6)
 
 
 @pytest.mark.parametrize(("world", "layout"), CELLS)

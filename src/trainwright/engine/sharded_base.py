@@ -7,6 +7,7 @@ it communicates between the processes itself, and processes that share layers ge
 from __future__ import annotations
 
 import logging
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,7 +30,7 @@ from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
 from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.gradients import clip_each_kind, norm_of_each_kind, step_each_kind
 from trainwright.errors import ModelError
-from trainwright.support.model_facts import spans_replicas, uncompiled
+from trainwright.support.model_facts import core_model, spans_replicas, uncompiled
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -125,6 +126,8 @@ class TensorParallelEngine(ShardedEngine):
         assert plan.parallel is not None
         super().__init__(plan, make_accelerator(plan))
         self._parallel = plan.parallel
+        self._apart: AbstractContextManager[Any] = NO_CONTEXT
+        self._sums = False
         if plan.loaders.dispatch_batches:
             logger.warning(
                 "accelerator_config.dispatch_batches=True has no effect with tensor parallelism, where several "
@@ -135,6 +138,17 @@ class TensorParallelEngine(ShardedEngine):
         optimizer = make_optimizer(self.setup_for_evaluation(model))
         step_each_kind(optimizer)
         return model, optimizer
+
+    def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super()._begin(model, optimizer)
+        summed = summed_parameters(model)
+        self._sums = bool(summed)
+        own = [p for p in summed if not spans_replicas(p, self._parallel.num_together)]
+        self._apart = GradientsApart(own) if own else NO_CONTEXT
+
+    def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
+        super().accumulate(model, sync=sync or self._sums)
+        return self._apart
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         reshard(model)
@@ -163,6 +177,41 @@ class TensorParallelEngine(ShardedEngine):
     @property
     def dispatches(self) -> bool:
         return False  # processes that share layers need the same batch
+
+
+class GradientsApart(AbstractContextManager[None]):
+    """Keeps the gradients of earlier micro-batches apart from those of one backward pass, and adds them up after it.
+
+    In tensor parallelism each process computes a part of the gradient of some whole weights, such as the norms of the
+    heads in Qwen3. Transformers sums a gradient over the processes after each backward pass, with what earlier passes
+    have left in it, which was summed already. With accumulation it would count several times.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._before: list[torch.Tensor | None] = []
+
+    def __enter__(self) -> None:
+        self._before = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def __exit__(self, *error: object) -> None:
+        for parameter, before in zip(self._parameters, self._before, strict=True):
+            if before is not None:
+                parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+        self._before = []
+
+
+def summed_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Returns the whole weights of a model whose gradients transformers sums over the processes that share layers."""
+    core = core_model(model)
+    if getattr(core, "tp_size", None) in (None, 1):
+        return []
+    styles: Mapping[str, str] = getattr(core, "tp_plan", None) or {}
+    names = {name for name, style in styles.items() if style == "replicated_with_grad_allreduce"}
+    modules = [one for name, one in core.named_modules() if re.sub(r"\.\d+(?=\.|$)", ".*", name) in names]
+    return [parameter for module in modules for parameter in module.parameters(recurse=False)]
 
 
 class EngineOfParts(TensorParallelEngine):
@@ -200,13 +249,14 @@ class EngineOfParts(TensorParallelEngine):
             dist.broadcast(parameter.data, src=0)
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
-        super().accumulate(model, sync=sync)
-        return self._averaging() if sync or self._plan.ddp.sync_each_batch else NO_CONTEXT
+        context = super().accumulate(model, sync=sync)
+        return self._averaging(context) if sync or self._plan.ddp.sync_each_batch else context
 
     @contextmanager
-    def _averaging(self) -> Iterator[None]:
-        """Averages the gradients at the end of the context; one that a replica lacks counts as zero there."""
-        yield
+    def _averaging(self, context: AbstractContextManager[Any]) -> Iterator[None]:
+        """Averages the gradients at the end of a context; one that a replica lacks counts as zero there."""
+        with context:
+            yield
         by_type: dict[torch.dtype, list[nn.Parameter]] = {}
         for parameter in self._others:
             if parameter.requires_grad:
