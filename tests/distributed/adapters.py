@@ -1,4 +1,4 @@
-"""Processes that train an adapter on a model in parts, in one launch: `adapters.py FOLDER`. It tells what tests compare."""
+"""Processes that train an adapter on a model in parts: `adapters.py FOLDER`. It tells what the tests compare."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Processes that share out the experts of a model, in one launch: `experts.py FOLDER STEP [LAYOUT ...]`. It tells all."""
+"""Processes that share out the experts of a model: `experts.py FOLDER STEP [LAYOUT ...]`. It tells what they did."""
 
 import logging
 import os
@@ -21,9 +21,7 @@ SAVING = {"save_strategy": "steps", "save_steps": 2, "optim": "adamw_torch", "le
 
 def new_trainer(layout: str, name: str, **more: Any) -> Any:
     sizes = SIZES[layout]
-    return trainer_of(
-        loaded(FOLDER / MODEL, **sizes), FOLDER / name, processes=WORLD, parts=replicas(sizes), **more
-    )
+    return trainer_of(loaded(FOLDER / MODEL, **sizes), FOLDER / name, processes=WORLD, parts=replicas(sizes), **more)
 
 
 def trains_like_one() -> None:
@@ -32,7 +30,11 @@ def trains_like_one() -> None:
             trainer = new_trainer(layout, "train", window=window)
             tell(**{f"{layout}: {case}": outcome(trainer)})
         tell(**{f"{layout}: judged": judged(trainer)})
-        experts = {n: p.to_local().shape[0] for n, p in trainer.model.named_parameters() if n.endswith("down_proj") and p.ndim == 3}
+        experts = {
+            n: p.to_local().shape[0]
+            for n, p in trainer.model.named_parameters()
+            if n.endswith("down_proj") and p.ndim == 3
+        }
         tell(**{f"{layout}: experts": sorted(set(experts.values()))})
 
 

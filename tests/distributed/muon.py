@@ -50,7 +50,9 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     for cell in CELLS[WORLD]:
         trainer = make(cell)
-        tell(**{cell: outcome_of_parts(trainer), f"{cell}: lines": muon_lines(trainer.optimizer, trainer.model_wrapped)})
+        tell(
+            **{cell: outcome_of_parts(trainer), f"{cell}: lines": muon_lines(trainer.optimizer, trainer.model_wrapped)}
+        )
         saved = str(FOLDER / cell / "checkpoint-2")
         tell(**{f"{cell}: resumed": outcome_of_parts(make(cell), resume_from_checkpoint=saved)})
     tell(done=True)

@@ -109,7 +109,9 @@ def test_trainings_are_those_of_one_process(
 def test_the_plan_lists_what_adamw_updates(trained: Callable[[int], Done]) -> None:
     told = trained(2).told[0]
     assert told["fsdp: lines"][0] == "muon      weights of 14 layers"
-    assert told["fsdp: lines"][1].startswith("adamw     model.embed_tokens.weight, model.layers.*.input_layernorm.weight")
+    assert told["fsdp: lines"][1].startswith(
+        "adamw     model.embed_tokens.weight, model.layers.*.input_layernorm.weight"
+    )
     assert told["experts: lines"][0] == "muon      weights of 10 layers, 4 stacks of experts' weights"
     assert "experts" not in told["experts: lines"][1]
     assert "lm_head.weight" in told["experts: lines"][1]

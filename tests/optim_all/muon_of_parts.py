@@ -1,4 +1,4 @@
-"""Processes that hold matrices in parts and update them by Muon: `muon_of_parts.py FOLDER`. It tells the differences."""
+"""Processes that update matrices in parts by Muon: `muon_of_parts.py FOLDER`. It tells the differences."""
 
 import os
 from collections.abc import Callable

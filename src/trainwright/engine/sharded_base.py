@@ -287,9 +287,9 @@ def check_adapter(model: nn.Module) -> None:
             sizes = (made[0].shape[0], made[1].shape[1])
             if sizes != tuple(base.weight.shape) or not all(map(has_its_part, made)):
                 raise ModelError(
-                    f"The adapter {adapter!r} of {name} does not have the size of its layer, {tuple(base.weight.shape)}: "
-                    "PEFT takes that of a part where a model is loaded with tp_size and fsdp_size, or with "
-                    "dp_replicate_size. Load the model with tp_size alone or fsdp_size alone."
+                    f"The adapter {adapter!r} of {name} does not have the size of its layer, "
+                    f"{tuple(base.weight.shape)}: PEFT takes that of a part where a model is loaded with tp_size and "
+                    "fsdp_size, or with dp_replicate_size. Load the model with tp_size alone or fsdp_size alone."
                 )
 
 

@@ -184,7 +184,9 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None
     state = map_nested(_in_one_piece, own)
     read(folder / OPTIMIZER, under="optimizer", into=state)
     parts = tensors_of(own)
-    laid_out = map_nested(lambda leaf: _laid_out_as(next(parts), leaf) if isinstance(leaf, torch.Tensor) else leaf, state)
+    laid_out = map_nested(
+        lambda leaf: _laid_out_as(next(parts), leaf) if isinstance(leaf, torch.Tensor) else leaf, state
+    )
     set_optimizer_state_dict(model, optimizer, laid_out)
 
 

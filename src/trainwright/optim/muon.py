@@ -1,18 +1,18 @@
 """Muon for matrices in parts and in stacks: each update is the one of the whole matrix.
 
-Muon (Jordan et al., 2024) orthogonalises the momentum of a matrix, which needs all of it. Here is what torch's own
-`Muon` does not do, with the same arithmetic (`orthogonalized` gives its bits):
+Muon (Jordan et al., 2024) orthogonalises the momentum of a matrix, which needs all of it. This is torch's own `Muon` to
+the bit for a whole matrix, and goes beyond it:
 
 - A parameter (experts, rows, columns) is a stack of matrices. Each of them is orthogonalised for itself.
 - A matrix that processes have in parts (FSDP2, HSDP) is put together in one of them, its owner, which sends the parts of
-  the result back. All matrices of a step travel in two exchanges, there and back, in bfloat16, the type in which the
-  iteration computes. Each process owns about as much work as the others (Liu et al., 2025, arXiv 2502.16982, gather each
-  matrix in turn).
+  the result back. All matrices of a step travel in two exchanges, there and back, in bfloat16, in which the iteration
+  computes. Each process owns about as much work as the others. (Liu et al., 2025, arXiv 2502.16982, gather each matrix
+  in turn.)
 - A stack that is cut between its matrices, as FSDP2 and expert parallelism do, needs no exchange.
 - Query, key and value in one matrix can be orthogonalised apart.
 
-The momentum is updated in the parts, as it is elementwise. Where a dimension is cut twice, or by tensor parallelism,
-the matrix is gathered by every process.
+The momentum is updated in the parts, since it is elementwise. Where a dimension is cut twice, or two dimensions are cut,
+every process gathers the whole matrix.
 """
 
 from __future__ import annotations

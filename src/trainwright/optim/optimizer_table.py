@@ -157,8 +157,8 @@ def whole_matrices(name: str, args: Arguments) -> str | None:
         return None
     who = f"ZeRO stage {stage}" if stage else "Version 1 of FSDP"
     return (
-        f"optim={name!r} works on whole matrices. {who} gives each process a flat piece of all weights, without rows and "
-        "columns. Use fsdp=True (version 2), which keeps them, or optim='adamw_torch'."
+        f"optim={name!r} works on whole matrices. {who} gives each process a flat piece of all weights, without rows "
+        "and columns. Use fsdp=True (version 2), which keeps them, or optim='adamw_torch'."
     )
 
 

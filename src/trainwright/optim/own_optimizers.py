@@ -4,10 +4,10 @@ Layer-wise training steps as soon as a gradient is there, so no two gradients ex
 For the trainer, the many optimizers look like one with an empty `step()`; a schedule moves the rates of
 all of them through its `param_groups`.
 
-Muon (Jordan et al., 2024) orthogonalises the update of a matrix. It is meant for the weights inside of a network, not
-for embeddings, the output layer, biases and norms: AdamW updates them. The update itself is in `muon.py`. With `adjust_lr_fn="match_rms_adamw"` (the
-default here; Liu et al., 2025) its updates are as large as AdamW's, so that one learning rate and one weight decay
-serve both.
+Muon (Jordan et al., 2024) orthogonalises the update of a matrix (`muon.py`). It is meant for the weights inside of a
+network, not for embeddings, the output layer, biases and norms: AdamW updates them. With
+`adjust_lr_fn="match_rms_adamw"` (the default here; Liu et al., 2025) its updates are as large as AdamW's, so that one
+learning rate and one weight decay serve both.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def muon_groups(model: nn.Module, *, split_qkv: bool = False) -> list[Group]:
 def hidden_matrices(model: nn.Module) -> set[str]:
     """Returns the names of the matrices that are neither an embedding nor the output layer's, and of stacks of them.
 
-    A stack (experts, rows, columns) belongs to a layer of experts. Other parameters with three dimensions are kernels of
-    convolutions. Biases of experts are no matrices, although they have two dimensions.
+    A stack (experts, rows, columns) belongs to a layer of experts. Other parameters with three dimensions are kernels
+    of convolutions. Biases of experts are no matrices, although they have two dimensions.
     """
     outer = embedding_ids(model)
     head = getattr(model, "get_output_embeddings", lambda: None)()
@@ -202,11 +202,7 @@ def hidden_matrices(model: nn.Module) -> set[str]:
     of_experts = [p for layer in expert_layers(model).values() for p in layer.parameters(recurse=False)]
     stacks = {id(p) for p in of_experts if p.ndim == 3}
     outer |= {id(p) for p in of_experts if p.ndim == 2}
-    return {
-        name
-        for name, p in model.named_parameters()
-        if id(p) not in outer and (p.ndim == 2 or id(p) in stacks)
-    }
+    return {name for name, p in model.named_parameters() if id(p) not in outer and (p.ndim == 2 or id(p) in stacks)}
 
 
 def sections_of(model: nn.Module) -> dict[str, Sections]:
