@@ -4,14 +4,14 @@ Muon (Jordan et al., 2024) orthogonalises the momentum of a matrix, which needs 
 the bit for a whole matrix, and goes beyond it:
 
 - A parameter (experts, rows, columns) is a stack of matrices. Each of them is orthogonalised for itself.
-- A matrix that processes have in parts (FSDP2, HSDP) is put together in one of them, its owner, which sends the parts of
+- A matrix that processes have in parts (FSDP2, HSDP) is put together in one of them, its owner, which sends parts of
   the result back. All matrices of a step travel in two exchanges, there and back, in bfloat16, in which the iteration
   computes. Each process owns about as much work as the others. (Liu et al., 2025, arXiv 2502.16982, gather each matrix
   in turn.)
 - A stack that is cut between its matrices, as FSDP2 and expert parallelism do, needs no exchange.
 - Query, key and value in one matrix can be orthogonalised apart.
 
-The momentum is updated in the parts, since it is elementwise. Where a dimension is cut twice, or two dimensions are cut,
+The momentum is updated in the parts, since it is elementwise. Where a dimension is cut twice, or two are cut,
 every process gathers the whole matrix.
 """
 
@@ -154,7 +154,7 @@ class Update:
         if sections is None:
             return orthogonalized(whole, steps)
         axis, widths = sections
-        return torch.cat([orthogonalized(one, steps) for one in whole.split(widths, dim=axis)], dim=axis)
+        return torch.cat([orthogonalized(one, steps) for one in cut(whole, widths, axis)], dim=axis)
 
     def apply(self, direction: torch.Tensor) -> None:
         """Moves the part of this process along its part of the direction."""
@@ -166,7 +166,7 @@ class Update:
             if cuts and cuts[0][1].dim == self.group[SECTIONS][0]:
                 mesh = self.parameter.device_mesh  # type: ignore[attr-defined]
                 widths = widths_of(len(rates), mesh.size(cuts[0][0]))
-                rates = rates.split(widths)[mesh.get_local_rank(cuts[0][0])]
+                rates = cut(rates, widths)[mesh.get_local_rank(cuts[0][0])]
         self._move(own, direction.to(own.device), rates)
 
     def apply_gathered(self) -> None:
@@ -175,8 +175,9 @@ class Update:
         assert isinstance(parameter, DTensor)
         mesh = parameter.device_mesh
         part = self.part.to(mesh.device_type)
-        shape = {"shape": parameter.shape, "stride": parameter.stride()}
-        whole = DTensor.from_local(part, mesh, parameter.placements, run_check=False, **shape).full_tensor()
+        whole = DTensor.from_local(
+            part, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        ).full_tensor()
         step = torch.zeros_like(whole)
         self._move(step, self.direction_of(whole), self._rates(), decay=False)
         alike = DTensor.from_local(step, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -229,20 +230,20 @@ def exchanged(updates: Sequence[Update], mesh: DeviceMesh, mesh_dim: int) -> lis
 
     pieces: list[list[torch.Tensor]] = []  # [rank][own matrix]
     for other, joined in enumerate(arrived):
-        of_rank = joined.split([math.prod(shapes[i][other]) for i in mine])
+        of_rank = cut(joined, [math.prod(shapes[i][other]) for i in mine])
         pieces.append([piece.view(shapes[i][other]) for i, piece in zip(mine, of_rank, strict=True)])
     back: list[list[torch.Tensor]] = [[parts[0][:0]] for _ in range(num_ranks)]
     for number, i in enumerate(mine):
         dim = updates[i].cut_dim
         direction = updates[i].direction_of(torch.cat([of_rank[number] for of_rank in pieces], dim=dim))
-        for other, piece in enumerate(direction.split([shape[dim] for shape in shapes[i]], dim=dim)):
+        for other, piece in enumerate(cut(direction, [shape[dim] for shape in shapes[i]], dim)):
             back[other].append(piece.flatten())
 
     sizes = [sum(parts[i].numel() for i in of_owner) for of_owner in owned]
     results = all_to_all([torch.cat(to_rank) for to_rank in back], sizes, group)
     found: dict[int, torch.Tensor] = {}
     for of_owner, joined in zip(owned, results, strict=True):
-        for i, piece in zip(of_owner, joined.split([parts[i].numel() for i in of_owner]), strict=True):
+        for i, piece in zip(of_owner, cut(joined, [parts[i].numel() for i in of_owner]), strict=True):
             found[i] = piece.view(shapes[i][rank])
     return [found[i] for i in range(len(updates))]
 
@@ -282,7 +283,12 @@ def all_to_all(sent: Sequence[torch.Tensor], sizes: Sequence[int], group: dist.P
         [one.numel() * bytes_each for one in sent],
         group=group,
     )
-    return list(received.split(list(sizes)))
+    return cut(received, sizes)
+
+
+def cut(tensor: torch.Tensor, widths: Sequence[int], dim: int = 0) -> list[torch.Tensor]:
+    """Returns the pieces of a tensor, of these widths along a dimension."""
+    return list(torch.split_with_sizes(tensor, list(widths), dim))
 
 
 def orthogonalized(matrices: torch.Tensor, steps: int) -> torch.Tensor:
