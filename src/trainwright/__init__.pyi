@@ -104,6 +104,7 @@ from trainwright.evaluation.outputs import (
     denumpify_detensorize,
     metrics_format,
 )
+from trainwright.extensions.experts.extension import ExpertLoad
 from trainwright.loop.extension import (
     Decision,
     Extension,
@@ -243,6 +244,7 @@ __all__ = [
     "EvalLoopContainer",
     "EvalLoopOutput",
     "EvalPrediction",
+    "ExpertLoad",
     "ExportableState",
     "Extension",
     "FSDPOption",

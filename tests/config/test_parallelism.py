@@ -16,7 +16,7 @@ SIZES = {"dp_replicate_size": 1, "dp_shard_size": 1, "tp_size": 1, "cp_size": 1,
 
 
 def asking(world: int = 1, config: Any = None, **more: Any) -> Any:
-    settings = {"mixed_precision": "no", "torch_compile": False, "predict_with_generate": False}
+    settings = {"mixed_precision": "no", "torch_compile": False, "predict_with_generate": False, "fsdp_config": None}
     return SimpleNamespace(**{"world_size": world, "parallelism_config": config, **settings, **more})
 
 
@@ -101,6 +101,8 @@ def test_processes_beside_those_that_share_sequences_have_data_of_their_own(
         (asking(6, ParallelismConfig(dp_shard_size=3, tp_size=2)), ModelLayout(tp=2, dp=2), {}, "dp_shard_size=3 2"),
         (asking(2), ModelLayout(), {}, "parts ParallelismConfig"),
         (asking(4), ModelLayout(tp=2, dp=1, pp=2), {}, "pp_size=2"),
+        (asking(3), ModelLayout(tp=1, dp=3, ep=3, experts=(8,)), {}, "ep_size=3 8 experts 2, 4, 8"),
+        (asking(2), ModelLayout(tp=2, dp=1, ep=2, experts=(8,), dispatch="deepgemm_megamoe"), {}, "backward auto"),
         (asking(2, ParallelismConfig(dp_shard_size=2)), None, {}, "dp_shard_size=2 fsdp=True"),
         (asking(2, ParallelismConfig(tp_size=2)), None, {"has_fsdp": True}, "tp_size=2 fsdp fsdp_size"),
         (asking(2, ParallelismConfig(tp_size=2)), None, {"has_deepspeed": True}, "tp_size=2 deepspeed"),
@@ -122,3 +124,23 @@ def test_refused(args: Any, layout: ModelLayout | None, how: dict[str, bool], wo
     with pytest.raises(ArgumentError) as caught:
         parallel(args, layout, **how)
     assert all(word in str(caught.value) for word in words.split())
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (None, False),
+        ({"state_dict_type": "SHARDED_STATE_DICT"}, True),
+        ({"fsdp_state_dict_type": "SHARDED_STATE_DICT"}, True),
+        ({"state_dict_type": "FULL_STATE_DICT"}, False),
+    ],
+)
+def test_models_in_parts_write_checkpoints_as_fsdp_config_says(config: Any, expected: bool) -> None:
+    plan = parallel(asking(2, fsdp_config=config), ModelLayout(tp=2, dp=1))
+    assert plan is not None
+    assert plan.writes_parts is expected
+
+
+def test_a_configuration_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ArgumentError, match=r"fsdp_config='nowhere\.json'"):
+        parallel(asking(2, fsdp_config="nowhere.json"), ModelLayout(tp=2, dp=1))

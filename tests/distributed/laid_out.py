@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from accelerate import ParallelismConfig
-from peft import LoraConfig, get_peft_model
 from tests._support.small import StopAt
 from tests._support.two_processes import tell
 from tests.distributed.layouts import BY_ONE, MODEL, SAVED, in_parts, judged, outcome_of_parts, trainer_of, whole
@@ -69,12 +68,8 @@ def half_precision() -> None:
 def refused() -> None:
     plan = {"parallelism_config": ParallelismConfig(tp_size=2, dp_shard_size=WORLD // 2)}
     three = {"parallelism_config": ParallelismConfig(tp_size=3)}
-    adapter = LoraConfig(r=2, target_modules=["q_proj"])
     cases = {
         "whole": lambda: trainer_of(whole(FOLDER / MODEL), FOLDER / "no", **plan).train(),
-        "adapter": lambda: trainer_of(
-            get_peft_model(in_parts(FOLDER / MODEL, **SIZES), adapter), FOLDER / "no"
-        ).train(),
         "other size": lambda: new_trainer("no", **three),
         "fsdp": lambda: new_trainer("no", fsdp=True),
         "fp16": lambda: new_trainer("no", fp16=True),

@@ -156,7 +156,6 @@ def test_half_precision(pair: Done, alone: dict[str, Any]) -> None:
     ("case", "kind", "words"),
     [
         ("whole", "ModelError", "tp_size=2 LlamaForCausalLM whole from_pretrained DistributedConfig(tp_size=2)"),
-        ("adapter", "ModelError", "adapter fsdp"),
         ("other size", "ArgumentError", "tp_size=3 tp_size=2"),
         ("fsdp", "ArgumentError", "fsdp fsdp_size"),
         ("fp16", "ArgumentError", "fp16 bf16"),

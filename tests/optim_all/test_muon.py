@@ -7,10 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
+import trainwright
+from trainwright.config import resolve
+from trainwright.config.plans import FSDPPlan
 from trainwright.errors import ArgumentError
-from trainwright.optim.own_optimizers import MuonWithAdamW, hidden_matrices, muon_groups
+from trainwright.optim.factory import optimizer_class_and_kwargs
+from trainwright.optim.muon import MatrixMuon
+from trainwright.optim.own_optimizers import MuonWithAdamW, hidden_matrices, muon_groups, muon_lines, sections_of
 
 from ..parity import models
 from .table import Net, seeded
@@ -101,3 +107,124 @@ def test_a_closure_is_called_once() -> None:
     optimizer = MuonWithAdamW(muon_groups(model), lr=0.01)
     gradients(model, 0)
     assert optimizer.step(lambda: 3.0) == 3.0
+
+
+# -- stacks of experts, and query, key and value in one matrix ---------------------------------------------------------
+
+
+def mixture() -> nn.Module:
+    config = transformers.Qwen3MoeConfig(
+        vocab_size=16,
+        hidden_size=8,
+        moe_intermediate_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=4,
+        num_experts=3,
+        num_experts_per_tok=2,
+    )
+    return transformers.Qwen3MoeForCausalLM(config)
+
+
+class Biased(nn.Module):
+    """A layer of experts with biases, beside a convolution: both have parameters that look like the others' kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_experts = 3
+        self.up = nn.Parameter(torch.ones(3, 4, 5))
+        self.up_bias = nn.Parameter(torch.ones(3, 5))
+        self.conv = nn.Conv1d(4, 4, 3)
+
+
+def test_experts_are_stacks_and_their_biases_are_none() -> None:
+    found = hidden_matrices(mixture())
+    assert {name for name in found if "experts" in name} == {
+        "model.layers.0.mlp.experts.gate_up_proj",
+        "model.layers.0.mlp.experts.down_proj",
+    }
+    assert hidden_matrices(Biased()) == {"up"}
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)])
+def test_a_stack_is_updated_matrix_by_matrix(shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    stack = nn.Parameter(torch.randn(3, *shape, generator=generator))
+    each = [nn.Parameter(one.detach().clone()) for one in stack]
+    optimizers: list[Any] = [
+        MatrixMuon([{"params": [stack]}], 0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon(each, 0.1, adjust_lr_fn="match_rms_adamw"),
+    ]
+    for _ in range(3):
+        stack.grad = torch.randn(stack.shape, generator=generator)
+        for one, gradient in zip(each, stack.grad, strict=True):
+            one.grad = gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(stack, torch.stack(each), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_sections_are_updated_as_matrices_of_their_own(axis: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    widths = [6, 3, 3]
+    joined = nn.Parameter(torch.randn(*((12, 4) if axis == 0 else (4, 12)), generator=generator))
+    each = [nn.Parameter(one.detach().clone()) for one in joined.split(widths, dim=axis)]
+    optimizers: list[Any] = [
+        MatrixMuon([{"params": [joined], "sections": (axis, widths)}], 0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.Muon(each, 0.1, adjust_lr_fn="match_rms_adamw"),
+    ]
+    for _ in range(3):
+        joined.grad = torch.randn(joined.shape, generator=generator)
+        for one, gradient in zip(each, joined.grad.split(widths, dim=axis), strict=True):
+            one.grad = gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(joined, torch.cat(each, dim=axis), rtol=0, atol=1e-6)
+
+
+def test_query_key_and_value_are_found_by_the_configuration() -> None:
+    gpt2 = models.gpt2()
+    width = gpt2.config.hidden_size
+    found = sections_of(gpt2)
+    assert found["transformer.h.0.attn.c_attn.weight"] == (1, [width] * 3)  # weights (inputs, outputs)
+    config = transformers.Phi3Config(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+    )
+    phi = transformers.Phi3ForCausalLM(config)
+    assert sections_of(phi) == {"model.layers.0.self_attn.qkv_proj.weight": (0, [8, 4, 4])}
+    groups = muon_groups(phi, split_qkv=True)
+    (cut,) = [group for group in groups if "sections" in group]
+    assert len(cut["params"]) == 1
+    assert sum(len(group["params"]) for group in groups) == len(list(phi.parameters()))
+
+
+def test_split_qkv_is_an_option_of_the_optimizer() -> None:
+    model = models.gpt2()
+    args = trainwright.TrainingArguments(use_cpu=True, optim="muon", optim_args="split_qkv=true")
+    trainer = trainwright.Trainer(model=model, args=args)
+    optimizer = trainer.create_optimizer()
+    line, rest = muon_lines(optimizer, model)
+    assert line.endswith(f"query, key and value apart in {model.config.n_layer}")
+    assert "transformer.wte.weight" in rest
+
+
+def test_zero_is_refused() -> None:
+    args = trainwright.TrainingArguments(use_cpu=True, optim="muon", deepspeed={"zero_optimization": {"stage": 2}})
+    with pytest.raises(ArgumentError) as caught:
+        optimizer_class_and_kwargs(args, Net())
+    words = ["muon", "ZeRO stage 2", "flat", "rows", "fsdp=True", "adamw_torch"]
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_the_older_fsdp_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve, "fsdp", lambda args: FSDPPlan(settings={"version": 1}))
+    with pytest.raises(ArgumentError, match="Version 1 of FSDP gives each process a flat piece"):
+        optimizer_class_and_kwargs(trainwright.TrainingArguments(use_cpu=True, optim="muon"), Net())

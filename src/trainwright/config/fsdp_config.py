@@ -30,27 +30,36 @@ XLA = ("xla", "xla_fsdp_v2", "xla_fsdp_grad_ckpt", "xla_fsdp_settings")
 OF_VERSION_1 = ("forward_prefetch", "backward_prefetch", "use_orig_params", "sync_module_states", "limit_all_gathers")
 WRAP_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 DEFAULTS = {"min_num_params": 0, "xla": False, "xla_fsdp_v2": False, "xla_fsdp_grad_ckpt": False}
+STATE_DICT_TYPE = "state_dict_type"  # also for a model that was loaded in parts, without `fsdp`
 OF_BOTH_VERSIONS = (
     "version",
     "auto_wrap_policy",
     "transformer_layer_cls_to_wrap",
     "cpu_offload",
     "cpu_ram_efficient_loading",
-    "state_dict_type",
+    STATE_DICT_TYPE,
     "activation_checkpointing",
     "reshard_after_forward",
 )
 KEYS = frozenset({*DEFAULTS, *XLA, *OF_BOTH_VERSIONS, *OF_VERSION_1})
 
 
+def read_config(given: Any) -> JSONObject:
+    """Returns `fsdp_config` as the user passed it (a dict, a path, None) as a dict without prefixes.
+
+    Raises:
+        OSError, ValueError: the file cannot be read.
+    """
+    plain = json.loads(Path(given).read_text(encoding="utf-8")) if isinstance(given, str) else given or {}
+    return {key.removeprefix("fsdp_"): setting for key, setting in plain.items()}
+
+
 def coerce_fsdp(args: Arguments) -> list[str]:
     """Coerces `fsdp` and `fsdp_config` of arguments with `fsdp` set, and returns the problems found."""
-    given: Any = args.fsdp_config  # as the user passed it
     try:
-        given = json.loads(Path(given).read_text(encoding="utf-8")) if isinstance(given, str) else given or {}
+        config = read_config(args.fsdp_config)
     except (OSError, json.JSONDecodeError) as error:
         return [f"fsdp_config={args.fsdp_config!r} could not be read: {error}"]
-    config: JSONObject = {key.removeprefix("fsdp_"): setting for key, setting in given.items()}
     words: Any = args.fsdp  # as the user passed it
     problems = []
     if words is not True:

@@ -180,6 +180,8 @@ class ParallelPlan:
     cp: int = 1  # processes that have parts of one batch's sequences, and gather keys and values
     sp: int = 1  # the same, which exchange heads for tokens; at most one of the two is above 1
     in_model: bool = False  # the model was brought in parts
+    has_others: bool = False  # beside the parts it has weights that nothing averages over the replicas: an adapter's
+    writes_parts: bool = False  # each process writes its part of a checkpoint
     given: Any = None  # the user's accelerate.ParallelismConfig, not imported here
 
     @property

@@ -427,6 +427,8 @@ def parallel(
     if layout is not None and layout.tp is not None and layout.dp is not None and not problems:
         is_said = plan.dp_replicate * plan.dp_shard == layout.dp
         plan = replace(plan, tp=layout.tp, dp_shard=plan.dp_shard if is_said else layout.dp)
+    if layout is not None:
+        plan = replace(plan, has_others=layout.has_others, writes_parts=writes_parts(args))
     if plan.num_in_all == 1 and layout is None:  # no parallelism was asked for: each process has a copy
         return replace(plan, dp_replicate=args.world_size)
     problems += _between_settings(plan, args, has_fsdp=has_fsdp, has_deepspeed=has_deepspeed)
@@ -455,6 +457,17 @@ def _with_replicas(
     return plan if remainder or rest % shard else replace(plan, dp_replicate=rest // shard, dp_shard=shard)
 
 
+def writes_parts(args: Arguments) -> bool:
+    """Returns whether each process writes its part of a model that came in parts, which `fsdp_config` says."""
+    from trainwright.config import fsdp_config
+
+    try:
+        settings = fsdp_config.read_config(args.fsdp_config)
+    except (OSError, ValueError) as error:
+        raise ArgumentError(f"fsdp_config={args.fsdp_config!r} could not be read: {error}") from None
+    return "SHARDED" in str(settings.get(fsdp_config.STATE_DICT_TYPE, ""))
+
+
 def _of_the_model(plan: plans.ParallelPlan, layout: ModelLayout, *, is_asked: bool) -> Iterator[str]:
     if layout.tp is None or layout.dp is None:
         if not is_asked:
@@ -475,6 +488,18 @@ def _of_the_model(plan: plans.ParallelPlan, layout: ModelLayout, *, is_asked: bo
         )
     if layout.pp > 1:
         yield f"The model was loaded with pp_size={layout.pp}: pipelines cannot be trained. Leave pp_size out."
+    for number in layout.experts if layout.ep > 1 else ():
+        if number % layout.ep:
+            fitting = ", ".join(str(size) for size in range(2, number + 1) if number % size == 0)
+            yield (
+                f"The model was loaded with ep_size={layout.ep}, among which its {number} experts cannot be shared out "
+                f"evenly. Load it with an ep_size that divides {number}: {fitting}."
+            )
+    if layout.ep > 1 and layout.dispatch == "deepgemm_megamoe":
+        yield (
+            "The model was loaded with ep_implementation='deepgemm_megamoe', whose kernel has no backward pass. Load "
+            "it with ep_implementation='auto' or 'all_to_all'."
+        )
 
 
 def _between_settings(

@@ -119,7 +119,7 @@ def _gather_one(tensor: torch.Tensor, shapes: list[Shape], device: torch.device,
 
 
 def _check_alike(layouts: list[list[tuple[Shape, torch.dtype]]]) -> None:
-    kinds = [[(len(shape), dtype) for shape, dtype in one] for one in layouts]
+    kinds = [[(len(shape) or 1, dtype) for shape, dtype in one] for one in layouts]  # a scalar is one row
     for rank, kind in enumerate(kinds):
         if kind != kinds[0]:
             raise DataError(

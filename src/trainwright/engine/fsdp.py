@@ -8,10 +8,9 @@ from __future__ import annotations
 import difflib
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,13 +19,11 @@ from torch import nn
 from trainwright._types import Model, Optimizer
 from trainwright.config import fsdp_config
 from trainwright.config.plans import EnginePlan
-from trainwright.distributed.collectives import cpu_group
 from trainwright.distributed.world import is_true
-from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
 from trainwright.engine.precision import as_fp32
-from trainwright.engine.sharded_base import ShardedEngine, reshard
+from trainwright.engine.sharded_base import ShardedEngine
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.support.model_facts import uncompiled
 
@@ -81,10 +78,6 @@ class FSDPEngine(ShardedEngine):
     @property
     def writes_parts(self) -> bool:
         return self.holds_parts and "SHARDED" in str(self._plugin.state_dict_type)
-
-    def save_parts(self, folder: Path, optimizer: Optimizer | None, *, put: Callable[..., None]) -> None:
-        reshard(self._sharded)
-        sharded_state.save(folder, self._sharded, optimizer, put=put, group=cpu_group("background"))
 
 
 class FSDP2Engine(FSDPEngine):

@@ -18,9 +18,9 @@ def select_engine(plan: EnginePlan) -> Engine:
 
         return DeepSpeedEngine(plan)
     if plan.parallel is not None and (plan.parallel.in_model or plan.parallel.tp > 1):
-        from trainwright.engine.sharded_base import TensorParallelEngine
+        from trainwright.engine.sharded_base import EngineOfParts, TensorParallelEngine
 
-        return TensorParallelEngine(plan)
+        return EngineOfParts(plan) if plan.parallel.has_others else TensorParallelEngine(plan)
     if plan.parallel is not None and plan.parallel.cp * plan.parallel.sp > 1:
         from trainwright.engine.long_context import make_long_context_engine
 

@@ -7,24 +7,30 @@ it communicates between the processes itself, and processes that share layers ge
 from __future__ import annotations
 
 import logging
+import re
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from trainwright._types import Optimizer, StateDict
-from trainwright.config.plans import EnginePlan
+from trainwright.config.plans import EnginePlan, ParallelPlan
+from trainwright.distributed import collectives
+from trainwright.distributed.collectives import cpu_group
 from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
 from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.gradients import clip_each_kind, norm_of_each_kind, step_each_kind
 from trainwright.errors import ModelError
-from trainwright.support.model_facts import uncompiled
+from trainwright.support.model_facts import core_model, spans_replicas, uncompiled
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -87,6 +93,10 @@ class ShardedEngine(DistributedEngine):
     def part_of_tensor(self, parameter: nn.Parameter, whole: torch.Tensor) -> torch.Tensor:
         return sharded_state.part_of_tensor(parameter, whole)
 
+    def save_parts(self, folder: Path, optimizer: Optimizer | None, *, put: Callable[..., None]) -> None:
+        reshard(self._sharded)
+        sharded_state.save(folder, self._sharded, optimizer, put=put, group=cpu_group("background"))
+
     def whole_weights(self, model: nn.Module) -> Mapping[str, torch.Tensor] | None:
         sharded = self._sharded_of(model)
         if sharded is None:
@@ -119,6 +129,9 @@ class TensorParallelEngine(ShardedEngine):
     def __init__(self, plan: EnginePlan) -> None:
         assert plan.parallel is not None
         super().__init__(plan, make_accelerator(plan))
+        self._parallel = plan.parallel
+        self._apart: AbstractContextManager[Any] = NO_CONTEXT
+        self._sums = False
         if plan.loaders.dispatch_batches:
             logger.warning(
                 "accelerator_config.dispatch_batches=True has no effect with tensor parallelism, where several "
@@ -130,9 +143,20 @@ class TensorParallelEngine(ShardedEngine):
         step_each_kind(optimizer)
         return model, optimizer
 
+    def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super()._begin(model, optimizer)
+        summed = summed_parameters(model)
+        self._sums = bool(summed)
+        own = [p for p in summed if not spans_replicas(p, self._parallel.num_together)]
+        self._apart = GradientsApart(own) if own else NO_CONTEXT
+
+    def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
+        super().accumulate(model, sync=sync or self._sums)
+        return self._apart
+
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         reshard(model)
-        check_sharded_parameters(model, self._plan)
+        check_sharded_parameters(model, self._parallel)
         return model
 
     def _sharded_of(self, model: nn.Module) -> nn.Module:
@@ -141,6 +165,10 @@ class TensorParallelEngine(ShardedEngine):
     @property
     def holds_parts(self) -> bool:
         return True
+
+    @property
+    def writes_parts(self) -> bool:
+        return self._parallel.writes_parts
 
     @property
     def hides_weights(self) -> str | None:
@@ -155,16 +183,144 @@ class TensorParallelEngine(ShardedEngine):
         return False  # processes that share layers need the same batch
 
 
-def check_sharded_parameters(model: nn.Module, plan: EnginePlan) -> None:
+class GradientsApart(AbstractContextManager[None]):
+    """Keeps the gradients of earlier micro-batches apart from those of one backward pass, and adds them up after it.
+
+    In tensor parallelism each process computes a part of the gradient of some whole weights, such as the norms of the
+    heads in Qwen3. Transformers sums a gradient over the processes after each backward pass, with what earlier passes
+    have left in it, which was summed already. With accumulation it would count several times.
+    """
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._before: list[torch.Tensor | None] = []
+
+    def __enter__(self) -> None:
+        self._before = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def __exit__(self, *error: object) -> None:
+        for parameter, before in zip(self._parameters, self._before, strict=True):
+            if before is not None:
+                parameter.grad = before if parameter.grad is None else before.add_(parameter.grad)
+        self._before = []
+
+
+def summed_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Returns the whole weights of a model whose gradients transformers sums over the processes that share layers."""
+    core = core_model(model)
+    if getattr(core, "tp_size", None) in (None, 1):
+        return []
+    styles: Mapping[str, str] = getattr(core, "tp_plan", None) or {}
+    names = {name for name, style in styles.items() if style == "replicated_with_grad_allreduce"}
+    modules = [one for name, one in core.named_modules() if re.sub(r"\.\d+(?=\.|$)", ".*", name) in names]
+    return [parameter for module in modules for parameter in module.parameters(recurse=False)]
+
+
+class EngineOfParts(TensorParallelEngine):
+    """Trains a model in parts that also has weights which nothing averages over the replicas, as an adapter has.
+
+    An adapter that was added after the model was sharded has whole weights, or, with tensor parallelism, parts that the
+    replicas have alike. Each replica computes its own gradients of them. They are averaged here in one exchange a step,
+    after the last backward pass.
+    """
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__(plan)
+        self._others: list[nn.Parameter] = []
+
+    def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
+        check_adapter(model)
+        for module in model.modules():
+            if isinstance(module, nn.Linear) and isinstance(module.weight, DTensor):
+                # PEFT declares the size of the part, and transformers takes the whole size from here.
+                module.out_features, module.in_features = module.weight.shape
+        return super().setup_for_evaluation(model)
+
+    def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
+        super()._begin(model, optimizer)
+        self._others = [p for p in model.parameters() if not spans_replicas(p, self._parallel.num_together)]
+        with torch.no_grad():
+            for parameter in self._others:
+                self._have_alike(parameter)
+
+    def _have_alike(self, parameter: nn.Parameter) -> None:
+        """Gives all processes the values of the first one, or those that have the same part the first one's of them."""
+        if isinstance(parameter, DTensor):
+            dist.broadcast(parameter.to_local(), group=self._data_parallel_group, group_src=0)
+        else:
+            dist.broadcast(parameter.data, src=0)
+
+    def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
+        context = super().accumulate(model, sync=sync)
+        return self._averaging(context) if sync or self._plan.ddp.sync_each_batch else context
+
+    @contextmanager
+    def _averaging(self, context: AbstractContextManager[Any]) -> Iterator[None]:
+        """Averages the gradients at the end of a context; one that a replica lacks counts as zero there."""
+        with context:
+            yield
+        by_type: dict[torch.dtype, list[nn.Parameter]] = {}
+        for parameter in self._others:
+            if parameter.requires_grad:
+                by_type.setdefault(parameter.dtype, []).append(parameter)
+        for same in by_type.values():
+            local = [local_gradient(parameter) for parameter in same]
+            joined = torch.cat([gradient.flatten() for gradient in local])
+            mean = collectives.total(joined, self._data_parallel_group) / self.num_replicas
+            for gradient, own in zip(local, mean.split([one.numel() for one in local]), strict=True):
+                gradient.copy_(own.view_as(gradient))
+
+
+def check_adapter(model: nn.Module) -> None:
+    """Raises ModelError for a low-rank adapter that PEFT cannot compute, or made for a part of a layer."""
+    for name, module in model.named_modules():
+        adapted = getattr(module, "parameter_name", None)  # of an adapter on a parameter, as experts have them
+        weight = getattr(module.get_base_layer(), adapted, None) if isinstance(adapted, str) else None
+        if isinstance(weight, DTensor) and "ep" in (weight.device_mesh.mesh_dim_names or ()):
+            raise ModelError(
+                f"{name} adapts the weights of experts, which ep_size shares out, and PEFT can add to whole weights "
+                "only. Name layers of the attention in target_modules, or load the model with fsdp_size alone."
+            )
+        base = getattr(module, "base_layer", None)
+        if not isinstance(base, nn.Linear) or not isinstance(base.weight, DTensor):
+            continue
+        for adapter, first in getattr(module, "lora_A", {}).items():
+            made = (module.lora_B[adapter].weight, first.weight)
+            sizes = (made[0].shape[0], made[1].shape[1])
+            if sizes != tuple(base.weight.shape) or not all(map(has_its_part, made)):
+                raise ModelError(
+                    f"The adapter {adapter!r} of {name} does not have the size of its layer, "
+                    f"{tuple(base.weight.shape)}: PEFT takes that of a part where a model is loaded with tp_size and "
+                    "fsdp_size, or with dp_replicate_size. Load the model with tp_size alone or fsdp_size alone."
+                )
+
+
+def has_its_part(weight: torch.Tensor) -> bool:
+    """Returns whether this process has as much of a weight as the weight's own layout says."""
+    if not isinstance(weight, DTensor):
+        return True
+    part = torch.empty(weight.shape, device="meta")
+    for mesh_dim, placement in enumerate(weight.placements):
+        if hasattr(placement, "dim"):
+            parts = part.tensor_split(weight.device_mesh.size(mesh_dim), dim=placement.dim)
+            part = parts[weight.device_mesh.get_local_rank(mesh_dim)]
+    return weight.to_local().numel() == part.numel()
+
+
+@torch.no_grad()
+def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
+    """Returns this process's part of a gradient, a view of it; zero is set where there is none."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    gradient = parameter.grad
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
+def check_sharded_parameters(model: nn.Module, parallel: ParallelPlan) -> None:
     """Raises ModelError if the model is not sharded, or if other trained weights would not have averaged gradients."""
-    parallel = plan.parallel
-    assert parallel is not None
     name = type(model).__name__
-    if getattr(model, "peft_config", None):  # a PEFT model, or an adapter loaded by transformers
-        raise ModelError(
-            f"{name} is an adapter on a model in parts: its weights are whole in each process and their gradients are "
-            "not, so they would part. Train the adapter with fsdp or DDP, or the model itself."
-        )
     if not any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
         size = f"DistributedConfig(tp_size={parallel.tp})"
         cure = f"Load it in parts: {name}.from_pretrained(..., distributed_config={size})."
@@ -176,7 +332,7 @@ def check_sharded_parameters(model: nn.Module, plan: EnginePlan) -> None:
         raise ModelError(f"parallelism_config.tp_size={parallel.tp}, and {name} is whole in each process. {cure}")
     beside = [n for n, p in model.named_parameters() if p.requires_grad and not hasattr(p, "device_mesh")]
     num_replicas = parallel.dp_replicate * parallel.dp_shard
-    if beside and num_replicas > 1:
+    if beside and num_replicas > 1 and not parallel.has_others:
         raise ModelError(
             f"{len(beside)} trainable weights of {name} ({beside[0]}, ...) are not sharded over the {num_replicas} "
             "processes with data of their own: their gradients would not be averaged. Load the "

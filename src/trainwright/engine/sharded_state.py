@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from trainwright._types import Optimizer, StateDict
 from trainwright.distributed.collectives import Group
@@ -72,9 +72,10 @@ def save(
 
     `put` is that of `Engine.save_parts`; `group` is of all processes, for no other work than this.
     """
-    states: dict[str, Any] = {MODEL: {"model": get_model_state_dict(model, options=_options(model))}}
+    weights = map_nested(_in_one_piece, get_model_state_dict(model, options=_options(model)))
+    states: dict[str, Any] = {MODEL: {"model": weights}}
     if optimizer is not None:
-        states[OPTIMIZER] = {"optimizer": get_optimizer_state_dict(model, optimizer)}
+        states[OPTIMIZER] = {"optimizer": map_nested(_in_one_piece, get_optimizer_state_dict(model, optimizer))}
     dressed: list[torch.Tensor] = []
 
     def undress(leaf: Any) -> Any:
@@ -123,6 +124,25 @@ def part_of_tensor(outer: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(on_device, outer.device_mesh, outer.placements, src_data_rank=None).to_local()
 
 
+# A dimension that tensor parallelism and FSDP both cut is cut by FSDP within the cuts of the other: a process then has
+# several stretches of it. Torch's checkpoints describe a part as one stretch, so parts are exchanged to be one.
+
+
+def _in_one_piece(leaf: Any) -> Any:
+    """Returns a tensor whose parts are stretches of it; other leaves, and tensors that are so already, as they are."""
+    if not isinstance(leaf, DTensor) or not any(hasattr(one, "split_factor") for one in leaf.placements):
+        return leaf
+    placements = [Shard(one.dim) if hasattr(one, "split_factor") else one for one in leaf.placements]
+    return leaf.redistribute(placements=placements)
+
+
+def _laid_out_as(own: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    """Undoes `_in_one_piece`."""
+    if not isinstance(leaf, DTensor) or not isinstance(own, DTensor) or own.placements == leaf.placements:
+        return leaf
+    return leaf.redistribute(placements=own.placements)
+
+
 def _write(state: StateDict, folder: Path, group: Group) -> None:
     try:
         save_shards(state, storage_writer=FileSystemWriter(folder), process_group=group)
@@ -160,9 +180,14 @@ def optimizer_in(folder: Path) -> Iterator[tuple[str, str, torch.Tensor]]:
 
 def load_optimizer(folder: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Loads the part of an optimizer's state that this process needs, whichever processes wrote it."""
-    state = get_optimizer_state_dict(model, optimizer)
+    own = get_optimizer_state_dict(model, optimizer)
+    state = map_nested(_in_one_piece, own)
     read(folder / OPTIMIZER, under="optimizer", into=state)
-    set_optimizer_state_dict(model, optimizer, state)
+    parts = tensors_of(own)
+    laid_out = map_nested(
+        lambda leaf: _laid_out_as(next(parts), leaf) if isinstance(leaf, torch.Tensor) else leaf, state
+    )
+    set_optimizer_state_dict(model, optimizer, laid_out)
 
 
 def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -199,8 +224,9 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Ma
         "state": {by_number[number]: value for number, value in state["state"].items()},
         "param_groups": [{**g, "params": [by_number[n] for n in g["params"]]} for g in state["param_groups"]],
     }
-    has_state = any(tensor.ndim for tensor in tensors_of(named["state"]))  # torch fails without: SGD has no momentum
-    set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=has_state))
+    # Torch looks for the device in the tensors, and fails where there are none, as with SGD without momentum.
+    has_tensors = any(tensor.ndim > 0 for tensor in tensors_of(named["state"]))
+    set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=has_tensors))
 
 
 def _options(model: nn.Module, *, whole: bool = False) -> StateDictOptions:

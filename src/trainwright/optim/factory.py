@@ -157,7 +157,8 @@ def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) 
     if spec.whole_model:
         return cls, {**kwargs, "model": model}
     if not spec.projects:
-        return cls, {**kwargs, "params": muon_groups(model)}
+        groups = muon_groups(model, split_qkv=kwargs.pop("split_qkv"))
+        return cls, {**kwargs, "params": groups}
     settings = {**read(name, given, spec.projects), **(_adam(args) if spec.projects_adam else {})}
     return _projected(cls, kwargs, model, args, settings)
 

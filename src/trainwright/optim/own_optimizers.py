@@ -4,33 +4,38 @@ Layer-wise training steps as soon as a gradient is there, so no two gradients ex
 For the trainer, the many optimizers look like one with an empty `step()`; a schedule moves the rates of
 all of them through its `param_groups`.
 
-Muon (Jordan et al., 2024) orthogonalises the update of a matrix. It is meant for the weights inside of a network, not
-for embeddings, the output layer, biases and norms: AdamW updates them. With `adjust_lr_fn="match_rms_adamw"` (the
-default here; Liu et al., 2025) its updates are as large as AdamW's, so that one learning rate and one weight decay
-serve both.
+Muon (Jordan et al., 2024) orthogonalises the update of a matrix (`muon.py`). It is meant for the weights inside of a
+network, not for embeddings, the output layer, biases and norms: AdamW updates them. With
+`adjust_lr_fn="match_rms_adamw"` (the default here; Liu et al., 2025) its updates are as large as AdamW's, so that one
+learning rate and one weight decay serve both.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import AdamW, Muon, Optimizer
+from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
+from trainwright._types import counted
 from trainwright.errors import ArgumentError
+from trainwright.optim.muon import SECTIONS, MatrixMuon, Sections
 from trainwright.optim.parameter_groups import Group
-from trainwright.support.model_facts import embedding_ids
+from trainwright.support.model_facts import embedding_ids, expert_layers
 
 State = dict[str, Any]  # as torch's `state_dict`
 _HOOKS: MutableMapping[torch.Tensor, RemovableHandle] = WeakIdKeyDictionary()  # hook that steps a parameter's optimizer
 # Names of the output layer, for models in which get_output_embeddings() does not return it.
 HEADS = ("lm_head", "head", "classifier", "score", "qa_outputs", "output_projection", "proj_out", "embed_out", "fc_out")
 MATRICES = "uses_muon"  # a group with this key set is Muon's
+# Names of layers that compute query, key and value together, one after the other.
+QKV = ("c_attn", "qkv_proj", "Wqkv", "qkv")
 
 
 class LayerWiseDummyOptimizer(Optimizer):
@@ -123,13 +128,13 @@ class MuonWithAdamW(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         adjust_lr_fn: str = "match_rms_adamw",
-        **muon: Any,  # further arguments of torch.optim.Muon
+        **muon: Any,  # further arguments of MatrixMuon
     ) -> None:
         groups = [{**group, "params": own} for group in params if (own := list(group["params"]))]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay, MATRICES: False})
         self._parts: list[Optimizer] = []
         if matrices := [group for group in self.param_groups if group[MATRICES]]:
-            self._parts.append(Muon(matrices, lr, weight_decay, adjust_lr_fn=adjust_lr_fn, **muon))
+            self._parts.append(MatrixMuon(matrices, lr, weight_decay, adjust_lr_fn=adjust_lr_fn, **muon))
         if others := [group for group in self.param_groups if not group[MATRICES]]:
             self._parts.append(AdamW(others, lr, betas, eps, weight_decay))
         self._share()
@@ -139,6 +144,7 @@ class MuonWithAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._share()  # an engine that has whole and sharded parameters replaces the groups for a step
         for part in self._parts:
             part.step()
         return loss
@@ -150,29 +156,106 @@ class MuonWithAdamW(Optimizer):
     def _share(self) -> None:
         """Gives both optimizers the groups and the state of this one."""
         for part in self._parts:
-            is_muon = isinstance(part, Muon)
+            is_muon = isinstance(part, MatrixMuon)
             part.param_groups = [group for group in self.param_groups if group[MATRICES] == is_muon]
             part.state = self.state
 
 
-def muon_groups(model: nn.Module) -> list[Group]:
-    """Returns two groups of a model's parameters: the hidden matrices, without which it is an error, and the rest."""
+def muon_groups(model: nn.Module, *, split_qkv: bool = False) -> list[Group]:
+    """Returns groups of a model's parameters: hidden matrices, of which there must be some, and the rest.
+
+    Args:
+        model: whose trainable parameters are grouped.
+        split_qkv: a matrix that computes query, key and value together is in a group that says where they are.
+
+    Raises:
+        ArgumentError: the model has no hidden matrices to train.
+    """
     hidden = hidden_matrices(model)
-    named = [(name in hidden, p) for name, p in model.named_parameters() if p.requires_grad]
-    if not any(is_hidden for is_hidden, _ in named):
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not hidden & named.keys():
         raise ArgumentError(
             f"optim='muon' is for the matrices inside of a network, and {type(model).__name__} has none to train "
             "besides embeddings and its output layer. Use optim='adamw_torch'."
         )
-    return [{"params": [p for kind, p in named if kind is wanted], MATRICES: wanted} for wanted in (True, False)]
+    cut = {name: found for name, found in sections_of(model).items() if name in hidden} if split_qkv else {}
+    groups: list[Group] = []
+    for found in [None, *{str(one): one for one in cut.values()}.values()]:
+        own = [p for name, p in named.items() if name in hidden and cut.get(name) == found]
+        groups.append({"params": own, MATRICES: True, **({} if found is None else {SECTIONS: found})})
+    rest = {"params": [p for name, p in named.items() if name not in hidden], MATRICES: False}
+    return [*groups, rest]
 
 
 def hidden_matrices(model: nn.Module) -> set[str]:
-    """Returns the names of the 2-D parameters that are neither an embedding nor the output layer's."""
+    """Returns the names of the matrices that are neither an embedding nor the output layer's, and of stacks of them.
+
+    A stack (experts, rows, columns) belongs to a layer of experts. Other parameters with three dimensions are kernels
+    of convolutions. Biases of experts are no matrices, although they have two dimensions.
+    """
     outer = embedding_ids(model)
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if isinstance(head, nn.Module):
         outer |= {id(p) for p in head.parameters()}
     heads = [child for name, child in model.named_modules() if name.rpartition(".")[2] in HEADS]
     outer |= {id(p) for child in heads for p in child.parameters()}
-    return {name for name, p in model.named_parameters() if p.ndim == 2 and id(p) not in outer}
+    of_experts = [p for layer in expert_layers(model).values() for p in layer.parameters(recurse=False)]
+    stacks = {id(p) for p in of_experts if p.ndim == 3}
+    outer |= {id(p) for p in of_experts if p.ndim == 2}
+    return {name for name, p in model.named_parameters() if id(p) not in outer and (p.ndim == 2 or id(p) in stacks)}
+
+
+def sections_of(model: nn.Module) -> dict[str, Sections]:
+    """Returns, by name, where query, key and value lie in the matrices that compute them together.
+
+    Found are layers by the names in `QKV`, whose outputs are all queries, then all keys, then all values. Layers in
+    which each head has its own three, as `query_key_value` of GPT-NeoX, are not among them.
+    """
+    found = {}
+    for path, module in model.named_modules():
+        if path.rpartition(".")[2] not in QKV:
+            continue
+        axis = 1 if type(module).__name__ == "Conv1D" else 0  # of transformers, with weights (inputs, outputs)
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
+            continue
+        owner = model.get_submodule(path.rpartition(".")[0])
+        config = getattr(owner, "config", None) or getattr(model, "config", None)
+        widths = _widths_of_qkv(config, weight.shape[axis])
+        if widths is not None:
+            found[f"{path}.weight"] = (axis, widths)
+    return found
+
+
+def _widths_of_qkv(config: Any, length: int) -> list[int] | None:
+    """Returns the widths of query, key and value by the configuration, else thirds; None if the length is no sum."""
+    heads = getattr(config, "num_attention_heads", None)
+    hidden = getattr(config, "hidden_size", None)
+    if heads and hidden:
+        size = getattr(config, "head_dim", None) or hidden // heads
+        of_keys = (getattr(config, "num_key_value_heads", None) or heads) * size
+        if heads * size + 2 * of_keys == length:
+            return [heads * size, of_keys, of_keys]
+    return [length // 3] * 3 if length % 3 == 0 else None
+
+
+def muon_lines(optimizer: Optimizer, model: nn.Module) -> list[str]:
+    """Returns what Muon and AdamW each update, in words; empty for another optimizer.
+
+    Args:
+        optimizer: of the model.
+        model: as the engine wrapped it.
+    """
+    if not isinstance(optimizer, MuonWithAdamW):
+        return []
+    names = {id(p): name for name, p in model.named_parameters()}
+    kinds: dict[bool, list[tuple[str, torch.Tensor, Group]]] = {True: [], False: []}
+    for group in optimizer.param_groups:
+        kinds[group[MATRICES]] += [(names.get(id(p), "?"), p, group) for p in group["params"]]
+    num_stacks = sum(p.ndim == 3 for _, p, _ in kinds[True])
+    num_cut = sum(SECTIONS in group for _, _, group in kinds[True])
+    matrices = [f"weights of {counted(len(kinds[True]) - num_stacks, 'layer')}"]
+    matrices += [f"{counted(num_stacks, 'stack')} of experts' weights"] if num_stacks else []
+    matrices += [f"query, key and value apart in {num_cut}"] if num_cut else []
+    rest = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name, _, _ in kinds[False])
+    return [f"muon      {', '.join(matrices)}", f"adamw     {', '.join(rest) or 'nothing'}"]

@@ -48,6 +48,7 @@ def log_run_header(
     checkpoint is another run's.
     """
     from trainwright.config.summary import run_summary
+    from trainwright.optim.own_optimizers import muon_lines
 
     for message in rules.advise(args) if args.should_log else ():
         logger.warning("%s", message)
@@ -60,6 +61,7 @@ def log_run_header(
         size = _batch_size_in_force(args, loader, state, num_replicas=number)
         summary = run_summary(args, plan, state, device=engine.device, num_replicas=number, batch_size=size)
         lines = [*summary, *lines]
+    lines += muon_lines(run.setup.optimizer, run.setup.model)
     if loss_note:
         lines.append(f"loss      {loss_note}")
     if start.checkpoint is not None:

@@ -43,6 +43,10 @@ class ModelLayout:
     tp: int | None = None
     dp: int | None = None
     pp: int = 1
+    ep: int = 1  # processes among which experts are shared out; they are counted in `tp` or `dp`
+    experts: tuple[int, ...] = ()  # the different numbers of experts of its layers
+    dispatch: str = "auto"  # how tokens reach their experts
+    has_others: bool = False  # it has weights beside the parts, as those of an adapter are
 
 
 def model_layout(model: Model) -> ModelLayout | None:
@@ -50,9 +54,43 @@ def model_layout(model: Model) -> ModelLayout | None:
     core = core_model(model)
     if getattr(core, "is_distributed_loading_by_transformers", False):
         sizes = core.config.distributed_config
-        return ModelLayout(tp=sizes.tp_size, dp=sizes.dp_size, pp=sizes.pp_size)
+        return ModelLayout(
+            tp=sizes.tp_size,
+            dp=sizes.dp_size,
+            pp=sizes.pp_size,
+            ep=sizes.ep_size,
+            experts=tuple(sorted({num_experts(one) for one in expert_layers(core).values()})),
+            dispatch=sizes.ep_implementation,
+            has_others=bool(getattr(model, "peft_config", None))
+            or (sizes.dp_size > 1 and any(not spans_replicas(one, sizes.tp_size) for one in model.parameters())),
+        )
     parameters = core.parameters() if hasattr(core, "parameters") else ()  # a DTensor: each process holds a part
     return ModelLayout() if any(hasattr(parameter, "device_mesh") for parameter in parameters) else None
+
+
+def spans_replicas(parameter: nn.Parameter, num_together: int) -> bool:
+    """Returns whether a parameter is shared out over processes with batches of their own, so that torch averages it.
+
+    Args:
+        parameter: of a model that came in parts.
+        num_together: processes in a row that work on one batch.
+    """
+    mesh = getattr(parameter, "device_mesh", None)
+    return mesh is not None and len({rank // num_together for rank in mesh.mesh.flatten().tolist()}) > 1
+
+
+def expert_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns by name the modules that hold experts as stacks of matrices: parameters (experts, rows, columns)."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if hasattr(module, "num_experts") and any(p.ndim == 3 for p in module.parameters(recurse=False))
+    }
+
+
+def num_experts(layer: nn.Module) -> int:
+    """Returns the experts of one of `expert_layers` in all processes; the module's own count is of this process."""
+    return next(p.shape[0] for p in layer.parameters(recurse=False) if p.ndim == 3)
 
 
 def num_devices(model: Model) -> int:

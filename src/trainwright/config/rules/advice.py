@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from trainwright.config.accelerator import AcceleratorConfig
@@ -81,12 +82,17 @@ _idle("tpu_cores", ("tpu_num_cores",), "without a TPU")
 _idle("ray_scope", ("ray_scope",), "without a hyperparameter search by Ray")
 
 
+def _keys(config: object) -> set[str]:
+    return {key.removeprefix("fsdp_") for key in config} if isinstance(config, Mapping) else set()
+
+
 @rule(Stage.ADVICE, "fsdp", "fsdp_config", "use_cpu")
 def fsdp_settings(args: Arguments) -> str | None:
-    if not args.fsdp:
-        return _without(args, "fsdp_config", "fsdp")
-    from trainwright.config.fsdp_config import without_effect
+    from trainwright.config.fsdp_config import STATE_DICT_TYPE, without_effect
 
+    if not args.fsdp:
+        of_a_model_in_parts = args.world_size > 1 and _keys(args.fsdp_config) == {STATE_DICT_TYPE}
+        return None if of_a_model_in_parts else _without(args, "fsdp_config", "fsdp")
     idle = without_effect(args.fsdp_config or {}, on_cpu=args.device.type == "cpu")
     return f"Without effect in fsdp_config: {', '.join(idle)}." if idle else None
 
