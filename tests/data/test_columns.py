@@ -378,7 +378,7 @@ def test_a_named_column_that_the_data_lacks_is_an_error_before_step_1(is_hf: boo
     with pytest.raises(DataError, match=r"Reads\.required_columns names the column 'index'"):
         trainer.train()
     text = doubles.trainer(tmp_path, type("Text", (Trainer,), {"columns": "x"}), train_dataset=rows)
-    with pytest.raises(DataError, match=r"Text.columns is the text 'x'; write a tuple of names: \('x',\)"):
+    with pytest.raises(DataError, match=r"Text.columns is the string 'x'; write a tuple of names: \('x',\)"):
         text.train()
 
 
