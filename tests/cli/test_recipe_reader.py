@@ -254,6 +254,14 @@ def test_a_typed_override_that_is_wrong_is_shown_as_it_was_typed(words: list[str
     assert said in str(caught.value)
 
 
+def test_mistakes_of_the_command_line_are_told_with_those_of_the_file() -> None:
+    Path("config.yaml").write_text(GOOD.replace("5e-5", "fast"))
+    with pytest.raises(RecipeError) as caught:
+        read_tree(Path("config.yaml"), typed=["--bs", "3", "save_steps=often"], overrides=["data.trian=x"])
+    found = [one.split(":")[0] for one in str(caught.value).splitlines() if not one.startswith(" ")]
+    assert found == ["config.yaml", "--set data.trian=x", "--bs 3", "save_steps=often"], caught.value
+
+
 # -- files made to hurt ----------------------------------------------------------------------------------------------
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
