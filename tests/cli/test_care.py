@@ -52,7 +52,7 @@ def test_runs_tells_one_that_is_running(trained: Path, tmp_path: Path) -> None:
     assert "running" in done("runs", str(tmp_path))
 
 
-def test_runs_says_where_there_is_none(tmp_path: Path) -> None:
+def test_runs_reports_that_there_are_none(tmp_path: Path) -> None:
     assert "No run is below" in done("runs", str(tmp_path))
 
 

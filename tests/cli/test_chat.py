@@ -120,7 +120,7 @@ def test_named_columns_are_used_and_an_input_stands_below_its_instruction(tmp_pa
         source(tmp_path, [{"text": "one"}])
 
 
-def test_rows_that_are_no_conversations_are_left_out_by_name(tmp_path: Path) -> None:
+def test_rows_that_are_not_conversations_are_excluded_by_name(tmp_path: Path) -> None:
     rows = [{"messages": one} for one in (TALK, TALK[:2], [{"role": "narrator", "content": "x"}], TALK, None)]
     found = source(tmp_path, rows)
     assert len(found.train) == 2

@@ -125,7 +125,7 @@ def test_what_is_set_from_outside_wins_and_is_named_in_errors() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "- 1\n", "just words\n", "a: [1\n", "\tx: 1\n"])
-def test_what_is_no_file_of_names_and_values_is_refused(text: str) -> None:
+def test_a_file_without_names_and_values_is_refused(text: str) -> None:
     with pytest.raises(RecipeError):
         read(text)
 

@@ -193,7 +193,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("given", "said"), WRONG, ids=[str(given)[:20] for given, _ in WRONG])
-def test_what_is_no_weights_is_an_error_that_names_the_cure(given: Any, said: str) -> None:
+def test_invalid_weights_are_an_error_with_advice(given: Any, said: str) -> None:
     data = MixtureDataset({"code": range(4), "chat": range(2)})
     visits = np.array([1, 1, 0, 1, 1, 1])
     with pytest.raises(DataError, match=f"^f .*{said}"):

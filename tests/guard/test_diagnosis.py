@@ -44,7 +44,9 @@ class Writes(trainwright.TrainerCallback):
 def test_values_that_no_skip_repairs_end_the_run_at_the_first_bad_step(part: str, policy: str, tmp_path: Path) -> None:
     """They come in after step 2, so step 3 breaks the weights, and step 4 shows it."""
     settings = {**SAVES, "on_nonfinite": policy, "rollback_every": 1, "lr_scheduler_type": "constant"}
-    with pytest.raises(NonFiniteError, match=r"Step 4: .*Not finite.*: the weights \(.*Skipping steps cannot repair that"):
+    with pytest.raises(
+        NonFiniteError, match=r"Step 4: .*Not finite.*: the weights \(.*Skipping steps cannot repair that"
+    ):
         trained(tmp_path, settings=settings, callbacks=[Writes(part, step=2)])
     assert CheckpointStore(tmp_path).steps() == [1, 2]
     assert CheckpointStore(tmp_path).non_finite() == ({2} if part == "state" else set())

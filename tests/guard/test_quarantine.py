@@ -153,7 +153,7 @@ def test_a_name_that_the_data_does_not_have_is_refused(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("ids", [[24], [-1], [1.5]])
-def test_what_is_no_index_is_refused(ids: list[Any], tmp_path: Path) -> None:
+def test_an_invalid_index_is_refused(ids: list[Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not the index of a sample: the training dataset has 24"):
         trainer(tmp_path).quarantine(ids)
     assert read_quarantine(tmp_path).entries == ()
