@@ -117,7 +117,7 @@ def test_what_looks_like_a_key_is_masked(text: str, secret: str) -> None:
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_no_key_stays(text: str) -> None:
+def test_text_that_is_not_a_key_stays(text: str) -> None:
     assert without_tokens(text) == text
 
 

@@ -227,7 +227,7 @@ def test_a_damaged_one_is_skipped_and_named_and_a_named_one_raises(
         resumed(tmp_path)
 
 
-def test_arguments_of_a_stranger_are_no_reason_to_fail(tmp_path: Path) -> None:
+def test_untrusted_arguments_are_not_a_reason_to_fail(tmp_path: Path) -> None:
     first(tmp_path)
     for text in ("[]", "{", json.dumps({"learning_rate": {"a": 1}})):
         (tmp_path / "checkpoint-6" / "training_args.json").write_text(text)

@@ -204,7 +204,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_epoch_that_nobody_can_finish_is_refused(name: str, tmp_path: Path) -> None:
+def test_an_epoch_that_cannot_be_finished_is_refused(name: str, tmp_path: Path) -> None:
     before, now, said = REFUSED[name]
     trained(tmp_path, stop_at=2, **before)
     with pytest.raises(DataError, match=rf"(?s){said}.*ignore_data_skip=True"):

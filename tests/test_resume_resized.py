@@ -87,7 +87,7 @@ def test_the_worked_example(tmp_path: Path) -> None:
     assert third.state.max_steps == 125
 
 
-def test_a_run_of_so_many_steps_takes_so_many(tmp_path: Path) -> None:
+def test_a_run_takes_the_given_number_of_steps(tmp_path: Path) -> None:
     make_trainer(tmp_path, callbacks=[StopAt(5)], max_steps=16).train()
     diary = Diary(data.vectors(SIZE))
     second = make_trainer(tmp_path, train_dataset=diary, max_steps=16, per_device_train_batch_size=13)

@@ -340,7 +340,7 @@ def test_a_person_who_ends_it_wants_it_to_end(scontrol: Callable[[], list[Any]],
 
 
 @pytest.mark.process
-def test_what_slurm_says_is_told(
+def test_slurm_messages_are_reported(
     scontrol: Callable[[], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "666")

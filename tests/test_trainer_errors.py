@@ -325,7 +325,7 @@ def test_evaluate_without_data(tmp_path: Path) -> None:
     [lambda: (x for x in data.vectors(8)), lambda: iter(data.vectors(8)), lambda: {1, 2}],
     ids=["generator", "iterator", "set"],
 )
-def test_a_generator_is_no_dataset(make: Any, tmp_path: Path) -> None:
+def test_a_generator_is_not_a_dataset(make: Any, tmp_path: Path) -> None:
     trainers = [
         make_trainer(tmp_path, train_dataset=make(), max_steps=2),
         make_trainer(tmp_path, eval_dataset=make(), eval_strategy="steps", max_steps=2),
@@ -557,7 +557,7 @@ def test_metrics_without_labels(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("returned", [None, 0.5, [("a", 1)], "accuracy", 0.0, []])
 @pytest.mark.parametrize("streams", [False, True])
-def test_metrics_that_are_no_dict(returned: Any, streams: bool, tmp_path: Path) -> None:
+def test_metrics_that_are_not_a_dict(returned: Any, streams: bool, tmp_path: Path) -> None:
     def compute(prediction: Any, compute_result: bool = True) -> Any:
         return returned
 
@@ -754,13 +754,13 @@ def test_a_subclass_that_brings_its_closure_trains(train: Callable[[Any], Any], 
 
 
 @pytest.mark.parametrize(("names", "said"), [((1, 2), "the name 1, a int"), ((None, "b"), "the name None, a NoneType")])
-def test_names_of_sources_that_are_no_text(names: tuple[Any, Any], said: str, tmp_path: Path) -> None:
+def test_names_of_sources_that_are_not_strings(names: tuple[Any, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(errors.DataError) as error:
         make_trainer(tmp_path, train_dataset={name: data.vectors(8) for name in names}).train()
     says(error, said, "strings: train_dataset={'code': a, 'chat': b}")
 
 
-def test_datasets_by_index_are_no_samples_by_index(tmp_path: Path) -> None:
+def test_datasets_by_index_are_not_samples_by_index(tmp_path: Path) -> None:
     class Rows(Dataset[Any]):
         def __getitem__(self, index: int) -> Any:
             return data.vectors(8)[index]

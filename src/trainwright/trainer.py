@@ -918,9 +918,9 @@ class Trainer:
         """Excludes samples from training, from the next step on and in later runs of `output_dir`.
 
         They are written to `quarantine.jsonl`. The current epoch and later ones become shorter, and so does the run if
-        it counts epochs; if samples are drawn at random or batched by length, batches get smaller instead. Every
-        process must call it, for example from a callback. A stream drops the rows when it reads them; its worker
-        processes begin to do so in the next epoch.
+        it counts epochs. If a sampler of yours draws the order, or batches are formed by length, batches get smaller
+        instead. Every process must call it, for example from a callback. A stream drops the rows when it reads them;
+        its worker processes begin to do so in the next epoch.
 
         Args:
             sample_ids: indices in `train_dataset`; positions from 0 in a stream of fixed order; or values of `column`.

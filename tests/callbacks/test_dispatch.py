@@ -91,7 +91,7 @@ def listeners(of: CallbackHandler, event: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("event", [event for event in EVENTS if event not in ("on_step_end", "on_epoch_end")])
-def test_an_event_without_listener_calls_nobody(event: str) -> None:
+def test_an_event_without_listeners_calls_nothing(event: str) -> None:
     assert listeners(handler(StepsOnly()), event) == []
 
 

@@ -52,7 +52,7 @@ def test_it_stops_where_the_original_stops(
 
 
 @pytest.mark.parametrize("value", [NAN, None, "good", [1.0, 2.0]], ids=repr)
-def test_what_is_not_a_number_is_no_improvement(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_values_other_than_numbers_are_no_improvement(value: Any, caplog: pytest.LogCaptureFixture) -> None:
     args = SimpleNamespace(metric_for_best_model="loss", greater_is_better=False)
     assert stops_after(EarlyStoppingCallback, [value] * 4, args, patience=3, threshold=0.0) == (3, 3)
     assert "as no improvement: 3 of 3" in caplog.text

@@ -273,7 +273,7 @@ def test_training_goes_on_if_that_is_asked_for(
     assert trainer._run.progress.saved_step == 7
 
 
-def test_a_mistake_in_a_hook_is_no_full_disk(tmp_path: Path) -> None:
+def test_a_mistake_in_a_hook_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:
     class Wrong(Trainer):
         def _save(self, *args: Any, **kwargs: Any) -> None:
             raise KeyError("mine")

@@ -218,7 +218,7 @@ def test_without_a_listener_nothing_is_asked(callbacks: Any, looks: dict[str, li
     assert looks == {"marks": [], "read": []}
 
 
-def test_nothing_is_read_again_where_nobody_changes_anything(looks: dict[str, list[str]], tmp_path: Path) -> None:
+def test_unchanged_files_are_not_read_again(looks: dict[str, list[str]], tmp_path: Path) -> None:
     by_callback(tmp_path, lambda folder: None, **SAVING).train()
     assert looks["read"] == []
     assert len(looks["marks"]) == 2 * (1 + 2 + 3), "each checkpoint before and after each save"

@@ -104,7 +104,7 @@ def weights_of(model: Any) -> int:
 def test_too_small_a_disk_is_said_before_step_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, **SAVING)
     with_free(monkeypatch, weights_of(trainer.model) - 1)
-    with pytest.raises(CheckpointWriteError, match=r"needs at least .*B, and .*B are free at .*save_only_model"):
+    with pytest.raises(CheckpointWriteError, match=r"needs at least .*B, but .*B are free at .*save_only_model"):
         trainer.train()
     assert trainer.state.global_step == 0
 

@@ -162,7 +162,7 @@ def test_on_another_machine_it_is_dead_when_its_file_was_not_touched_while_one_w
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"pid": 1}', '{"host": 1, "place": 2, "pid": "x", "began": 1, "since": 1}']
 )
-def test_a_file_that_is_no_lease_counts_by_its_time(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_lease_counts_by_its_time(text: str, tmp_path: Path) -> None:
     path = tmp_path / ".lease-1.json"
     path.write_text(text)
     assert Lease(tmp_path).attempt() is not None
@@ -221,7 +221,7 @@ def as_link_to_nothing(path: Path) -> None:
 
 @pytest.mark.parametrize("name", [".lease-4.json", ".lease.0123.partial"])
 @pytest.mark.parametrize("make", [as_pipe, as_endless_device, as_directory, as_link_to_nothing])
-def test_what_is_no_file_holds_no_directory(
+def test_a_lease_that_is_not_a_regular_file_is_ignored(
     make: Callable[[Path], None], name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is said, and left where it is; a run neither waits for it nor writes through it."""

@@ -377,7 +377,7 @@ def test_the_files_of_the_run_come_along(bench: Bench) -> None:
     assert store.read("journal.jsonl") == b"one\ntwo\n"
 
 
-def test_secrets_in_an_error_of_the_store_are_told_nobody(
+def test_secrets_in_an_error_of_the_store_are_masked(
     bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG")

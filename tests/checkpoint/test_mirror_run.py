@@ -135,7 +135,7 @@ def test_a_second_url_beside_that_of_output_dir_is_refused(url: str) -> None:
     assert TrainingArguments(output_dir=url, checkpoint_mirror=url).checkpoint_mirror == url
 
 
-def test_a_key_in_the_url_of_output_dir_is_refused_and_told_nobody() -> None:
+def test_a_key_in_the_url_of_output_dir_is_refused_and_masked() -> None:
     with pytest.raises(ArgumentError) as caught:
         TrainingArguments(output_dir="s3://me:secret-word@bucket/run")
     assert "secret-word" not in str(caught.value)

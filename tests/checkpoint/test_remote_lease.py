@@ -67,7 +67,7 @@ def test_a_second_run_of_the_process_is_refused(store_url: str) -> None:
     second.release()
 
 
-def test_a_killed_run_of_this_machine_blocks_nobody(store_url: str) -> None:
+def test_a_killed_run_of_this_machine_does_not_block(store_url: str) -> None:
     store = RemoteStore(store_url)
     here = Holder.of_this_process()
     left_by(store, host=here.host, pid=unused_pid())
@@ -140,7 +140,7 @@ def test_a_suspended_run_finds_that_another_has_the_url(store_url: str) -> None:
     assert ".lease-2.json" in leases(store)
 
 
-def test_a_claim_that_somebody_deleted_is_taken_again(store_url: str) -> None:
+def test_a_deleted_claim_is_taken_again(store_url: str) -> None:
     store = RemoteStore(store_url)
     lease = RemoteLease(store)
     assert lease.attempt() is None

@@ -68,7 +68,7 @@ def test_nothing_goes_while_there_are_few(case: Case) -> None:
 
 
 @given(situations())
-def test_multiples_of_so_many_steps_stay(case: Case) -> None:
+def test_multiples_of_a_number_of_steps_stay(case: Case) -> None:
     saved, keep, newest, best = case
     gone = to_remove(saved, keep, newest=newest, best=best)
     assert not [step for step in gone if keep.every_steps and step % keep.every_steps == 0]

@@ -296,7 +296,7 @@ def test_a_checkpoint_with_the_older_checksums_verifies_and_damage_is_found(stor
         verified(final)
 
 
-def test_a_checksum_of_a_kind_that_is_not_known_is_no_proof(store: CheckpointStore) -> None:
+def test_a_checksum_of_an_unknown_kind_proves_nothing(store: CheckpointStore) -> None:
     final = save(store, 1)
     manifest = Manifest.read(final)
     assert manifest is not None

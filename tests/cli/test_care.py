@@ -52,7 +52,7 @@ def test_runs_tells_one_that_is_running(trained: Path, tmp_path: Path) -> None:
     assert "running" in done("runs", str(tmp_path))
 
 
-def test_runs_says_where_there_is_none(tmp_path: Path) -> None:
+def test_runs_reports_that_there_are_none(tmp_path: Path) -> None:
     assert "No run is below" in done("runs", str(tmp_path))
 
 
@@ -198,7 +198,7 @@ def test_an_output_directory_that_cannot_be_is_named_with_its_line(tmp_path: Pat
     result = call("train", str(small(tmp_path)))
     assert result.exit_code == 2
     assert "config.yaml:10: training.output_dir='" in result.output
-    assert "cannot be made: it is a file. Name another one." in result.output
+    assert "cannot be made: it is a file. Choose another directory." in result.output
 
 
 def test_check_plans_the_memory_on_request(tmp_path: Path) -> None:

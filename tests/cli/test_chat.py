@@ -120,16 +120,16 @@ def test_named_columns_are_used_and_an_input_stands_below_its_instruction(tmp_pa
         source(tmp_path, [{"text": "one"}])
 
 
-def test_rows_that_are_no_conversations_are_left_out_by_name(tmp_path: Path) -> None:
+def test_rows_that_are_not_conversations_are_excluded_by_name(tmp_path: Path) -> None:
     rows = [{"messages": one} for one in (TALK, TALK[:2], [{"role": "narrator", "content": "x"}], TALK, None)]
     found = source(tmp_path, rows)
     assert len(found.train) == 2
     names = [(one.check, one.rows) for one in found.found]
     assert names == [("conversations", ("rows.jsonl:2", "rows.jsonl:5")), ("conversations", ("rows.jsonl:3",))]
-    assert "data.columns.messages: left out of train: rows.jsonl:2 [{'" in found.notes[0]
+    assert "data.columns.messages: excluded from train: rows.jsonl:2 [{'" in found.notes[0]
     assert found.notes[0].endswith("rows.jsonl:5 None: it has no answer.")
     assert "the role 'narrator' is not one of" in found.notes[1]
-    with pytest.raises(RecipeError, match=r"left out of train: rows.jsonl:1 .*, rows.jsonl:2 .*: it has no answer"):
+    with pytest.raises(RecipeError, match=r"excluded from train: rows.jsonl:1 .*, rows.jsonl:2 .*: it has no answer"):
         source(tmp_path, rows[1:2] * 2)
 
 

@@ -280,7 +280,7 @@ def test_a_checkpoint_its_average_and_a_model_without_a_run(tmp_path: Path, monk
     model = AutoModelForSequenceClassification.from_pretrained("run")
     assert model.config.id2label == {0: "even", 1: "odd"}
     assert "its task is unknown. Set it with --task" in call("eval", "model", *words).output
-    assert "is of a model for text-classification" in call("eval", "run", "--task", "chat", *words).output
+    assert "is for text-classification" in call("eval", "run", "--task", "chat", *words).output
     assert "write trained or average" in call("predict", "run", "--data", "eval.jsonl", "--weights", "x").output
 
 

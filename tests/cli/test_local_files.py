@@ -132,7 +132,7 @@ def test_a_directory_for_each_label_is_a_table_of_images(tmp_path: Path) -> None
         ("a.jsonl", "[1]\n", "a.jsonl:1: each line must be an object"),
         ("a.json", '{"a": 1}\n{"a": 2}\n', "data.format: jsonl"),
         ("a.json", "3", "does not contain a list of objects"),
-        ("a.conll", "a\tb\nc\td\te\n", "a.conll:2: it has 3 columns"),
+        ("a.conll", "a\tb\nc\td\te\n", "a.conll:2: this line has 3 columns, but the previous line has 2"),
         ("a.xyz", "?", "Set the format with data.format"),
     ],
 )

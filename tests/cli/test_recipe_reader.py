@@ -84,7 +84,7 @@ def test_scalars_are_read_as_people_mean_them() -> None:
         (("  path: model", "  path: model\n  learn_tokenizer: {kind: bep}"), 4, "'bep' is not one of bpe, words."),
         (("train.csv", "tran.csv"), 5, "train.csv"),
         (("train.csv", "'*.tsv'"), 5, "no file matches"),
-        (("{text: body}", "{txt: body}"), 6, "has no use for it. Did you mean text?"),
+        (("{text: body}", "{txt: body}"), 6, "does not use it. Did you mean text?"),
         (("{text: body}", "{text: body}\n  eval_share: half"), 7, "data.eval_share: 'half' is not a number."),
         (("{text: body}", "{text: body}\n  eval_share: 1.5"), 7, "from 0 to below 1"),
         (("{text: body}", "{text: body}\n  max_train_rows: 0"), 7, "at least 1"),
@@ -95,7 +95,7 @@ def test_scalars_are_read_as_people_mean_them() -> None:
         (("eval_strategy: no", "eval_strategy: sometimes"), 9, "eval_strategy"),
         (("eval_strategy: no", "bf16: perhaps"), 9, "training.bf16: 'perhaps' is neither true nor false."),
         (("eval_strategy: no", "max_length: 5"), 9, "Did you mean data.max_length?"),
-        (("eval_strategy: no", "learning_rate: 1"), 9, "training.learning_rate is there twice."),
+        (("eval_strategy: no", "learning_rate: 1"), 9, "training.learning_rate appears twice."),
         (("  eval_strategy: no", " eval_strategy: no"), 9, "this is not YAML"),
     ],
 )
@@ -125,7 +125,7 @@ def test_what_is_set_from_outside_wins_and_is_named_in_errors() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "- 1\n", "just words\n", "a: [1\n", "\tx: 1\n"])
-def test_what_is_no_file_of_names_and_values_is_refused(text: str) -> None:
+def test_a_file_without_names_and_values_is_refused(text: str) -> None:
     with pytest.raises(RecipeError):
         read(text)
 
@@ -254,6 +254,14 @@ def test_a_typed_override_that_is_wrong_is_shown_as_it_was_typed(words: list[str
     assert said in str(caught.value)
 
 
+def test_mistakes_of_the_command_line_are_told_with_those_of_the_file() -> None:
+    Path("config.yaml").write_text(GOOD.replace("5e-5", "fast"))
+    with pytest.raises(RecipeError) as caught:
+        read_tree(Path("config.yaml"), typed=["--bs", "3", "save_steps=often"], overrides=["data.trian=x"])
+    found = [one.split(":")[0] for one in str(caught.value).splitlines() if not one.startswith(" ")]
+    assert found == ["config.yaml", "--set data.trian=x", "--bs 3", "save_steps=often"], caught.value
+
+
 # -- files made to hurt ----------------------------------------------------------------------------------------------
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -267,7 +275,7 @@ HOSTILE = {
     "nested mappings": (GOOD + "x: " + "{a: " * 3000 + "1" + "}" * 3000, 11, "nested deeper than 32 levels"),
     "long integer": (GOOD + "  seed: " + "9" * 50_000, 11, "a number of 50000 digits"),
     "tag of Python": (GOOD + "x: !!python/object/apply:os.system [ls]", 11, "the tag !!python/object/apply:os.system"),
-    "tag of a set": (GOOD + "x: !!set {a, b}", 11, "the tag !!set is not read"),
+    "tag of a set": (GOOD + "x: !!set {a, b}", 11, "the tag !!set is not supported"),
     "key that is a list": (GOOD + "? [a, b]\n: 1", 11, "a name belongs before the colon"),
     "bomb as a key": (BOMB + "? *j\n: 1", 10, "aliases (*name) make more than"),
     "control character": (GOOD + "x: a\0b", 11, "this is not YAML: special characters are not allowed"),
@@ -285,7 +293,7 @@ def test_a_file_that_is_made_to_hurt_is_refused_with_its_line(name: str) -> None
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ("!!python/name:os.system", "the tag !!python/name:os.system is not read"),
+        ("!!python/name:os.system", "the tag !!python/name:os.system is not supported"),
         ("[1, 2", "this is not YAML"),
         ("&a [*a]", "is inside the value that it names"),
         ("[" * 3000, "nested deeper than 32 levels"),

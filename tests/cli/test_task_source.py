@@ -168,7 +168,7 @@ def test_what_is_odd_in_the_rows_is_noted_with_their_names(tmp_path: Path) -> No
         (["a", "b"], "Name a column of text, or join it."),
     ],
 )
-def test_lists_are_no_texts(cell: object, cure: str, tmp_path: Path) -> None:
+def test_lists_are_not_texts(cell: object, cure: str, tmp_path: Path) -> None:
     rows = [{"text": "one", "label": "a"}, {"text": cell, "label": "b"}]
     with pytest.raises(RecipeError, match=r"config\.yaml:\d+: data\.columns\.text: rows\.jsonl:2") as caught:
         material(tmp_path, rows)

@@ -199,8 +199,8 @@ TRAINS: list[tuple[str, dict[str, Any], str]] = [
         },
         "'length' 8 empty values measured",
     ),
-    ("a sampler of more", {"sampler": Claims(10, 26)}, "says by len() 10 gave 12 ends before the sampler does"),
-    ("a sampler of fewer", {"sampler": Claims(26, 10)}, "says by len() 26 gave 10 ends early"),
+    ("a sampler of more", {"sampler": Claims(10, 26)}, "len() 10 yielded 12 ends before the sampler does"),
+    ("a sampler of fewer", {"sampler": Claims(26, 10)}, "len() 26 yielded 10 ends early"),
 ]
 
 CLOSED = module()

@@ -51,7 +51,7 @@ def test_the_same(name: str, benches: list[Bench]) -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", list(DIFFERENT))
-def test_what_differs_is_told(name: str, benches: list[Bench]) -> None:
+def test_differences_are_reported(name: str, benches: list[Bench]) -> None:
     mine, theirs = (seen(CASES[name], bench) for bench in benches)
     assert not same(mine, theirs), "it does not differ any more"
     assert DIFFERENT[name] in PAGE.read_text(encoding="utf-8")

@@ -50,7 +50,7 @@ def test_so_is_what_is_deleted(best: int | None, limit: int | None, tmp_path: Pa
     assert left(ours) == left(original)
 
 
-def test_what_is_no_step_stays(tmp_path: Path) -> None:
+def test_directories_without_a_step_stay(tmp_path: Path) -> None:
     root = made(tmp_path / "run")
     for name in ("checkpoint-5-keep", "checkpoint-my-keeper", "my-checkpoint-1"):
         (tmp_path / "run" / name).mkdir()

@@ -51,7 +51,7 @@ def test_a_library_that_came_first_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.filterwarnings("ignore:trainwright.compat.install. came too late")
-def test_what_else_lies_among_the_modules_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_modules_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """None keeps a package from being imported; lazy packages put objects of their own there."""
     monkeypatch.setitem(sys.modules, "a_package_that_must_not_load", None)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "an_object", 7)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ def test_the_three_forms_are_one(tmp_path):
 
 
 @pytest.mark.parametrize("wrong", ["nowhere.json", "%%%"])
-def test_what_is_no_configuration_is_named(wrong):
+def test_an_invalid_configuration_is_named(wrong):
     with pytest.raises(ArgumentError, match="deepspeed="):
         read(wrong)
 
@@ -60,7 +60,7 @@ def test_every_auto_value_comes_from_its_argument():
     assert list(autos(made)) == ["scheduler.params.warmup_num_steps"]  # known when the run's length is
 
 
-def test_all_fights_are_told_with_both_values():
+def test_all_contradictions_are_reported_with_both_values():
     config = {"gradient_accumulation_steps": 2, "optimizer": {"params": {"lr": 0.1}}, "fp16": {"enabled": True}}
     args = TrainingArguments("out", deepspeed=config, learning_rate=0.2, use_cpu=True)
     with pytest.raises(ArgumentError) as caught:

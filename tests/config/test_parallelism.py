@@ -25,7 +25,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ACCELERATE_USE_PARALLELISM_CONFIG", raising=False)
 
 
-def test_nothing_is_shared_where_nobody_asks() -> None:
+def test_nothing_is_shared_by_default() -> None:
     assert parallel(asking(4), None) is None
 
 

@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from dataclasses import dataclass, field
 from enum import Enum
@@ -170,6 +171,25 @@ def test_wrong_lines_end_with_a_usage_message(kind, line, capsys):
             parser.parse_args_into_dataclasses(line.split(), look_for_args_file=False)
         assert stop.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+# Words that people type; argparse takes an option by its beginning, so some of them begin several options.
+WORDS = {
+    "--lr 1e-4": "ambiguous option: --lr .*Did you mean learning_rate[?]",
+    "--warmup=10": "ambiguous option: --warmup.*Did you mean warmup_steps[?]",
+    "--save 3": "ambiguous option: --save could match .*--save-steps.*[^.]$",
+    "--batch_size 8 --epochs=3": "Did you mean per_device_train_batch_size[?] Did you mean num_train_epochs[?] --help",
+    "--gpus 4": "Unknown arguments: --gpus 4[.] .*torchrun",
+    "--zzz 4": "Unknown arguments: --zzz 4[.] --help",
+}
+
+
+@pytest.mark.parametrize("line", WORDS)
+def test_a_word_that_people_use_is_answered_with_the_name_of_the_option(line: str, capsys: Any) -> None:
+    with pytest.raises((SystemExit, ArgumentError)) as refused:
+        HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(line.split(), look_for_args_file=False)
+    said = capsys.readouterr().err or str(refused.value)
+    assert re.search(WORDS[line], said.strip()), said
 
 
 def test_an_ambiguous_type_is_an_error():

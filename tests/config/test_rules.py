@@ -714,7 +714,7 @@ def test_an_explicit_eval_interval_in_an_unreached_run_is_said_once():
     assert [message.split("=")[0] for message in cautions(args, RunFacts(max_steps=5))] == ["logging_steps"]
 
 
-def test_defaults_are_no_contradiction_and_have_effect():
+def test_defaults_do_not_contradict_and_have_effect():
     for kind in (TrainingArguments, Seq2SeqTrainingArguments):
         check_run(kind(), RunFacts())
         check_run(kind(), RunFacts(max_steps=1, has_eval_dataset=False, has_compute_metrics=False, device_type="cpu"))
@@ -754,7 +754,7 @@ UNUSUAL = [(name, -7) for name, limits in RANGES.items() if limits.only_warns]
 
 
 @pytest.mark.parametrize(("name", "value"), UNUSUAL)
-def test_a_number_that_trains_though_nobody_means_it_is_said(name, value):
+def test_a_number_that_trains_but_is_probably_a_mistake_is_reported(name, value):
     (message,) = [m for m in advise(Seq2SeqTrainingArguments(**{name: value})) if "meant to" in m]
     assert message.startswith(f"{name}=-7 is out of range: it is meant to be ")
 

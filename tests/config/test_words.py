@@ -37,7 +37,7 @@ TYPED = (
 )
 
 
-def test_every_word_leads_to_a_name_that_exists_and_is_no_name_itself() -> None:
+def test_every_word_leads_to_an_existing_name_and_is_not_a_name_itself() -> None:
     arguments = {*SETTINGS, *OLD_NAMES}
     parameters = inspect.signature(Trainer).parameters
     values = {member.value for kind in (OptimizerNames, SchedulerType, SaveStrategy) for member in kind}

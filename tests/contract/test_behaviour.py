@@ -73,6 +73,6 @@ def test_a_correction_is_asked_for_by_name(name: str, sources: dict[Path, str]) 
     assert any(re.search(rf"\.{name}\b", text) for text in sources.values())
 
 
-def test_nobody_asks_whether_the_original_is_reproduced(sources: dict[Path, str]) -> None:
+def test_no_code_asks_whether_the_original_is_reproduced(sources: dict[Path, str]) -> None:
     asks = re.compile(r"\breproduces\b|\.reproduce\b|value_of\(\w+, \"reproduce\"\)|\bORIGINAL\b")
     assert [str(path) for path, text in sources.items() if asks.search(text)] == []

@@ -67,7 +67,7 @@ SHOWN = {
     "with `max_grad_norm=0`, one gradient": (
         "parity/test_reproduce.py::test_an_infinite_gradient_that_is_only_measured"
     ),
-    "early stopping ignores NaN": "callbacks/test_early_stopping.py::test_what_is_not_a_number_is_no_improvement",
+    "early stopping ignores NaN": "callbacks/test_early_stopping.py::test_values_other_than_numbers_are_no_improvement",
     "`train()` in a callback": f"{ERRORS}::test_train_is_refused_inside_of_train",
     "a loss that is not a scalar": f"{ERRORS}::test_a_loss_of_another_kind_from_compute_loss",
     "a warm-up longer": "compat/test_refusals.py::test_it_trains_as_with_transformers_and_a_warning_says_the_words",

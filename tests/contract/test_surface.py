@@ -212,7 +212,7 @@ def test_what_the_package_lists_can_be_imported() -> None:
     assert [name for name in trainwright.__all__ if getattr(trainwright, name, None) is None] == []
 
 
-def test_a_name_that_nobody_published_is_an_attribute_error() -> None:
+def test_an_unpublished_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Trainor"):
         _ = trainwright.Trainor
 

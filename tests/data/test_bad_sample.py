@@ -147,7 +147,7 @@ def test_other_errors_have_no_note(tmp_path: Path) -> None:
         ([{"a": None}, {"a": 2}, {"a": 3}], (0, "'a' is None, and theirs is a int")),
         ([{"a": [1, 2]}, {"a": [1]}, {"a": [1, 2]}], (1, "'a' has 1 element, and theirs has 2 elements")),
         ([{"a": [1, 2]}, {"a": [1]}, {"a": [1, 2, 3]}], None),
-        ([{"a": 1}, "text", {"a": 3}], (1, "it is a str, and they are a dict")),
+        ([{"a": 1}, "text", {"a": 3}], (1, "it is a str, the others are a dict")),
         ([{"a": 1}, {"a": "x"}], None),
     ],
 )

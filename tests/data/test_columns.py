@@ -33,7 +33,7 @@ def test_entries_that_are_not_taken_are_dropped_before_the_collator() -> None:
     assert ITEMS[0].keys() == {"x", "labels", "text", "index"}, "the user's samples stay as they are"
 
 
-def test_what_is_no_dict_goes_through() -> None:
+def test_items_other_than_dicts_pass_unchanged() -> None:
     assert RemoveColumnsCollator(keep, ["x"])([(1, 2), "text"]) == [(1, 2), "text"]
 
 
@@ -263,7 +263,7 @@ def test_collators_of_transformers_get_what_the_model_takes(kind: Any, wrap: Any
     assert differing(outcomes[0].weights, outcomes[1].weights) == {}
 
 
-def test_columns_that_nobody_asks_for_are_not_read() -> None:
+def test_columns_are_only_read_on_demand() -> None:
     reads: list[str] = []
 
     class Columns:
@@ -378,7 +378,7 @@ def test_a_named_column_that_the_data_lacks_is_an_error_before_step_1(is_hf: boo
     with pytest.raises(DataError, match=r"Reads\.required_columns names the column 'index'"):
         trainer.train()
     text = doubles.trainer(tmp_path, type("Text", (Trainer,), {"columns": "x"}), train_dataset=rows)
-    with pytest.raises(DataError, match=r"Text.columns is the text 'x'; write a tuple of names: \('x',\)"):
+    with pytest.raises(DataError, match=r"Text.columns is the string 'x'; write a tuple of names: \('x',\)"):
         text.train()
 
 

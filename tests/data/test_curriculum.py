@@ -147,7 +147,7 @@ def test_steps_at_which_it_is_asked(steps: dict[str, Any], asked: list[Any], lea
     while len(found) <= len(asked):
         found.append(curriculum.step_after(found[-1]))
     assert (found[1:], curriculum.lead) == (asked, lead)
-    assert str(curriculum).startswith("by len, asked after ")
+    assert str(curriculum).startswith("by len, called after ")
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class Stream(IterableDataset[Any]):
         (lambda: Curriculum(Stream(), len, every=2), "is a Stream without a length.*mixture_schedule"),
         (lambda: Curriculum({"code": [1], "web": Stream()}, len, every=2), "The source 'web' of a Curriculum"),
         (lambda: Curriculum([1], 3, every=2), "weights_fn=3"),  # type: ignore[arg-type]
-        (lambda: Curriculum([1], len, every=0), "every=0.*from 1 up"),
+        (lambda: Curriculum([1], len, every=0), "every=0.*1 or more"),
         (lambda: Curriculum([1], len, every=[5, 5]), r"every=\[5, 5\]"),
         (lambda: Curriculum([1], len, every="often"), "every='often'"),  # type: ignore[arg-type]
         (lambda: Curriculum([1], len, every=2, delay=0), "delay=0"),
@@ -193,7 +193,7 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("given", "said"), WRONG, ids=[str(given)[:20] for given, _ in WRONG])
-def test_what_is_no_weights_is_an_error_that_names_the_cure(given: Any, said: str) -> None:
+def test_invalid_weights_are_an_error_with_advice(given: Any, said: str) -> None:
     data = MixtureDataset({"code": range(4), "chat": range(2)})
     visits = np.array([1, 1, 0, 1, 1, 1])
     with pytest.raises(DataError, match=f"^f .*{said}"):
@@ -215,6 +215,14 @@ class OwnOrder(trainwright.Trainer):
 class OwnLoader(trainwright.Trainer):
     def get_train_dataloader(self) -> Any:
         return torch.utils.data.DataLoader(self.train_dataset)
+
+
+def loss_alone(ledger: LedgerColumns) -> Any:
+    return ledger.mean_loss
+
+
+def loss_by_source(ledger: LedgerColumns) -> Any:
+    return {name: ledger.mean_loss[ledger.source == name].mean() for name in ledger.sources}
 
 
 def fails(ledger: LedgerColumns) -> Any:
@@ -241,6 +249,8 @@ def fails(ledger: LedgerColumns) -> Any:
             r"fails, the weights_fn of the Curriculum, raised AttributeError: .*no_such.*called before training",
         ),
         ({}, lambda ledger: [1.0], r"<lambda> returned an array of shape \(1,\)"),
+        ({}, loss_alone, r"loss_alone returned nan for samples without a visit \(called before training\).*nan_to_num"),
+        ({}, loss_by_source, "loss_by_source returned nan for samples without a visit.*nan_to_num"),
     ],
 )
 def test_it_is_refused_before_step_1(settings: dict[str, Any], function: Any, said: str, tmp_path: Path) -> None:
@@ -253,6 +263,14 @@ def test_it_is_refused_before_step_1(settings: dict[str, Any], function: Any, sa
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
+
+
+def test_losses_alone_are_weights_once_each_sample_has_a_visit(tmp_path: Path) -> None:
+    """Called within the first epoch, they are refused before step 1; an epoch has six steps."""
+    with pytest.raises(DataError, match="loss_alone returned nan for samples without a visit"):
+        trained(tmp_path, Curriculum(rows(), loss_alone, every=5, delay=1))
+    one = trained(tmp_path, Curriculum(rows(), loss_alone, every=6, delay=1), num_train_epochs=3)
+    assert len(one.model.seen) == 3 * SIZE
 
 
 def test_the_function_sees_the_ledger_and_hard_samples_come_more_often(tmp_path: Path) -> None:
@@ -328,7 +346,7 @@ def test_a_function_that_fails_is_asked_again_by_the_resume(
     with caplog.at_level(logging.INFO, logger="trainwright.extensions.curriculum.extension"):
         resumed = trained(tmp_path, Curriculum(rows(), hard_first, **STEPS), resume=True)
     assert resumed.model.seen == whole[hard_first].model.seen[30:]
-    assert "Curriculum hard_first after step 8: 0 of 22 samples left out, from sample 51 on." in caplog.messages
+    assert "Curriculum hard_first after step 8: 0 of 22 samples excluded, from sample 51 on." in caplog.messages
     callbacks = resumed.callback_handler
     assert [type(one).__name__ for one in callbacks.watchers] == ["JournalListener"]
 

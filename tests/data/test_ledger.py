@@ -333,7 +333,7 @@ def test_a_run_that_is_cut_off_and_resumed_has_the_ledger_of_one_that_was_not(si
     assert all(np.array_equal(one[name], other[name]) for name in names)
 
 
-def test_a_step_that_a_guard_refuses_is_no_visit(tmp_path: Path) -> None:
+def test_a_step_refused_by_a_guard_is_not_a_visit(tmp_path: Path) -> None:
     rows = classes()[:12]
     rows[5]["x"] = torch.full((doubles.FEATURES,), torch.nan)
     settings = {"train_sampling_strategy": "sequential", "num_train_epochs": 1, "logging_steps": 3, "incidents": False}
@@ -394,7 +394,7 @@ def test_processes_add_to_each_other(tmp_path: Path) -> None:
     assert not one.visits.any()
 
 
-def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_ledger_is_refused(tmp_path: Path) -> None:
     import pyarrow as pa
 
     path = tmp_path / LEDGER_NAME

@@ -73,7 +73,7 @@ def test_items_that_are_made_on_the_fly_are_asked() -> None:
         (["long"] * 10, "values of the type string"),
     ],
 )
-def test_a_column_without_lengths_is_told_of_and_left_alone(
+def test_a_column_without_lengths_is_reported_and_ignored(
     column: list[Any], what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert sample_lengths(table(size=column), "input_ids", column="size").tolist() == SOME

@@ -51,7 +51,7 @@ class Claims(Sampler[int]):
 
 
 @pytest.mark.parametrize(("says", "gives", "seen"), [(20, 11, "11"), (8, 11, "at least 11"), (8, 40, "at least 12")])
-def test_a_sampler_with_a_wrong_length_trains_and_is_told_of_once(
+def test_a_sampler_with_a_wrong_length_trains_and_is_reported_once(
     says: int, gives: int, seen: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Own(Trainer):
@@ -77,7 +77,7 @@ def test_a_batch_sampler_beside_a_batch_size(tmp_path: Path) -> None:
         make_trainer(tmp_path, cls=Own).train()
 
 
-def test_samples_that_are_no_dicts(tmp_path: Path) -> None:
+def test_samples_that_are_not_dicts(tmp_path: Path) -> None:
     pairs = [(torch.ones(3), 1)] * 8
     with pytest.raises(DataError, match=r"sample of the training data is a tuple.*return a dict"):
         make_trainer(tmp_path, train_dataset=pairs).train()

@@ -88,7 +88,7 @@ def test_seeking_a_sample_in_the_middle_of_a_batch(size: int, batch_size: int, s
 
 
 @given(SIZES, st.integers(1, 7))
-def test_drop_last_drops_what_is_no_full_batch(size: int, batch_size: int) -> None:
+def test_drop_last_drops_incomplete_batches(size: int, batch_size: int) -> None:
     kept = list(EpochBatches(ShuffledOrder(size, 0), batch_size, drop_last=True))
     every = list(EpochBatches(ShuffledOrder(size, 0), batch_size))
     assert kept == [batch for batch in every if len(batch) == batch_size]

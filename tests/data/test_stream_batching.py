@@ -192,8 +192,8 @@ def test_a_resume_reads_no_more_than_a_look_ahead_again(tmp_path: Path) -> None:
 
 BAD = {
     "too long": ([3, 65], "Item 1 of the stream has 65 tokens, more than packing_length=64. Raise packing_length"),
-    "empty": ([3, 0], "Item 1 of the stream has 0 tokens, none. Remove such samples"),
-    "no tokens": ([None], "the length of 'input_ids', and item 0 of the stream has labels"),
+    "empty": ([3, 0], "Item 1 of the stream has no tokens. Remove such samples"),
+    "no tokens": ([None], "the length of 'input_ids', but item 0 of the stream has labels"),
 }
 
 

@@ -45,7 +45,7 @@ def test_a_process_that_died_while_it_waited_is_not_taken_for_the_new_one() -> N
     assert fresh_prefix(store, rank=1, world_size=2, timeout=SOON) == main.result(timeout=10)
 
 
-def test_alone_it_waits_for_nobody() -> None:
+def test_a_single_process_does_not_wait() -> None:
     assert start(HashStore(), [0])
 
 

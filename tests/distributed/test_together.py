@@ -82,7 +82,7 @@ def test_nothing_is_sent_between_steps(done: Done, name: str, each_step: list[st
         assert ("all_gather" in calls) == after_a_log
 
 
-def test_a_loss_that_says_its_items_is_the_one_that_is_told_the_items_of_the_window(done: Done) -> None:
+def test_loss_with_item_count_is_averaged_over_the_window(done: Done) -> None:
     name = "counted, accumulated"
     for told in done.told:
         assert_close(told["by_items"], told[name])

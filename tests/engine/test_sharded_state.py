@@ -90,7 +90,7 @@ def test_a_file_outside_is_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({"a": 1})])
-def test_a_description_that_is_none(content: bytes, tmp_path: Path) -> None:
+def test_an_invalid_description(content: bytes, tmp_path: Path) -> None:
     folder = written(tmp_path / "model", a=torch.ones(1))
     (folder / ".metadata").write_bytes(content)
     with pytest.raises(CheckpointError, match="cannot be read as a distributed checkpoint"):

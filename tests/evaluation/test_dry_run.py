@@ -49,7 +49,7 @@ def judged(tmp_path: Path, metric: str | None, **parts: Any) -> tuple[Any, Steps
 
 
 @pytest.mark.parametrize(("metric", "sets"), [("acuracy", False), ("near_acuracy", True), ("my_loss", False)])
-def test_a_metric_that_nobody_computes(metric: str, sets: bool, tmp_path: Path) -> None:
+def test_a_metric_that_is_not_computed(metric: str, sets: bool, tmp_path: Path) -> None:
     dataset = {"near": data.vectors(9), "far": data.vectors(5)} if sets else data.vectors(9)
     trainer, steps = judged(tmp_path, metric, eval_dataset=dataset)
     with pytest.raises(MetricError, match=rf"'{metric}'.*'eval_{metric}'.*eval_(near_)?score"):
@@ -159,7 +159,9 @@ def fails(error: Exception) -> Any:
     return compute_metrics
 
 
-def test_a_metric_that_needs_more_than_a_batch_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_metric_that_needs_more_than_a_batch_is_not_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     metrics = fails(ValueError("Only one class present"))
     trainer, _ = judged(tmp_path, "score", compute_metrics=metrics, log_level="warning", max_steps=1)
     with caplog.at_level(logging.WARNING):

@@ -176,7 +176,7 @@ def test_nested_outputs_keep_their_shape(size: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keys", [["pair"], ["pair", "number"]])
-def test_ignored_entries_are_no_predictions(keys: list[str], tmp_path: Path) -> None:
+def test_ignored_entries_are_not_predictions(keys: list[str], tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, model=Several())
     found = trainer.predict(data.vectors(NUM), ignore_keys=keys).predictions
     assert isinstance(found, np.ndarray) == (len(keys) == 2)
@@ -447,7 +447,7 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_mean_where_asked_for(tmp_p
     assert np.isnan(honest.evaluate(items)["eval_loss"])
 
 
-def test_nothing_but_ignored_labels_is_no_crash(tmp_path: Path) -> None:
+def test_only_ignored_labels_do_not_crash(tmp_path: Path) -> None:
     items = [{**item, "labels": [IGNORED] * len(item["input_ids"])} for item in data.sequences(4)]
     trainer = make_trainer(tmp_path, model=models.llama(), train_dataset=None, eval_dataset=items)
     assert np.isnan(trainer.evaluate()["eval_loss"])

@@ -107,7 +107,7 @@ def test_a_part_in_evaluation_mode_stays_so(eval_steps: int | None, tmp_path: Pa
     assert freezes.modes == [(True, False)] * 6
 
 
-def test_a_model_that_somebody_left_in_evaluation_mode_is_trained(tmp_path: Path) -> None:
+def test_a_model_left_in_evaluation_mode_is_trained(tmp_path: Path) -> None:
     class Generates(TrainerCallback):
         def on_step_end(self, *args: Any, model: Any, **kwargs: Any) -> None:
             model.eval()

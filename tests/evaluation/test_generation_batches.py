@@ -182,7 +182,7 @@ def test_padding_that_nothing_tells_apart_from_the_prompt_is_an_error() -> None:
         prompted_task_of(batch, ["labels"], pad_token_id=PAD)
 
 
-def test_a_model_that_cannot_generate_is_told_of_and_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_that_cannot_generate_is_reported_and_trains(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     args = Seq2SeqTrainingArguments(
         str(tmp_path), use_cpu=True, predict_with_generate=True, max_steps=1, report_to="none", save_strategy="no"
     )
@@ -195,7 +195,7 @@ def test_a_model_that_cannot_generate_is_told_of_and_trains(tmp_path: Path, capl
         built.predict(items)
 
 
-def test_no_padding_token_is_told_of_and_an_error_when_rows_are_filled_up(
+def test_a_missing_padding_token_is_reported_and_an_error_when_rows_are_padded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = models.t5()

@@ -91,7 +91,7 @@ def files_of_this_process(folder: Path) -> list[str]:
     return [one.path for one in psutil.Process().memory_maps(grouped=False) if str(folder) in one.path]
 
 
-def test_beyond_its_share_a_result_lies_in_a_file_that_goes_with_it(
+def test_a_large_result_is_in_a_file_that_is_deleted_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(nested_collector, "available_bytes", lambda: 10_000)

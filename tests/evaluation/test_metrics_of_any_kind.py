@@ -112,7 +112,7 @@ BAD_BEST: list[Any] = ["good", [1, 2], ARRAY, {"a": 1}, 1j]
 
 
 @pytest.mark.parametrize("value", BAD_BEST, ids=[type(value).__name__ for value in BAD_BEST])
-def test_a_metric_that_decides_and_is_no_number(value: Any, tmp_path: Path) -> None:
+def test_a_deciding_metric_that_is_not_a_number(value: Any, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, compute_metrics=lambda p: {"m": value}, metric_for_best_model="m", **EVALUATES)
     with pytest.raises(MetricError, match=rf"'m'.*eval_m=.*not a number \({type(value).__name__}\)"):
         trainer.train()
@@ -120,7 +120,7 @@ def test_a_metric_that_decides_and_is_no_number(value: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), "good", ARRAY], ids=["None", "nan", "text", "array"])
-def test_what_is_no_number_later_is_never_the_best(
+def test_a_metric_that_stops_being_a_number_is_never_the_best(
     value: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     values = iter([0.5, value, 0.25, value])  # the first one is that of the dry run

@@ -129,7 +129,7 @@ def test_another_number_of_dimensions_is_named() -> None:
         collector.add(torch.ones(2))
 
 
-def test_what_is_kept_is_no_view_of_what_came() -> None:
+def test_kept_tensors_are_not_views_of_the_input() -> None:
     """A model may write into its output again."""
     output = torch.ones(2, 2)
     collector = NestedCollector(None)

@@ -149,7 +149,7 @@ def test_a_name_that_decides_is_looked_for_in_it_too(tmp_path: Path) -> None:
     assert trainer.state.best_metric == metric.compute()["accuracy"]
 
 
-def test_what_is_no_result(tmp_path: Path) -> None:
+def test_an_invalid_result(tmp_path: Path) -> None:
     class Lists(Counts):
         def compute(self) -> Any:
             return [1, 2]

@@ -131,7 +131,7 @@ def test_steps_that_are_given_stay_and_take_more_epochs(tmp_path: Path, caplog: 
         3,
     ]  # one of both was trained in the first two steps
     assert one.state.num_train_epochs == 3
-    assert "In quarantine: 2 samples. Epochs are of 11 samples from step 3 on, and the run of 26 steps." in caplog.text
+    assert "In quarantine: 2 samples. Epochs have 11 samples from step 3 on, and the run has 26 steps." in caplog.text
 
 
 def test_a_quarantine_before_training_keeps_a_bad_sample_away(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_name_that_the_data_does_not_have_is_refused(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("ids", [[24], [-1], [1.5]])
-def test_what_is_no_index_is_refused(ids: list[Any], tmp_path: Path) -> None:
+def test_an_invalid_index_is_refused(ids: list[Any], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is not the index of a sample: the training dataset has 24"):
         trainer(tmp_path).quarantine(ids)
     assert read_quarantine(tmp_path).entries == ()

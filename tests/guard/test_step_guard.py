@@ -151,7 +151,7 @@ def test_warn_does_what_ignore_does_and_says_so(
     assert math.isnan(float(ours["head.bias"]))
     assert [i.step for i in hears.incidents] == [1, 3, 4, 5, 6, 7, 8]
     assert "Step 3: loss or gradient is not finite; the update was made." in caplog.text
-    assert "Bad steps too: 7, 8." in caplog.text
+    assert "More bad steps: 7, 8." in caplog.text
 
 
 @pytest.mark.parametrize("where", WHERE)

@@ -112,7 +112,7 @@ def test_an_untouched_card_is_renewed_and_an_edited_one_is_left_alone(
     assert "was written or edited by hand" in caplog.text
 
 
-def test_a_card_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_card_by_someone_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / CARD_NAME).write_text("mine")
     assert not write_card(tmp_path, CardContent(model_name="one"))
     assert (tmp_path / CARD_NAME).read_text() == "mine"

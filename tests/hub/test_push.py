@@ -329,7 +329,7 @@ def test_a_hub_that_is_away_when_the_trainer_is_made_stops_nothing(
     assert hub.only().messages[-1] == "Training in progress, step 4"
 
 
-def test_a_token_that_is_none_is_refused_before_anything_is_trained(hub: Hub, tmp_path: Path) -> None:
+def test_an_invalid_token_is_refused_before_training(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="401"):
         pushing(tmp_path / "run", hub_token="hf_wrong")
 

@@ -212,7 +212,7 @@ def test_a_journal_that_becomes_a_link_on_the_way_is_not_followed(tmp_path: Path
     journal.close()
 
 
-def test_a_pipe_in_the_place_of_the_journal_blocks_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pipe_in_place_of_the_journal_does_not_block(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     os.mkfifo(tmp_path / record.JOURNAL_NAME)
     make_trainer(tmp_path, max_steps=2, log_level="warning", save_strategy="steps").train()
     assert "it is not a regular file; delete it" in caplog.text

@@ -156,7 +156,7 @@ def test_a_refused_command_says_why_and_changes_nothing(tmp_path: Path) -> None:
     assert [bool(entry["refused"]) for entry in read(tmp_path / "told").of("command")] == [True, True]
 
 
-def test_files_that_are_no_messages_are_left_or_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_messages_are_left_or_refused(tmp_path: Path) -> None:
     inbox = Inbox(tmp_path)
     inbox.open()
     (inbox.folder / "new-../../x.json").parent.mkdir(parents=True, exist_ok=True)
@@ -221,7 +221,7 @@ def test_a_command_to_no_run_is_refused_or_withdrawn(tmp_path: Path) -> None:
     assert Inbox(tmp_path).take() == []
 
 
-def test_a_journal_that_is_none_is_refused_before_step_1(tmp_path: Path) -> None:
+def test_an_invalid_journal_is_refused_before_step_1(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="cannot be read as the journal of a run"):
         run(tmp_path, live_control=str(tmp_path / "nothing"))
 

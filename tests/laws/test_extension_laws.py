@@ -393,7 +393,7 @@ class Decides(Diary):
 
 
 @pytest.mark.parametrize("decision", [Decision.SKIP, Decision.STOP])
-def test_a_refused_update_changes_nothing_and_is_told_once(decision: Decision, tmp_path: Path) -> None:
+def test_a_refused_update_changes_nothing_and_is_reported_once(decision: Decision, tmp_path: Path) -> None:
     first = doubles.trainer(tmp_path / "one", settings={"max_steps": 1, "lr_scheduler_type": "constant"})
     first.train()
     trainer = doubles.trainer(tmp_path / "two", settings={"max_steps": 2, "lr_scheduler_type": "constant"})

@@ -360,7 +360,7 @@ tell(same=not differing(*found), syncs=syncs, resumed=not differing(weights(resu
 
 
 @pytest.mark.process
-def test_two_processes_in_a_loop_of_ones_own_are_those_of_train_resumed_too(tmp_path: Path) -> None:
+def test_two_processes_in_a_custom_loop_equal_train_resumed_too(tmp_path: Path) -> None:
     done = run(TOGETHER, str(tmp_path), folder=tmp_path, timeout_s=110)
     assert [(told["same"], told["resumed"], told["item"]) for told in done.told] == [
         (True, True, [0]),

@@ -64,7 +64,7 @@ def test_no_targets_at_all(targets: Any) -> None:
         target_parameters(Net(), targets, optimizer="apollo_adamw")
 
 
-def test_a_pattern_that_is_none() -> None:
+def test_an_invalid_pattern() -> None:
     with pytest.raises(ArgumentError, match=r"'\(' is not a regular expression"):
         target_parameters(Net(), "(", optimizer="apollo_adamw")
 

@@ -77,7 +77,7 @@ def test_afterwards_the_model_is_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("looks", [False, True], ids=["the-models-own-loss", "a-loss-of-ones-own"])
-def test_outputs_are_copied_to_fp32_only_for_who_looks_at_them(looks: bool, tmp_path: Path) -> None:
+def test_outputs_are_copied_to_fp32_only_if_they_are_read(looks: bool, tmp_path: Path) -> None:
     seen: list[torch.dtype] = []
 
     class Own(Trainer):

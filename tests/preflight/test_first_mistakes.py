@@ -55,9 +55,9 @@ def text_of(error: BaseException) -> str:
 
 def test_an_output_directory_that_is_a_file_is_named_with_the_cure(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    with pytest.raises(FileExistsError, match=r"^output_dir=.*runs' cannot be made: it is a file. Name another"):
+    with pytest.raises(FileExistsError, match=r"^output_dir=.*runs' cannot be made: it is a file. Choose another"):
         train(tmp_path / "runs", ROWS)
-    with pytest.raises(OSError, match=r"^output_dir=.*first' cannot be made: not a directory. Name another"):
+    with pytest.raises(OSError, match=r"^output_dir=.*first' cannot be made: not a directory. Choose another"):
         train(tmp_path / "runs" / "first", ROWS)
 
 

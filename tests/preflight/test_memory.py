@@ -60,7 +60,7 @@ def test_a_model_that_looks_at_values_is_measured_instead(tmp_path: Path) -> Non
     assert peak.total_bytes == pytest.approx(peak_of_training(trainer_for(tmp_path / "run", case)), rel=CLOSE)
 
 
-def test_kinds_and_modules_are_told_apart(tmp_path: Path) -> None:
+def test_kinds_and_modules_are_distinguished(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, CASES["llama-accumulated"])
     peak = plan_memory(trainer, "1TB").peak
     size = sum(p.numel() * 4 for p in trainer.model.parameters())
@@ -115,7 +115,7 @@ def test_a_budget_is_a_size(text: Any, size: int | None) -> None:
     assert parse_size(text) == size
 
 
-def test_a_budget_that_is_none_is_refused() -> None:
+def test_an_invalid_budget_is_refused() -> None:
     with pytest.raises(ArgumentError, match="24GB"):
         parse_size("much")
 

@@ -372,7 +372,7 @@ def test_a_budget_bounds_what_is_read() -> None:
     rows = rows_of(items, Budget(rows=100, size_bytes=1), name_of=names)
     assert rows is not None
     assert len(rows) == len(set(rows.numbers)) == 100
-    assert rows.what == "Of 100 of 1000 rows looked at: "
+    assert rows.what == "Of 100 of 1000 rows examined: "
     few = rows_of(datasets.Dataset.from_list(items), Budget(rows=500, size_bytes=6000), name_of=names)
     assert few is not None
     assert 64 <= len(few) <= 150  # of 50 bytes or so

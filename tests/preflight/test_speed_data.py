@@ -385,7 +385,7 @@ def test_a_file_that_cannot_be_read_counts_as_absent(
     assert remembered.read("x") == remembered.Measured(known.cost, {"a": 0.5, "b": 2.0})
 
 
-def test_a_directory_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_written_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     remembered.write("x", remembered.Measured(), {})

@@ -97,7 +97,7 @@ def click_on(page: Browser, selector: str) -> None:
     page.click(box["x"], box["y"])
 
 
-def test_it_is_drawn_and_asks_nobody_for_anything(page: Browser) -> None:
+def test_it_is_drawn_without_network_access(page: Browser) -> None:
     curves = page.run(
         f"return Object.fromEntries({ALL_PLOTS}.map(p => [p.spec.title, p.spec.curves.map(c => c.name)]))"
     )

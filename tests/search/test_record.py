@@ -35,7 +35,7 @@ def test_words_count_by_their_groups() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)), min_size=1, max_size=12))
-def test_a_share_lies_between_nothing_and_all(pairs: list[tuple[float, float]]) -> None:
+def test_a_share_is_between_0_and_1(pairs: list[tuple[float, float]]) -> None:
     for share in importance(trials(*(({"x": x}, y) for x, y in pairs))).values():
         assert -1e-9 <= share <= 1 + 1e-9
 
@@ -66,7 +66,7 @@ def test_a_record_reads_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"trials": [{"id": 1, "evil": 2}], "directions": []}', "{"])
-def test_a_file_that_is_no_record_says_so(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_record_is_an_error(text: str, tmp_path: Path) -> None:
     (tmp_path / "search.json").write_text(text)
     with pytest.raises(ValueError, match=r"record|Expecting"):
         SearchRecord.read(tmp_path)

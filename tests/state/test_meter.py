@@ -79,7 +79,7 @@ def test_infinities_of_both_signs_are_both_counted() -> None:
     assert fill(LossMeter("cpu"), [[INF], [-INF], [1.0]]).drain().num_non_finite == 2
 
 
-def test_unfiltered_it_is_told_as_it_is() -> None:
+def test_unfiltered_it_is_returned_unchanged() -> None:
     reading = fill(LossMeter("cpu", skip_non_finite=False), [[3.0], [NAN], [INF]]).drain()
     assert math.isnan(reading.total)
     assert reading.num_non_finite == 2

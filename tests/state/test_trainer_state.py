@@ -206,7 +206,7 @@ def test_a_copy_of_a_record_is_saved_by_itself(tmp_path: Path) -> None:
     assert as_saved(state, tmp_path / "s.json") == state.log_history
 
 
-def test_an_entry_that_is_no_object_is_refused(tmp_path: Path) -> None:
+def test_an_entry_that_is_not_an_object_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"log_history": [{"step": 1}, 5]}')
     with pytest.raises(ValueError, match="log_history has an entry"):
         TrainerState.load_from_json(tmp_path / "s.json")

@@ -194,5 +194,5 @@ def test_another_process_than_the_first_reports_nothing(
     assert shown(service, seen, tmp_path) == {}
 
 
-def test_what_is_logged_once_at_the_end_is_no_curve() -> None:
+def test_values_logged_once_at_the_end_are_not_a_curve() -> None:
     assert set(ENDS) & set(CURVES) == set()

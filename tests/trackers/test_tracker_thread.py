@@ -67,7 +67,7 @@ def test_after_three_failed_calls_in_a_row_it_is_left_alone_until_reopened(caplo
     assert tries == []
 
 
-def test_what_does_not_fit_into_the_queue_is_missed_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_beyond_the_queue_are_dropped_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "QUEUE_LENGTH", 4)
     one = TrackerThread("one")
     missed = []

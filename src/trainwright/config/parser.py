@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import shutil
 import sys
 import types
@@ -13,11 +14,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NewType, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NewType,
+    NoReturn,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from trainwright.config.deprecated import OLD_FLAGS, OLD_NAMES, OLD_NUMBERS, unknown_message
 from trainwright.config.fields import SETTINGS
 from trainwright.config.summary import grouped
+from trainwright.config.words import hint_for_argument
 from trainwright.errors import ArgumentError, excerpt
 
 DataClass = NewType("DataClass", Any)  # type: ignore[valid-newtype]  # names that other code imports
@@ -32,6 +45,8 @@ FALSE_WORDS = ("no", "false", "f", "n", "0")
 OF_ARGPARSE = ("nargs", "const", "choices", "metavar", "required", "type", "default")
 HELP_WIDTH = 100
 SHORT_LIST = 6
+OPTION = re.compile(r"--([\w-]+)")
+AMBIGUOUS = re.compile(r"ambiguous option: --([\w-]+)")  # of argparse, which takes an option by its beginning
 
 
 class OneOrMore(argparse.Action):
@@ -311,8 +326,16 @@ class HfArgumentParser(ArgumentParser):
         if return_remaining_strings:
             return (*outputs, *others, remaining)
         if remaining:
-            raise ArgumentError(f"Unknown arguments: {' '.join(remaining)}. --help lists the known ones.")
+            options = [match[1] for word in remaining if (match := OPTION.match(word))]
+            hints = "".join(dict.fromkeys(map(self._hint, options)))
+            raise ArgumentError(f"Unknown arguments: {' '.join(remaining)}.{hints} --help lists the known ones.")
         return (*outputs, *others)
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with a message about its words; for an ambiguous option, with the one that may be meant."""
+        typed = AMBIGUOUS.search(message)
+        hint = "" if typed is None else self._hint(typed[1])
+        super().error(f"{message}.{hint}" if hint else message)
 
     def parse_dict(self, args: Mapping[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
         """Makes instances from a dict.
@@ -395,6 +418,9 @@ class HfArgumentParser(ArgumentParser):
             group = there.get(name) or self.add_argument_group(name)
             for field in members:
                 add_field(group, field, hints[field.name])
+
+    def _hint(self, name: str) -> str:
+        return hint_for_argument(name, set().union(*map(_names, self.dataclass_types)))
 
     def _translator(self) -> DataClassType | None:
         """The first dataclass that understands older names."""

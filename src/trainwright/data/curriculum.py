@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 BLOCK = 65_536  # positions computed at once
 MAX_DELAY = 32  # default limit for the steps between calling the function and applying its weights
+NAN_CURE = "Losses of samples without a visit are NaN: choose a value for them, such as np.nan_to_num(losses, nan=10)."
+
 Shares: TypeAlias = tuple[float, ...]  # shares of the sources; they sum to 1
 Weights: TypeAlias = "Shares | NDArray[np.float32]"
 
@@ -86,12 +88,13 @@ class LedgerColumns:
         )
 
     @classmethod
-    def made_up(cls, dataset: MixtureDataset, *, step: int) -> LedgerColumns:
-        """Returns sample columns with one visit for every sample and distinct losses."""
+    def made_up(cls, dataset: MixtureDataset, *, step: int, every: int = 1) -> LedgerColumns:
+        """Returns sample columns with distinct losses and one visit for each `every`-th sample."""
         ledger = Ledger()
-        ones = np.ones(len(dataset), np.int64)
-        losses = np.linspace(0.5, 2.0, len(dataset))
-        ledger.add(np.arange(len(dataset)), step=ones, visits=ones, tokens=ones, loss_sum=losses)
+        visited = np.arange(0, len(dataset), every)
+        ones = np.ones(len(visited), np.int64)
+        losses = np.linspace(0.5, 2.0, len(visited))
+        ledger.add(visited, step=ones, visits=ones, tokens=ones, loss_sum=losses)
         return cls.of(ledger, dataset, step=step)
 
 
@@ -180,11 +183,18 @@ class Curriculum:
 
 
 def read_weights(
-    given: object, dataset: MixtureDataset, name: str, *, visits: Array | None, excluded: Collection[int] = ()
+    given: object,
+    dataset: MixtureDataset,
+    name: str,
+    *,
+    visits: Array,
+    excluded: Collection[int] = (),
+    is_made_up: bool = False,
 ) -> Weights:
     """Reads the weights returned by the function `name`, 0 for samples in quarantine; DataError if they are invalid.
 
-    `visits` of the samples; None if only the type and number of the weights are checked.
+    `visits` are those of the samples. Of weights for a ledger that `is_made_up`, only type and number are checked, and
+    that they are not NaN for all samples without a visit; the result is empty.
     """
     num = len(dataset)
     names = dataset.names
@@ -205,17 +215,16 @@ def read_weights(
         what = f"an array of shape {values.shape}" if values.ndim else f"a {type(given).__name__}"
         form = f", or a dict with one for each of {listed}" if len(names) > 1 else ""
         raise DataError(f"{name} returned {what}. Return an array with a weight for each of {num} samples{form}.")
-    if visits is None:
+    if is_made_up:
+        if not visits.all() and np.isnan(values if by_source else values[visits == 0]).all():
+            raise DataError(f"{name} returned nan for samples without a visit (called before training). {NAN_CURE}")
         return ()
     wrong = np.flatnonzero(~np.isfinite(values) | (values < 0))
     if len(wrong):
         which = repr(names[wrong[0]]) if by_source else f"sample {wrong[0]}"
         cure = "Return numbers that are not negative."
         if np.isnan(values[wrong]).any() and (by_source or not visits[wrong].all()):
-            cure = (
-                "Losses of samples without a visit are NaN: choose a value for them, such as np.nan_to_num(losses, "
-                "nan=10)."
-            )
+            cure = NAN_CURE
         said = f"{len(wrong)} of {len(values)} weights that are not numbers >= 0: {values[wrong[0]]} for {which}"
         raise DataError(f"{name} returned {said}. {cure}")
     if by_source:

@@ -145,7 +145,7 @@ class MixtureDataset(Dataset[Item]):
 
 
 def check_is_by_index(dataset: Mapping[object, object]) -> None:
-    """Raises DataError for a dict that mixes sources with samples by index: a name that is not a string."""
+    """Raises DataError for a dict with a key that is not a string, unless its keys are the indices of samples."""
     holds_datasets = any(isinstance(one, Dataset) for one in dataset.values())
     if holds_datasets or set(dataset) != set(range(len(dataset))):
         name = next(name for name in dataset if not isinstance(name, str))

@@ -71,7 +71,7 @@ def test_a_payload_is_not_run_and_named(name: str, disguise: Any, checkpoint: Pa
 
 @pytest.mark.parametrize("disguise", [as_torch_file, as_legacy_torch_file, as_plain_pickle])
 @pytest.mark.parametrize("name", ["training_args.bin", "scaler.pt", "something.bin", "custom.py"])
-def test_a_payload_where_nobody_looks_is_not_run(name: str, disguise: Any, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_payload_in_an_unread_place_is_not_run(name: str, disguise: Any, checkpoint: Path, tmp_path: Path) -> None:
     disguise(checkpoint / name)
     sign_again(checkpoint)
     trainer = make_trainer(tmp_path / "run")

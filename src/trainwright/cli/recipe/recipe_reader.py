@@ -78,6 +78,9 @@ def read_tree(file: FilePath, overrides: Sequence[str] = (), typed: Sequence[str
                 tree.set(path, scalar(text), origin=origin)
             except RecipeError as error:
                 problems.append(((origin,), str(error)))
+    if problems:  # the mistakes of the file are told with them
+        _expand_sources(tree)
+        problems += [*_problems(tree), *_values_of_known_names(tree.value, file.absolute().parent)]
     tree.refuse(problems)
     return tree
 
@@ -110,11 +113,8 @@ def _whole(name: str) -> str:
 
 def checked(tree: Tree, base: FilePath) -> Recipe:
     """Makes the recipe from a tree, with paths relative to `base`; RecipeError lists every problem with its line."""
+    _expand_sources(tree)
     value = tree.value
-    if isinstance(value.get("data"), list):  # a list of sources, in short
-        value["data"] = {"sources": value["data"]}
-        of_data = {path: line for path, line in tree.places.items() if path[:1] == ("data",)}
-        tree.places.update({("data", "sources", *path[1:]): line for path, line in of_data.items()})
     tree.refuse([*(wrong := list(_problems(tree))), *(_values_of_known_names(value, base) if wrong else ())])
     data = dict(value["data"])
     model = dict(value.get("model") or {})
@@ -129,6 +129,15 @@ def checked(tree: Tree, base: FilePath) -> Recipe:
         problems.append(_at_its_source(made.data.sources or [], problem) if of_shares else (path, problem))
     tree.refuse(problems)
     return made
+
+
+def _expand_sources(tree: Tree) -> None:
+    """Writes a list of sources under `data`, the short form, as `data.sources`; does nothing without one."""
+    value = tree.value
+    if isinstance(value.get("data"), list):
+        value["data"] = {"sources": value["data"]}
+        of_data = {path: line for path, line in tree.places.items() if path[:1] == ("data",)}
+        tree.places.update({("data", "sources", *path[1:]): line for path, line in of_data.items()})
 
 
 def _values_of_known_names(value: JSONObject, base: FilePath) -> Found:

@@ -100,8 +100,10 @@ class BatchFormer:
             setting = "max_tokens_per_batch"
             limit = plan.max_tokens
             cure = "Raise the budget, or truncate the samples."
-        if length < 1 or (length > (limit or length) and not plan.splits_long):
-            what = f"more than {setting}={limit}. {cure}" if length else "none. Remove such samples."
+        if length < 1:
+            raise DataError(f"Item {number} of the stream has no tokens. Remove such samples.")
+        if length > (limit or length) and not plan.splits_long:
+            what = f"more than {setting}={limit}. {cure}"
             raise DataError(f"Item {number} of the stream has {length} tokens, {what}")
         return length
 

@@ -20,7 +20,7 @@ from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config.plans import StepPlan
 from trainwright.data.batches import EpochBatches
 from trainwright.data.curriculum import Curriculum, CurriculumOrder, LedgerColumns, Weights, read_weights
-from trainwright.data.ledger import DTYPES, Array
+from trainwright.data.ledger import DTYPES
 from trainwright.data.loader import Loader
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.positions import IndexedPosition
@@ -117,10 +117,11 @@ class CurriculumRun(Extension):
         if position >= self._due:
             self._ask(position)
         else:  # so that a mistake in the function shows before step 1
-            made_up = LedgerColumns.made_up(self._dataset, step=max(self._asked, 0))
-            self._engine.agree(
-                lambda: self._call(made_up, "before training, with a ledger that is made up", visits=None)
-            )
+            # In the first epoch each sample comes once, so some have no visit when it is called within it.
+            is_early = self._asked < 0 and self._due < len(self._dataset)
+            made_up = LedgerColumns.made_up(self._dataset, step=max(self._asked, 0), every=2 if is_early else 1)
+            when = "before training, with a ledger that is made up"
+            self._engine.agree(lambda: self._call(made_up, when, is_made_up=True))
 
     def after_step(self, run: Run) -> None:
         """Computes weights after a step at which they are due."""
@@ -187,7 +188,7 @@ class CurriculumRun(Extension):
         columns = LedgerColumns.of(self._samples.ledger, self._dataset, step=step)
         if step and not columns.visits.any():
             logger.warning("The curriculum's ledger is empty: no micro-batch was trained by Trainer.training_step.")
-        weights = self._engine.agree(lambda: self._call(columns, f"after step {step}", visits=columns.visits))
+        weights = self._engine.agree(lambda: self._call(columns, f"after step {step}"))
         start = max(self._steps.end_of(step) + self._lead, position) if step else 0
         self._order.add(start, weights, position=position)
         self._asked = step
@@ -198,8 +199,8 @@ class CurriculumRun(Extension):
             said = f"{int((weights == 0).sum())} of {len(weights)} samples excluded"
         logger.info("Curriculum %s after step %d: %s, from sample %d on.", self._curriculum.name, step, said, start + 1)
 
-    def _call(self, columns: LedgerColumns, when: str, *, visits: Array | None) -> Weights:
-        """Calls the function in the main process and reads its weights; with `visits`, their values are checked too."""
+    def _call(self, columns: LedgerColumns, when: str, *, is_made_up: bool = False) -> Weights:
+        """Calls the function in the main process and reads its weights."""
         curriculum = self._curriculum
         with unchanged_random_states():
             # so that its random draws are the same as in an uninterrupted run
@@ -211,7 +212,14 @@ class CurriculumRun(Extension):
                     f"{curriculum.name}, the weights_fn of the Curriculum, raised {type(error).__name__}: {error} "
                     f"(called {when})."
                 ) from error
-        return read_weights(given, self._dataset, curriculum.name, visits=visits, excluded=self._batches.excluded)
+        return read_weights(
+            given,
+            self._dataset,
+            curriculum.name,
+            visits=columns.visits,
+            excluded=self._batches.excluded,
+            is_made_up=is_made_up,
+        )
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
