@@ -83,7 +83,7 @@ def adapter() -> nn.Module:
 
 def recomputed() -> nn.Module:
     model = llama()
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     return model
 
 
@@ -151,13 +151,19 @@ ACCUMULATION = (1, 4)
 CELLS: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     f"{rows}, {steps}": ("llama", rows, steps, {}) for rows in ROWS for steps in ACCUMULATION
 }
+# Rows of which each model is tried with: those on which more of it could be wrong.
+ROWS_OF = {
+    "eager": "padded",
+    "one key": "packed",
+    "windowed": "packed",
+    "gpt2": "padded",
+    "registered": "packed",
+    "experts": "padded",
+    "adapter": "packed",
+    "recomputed": "packed",
+}
 MORE: dict[str, tuple[str, str, int, dict[str, Any]]] = {
-    **{
-        f"{model}, {rows}": (model, rows, 2, {})
-        for model in MODELS
-        if model != "llama"
-        for rows in ("padded", "packed")
-    },
+    **{f"{model}, {rows}": (model, rows, 2, {}) for model, rows in ROWS_OF.items()},
     "smoothed": ("llama", "padded", 2, {"label_smoothing_factor": 0.1}),
     "clipped": ("llama", "padded", 2, {"max_grad_norm": 0.05}),
     "ledger": ("llama", "padded", 2, {"ledger": True}),

@@ -335,6 +335,11 @@ def _function_of(asked: Mapping[str, Any]) -> MaskFunction:
 # -- collectives with gradients ----------------------------------------------------------------------------------------
 
 
+# Since torch 2.13 under new names, of which the older ones warn.
+_gather_into = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
 class _GatheredParts(torch.autograd.Function):
     """Stacks a tensor of each process along a new first dimension; each gets the sum of the gradients of its own."""
 
@@ -343,7 +348,7 @@ class _GatheredParts(torch.autograd.Function):
         ctx.group = group
         part = part.contiguous()
         stacked = part.new_empty((dist.get_world_size(group), *part.shape))
-        dist.all_gather_into_tensor(stacked.flatten(0, 1), part, group=group)
+        _gather_into(stacked.flatten(0, 1), part, group=group)
         return stacked
 
     @staticmethod
@@ -351,7 +356,7 @@ class _GatheredParts(torch.autograd.Function):
         (gradient,) = gradients
         gradient = gradient.contiguous()
         own = gradient.new_empty(gradient.shape[1:])
-        dist.reduce_scatter_tensor(own, gradient.flatten(0, 1), group=ctx.group)
+        _scatter_sums(own, gradient.flatten(0, 1), group=ctx.group)
         return own, None
 
 
@@ -398,7 +403,7 @@ class _JoinedParts(torch.autograd.Function):
         ctx.share = share
         part = part.contiguous()
         stacked = part.new_empty((share.size, *part.shape))
-        dist.all_gather_into_tensor(stacked.flatten(0, 1), part, group=share.group)
+        _gather_into(stacked.flatten(0, 1), part, group=share.group)
         return stacked
 
     @staticmethod
