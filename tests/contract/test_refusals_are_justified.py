@@ -68,6 +68,7 @@ OURS = (
     "config.average",
     "checkpoint.averaged",
     "extensions.averages",  # averages of the weights
+    "extensions.experts",  # the load of experts
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
     "config.coerce.parse_share",
