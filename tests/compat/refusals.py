@@ -595,6 +595,7 @@ CALLS: list[tuple[str, Attempt, str]] = [  # the last entry: what raises here
 # The original ends too, where a test of one process on a CPU cannot run it: what it does there.
 NOT_RUN: dict[str, str] = {
     "config.resolve._per_process": "accelerate's BatchSamplerShard raises for a batch that the processes do not divide",
+    "config.resolve.writes_parts": "TrainingArguments raises for a file of fsdp_config that it cannot open",
     "config.deepspeed_config.settled": "HfTrainerDeepSpeedConfig raises: values that mismatch TrainingArguments",
     "distributed.collectives._check_alike": "the processes wait for each other until torch's timeout",
     "distributed.elastic_store._answer_all": "init_process_group raises after its timeout",
@@ -606,6 +607,7 @@ NOT_RUN: dict[str, str] = {
     "engine.long_context.check_model": "it raises without sdpa, and with other layers than full attention",
     "engine.long_context.try_parts": "accelerate raises for layers that are not full attention",
     "engine.sequence_parts": "a mask that is not causal is a ValueError, and other entries of a batch are not cut",
+    "engine.sharded_base.check_adapter": "peft raises when it loads such an adapter, or in the first forward pass",
     "engine.fsdp.make_plugin": "torch ends the process when it saves a state of version 1 on the CPU",
     "optim.optimizer_table.dtype": "a type that torch does not have is an AttributeError; the package is not installed",
     "optim.optimizer_table.flag": "strtobool raises; the packages whose options are flags are not installed",

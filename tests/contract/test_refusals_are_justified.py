@@ -76,6 +76,7 @@ OURS = (
     "run.evaluation_process",
     "run.frozen",
     "support.evaluation_requests",  # evaluations beside training
+    "extensions.experts",  # the load of experts
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
     "config.coerce.parse_share",

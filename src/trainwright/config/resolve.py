@@ -387,6 +387,28 @@ def _accelerator(args: Arguments) -> AcceleratorConfig:
     return AcceleratorConfig.of(args.accelerator_config)
 
 
+def whole_matrices(name: str, args: Arguments) -> str | None:
+    """Reports backends that keep weights in flat pieces, for an optimizer that needs rows and columns; None: none does.
+
+    Args:
+        name: of the optimizer.
+        args: arguments of the run.
+    """
+    from trainwright.config.deepspeed_config import get
+    from trainwright.config.fsdp_config import version_of
+
+    zero = deepspeed(args)
+    stage = 0 if zero is None else get(zero.config, "zero_optimization.stage") or 0
+    shards = fsdp(args)
+    if stage == 0 and (shards is None or version_of(shards.settings or {}) == 2):
+        return None
+    who = f"ZeRO stage {stage}" if stage else "Version 1 of FSDP"
+    return (
+        f"optim={name!r} works on whole matrices. {who} gives each process a flat piece of all weights, without rows "
+        "and columns. Use fsdp=True (version 2), which keeps them, or optim='adamw_torch'."
+    )
+
+
 # -- parallelism -------------------------------------------------------------------------------------------------------
 
 
@@ -419,7 +441,7 @@ def parallel(
         if num_in_copy is None or num_in_copy in (1, args.world_size):
             return None
         return plans.ParallelPlan(dp_replicate=args.world_size // num_in_copy, dp_shard=num_in_copy)
-    sizes = {name.removesuffix("_size"): size for name, size in (asked or {}).items()}
+    sizes: dict[str, Any] = {name.removesuffix("_size"): size for name, size in (asked or {}).items()}
     plan = plans.ParallelPlan(**sizes, in_model=layout is not None, given=given)
     if plan.cp * plan.sp > 1:
         plan = _with_replicas(plan, args.world_size, has_fsdp=has_fsdp, num_in_copy=num_in_copy)

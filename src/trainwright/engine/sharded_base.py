@@ -269,7 +269,8 @@ class EngineOfParts(TensorParallelEngine):
             local = [local_gradient(parameter) for parameter in same]
             joined = torch.cat([gradient.flatten() for gradient in local])
             mean = collectives.total(joined, self._data_parallel_group) / self.num_replicas
-            for gradient, own in zip(local, mean.split([one.numel() for one in local]), strict=True):
+            means = torch.split_with_sizes(mean, [one.numel() for one in local])
+            for gradient, own in zip(local, means, strict=True):
                 gradient.copy_(own.view_as(gradient))
 
 

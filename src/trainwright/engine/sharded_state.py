@@ -130,9 +130,10 @@ def part_of_tensor(outer: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
 
 def _in_one_piece(leaf: Any) -> Any:
     """Returns a tensor whose parts are stretches of it; other leaves, and tensors that are so already, as they are."""
-    if not isinstance(leaf, DTensor) or not any(hasattr(one, "split_factor") for one in leaf.placements):
+    given: list[Any] = list(leaf.placements) if isinstance(leaf, DTensor) else []  # torch's class has no public name
+    if not any(hasattr(one, "split_factor") for one in given):
         return leaf
-    placements = [Shard(one.dim) if hasattr(one, "split_factor") else one for one in leaf.placements]
+    placements = [Shard(one.dim) if hasattr(one, "split_factor") else one for one in given]
     return leaf.redistribute(placements=placements)
 
 

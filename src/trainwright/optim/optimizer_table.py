@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from trainwright.config import resolve
-from trainwright.config.fsdp_config import version_of
 from trainwright.config.protocol import Arguments
 
 if TYPE_CHECKING:
@@ -148,20 +147,6 @@ def needs_cuda(name: str, args: Arguments) -> str | None:
     )
 
 
-def whole_matrices(name: str, args: Arguments) -> str | None:
-    """Reports backends that keep weights in flat pieces, of which no process knows rows and columns."""
-    zero = resolve.deepspeed(args)
-    stage = 0 if zero is None else zero.config.get("zero_optimization", {}).get("stage", 0)
-    shards = resolve.fsdp(args)
-    if stage == 0 and (shards is None or version_of(shards.settings or {}) == 2):
-        return None
-    who = f"ZeRO stage {stage}" if stage else "Version 1 of FSDP"
-    return (
-        f"optim={name!r} works on whole matrices. {who} gives each process a flat piece of all weights, without rows "
-        "and columns. Use fsdp=True (version 2), which keeps them, or optim='adamw_torch'."
-    )
-
-
 def whole_warmup(name: str, args: Arguments) -> str | None:
     """Reports a warm-up given as a share of an unknown number of steps."""
     if args.warmup_steps == int(args.warmup_steps) or args.max_steps > 0:
@@ -252,7 +237,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         | _options(flag, nesterov=True, split_qkv=False)
         | _options(whole, ns_steps=5)
         | _options(one_of("original", "match_rms_adamw"), adjust_lr_fn="match_rms_adamw"),
-        limits=(whole_matrices,),
+        limits=(resolve.whole_matrices,),
     ),
     # bitsandbytes
     **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), _bnb("AdamW", bits=8, paged=False, adam="always")),
