@@ -148,7 +148,7 @@ def test_a_process_that_dies_is_replaced(dies: bool, tmp_path: Path, caplog: pyt
         if not dies:
             (child,) = psutil.Process().children()
             child.kill()
-            child.wait(60)
+            until(lambda: child.status() == psutil.STATUS_ZOMBIE)
         assert asked(process, tmp_path, 2) == [("step-2", Result(metrics={"step": "step-2"}))]
         assert asked(process, tmp_path, 4) == [("step-4", Result(metrics={"step": "step-4"}))]
     finally:
