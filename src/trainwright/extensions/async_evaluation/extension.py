@@ -221,6 +221,8 @@ class AsyncEvaluation(Extension):
             run.extensions.evaluated_beside(run, write)
         except OSError as error:
             logger.error("Step %d is not evaluated: its weights cannot be written: %s", request.step, error)
+            if state.is_world_process_zero:
+                self._requests.drop(request.name)
             return
         for prefix in parts:
             request = request.with_part(prefix)
