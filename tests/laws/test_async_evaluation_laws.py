@@ -148,7 +148,7 @@ def test_a_process_that_dies_is_replaced(dies: bool, tmp_path: Path, caplog: pyt
         if not dies:
             (child,) = psutil.Process().children()
             child.kill()
-            child.wait(60)
+            until(lambda: child.status() == psutil.STATUS_ZOMBIE)
         assert asked(process, tmp_path, 2) == [("step-2", Result(metrics={"step": "step-2"}))]
         assert asked(process, tmp_path, 4) == [("step-4", Result(metrics={"step": "step-4"}))]
     finally:
@@ -405,6 +405,25 @@ def test_an_evaluation_that_is_lost_is_told_and_the_run_goes_on(
     assert [one["step"] for one in evaluations(trainer)] == [2, 6, 8]
     assert "Step 4 has no evaluation: it was lost." in caplog.messages
     assert "Step 4 has no evaluation: it was lost." in [one["text"] for one in read(tmp_path).of("warning")]
+
+
+def test_weights_that_cannot_be_written_are_told_and_the_run_goes_on(
+    held: Held, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer, _ = make(tmp_path, eval_async=True, callbacks=[held])
+    plain = trainer._save
+
+    def save(output_dir: str, **how: Any) -> None:
+        plain(output_dir, **how)
+        if "step-4-" in output_dir:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trainer, "_save", save)
+    with caplog.at_level(logging.ERROR):
+        trainer.train()
+    assert [one["step"] for one in evaluations(trainer)] == [2, 6, 8]
+    assert "Step 4 is not evaluated: its weights cannot be written" in caplog.text
+    assert not list((tmp_path / "_evaluations").glob("step-4-*"))
 
 
 # -- checkpoints ------------------------------------------------------------------------------------------------------

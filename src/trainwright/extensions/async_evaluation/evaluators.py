@@ -24,7 +24,7 @@ from trainwright.support.evaluation_requests import SIGNS, WATCHER_GONE_S, Reque
 
 logger = logging.getLogger(__name__)
 
-NUM_TRIES = 2  # of an evaluation whose process dies
+NUM_TRIES = 2  # attempts at an evaluation if its process dies
 LOOKS_EVERY_S = 0.2  # for results of other machines
 
 
@@ -41,7 +41,7 @@ class Evaluator(Protocol):
         """Takes a complete request."""
 
     def take(self) -> list[tuple[str, Result]]:
-        """Returns the results that have come since the last call, by the name of their request."""
+        """Returns the results since the last call, with the names of their requests."""
 
     def wait(self, seconds: float) -> None:
         """Waits until a result comes that was not taken, at most so long."""
@@ -52,7 +52,7 @@ class Evaluator(Protocol):
 
     @property
     def is_gone(self) -> bool:
-        """Returns True if nobody is there to evaluate."""
+        """Returns True if no process evaluates."""
 
     def stop(self) -> None:
         """Ends, also in the middle of an evaluation."""
@@ -121,7 +121,7 @@ class EvaluationProcess:
         self._thread.start()
 
     def find_problem(self) -> str | None:
-        """Waits until the process has read what it evaluates with."""
+        """Waits until the process has read the trainer."""
         self._is_ready.wait()
         return self._problem
 
@@ -225,7 +225,7 @@ class EvaluationProcess:
         return str(answer["failed"]) if "failed" in answer else None
 
     def _begin_again(self, *, is_told: bool) -> str | None:
-        """Starts another process in the place of one that has died, of which it tells unless that is done."""
+        """Starts a new process, and warns of the death of the last one unless the caller has."""
         if self._process is not None and not is_told:
             logger.warning("The process that evaluates ended with %s; it is started again.", self._end_of_process())
         return self._begin()
@@ -277,7 +277,7 @@ class EvaluationProcess:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what was written to a process that is gone
+                with suppress(OSError):  # unflushed input of a dead process
                     pipe.close()
         self._process = None
 

@@ -221,6 +221,8 @@ class AsyncEvaluation(Extension):
             run.extensions.evaluated_beside(run, write)
         except OSError as error:
             logger.error("Step %d is not evaluated: its weights cannot be written: %s", request.step, error)
+            if state.is_world_process_zero:
+                self._requests.drop(request.name)
             return
         for prefix in parts:
             request = request.with_part(prefix)
@@ -266,7 +268,7 @@ class AsyncEvaluation(Extension):
             run.progress.control.should_save = True  # training ends at a step at which it would not save
 
     def _take(self) -> Arrived:
-        """Returns the results that may be delivered, without those before which one is missing; in the main process."""
+        """Returns the results to deliver, up to the first request without a result; in the main process."""
         assert self._evaluator is not None
         for name, result in self._evaluator.take():
             self._arrived[name] = result
@@ -311,7 +313,7 @@ class AsyncEvaluation(Extension):
         run.progress.clock.mark(before)
 
     def _leave_out_later_ones(self, run: Run, step: int) -> None:
-        """Drops the evaluations that a run would not have come to that waits for each."""
+        """Drops the evaluations of later steps: a run that waits for each would not have made them."""
         if self._open:
             steps = ", ".join(str(request.step) for request in self._open.values())
             logger.info("That of step %d ends the training, so the evaluation of step %s is left out.", step, steps)
@@ -386,7 +388,7 @@ class AsyncEvaluation(Extension):
             self._rotate()
 
     def close(self) -> None:
-        """Ends what evaluates, and lets go of the run."""
+        """Stops the evaluator, and lets go of the run."""
         if self._evaluator is not None:
             self._evaluator.stop()
             self._evaluator = None
@@ -405,7 +407,7 @@ class Told:
 
 @contextmanager
 def as_of(request: Request, run: Run) -> Iterator[Told]:
-    """Context in which the record stands where it stood when an evaluation was due; flags that were set stay set."""
+    """Context in which the record has the step of an evaluation; flags that are set before stay set."""
     progress = run.progress
     state = progress.state
     control = progress.control
