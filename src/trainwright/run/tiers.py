@@ -94,7 +94,9 @@ def newest_of_tiers(local: CheckpointStore, url: str, *, why_not: WhyNot, crew: 
         return (None, None, manifests) if here is None else (here.path.name, here.manifest, manifests)
 
     name, manifest_here, manifests = crew.agree(look)
-    here = None if name is None else (opened[0] if opened else Checkpoint(local.root / name))
+    here: Checkpoint | None = None
+    if name is not None:
+        here = opened[0] if opened else Checkpoint(local.root / name)
     newer = [*takewhile(lambda one: here is None or is_newer(one, manifest_here), manifests)]
     candidates = newer
     has_several_disks = any(first != 0 for first in crew.gather(crew.first))
