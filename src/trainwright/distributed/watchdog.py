@@ -203,7 +203,8 @@ def _tell_of_no_store(kind: str) -> None:
 
 def _values(store: Store, keys: list[str]) -> list[bytes]:
     """Returns the values of keys that exist, by one request where the store can do that."""
-    return store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
+    reads: Any = store  # `has_extended_api` has no type
+    return reads.multi_get(keys) if reads.has_extended_api() else [store.get(key) for key in keys]
 
 
 @contextmanager

@@ -144,7 +144,8 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def resizing(self) -> Iterator[None]:
         """Counts memory that is taken or given back for a tensor that stays, while entered."""
-        resize = torch.UntypedStorage.resize_
+        storages: Any = torch.UntypedStorage  # whose method is replaced while this is entered
+        resize = storages.resize_
 
         @functools.wraps(resize)
         def counted(storage: torch.UntypedStorage, size: int) -> Any:
@@ -152,11 +153,11 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._resized(storage)
             return result
 
-        torch.UntypedStorage.resize_ = counted  # type: ignore[method-assign]
+        storages.resize_ = counted
         try:
             yield
         finally:
-            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            storages.resize_ = resize
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         known = self._live.get(id(storage))
