@@ -244,7 +244,7 @@ class Phases(TrainerCallback):
         self._note(f"step {state.global_step}")
 
 
-class Answered(distributed_base.DistributedDataParallel):
+class Answered(torch.nn.parallel.DistributedDataParallel):
     """Torch's wrapper in a group that sends nothing: it sums its buckets by itself, as its default does in C++."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

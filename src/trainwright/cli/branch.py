@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainwright._types import is_url, without_tokens
+from trainwright._types import RECIPE_NAME, is_url, without_tokens
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli.recipe.recipe_reader import checked
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
-from trainwright.cli.tasks.recipe_run import RECIPE_NAME, tree_of_run
+from trainwright.cli.tasks.recipe_run import tree_of_run
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
 from trainwright.optim.schedules import COOLDOWNS
 from trainwright.run.branch import checkpoint_at, origins_in

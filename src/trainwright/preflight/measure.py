@@ -528,8 +528,10 @@ class Measurement:
 
     def _shapes(self) -> set[Shapes]:
         """Returns the shapes of micro-batches under the settings kept so far."""
-        is_split = self._groups is not None and self._groups is not self._first.groups
-        return shapes_of(self._first.collated(self._groups)) if is_split else self._first.shapes
+        groups = self._groups
+        if groups is None or groups is self._first.groups:
+            return self._first.shapes
+        return shapes_of(self._first.collated(groups))
 
     def _levers(self) -> Iterator[Lever]:
         """Those that apply to the model, the arguments and the device, the quickest to try first."""

@@ -110,7 +110,7 @@ def split_tokens(lengths: Lengths, window: int, num_groups: int, processes: int)
     They are those of the first process, which gets the costliest group of each slot, so the others wait for it.
     """
     num_steps = min(len(lengths) // window, NUM_STEPS)
-    some = lengths[: num_steps * window].tolist()
+    some: list[int] = lengths[: num_steps * window].tolist()
     order = BatchRebalanceSampler(some, window, processes, num_groups, shuffle=False)
     return sum(len(group) * max(some[i] for i in group) for group in order.indices(0)) / num_steps
 
