@@ -28,7 +28,7 @@ SHARE = 0.2  # of a branch that is its cooldown
 RATE = 0.02
 PANELS = {"learning_rate": (30, 130, 0.0, RATE), "eval_loss": (190, 300, 0.1, 0.4)}
 NAMES = {"learning_rate": "learning rate", "eval_loss": "loss on evaluation data"}
-COLORS = {"stable": svg.GREY, 300: "#4c78a8", 600: "#e4863a", 900: "#4fa37a"}
+COLORS = {"stable": svg.GREY, **dict(zip(STARTS, ("#4c78a8", "#e4863a", "#4fa37a"), strict=True))}
 
 
 class Reader(nn.Module):

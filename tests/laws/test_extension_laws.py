@@ -147,7 +147,7 @@ def from_a_trunk(trainer: Any) -> None:
     trunk = Trainer(doubles.model(), args, train_dataset=copy.deepcopy(trainer.train_dataset), callbacks=[StopAt(1)])
     trunk.checkpoint_items.update(copy.deepcopy(trainer.checkpoint_items))
     if (folder / QUARANTINE_NAME).is_file():
-        Path(args.output_dir).mkdir()
+        Path(args.output_dir).mkdir(exist_ok=True)
         shutil.copy(folder / QUARANTINE_NAME, args.output_dir)
     trunk.train()
     trainer.args.branch_from = f"{args.output_dir}/checkpoint-1"
@@ -204,7 +204,7 @@ class Seen(TrainerCallback):
         return self
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 0:
+        if not self.tables:
             found = self._trainer._run.extensions
             self.extensions = list(found)
             listened = [event for event in EVENTS if hasattr(found, event)]
