@@ -25,9 +25,9 @@ def told_by(case: str, folder: Path, servers: Callable[[str], dict[str, str]]) -
 def test_nodes_with_disks_of_their_own_resume_on_new_machines(
     tmp_path: Path, servers: Callable[[str], dict[str, str]]
 ) -> None:
-    """With both machines new, one of them new, and one of them new whose newest checkpoint is at no URL."""
+    """Without a URL; with both machines new, one of them, and one of them where the newest checkpoint is at no URL."""
     for told in told_by("disks", tmp_path, servers):
-        assert (told["both"], told["one"], told["older"]) == (True, True, True)
+        assert (told["local"], told["both"], told["one"], told["older"]) == (True, True, True, True)
         assert told["there"][-1] == 6
         assert told["steps"][-1] == 6
 
