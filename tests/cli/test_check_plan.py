@@ -32,6 +32,6 @@ def test_the_engine_of_the_command_counts_and_words_for_it_that_are_none_end_wit
     refused = call("check", str(config), "--processes", "4", "--engine", "fast")
     assert refused.exit_code == 2
     assert "is not one of: ddp, fsdp2" in refused.output
-    refused = call("check", str(config), "--engine", "ddp")
+    refused = call("check", str(small(tmp_path)), "--engine", "ddp")
     assert refused.exit_code == 2
     assert "say how many" in refused.output

@@ -24,6 +24,7 @@ TITLES = {
     "shard_grad_op": "FSDP 2, parameters sharded and kept gathered from the forward to the backward pass",
     "hsdp": "FSDP 2, parameters sharded within each node, copies between nodes",
 }
+EXAMPLE = "check(processes=64, engine='fsdp2')"
 DEEPSPEED = ("zero", "deepspeed")
 MORE_SHARDED = {"ddp": ("shard_grad_op", "fsdp2"), "shard_grad_op": ("fsdp2",), "hsdp": ("fsdp2",)}
 MORE_EXCHANGE = "more communication"

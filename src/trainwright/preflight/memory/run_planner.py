@@ -50,7 +50,7 @@ def plan_run(
     planned.apply(args, base)
     word = planned.engine_of(args)
     ranks: list[tuple[str, int]] = [("every rank", 0)]
-    if word != "ddp" and processes > 1:  # the last one may have no part of a small tensor
+    if planned.ENGINES[word] is not None and processes > 1:  # the last one may have no part of a small tensor
         ranks = [("rank 0", 0), (f"rank {processes - 1}", processes - 1)]
     steps: dict[str, PlannedStep] = {}
     found: list[SettingsChange] = []
@@ -107,7 +107,7 @@ def _check(trainer: AnyTrainer, processes: int, per_node: int) -> None:
         raise ArgumentError(
             "A run is planned by a trainer with a train_dataset, in one process that holds the whole model. Start it "
             "without a launcher and without settings that share the model out, and say here how it will be: "
-            "check(processes=64, engine='fsdp2')."
+            f"{planned.EXAMPLE}."
         )
     if AcceleratorConfig.of(trainer.args.accelerator_config).use_configured_state:
         raise ArgumentError(
