@@ -117,7 +117,7 @@ def test_data_that_shrank_or_grew(
     diary = Diary(data.vectors(size))
     make_trainer(tmp_path, train_dataset=diary, log_level="warning").train(resume_from_checkpoint=True)
     assert "had 26 samples when the checkpoint was written, 12 of them trained in epoch 1" in caplog.text
-    assert f"and has {size} now" in caplog.text
+    assert f"but now has {size}." in caplog.text
     assert f"epoch {epoch}; " in caplog.text
     assert ("none of its samples" if skipped == 0 else f"the first {skipped} of {size} samples") in caplog.text
     assert len(diary.reads) == (3 - epoch) * size - skipped

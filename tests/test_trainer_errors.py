@@ -256,7 +256,7 @@ def test_calls_inside_of_compute_metrics_are_refused(method: str, during: str, t
     made.append(trainer)
     with pytest.raises(errors.NestedCallError) as error:
         trainer.train() if during == "training" else trainer.evaluate()
-    says(error, f"{method}() was called while this trainer {'evaluates' if method == 'evaluate' else 'trains'}")
+    says(error, f"{method}() was called while this trainer is {'evaluating' if method == 'evaluate' else 'training'}")
     assert trainer.state.global_step == 0, "said before step 1"
     trainer.compute_metrics = None
     assert "eval_loss" in trainer.evaluate()
@@ -753,7 +753,7 @@ def test_a_subclass_that_brings_its_closure_trains(train: Callable[[Any], Any], 
     assert logged(trainer, "loss")[-1] < logged(trainer, "loss")[0]
 
 
-@pytest.mark.parametrize(("names", "said"), [((1, 2), "the name 1, a int"), ((None, "b"), "the name None, a NoneType")])
+@pytest.mark.parametrize(("names", "said"), [((1, 2), "the key 1, a int"), ((None, "b"), "the key None, a NoneType")])
 def test_names_of_sources_that_are_not_strings(names: tuple[Any, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(errors.DataError) as error:
         make_trainer(tmp_path, train_dataset={name: data.vectors(8) for name in names}).train()
@@ -768,7 +768,7 @@ def test_datasets_by_index_are_not_samples_by_index(tmp_path: Path) -> None:
         def __len__(self) -> int:
             return 8
 
-    with pytest.raises(errors.DataError, match="the name 0, a int"):
+    with pytest.raises(errors.DataError, match="the key 0, a int"):
         make_trainer(tmp_path, train_dataset={0: Rows(), 1: Rows()}).train()
     make_trainer(tmp_path, train_dataset=dict(enumerate(data.vectors(8))), max_steps=1).train()
 

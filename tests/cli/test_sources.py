@@ -52,7 +52,7 @@ def test_sources_have_names_and_shares(tmp_path: Path) -> None:
         ([{"path": "code.jsonl"}, {"path": "chat.jsonl", "name": "code"}], "two sources are named 'code'"),
         ([{"path": "code.jsonl", "share": 1}, {"path": "chat.jsonl"}], "'chat' has no share"),
         ([{"path": "code.jsonl", "share": -1}], "-1 of 'code'"),
-        ({"sources": [{"path": "code.jsonl"}], "train": "chat.jsonl"}, "Keep one"),
+        ({"sources": [{"path": "code.jsonl"}], "train": "chat.jsonl"}, "Keep only one"),
     ],
 )
 def test_what_is_wrong_is_named(data: Any, said: str, tmp_path: Path) -> None:
@@ -121,5 +121,5 @@ def test_three_files_are_trained_on_by_their_shares_and_their_ledger_has_texts(
     assert [one["text"] for one in of_one_file] == [one["text"] if one["source"] == "code" else None for one in listed]
     (tmp_path / "code.jsonl").write_text('{"text": "another", "label": "a"}')
     refused = call("ledger", "run", "text", "--data", "code.jsonl")
-    assert "none of the 1 row of code.jsonl is one of them" in " ".join(refused.output.split())
+    assert "none of the 1 row of code.jsonl is among them" in " ".join(refused.output.split())
     assert refused.exit_code == 2
