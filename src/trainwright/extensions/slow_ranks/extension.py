@@ -94,7 +94,7 @@ class SlowRanks(Extension):
     """
 
     name = "slow_ranks"
-    order = 95
+    order = 94
 
     def __init__(self, engine: Engine, folder: str) -> None:
         self._engine = engine
