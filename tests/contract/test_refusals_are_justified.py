@@ -20,6 +20,8 @@ OURS = (
     "cli",
     "journal",
     "preflight",
+    "config.planned",  # a run that is planned, not started
+    "distributed.process_group.as_one_of_many",
     "extensions.guard.rollback",  # the command line, the journal, checks before a run, going back
     "extensions.incidents.bundle",
     "extensions.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
