@@ -64,7 +64,7 @@ def read_tree(file: FilePath, overrides: Sequence[str] = (), typed: Sequence[str
         typed: the other words of a command line: `a.b=value`, `--name value`, `--name=value`, `--flag`.
     """
     tree = parse(file.read_text(encoding="utf-8"), str(file))
-    problems = []
+    problems: list[tuple[Path, str]] = []
     for origin, override in [*((f"--set {one}", one) for one in overrides), *_typed(typed)]:
         name, sign, text = override.partition("=")
         path = tuple(name.strip().split("."))
