@@ -60,6 +60,8 @@ def test_a_standstill_of_one_process_shows_the_stacks_of_both(tmp_path: Path) ->
     assert "Stacks of process 0:" in done.out
     assert "Stacks of process 1:" in done.out
     assert re.search(r"ending\.py.{1,20}line \d+ in training_step", done.out), done.out
+    assert re.search(r"    process 1: training_step \(ending\.py, line \d+\) on ", done.out), done.out
+    assert re.search(r"    process 0: (?!training_step)\w+ \(.+\.py, line \d+\) on ", done.out), done.out
 
 
 def signalled(process: Process) -> None:

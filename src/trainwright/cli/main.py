@@ -563,6 +563,7 @@ def verify(
     """Check that every file of a checkpoint is there and unchanged."""
     from trainwright.checkpoint.checkpoint import Checkpoint
     from trainwright.checkpoint.store import CheckpointStore
+    from trainwright.journal.record import JOURNAL_NAME
 
     if is_url(checkpoint):
         if accepts:
@@ -573,6 +574,8 @@ def verify(
     folders = [store.path(step) for step in store.steps()] or [checkpoint]
     if not checkpoint.is_dir():
         raise CheckpointNotFoundError(f"There is no directory {checkpoint}.")
+    if folders == [checkpoint] and (checkpoint / JOURNAL_NAME).is_file():
+        raise CheckpointNotFoundError(f"The run in {checkpoint} has no checkpoint yet.")
     if accepts:
         _accept(folders, as_json=as_json)
         return

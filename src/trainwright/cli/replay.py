@@ -38,6 +38,11 @@ from trainwright.support.loss_normalization import LossRule
 from trainwright.support.tensor_tree import find_batch_size
 from trainwright.trainer import Trainer
 
+OWN_LOSS = (
+    "The model was made from its config, with its own loss. If the run had a compute_loss or a model of its own, name "
+    "them with --model module:function, a function that returns the Trainer"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -91,7 +96,7 @@ def _replay(
         with build.patched(trainer.args, trainer.model, internals.engine, keeps_outputs=keeps, noise=noise):
             rng.restore(states)
             found = probe(bare, lambda: window_losses(trainer, run, bare, window))
-            lines = [*_what_happened(folder, about), *_result(about, found, precision=precision)]
+            lines = [*_what_happened(folder, about), *_result(about, found, model=model, precision=precision)]
             lines += _samples(trainer, bare, window, about, found)
             if one_by_one:
                 lines += _one_by_one(trainer, bare, window, about)
@@ -234,17 +239,18 @@ def _is_same(about: JSONObject, found: Findings) -> bool:
     return is_same and without_tokens(found.error) == without_tokens(about.get("error") or "")
 
 
-def _result(about: JSONObject, found: Findings, *, precision: str | None) -> list[str]:
+def _result(about: JSONObject, found: Findings, *, model: str | None, precision: str | None) -> list[str]:
     losses = ", ".join(f"{float(loss):.6g}" for loss in found.losses)
+    own = "" if model is not None else f". {OWN_LOSS}"
     if _is_same(about, found) and found.error:
         how = "losses and error are the same as in the incident"
     elif _is_same(about, found):
         how = "the same bits as in the incident" if about.get("is_exact") else "the same bits as after the incident"
     elif precision is not None:
-        how = f"in {precision}; the incident had {_numbers(about)}"
+        how = f"in {precision}; the incident had {_numbers(about)}{own}"
     else:
         why = "" if about.get("is_exact") else " (its random states are not known)"
-        how = f"NOT the bits of the incident, {_numbers(about)}{why}"
+        how = f"NOT the bits of the incident, {_numbers(about)}{why}{own}"
     if found.error:
         return [f"error     {found.error}", f"losses    before it: {losses or 'none'}; {how}"]
     origin = found.origin or "all outputs, losses and gradients are finite"

@@ -18,7 +18,10 @@ import faulthandler
 import functools
 import logging
 import os
+import re
+import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -26,6 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from trainwright._types import counted
 from trainwright.distributed.process_group import stay_in_the_group
 from trainwright.errors import ProcessFailedError
 from trainwright.state.interrupts import Interrupts
@@ -38,6 +42,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.2  # between two questions of a rank, where its world is small
 MAX_REQUESTS_PER_S = 2000  # of all ranks together; a store answers several times as many
+FRAME = re.compile(r'\s*File "(.*)", line (\d+) in (.*)')  # of faulthandler
+MOST_NAMED = 8  # ranks in one line
 GRACE_S = 5.0  # for a process to end by itself when another one has failed
 WAIT_FOR_GATES_S = 10.0
 
@@ -164,11 +170,56 @@ class Watchdog:
         self._give_up(message)
 
     def _give_up(self, message: str) -> None:
+        if self._store is not None:
+            place = f"{self._passed}|{_place_of_main_thread()} on {socket.gethostname()}"
+            self._store.set(f"stands{self._rank}", place)
         _print(f"{message}\nStacks of process {self._rank}:")
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
         self.on_hang(message)
         time.sleep(3 * self._poll_s)  # the others need to read of it before a launcher ends them
+        if self._rank == 0 and self._store is not None:
+            _print(self._standings(self._store))
         os._exit(1)
+
+    def _standings(self, store: Store) -> str:
+        """Returns where the processes stand, those first that the others wait for: the few, and those behind."""
+        places: dict[tuple[int, str], list[int]] = {}
+        silent = []
+        for rank in range(self._num_processes):
+            key = f"stands{rank}"
+            if store.check([key]):
+                passed, _, place = store.get(key).decode().partition("|")
+                places.setdefault((int(passed), place), []).append(rank)
+            else:
+                silent.append(rank)
+        lines = ["Where the processes stand (the first ones are probably those that the others wait for):"]
+        if silent:
+            lines.append(f"    {_named(silent)}: no answer; gone, or stopped")
+        furthest = max(passed for passed, _ in places)
+        for (passed, place), ranks in sorted(places.items(), key=lambda item: (item[0][0], len(item[1]), item[1])):
+            behind = f", {counted(furthest - passed, 'step')} behind" if passed < furthest else ""
+            lines.append(f"    {_named(ranks)}: {place}{behind}")
+        return "\n".join(lines)
+
+
+def _named(ranks: list[int]) -> str:
+    """Returns "process 3", or the first of several."""
+    if len(ranks) == 1:
+        return f"process {ranks[0]}"
+    more = f" and {len(ranks) - MOST_NAMED} more" if len(ranks) > MOST_NAMED else ""
+    return f"processes {', '.join(map(str, ranks[:MOST_NAMED]))}{more}"
+
+
+def _place_of_main_thread() -> str:
+    """Returns the innermost function of the main thread, as `training_step (train.py, line 40)`."""
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file=file, all_threads=True)
+        file.seek(0)
+        lines = iter(file.read().splitlines())
+    main = f"{threading.main_thread().ident:#018x}"
+    next((line for line in lines if "hread " in line and main in line), None)
+    found = FRAME.match(next(lines, ""))
+    return "an unknown place" if found is None else f"{found[3]} ({os.path.basename(found[1])}, line {found[2]})"
 
 
 def start_watchdog(*, hang_timeout_s: float, run: int) -> Watchdog | None:

@@ -79,7 +79,10 @@ class Tree:
         """Raises one RecipeError with all problems, in the order of the file; does nothing without problems."""
         found = sorted(dict.fromkeys(problems), key=lambda one: _order(self.place(one[0])))
         if found:
-            raise RecipeError("\n".join(self.said(path, problem) for path, problem in found))
+            listed = [self.said(path, problem) for path, problem in found]
+            error = RecipeError("\n".join(listed))
+            error.problems = tuple(listed)
+            raise error
 
     def set(self, path: Path, value: object, *, origin: str) -> None:
         """Sets the value at a path; `origin` is its place in errors."""
