@@ -70,6 +70,8 @@ def slow_ranks(seconds: Any, step_s: float, *, waits_in_forward: bool) -> list[S
         step_s: seconds of a whole step, which all of them take.
         waits_in_forward: time in the forward pass is no work of the process alone.
     """
+    if len(seconds) < 2:
+        return []
     weights = np.array([1.0, 1.0, 0.0 if waits_in_forward else 1.0 + BACKWARD_WORK, 0.0, 1.0, 0.0])
     own = seconds @ weights
     found = []
