@@ -97,12 +97,16 @@ SHOWN = {
     "`cp_size` needs FSDP 2": (
         "laws/test_long_context_laws.py::test_losses_weights_and_evaluations_are_those_of_one_process"
     ),
-    "a model that was loaded with `distributed_config`": f"{EXPERTS}::test_a_run_resumes_with_experts_shared_out_otherwise",
+    "a model that was loaded with `distributed_config`": (
+        f"{EXPERTS}::test_a_run_resumes_with_experts_shared_out_otherwise"
+    ),
     "an adapter on layers that tensor": (
         "distributed/test_adapters_of_parts.py::test_losses_norms_and_weights_are_those_of_one_process"
     ),
     "the auxiliary loss of a mixture": f"{EXPERTS}::test_losses_norms_weights_and_loads_are_those_of_one_process",
-    "with tensor parallelism and accumulation": f"{EXPERTS}::test_losses_norms_weights_and_loads_are_those_of_one_process",
+    "with tensor parallelism and accumulation": (
+        f"{EXPERTS}::test_losses_norms_weights_and_loads_are_those_of_one_process"
+    ),
     "`EarlyStoppingCallback` without": f"{ERRORS}::test_early_stopping_without_what_it_watches",
 }
 

@@ -119,7 +119,7 @@ def test_numbers_of_an_older_version_hold_for_the_data_that_they_were_first_read
     assert caplog.text.count("has sample numbers, written by version 0.2") == 1
     with pytest.raises(DataError, match=r"for 'train' with 16 rows\. The training data now has 'train' with 15 rows"):
         trained_numbers(tmp_path, ROWS[1:])
-    with pytest.raises(DataError, match="'a' with 8 rows, 'train' with 8 rows now"):
+    with pytest.raises(DataError, match="now has 'a' with 8 rows, 'train' with 8 rows"):
         trained_numbers(tmp_path, {"a": ROWS[:8], "train": ROWS[8:]})
 
 

@@ -602,7 +602,7 @@ def test_add_extension_refuses_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="already an extension named 'guard'"):
         trainer.add_extension(Diary("guard"))
     trainer.add_extension(Diary())
-    with pytest.raises(ArgumentError, match="'diary' already"):
+    with pytest.raises(ArgumentError, match="already an extension named 'diary'"):
         trainer.add_extension(Diary())
 
     class Adds(TrainerCallback):

@@ -54,6 +54,8 @@ OWN_EXTENSIONS = (
     "quarantine",
     "recorded_metrics",
     "speed",
+    "branch",
+    "slow_ranks",
 )
 
 
