@@ -41,21 +41,21 @@ logger = logging.getLogger(__name__)
 OWN_EXTENSIONS = (
     "async_evaluation",
     "averages",
+    "branch",
     "checkpoint_items",
     "control",
     "curriculum",
     "first_look",
     "guard",
     "incidents",
-    "ledger",
     "lease",
+    "ledger",
     "loss_scale",
     "mirror",
     "quarantine",
     "recorded_metrics",
-    "speed",
-    "branch",
     "slow_ranks",
+    "speed",
 )
 
 
