@@ -428,6 +428,27 @@ def compare(
     echo(f"Written: {path}")
 
 
+def diff(
+    run: Annotated[Path, typer.Argument(help="Output directory of a run with record_values.", metavar="RUN")],
+    other: Annotated[Path, typer.Argument(help="That of another run.", metavar="OTHER")],
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, help="Difference, relative to a tensor's norm, that is none.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Name the first value in which two runs part: module and operation."""
+    from trainwright.extensions.recorded_values.comparison import compare_values, read_values
+
+    found = compare_values(read_values(run), read_values(other), tolerance=tolerance)
+    if as_json:
+        echo(_json(found.to_dict()))
+    else:
+        for line in found.lines():
+            echo(line)
+    if not found.is_same:
+        raise typer.Exit(FAILED)
+
+
 def runs(
     folder: Annotated[Any, typer.Argument(help="Directory or URL to look below.", metavar="DIR", parser=place)] = ".",
     as_json: AsJson = False,
@@ -908,6 +929,7 @@ for _command in (
     app.command(context_settings=AS_TYPED if _command in (check, train, resume, branch, extend) else None)(
         reported(_command)
     )
+app.command(hidden=True)(reported(diff))  # the list of commands fills the screen; `trainwright diff --help` shows it
 app.command(hidden=True)(reported(mcp))  # a program starts it
 
 

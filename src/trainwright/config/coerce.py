@@ -288,7 +288,7 @@ class StepRange(NamedTuple):
 
 
 def parse_steps(value: object) -> StepRange:
-    """Parses the steps that a profiler traces: "10-15", or a number of steps; else raises ValueError."""
+    """Parses steps to trace or record: "10-15", or a number of steps; else raises ValueError."""
     text = str(value).strip() if isinstance(value, (str, Integral)) and not isinstance(value, bool) else ""
     match = re.fullmatch(r"(?:(?P<first>\d+)\s*-\s*)?(?P<last>\d+)", text)
     if match is None:
