@@ -1,4 +1,4 @@
-"""Two processes record their values: each trains half of a step of the run of one process, which takes two micro-batches."""
+"""Two processes record their values: each trains one of the two micro-batches of a run of one process."""
 
 import sys
 

@@ -1,7 +1,7 @@
 """`trainwright ...`: the commands and their exit codes. Nothing heavy is imported before one of them runs.
 
 0    done
-1    it failed while it worked, or a checkpoint is damaged, or a check found an error
+1    it failed while it worked, or a checkpoint is damaged, or a check found an error, or two runs differ
 2    usage, configuration or data: nothing was trained
 130  SIGINT (Ctrl-C); 143 SIGTERM, 138 SIGUSR1: the last finished step is saved, `trainwright resume` continues
 """

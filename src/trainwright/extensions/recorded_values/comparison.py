@@ -325,9 +325,9 @@ class _Pair:
     def _facts_apart(self, mine: Record, theirs: Record) -> Iterator[str]:
         for name in dict.fromkeys([*mine, *theirs]):
             a, b = mine.get(name), theirs.get(name)
-            numbers = isinstance(a, float) and isinstance(b, float)
-            near = numbers and self.tolerance is not None and abs(a - b) <= self.tolerance * max(abs(a), abs(b))
-            if a != b and not near:
+            allowed = self.tolerance or 0.0
+            is_near = isinstance(a, float) and isinstance(b, float) and abs(a - b) <= allowed * max(abs(a), abs(b))
+            if a != b and not is_near:
                 yield name
 
     def _is_same(self, one: Record, other: Record, key: Key) -> bool:
@@ -358,7 +358,8 @@ class _Pair:
         part, _, one, other = gaps[0]
         if part == "record":
             side = "first" if other is None else "second"
-            return key.name, self._kind(key), f"only the {side} run has {_title(key.name, self._kind(key))}"
+            what = "a gradient of " if key.phase in ("gradient", "clipped") else ""
+            return key.name, self._kind(key), f"only the {side} run has {what}{_title(key.name, self._kind(key))}"
         if key.phase == "begin":
             return (
                 "",

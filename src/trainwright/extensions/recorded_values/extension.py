@@ -99,8 +99,7 @@ class ValueRecorder(Extension):
         self._has_weights = False
         path = file_of(self._folder, self._rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        mode = "w" if run.start.checkpoint is None else "a"
-        self._file = path.open(mode, encoding="utf-8")
+        self._file = path.open("w" if run.start.checkpoint is None else "a", encoding="utf-8")
         self._write("run", "", facts=self._about)
 
     def window(self, batches: Sequence[Batch]) -> None:
@@ -141,7 +140,8 @@ class ValueRecorder(Extension):
             self._hooks += [before, module.register_forward_hook(partial(self._leave, *about))]
         for name, one in self._root.named_parameters():
             if one.requires_grad:
-                self._hooks.append(one.register_post_accumulate_grad_hook(partial(self._take_gradient, name)))
+                take = partial(self._take_gradient, name)
+                self._hooks.append(one.register_post_accumulate_grad_hook(take))  # type: ignore[no-untyped-call]
 
     def _is_listening(self) -> bool:
         """Whether a forward pass is one of training; a backward pass may run modules again to save memory."""
@@ -169,7 +169,8 @@ class ValueRecorder(Extension):
         self._write("forward", name, kind=kind, call=call, given=given, values=values)
         for key, one in found.items():
             if one.requires_grad:
-                one.register_hook(partial(self._take_backward, name, kind, call, key))
+                take = partial(self._take_backward, name, kind, call, key)
+                one.register_hook(take)  # type: ignore[no-untyped-call]
 
     def _take_backward(self, name: str, kind: str, call: int, key: str, gradient: torch.Tensor) -> None:
         self._write("backward", name, kind=kind, call=call, part=key, values={"": fingerprint(gradient)})
