@@ -153,7 +153,8 @@ def halved(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_difference_is_the_first_that_is_named(name: str, tmp_path: Path) -> None:
     parts, phase, module, words = PLANTED[name]
-    one, other = of(tmp_path / "one"), of(tmp_path / "other", **parts())
+    one = of(tmp_path / "one")
+    other = of(tmp_path / "other", **parts())
     report = one.compare_with(other, num_steps=1)
     first = report.first
     assert not report.is_same
@@ -178,13 +179,15 @@ def test_runs_that_compute_the_same_do_not_part(parts: dict[str, Any], tmp_path:
 
 @pytest.mark.parametrize("name", ["attention", "kernel"])
 def test_a_tolerance_accepts_another_rounding(name: str, tmp_path: Path) -> None:
-    one, other = of(tmp_path / "one", optim="sgd"), of(tmp_path / "other", optim="sgd", **PLANTED[name][0]())
+    one = of(tmp_path / "one", optim="sgd")
+    other = of(tmp_path / "other", optim="sgd", **PLANTED[name][0]())
     assert not one.compare_with(other).is_same
     assert one.compare_with(other, tolerance=1e-4).is_same
 
 
 def test_precisions_are_compared_by_tolerance(tmp_path: Path) -> None:
-    one, other = of(tmp_path / "one", optim="sgd"), of(tmp_path / "other", optim="sgd", bf16=True)
+    one = of(tmp_path / "one", optim="sgd")
+    other = of(tmp_path / "other", optim="sgd", bf16=True)
     report = one.compare_with(other, tolerance=0.05)
     assert report.is_same, str(report)
     assert f"From {ATTENTION}.q_proj on, float32 and bfloat16; compared by a tolerance of 0.05." in report.notes
@@ -194,7 +197,8 @@ def test_precisions_are_compared_by_tolerance(tmp_path: Path) -> None:
 
 
 def test_both_trainers_stay_as_they_are(tmp_path: Path) -> None:
-    one, other = of(tmp_path / "one"), of(tmp_path / "other", model=llama(0.3))
+    one = of(tmp_path / "one")
+    other = of(tmp_path / "other", model=llama(0.3))
     before = [weights(trainer.model) for trainer in (one, other)]
     states = rng.capture()
     one.compare_with(other)

@@ -207,7 +207,8 @@ def compare_values(
     Raises:
         ArgumentError: they have no step in common.
     """
-    one, other = next(iter(ones.values())), next(iter(others.values()))
+    one = next(iter(ones.values()))
+    other = next(iter(others.values()))
     steps = sorted(one.steps & other.steps)
     if not steps:
         raise ArgumentError(
@@ -304,27 +305,32 @@ class _Pair:
 
     def _gaps(self, key: Key) -> list[tuple[str, str, Record | None, Record | None]] | None:
         """Returns what differs at a key: part (given, values, facts), name, and both values; None if nothing does."""
-        one, other = self.ones.get(key), self.others.get(key)
+        one = self.ones.get(key)
+        other = self.others.get(key)
         if one is None or other is None:
             # An output, such as attention weights, may be there in one run only and change nothing.
             return None if key.phase == "backward" else [("record", "", one, other)]
         gaps = []
         for part in ("given", "values"):
-            mine, theirs = one.get(part, {}), other.get(part, {})
+            mine = one.get(part, {})
+            theirs = other.get(part, {})
             for name in dict.fromkeys([*mine, *theirs]):
-                a, b = mine.get(name), theirs.get(name)
+                a = mine.get(name)
+                b = theirs.get(name)
                 if a is None or b is None:
                     if key.phase == "data":  # elsewhere, a mask or weights of attention may change nothing
                         gaps.append((part, name, a, b))
                 elif not self._is_same(a, b, key):
                     gaps.append((part, name, a, b))
-        mine, theirs = one.get("facts", {}), other.get("facts", {})
+        mine = one.get("facts", {})
+        theirs = other.get("facts", {})
         gaps += [("facts", name, mine.get(name), theirs.get(name)) for name in self._facts_apart(mine, theirs)]
         return gaps or None
 
     def _facts_apart(self, mine: Record, theirs: Record) -> Iterator[str]:
         for name in dict.fromkeys([*mine, *theirs]):
-            a, b = mine.get(name), theirs.get(name)
+            a = mine.get(name)
+            b = theirs.get(name)
             allowed = self.tolerance or 0.0
             is_near = isinstance(a, float) and isinstance(b, float) and abs(a - b) <= allowed * max(abs(a), abs(b))
             if a != b and not is_near:

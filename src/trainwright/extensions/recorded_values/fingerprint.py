@@ -51,7 +51,7 @@ def fingerprint(tensor: torch.Tensor, *, with_place: bool = False) -> JSONObject
         host = torch.view_as_real(host.resolve_conj()).contiguous()
     bits = host.reshape(-1).view(torch.uint8).numpy()
     values = host.reshape(-1).double().numpy()
-    about["hash"] = xxhash.xxh3_64(memoryview(bits)).hexdigest()
+    about["hash"] = xxhash.xxh3_64(bits.data).hexdigest()
     about["norm"] = float(np.sqrt(values @ values))
     about["max"] = float(np.abs(values).max()) if values.size else 0.0
     about["mean"] = float(values.mean()) if values.size else 0.0
@@ -95,7 +95,8 @@ def only_place(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[int, .
     if one["dtype"] != other["dtype"] or one["shape"] != other["shape"] or "sums" not in one or "sums" not in other:
         return None
     plain, weighted, squared = ((a - b) % MODULUS for a, b in zip(one["sums"], other["sums"], strict=True))
-    gap, product = _signed(plain), _signed(weighted)
+    gap = _signed(plain)
+    product = _signed(weighted)
     size = torch.empty((), dtype=getattr(torch, one["dtype"])).element_size()
     words = max(1, size // 4) * int(np.prod(one["shape"], dtype=np.int64))
     if gap == 0 or product % gap or not 0 <= product // gap < words:
