@@ -71,10 +71,10 @@ from trainwright.support.hooks import (
 from trainwright.support.loss_normalization import LossOutput, LossRule
 
 if TYPE_CHECKING:
-    from trainwright.extensions.recorded_values.comparison import ValuesReport
     from trainwright.preflight.check_registry import CheckReport
     from trainwright.preflight.prove import ProofReport
     from trainwright.search.base import BestRun
+    from trainwright.support.value_comparison import ValuesReport
 
 Items = torch.Tensor | int | None
 

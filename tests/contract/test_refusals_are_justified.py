@@ -79,7 +79,7 @@ OURS = (
     "run.frozen",
     "support.evaluation_requests",  # evaluations beside training
     "extensions.experts",  # the load of experts
-    "extensions.recorded_values",  # values of two runs that are compared
+    "support.value_comparison",  # values of two runs that are compared
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
     "config.coerce.parse_share",

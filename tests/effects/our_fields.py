@@ -23,11 +23,11 @@ from trainwright.data.ledger import read_table
 from trainwright.distributed.device import device_variables
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
-from trainwright.extensions.recorded_values.comparison import read_values
 from trainwright.extensions.recorded_values.extension import file_of
 from trainwright.preflight import speed
 from trainwright.run import build
 from trainwright.support.inbox import Inbox
+from trainwright.support.value_comparison import read_values
 
 from ..laws.async_evaluations import Held
 from .bench import Bench, llama, samples, sentences

@@ -18,9 +18,9 @@ from torch import nn
 from trainwright import TrainerCallback
 from trainwright.checkpoint import rng
 from trainwright.errors import DataError
-from trainwright.extensions.recorded_values.comparison import read_values
 from trainwright.extensions.recorded_values.extension import file_of
-from trainwright.extensions.recorded_values.fingerprint import distance, fingerprint, only_place
+from trainwright.support.fingerprint import distance, fingerprint, only_place
+from trainwright.support.value_comparison import read_values
 
 from .._support.small import StopAt, data, differing, make_trainer, models, weights
 from .._support.two_processes import run as run_ranks

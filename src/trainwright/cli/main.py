@@ -437,7 +437,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Name the first value in which two runs part: module and operation."""
-    from trainwright.extensions.recorded_values.comparison import compare_values, read_values
+    from trainwright.support.value_comparison import compare_values, read_values
 
     found = compare_values(read_values(run), read_values(other), tolerance=tolerance)
     if as_json:

@@ -8,11 +8,11 @@ from pathlib import Path
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
-from trainwright.extensions.recorded_values.comparison import ValuesReport, compare_values, read_values
 from trainwright.preflight.prove import quietly, short_copy
 from trainwright.preflight.trainer_copy import AnyTrainer
 from trainwright.run.internals import Internals
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.value_comparison import ValuesReport, compare_values, read_values
 
 
 def compare_with(trainer: AnyTrainer, other: AnyTrainer, *, num_steps: int, tolerance: float | None) -> ValuesReport:

@@ -1,1 +1,1 @@
-"""Fingerprints of the values of a few steps, written on demand, and the comparison of two such records."""
+"""Writes fingerprints of the values of a few steps, on demand; `support.value_comparison` compares two such records."""

@@ -32,8 +32,8 @@ from trainwright.checkpoint import rng
 from trainwright.config.coerce import StepRange
 from trainwright.data.row_names import NamesOf
 from trainwright.engine.base import Engine
-from trainwright.extensions.recorded_values.fingerprint import fingerprint, named_tensors
 from trainwright.loop.extension import Decision, Extension, MicroBatch, Run, StepFacts
+from trainwright.support.fingerprint import fingerprint, named_tensors
 from trainwright.support.loss_normalization import LossOutput
 from trainwright.support.tensor_tree import map_nested
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from trainwright._types import JSONObject, counted
 from trainwright.errors import ArgumentError, DataError
-from trainwright.extensions.recorded_values.fingerprint import distance, only_place
+from trainwright.support.fingerprint import distance, only_place
 
 FILE = re.compile(r"^values-rank(\d+)\.jsonl$")
 SHARED = ("weight", "clipped", "optimizer", "update")  # the same in runs of different numbers of processes
