@@ -355,6 +355,21 @@ def test_every_kind_of_tensor_has_a_fingerprint(tensor: torch.Tensor) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_a_compiled_model_is_recorded_by_module(tmp_path: Path) -> None:
+    trained(tmp_path / "plain", record_values=1, max_steps=2, optim="sgd")
+    compiled = {"torch_compile": True, "torch_compile_backend": "eager"}
+    trained(tmp_path / "compiled", record_values=1, max_steps=2, optim="sgd", **compiled)
+    shown = call("diff", str(tmp_path / "plain"), str(tmp_path / "compiled"), "--tolerance", "1e-4")
+    assert shown.exit_code == 0, shown.output
+    plain, other = (
+        {key for key in read_values(tmp_path / name)[0].records if key.phase == "forward"}
+        for name in ("plain", "compiled")
+    )
+    assert plain == other
+
+
+@pytest.mark.slow
 def test_runs_of_one_and_two_processes_are_compared_by_what_they_share(tmp_path: Path) -> None:
     script = Path(__file__).with_name("values_of_two.py")
     run_ranks(script, str(tmp_path / "two"), folder=tmp_path, timeout_s=150)

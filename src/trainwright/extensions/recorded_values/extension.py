@@ -134,10 +134,13 @@ class ValueRecorder(Extension):
             self._write(phase, _plain_name(name), values={"": fingerprint(one, with_place=True)})
 
     def _hook(self) -> None:
+        # A compiled model is split here: a hook is not compiled with it.
+        enter = torch.compiler.disable(self._enter)  # type: ignore[no-untyped-call]
+        leave = torch.compiler.disable(self._leave)  # type: ignore[no-untyped-call]
         for name, module in self._root.named_modules():
             about = _plain_name(name), type(module).__name__
-            before = module.register_forward_pre_hook(partial(self._enter, name), with_kwargs=True)
-            self._hooks += [before, module.register_forward_hook(partial(self._leave, *about))]
+            before = module.register_forward_pre_hook(partial(enter, name), with_kwargs=True)
+            self._hooks += [before, module.register_forward_hook(partial(leave, *about))]
         for name, one in self._root.named_parameters():
             if one.requires_grad:
                 take = partial(self._take_gradient, name)
@@ -145,7 +148,7 @@ class ValueRecorder(Extension):
 
     def _is_listening(self) -> bool:
         """Whether a forward pass is one of training; a backward pass may run modules again to save memory."""
-        return not self._is_in_backward and self._root.training
+        return bool(self._hooks) and not self._is_in_backward and self._root.training
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if name == "" and self._is_in_backward and self._root.training:
