@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from trainwright.preflight.check_registry import CheckReport
     from trainwright.preflight.prove import ProofReport
     from trainwright.search.base import BestRun
+    from trainwright.support.value_comparison import ValuesReport
 
 Items = torch.Tensor | int | None
 
@@ -2444,6 +2445,31 @@ class Trainer:
         from trainwright.preflight import prove
 
         return prove.prove(self, num_steps=num_steps)
+
+    def compare_with(self, other: Trainer, *, num_steps: int = 2, tolerance: float | None = None) -> ValuesReport:
+        """Trains the first steps of this trainer and of another, on copies, and tells which value parts first.
+
+        Every value is compared, in the order in which a step computes it: random states, samples, weights, what each
+        module gets and returns, the loss, gradients, and new weights. Both trainers stay as they are; callbacks and
+        extensions of the user do not take part. It needs one process that holds the whole model.
+
+        Args:
+            other: a trainer of the same model, with other settings, data, kernels or weights.
+            num_steps: optimizer steps to compare.
+            tolerance: difference of a tensor, relative to its norm, that counts as none; then types may differ too.
+                None: all bits must be the same.
+
+        Returns:
+            The report: `is_same`, and `first`, with the step, the module and its class, and what differs. `print`
+            shows it.
+
+        Raises:
+            ArgumentError: `num_steps` is below 1.
+            ModelError: the trainers need several processes, or memory for the copies is too short.
+        """
+        from trainwright.preflight import compare_values
+
+        return compare_values.compare_with(self, other, num_steps=num_steps, tolerance=tolerance)
 
     def _preflight_extensions(self, folder: str) -> list[Extension]:
         """Returns the extensions that check a run before its first step; `folder` is the run's output directory."""

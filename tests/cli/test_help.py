@@ -22,7 +22,7 @@ def test_the_commands_are_those_that_the_issue_names() -> None:
     assert [*before, "eval", "predict", "push", "ctl", "ledger", "replay", "schema", "env"] == COMMANDS
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("command", ["", *COMMANDS, "diff"])
 def test_help_fits_a_screen(command: str) -> None:
     shown = call(*command.split(), "--help")
     assert shown.exit_code == 0

@@ -170,6 +170,8 @@ ALONE = [
     ("known_levers", {"speed": "fast"}, "speed 'fast' 'auto' loss_kernel", {"speed": "auto"}),
     ("known_levers", {"speed": {"lr": 1}}, "speed 'lr' optim", {"speed": {"optim": "sgd"}}),
     ("profiled_steps", {"profile": "5-3"}, "profile '5-3' last", {"profile": "3-5"}),
+    ("recorded_steps", {"record_values": "0-3"}, "record_values '0-3' 1", {"record_values": "1-3"}),
+    ("recorded_steps", {"record_values": "first"}, "record_values 'first'", {"record_values": 3}),
     ("profiled_steps", {"profile": "some"}, "profile 'some' '10-15'", {"profile": 3}),
     ("best_needs_evaluation", {**BEST, "save_strategy": "epoch"}, "eval_strategy", {**BEST, "save_strategy": "no"}),
     (

@@ -79,6 +79,7 @@ OURS = (
     "run.frozen",
     "support.evaluation_requests",  # evaluations beside training
     "extensions.experts",  # the load of experts
+    "support.value_comparison",  # values of two runs that are compared
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
     "config.coerce.parse_share",
@@ -165,6 +166,7 @@ def test_every_justification_has_a_refusal() -> None:
 
 OWN_FIELDS = {
     "profiled_steps",
+    "recorded_steps",
     "known_levers",
     "known_average",
     "best_by_the_average",

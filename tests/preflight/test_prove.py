@@ -20,7 +20,7 @@ from . import provable
 
 def attempt(law: Any, trainer: Any) -> tuple[bool, str, str]:
     """One law alone; the two processes take most of the time."""
-    with prove._quietly(trainer):
+    with prove.quietly(trainer):
         holds, evidence, cure = law(trainer, 4)
     return holds, evidence, cure
 

@@ -1,7 +1,7 @@
 """`trainwright ...`: the commands and their exit codes. Nothing heavy is imported before one of them runs.
 
 0    done
-1    it failed while it worked, or a checkpoint is damaged, or a check found an error
+1    it failed while it worked, or a checkpoint is damaged, or a check found an error, or two runs differ
 2    usage, configuration or data: nothing was trained
 130  SIGINT (Ctrl-C); 143 SIGTERM, 138 SIGUSR1: the last finished step is saved, `trainwright resume` continues
 """
@@ -424,6 +424,27 @@ def compare(
     path = output or Path("comparison.html")
     write_text(path, comparison(records, tolerance=tolerance))
     echo(f"Written: {path}")
+
+
+def diff(
+    run: Annotated[Path, typer.Argument(help="Output directory of a run with record_values.", metavar="RUN")],
+    other: Annotated[Path, typer.Argument(help="That of another run.", metavar="OTHER")],
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, help="Difference, relative to a tensor's norm, that is none.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Name the first value in which two runs part: module and operation."""
+    from trainwright.support.value_comparison import compare_values, read_values
+
+    found = compare_values(read_values(run), read_values(other), tolerance=tolerance)
+    if as_json:
+        echo(_json(found.to_dict()))
+    else:
+        for line in found.lines():
+            echo(line)
+    if not found.is_same:
+        raise typer.Exit(FAILED)
 
 
 def runs(
@@ -906,6 +927,7 @@ for _command in (
     app.command(context_settings=AS_TYPED if _command in (check, train, resume, branch, extend) else None)(
         reported(_command)
     )
+app.command(hidden=True)(reported(diff))  # the list of commands fills the screen; `trainwright diff --help` shows it
 app.command(hidden=True)(reported(mcp))  # a program starts it
 
 

@@ -241,7 +241,7 @@ COERCIONS: tuple[Callable[[Arguments], Problems], ...] = (
 
 SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 DURATIONS = "Write '90s', '20min', '8h', '1h30m', or a number of seconds."
-STEPS = "Write '10-15' for these steps, or '5' for five steps after the first two."
+STEPS = "Write '10-15' for these steps, or '5' for five steps at the start."
 WARM_UP = 2  # steps at the beginning of a run that are slower than the rest
 
 _PART = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)")
@@ -288,7 +288,7 @@ class StepRange(NamedTuple):
 
 
 def parse_steps(value: object) -> StepRange:
-    """Parses the steps that a profiler traces: "10-15", or a number of steps; else raises ValueError."""
+    """Parses steps to trace or record: "10-15", or a number of steps; else raises ValueError."""
     text = str(value).strip() if isinstance(value, (str, Integral)) and not isinstance(value, bool) else ""
     match = re.fullmatch(r"(?:(?P<first>\d+)\s*-\s*)?(?P<last>\d+)", text)
     if match is None:

@@ -131,6 +131,7 @@ SHORT: JSONObject = {
     "dataloader_persistent_workers": False,
     "dataloader_prefetch_factor": None,
     "profile": None,
+    "record_values": None,
     "speed": None,
 }
 # A fixed order of samples for all batch sizes: only then can two ways to split them be compared.
@@ -153,7 +154,7 @@ def prove(trainer: AnyTrainer, *, num_steps: int) -> ProofReport:
         ("evaluation", "the evaluation loss does not depend on the batch size", evaluation),
         ("processes", "two processes equal one", processes),
     )
-    with _quietly(trainer):
+    with quietly(trainer):
         return ProofReport(tuple(_tried(trainer, num_steps, *law) for law in laws))
 
 
@@ -167,7 +168,7 @@ def _tried(trainer: AnyTrainer, num_steps: int, name: str, law: str, attempt: Ca
 
 
 @contextmanager
-def _quietly(trainer: AnyTrainer) -> Iterator[None]:
+def quietly(trainer: AnyTrainer) -> Iterator[None]:
     """Silences the short runs; afterwards accelerate's state, one per process, is the trainer's again."""
     logger = logging.getLogger("trainwright")
     level = logger.level

@@ -16,6 +16,7 @@ from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.run import build
 from trainwright.run.internals import Internals
 from trainwright.run.run import Run
+from trainwright.support.hooks import is_overridden
 from trainwright.support.model_modes import unchanged_model
 
 AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
@@ -34,8 +35,10 @@ def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **pa
     services.use_engine(internals.engine)
     run = Run.idle(args)
     size = args.train_batch_size if settings else trainer._train_batch_size
-    # Windows are trained as they were read: preparing one may change a user's object.
-    windows = {"prepare_window": list, "checkpoint_items": {}}
+    windows: dict[str, Any] = {"checkpoint_items": {}}
+    if is_overridden(trainer, "prepare_window"):
+        # Windows are trained as they were read: preparing one may change a user's object.
+        windows["prepare_window"] = list
     parts = {"args": args, "_train_batch_size": size, **windows, **parts}
     parts["model_wrapped"] = parts.get("model", trainer.model)
     copied = internals.copied_for_preflight(services=services, run=run, **parts)

@@ -25,7 +25,7 @@ from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.behaviour import behaviour_of
-from trainwright.config.coerce import WARM_UP
+from trainwright.config.coerce import WARM_UP, StepRange
 from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts, check_run
@@ -241,6 +241,8 @@ def extensions_of_training(
         num_steps = None if run.plan.has_open_end else run.plan.max_steps
         is_late = any(one.refuses_late for one in others)
         found.append(WeightAverages(plan, setup.model, engine, num_steps=num_steps, is_late=is_late, writes=writes))
+    if (recorded := resolve.recorded_values(args)) is not None:
+        found.append(value_recorder(hooks, engine, recorded, folder=folder))
     found += _ancestry(run)
     if wanted := value_of(args, "live_control"):
         from trainwright.extensions.control.extension import LiveControl
@@ -258,6 +260,38 @@ def extensions_of_training(
     settle_guard = guard.settle if guard is not None else _nothing
     found += _followers_of_samples(run, hooks, engine, folder=folder, settle_guard=settle_guard)
     return found
+
+
+def value_recorder(hooks: Any, engine: Engine, steps: StepRange, *, folder: str) -> Extension:
+    """Returns the extension that records the values of some steps.
+
+    Args:
+        hooks: the trainer.
+        engine: of the run.
+        steps: to record.
+        folder: directory of the records.
+    """
+    from trainwright.extensions.recorded_values.extension import ValueRecorder
+
+    args = hooks.args
+    settings = {
+        "seed": args.seed,
+        "data_seed": args.data_seed,
+        "precision": args.mixed_precision,
+        "max_grad_norm": args.max_grad_norm,
+        "device": str(engine.device),
+        "torch": torch.__version__,
+        "processes": args.world_size,
+    }
+    return ValueRecorder(
+        steps,
+        folder,
+        engine,
+        rank=args.process_index,
+        num_processes=args.world_size,
+        names=_names_of_data(hooks),
+        settings=settings,
+    )
 
 
 def _ancestry(run: Any) -> list[Extension]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from trainwright._types import Model, Optimizer
+from trainwright.config.coerce import StepRange
 from trainwright.engine.base import Engine
 from trainwright.loop.extension import Extension
 from trainwright.loop.step import Step
@@ -95,6 +96,10 @@ class Internals:
         """A new object that writes and reads the checkpoints of the trainer."""
         checkpointer: Checkpointer = self._trainer._checkpointer
         return checkpointer
+
+    def value_recorder(self, num_steps: int, *, folder: str) -> Extension:
+        """Returns an extension, for this trainer, that records the values of its first steps in a directory."""
+        return build.value_recorder(self._trainer, self.engine, StepRange(None, num_steps), folder=folder)
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 

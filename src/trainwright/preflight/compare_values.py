@@ -1,0 +1,45 @@
+"""The first steps of two trainers, on copies of both: where do their values part? `Trainer.compare_with`."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from trainwright.callbacks.base import TrainerCallback
+from trainwright.config.protocol import Arguments
+from trainwright.errors import ArgumentError
+from trainwright.preflight.prove import quietly, short_copy
+from trainwright.preflight.trainer_copy import AnyTrainer
+from trainwright.run.internals import Internals
+from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.value_comparison import ValuesReport, compare_values, read_values
+
+
+def compare_with(trainer: AnyTrainer, other: AnyTrainer, *, num_steps: int, tolerance: float | None) -> ValuesReport:
+    """Records and compares the first steps of copies of two trainers; see `Trainer.compare_with`."""
+    if num_steps < 1:
+        raise ArgumentError(f"num_steps={num_steps} records nothing. Write a number of steps from 1 on.")
+    with tempfile.TemporaryDirectory() as folder:
+        folders = [Path(folder, name) for name in ("one", "other")]
+        for one, place in zip((trainer, other), folders, strict=True):
+            with quietly(one):
+                _record(one, place, num_steps=num_steps)
+        return compare_values(*map(read_values, folders), tolerance=tolerance)
+
+
+def _record(trainer: AnyTrainer, folder: Path, *, num_steps: int) -> None:
+    copied = short_copy(trainer, str(folder))
+    copied.callback_handler.add_callback(EndAfter(num_steps))
+    copied.add_extension(Internals(copied).value_recorder(num_steps, folder=str(folder)))
+    copied.train()
+
+
+class EndAfter(TrainerCallback):
+    """Ends a run early: with a smaller `max_steps`, its rates would be others."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+
+    def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
+        if state.global_step >= self._num_steps:
+            control.should_training_stop = True
