@@ -332,7 +332,11 @@ class HfArgumentParser(ArgumentParser):
         return (*outputs, *others)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program with a message about its words; for an ambiguous option, with the one that may be meant."""
+        """Ends the program with a message about its words; for an ambiguous option, with the one that may be meant.
+
+        Args:
+            message: what is wrong, by argparse.
+        """
         typed = AMBIGUOUS.search(message)
         hint = "" if typed is None else self._hint(typed[1])
         super().error(f"{message}.{hint}" if hint else message)
