@@ -188,8 +188,8 @@ class Watchdog:
         for rank in range(self._num_processes):
             key = f"stands{rank}"
             if store.check([key]):
-                passed, _, place = store.get(key).decode().partition("|")
-                places.setdefault((int(passed), place), []).append(rank)
+                reached, _, place = store.get(key).decode().partition("|")
+                places.setdefault((int(reached), place), []).append(rank)
             else:
                 silent.append(rank)
         lines = ["Where the processes stand (the first ones are probably those that the others wait for):"]
