@@ -363,4 +363,4 @@ def test_a_file_outside_that_the_manifest_names_is_not_accepted(run: Path) -> No
     Manifest(step=6, run_id="r", files={"../secret": {"size": 1, "xxh3": "0" * 16}}).write(folder)
     result = call("verify", "--accept", str(folder))
     assert result.exit_code == 1
-    assert "lies outside" in result.stderr
+    assert "is outside the directory" in result.stderr

@@ -307,7 +307,7 @@ def test_a_lease_that_was_taken_over_is_noticed_before_a_save(tmp_path: Path) ->
     assert names(tmp_path) == [".lease-1.json"]
     (tmp_path / ".lease-1.json").unlink()
     left_by(tmp_path, number=2, host="elsewhere")
-    with pytest.raises(CheckpointWriteError, match=r"belongs to process .* on elsewhere, .*no sign of life"):
+    with pytest.raises(CheckpointWriteError, match=r"belongs to process .* on elsewhere, .*was not seen alive"):
         lease.confirm()
     lease.release()
     assert names(tmp_path) == [".lease-2.json"]

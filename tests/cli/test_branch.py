@@ -130,7 +130,7 @@ REFUSED = [
     (("extend", "run", "--steps", "1", "--to", "9"), "--steps 2000"),
     (("extend", "run", "--to", "8"), "has 8 of 8 steps"),
     (("extend", "s3://bucket/run", "--steps", "4"), "is a URL"),
-    (("extend", "nowhere", "--steps", "4"), "began no run"),
+    (("extend", "nowhere", "--steps", "4"), "did not start a run"),
 ]
 
 

@@ -30,7 +30,7 @@ def test_processes_are_started_with_the_same_command(tmp_path: Path, monkeypatch
     (tmp_path / "launch.yaml").write_text(SMALL + "launch: {processes: 3}\n")
     assert call("train", "launch.yaml").exit_code == 3
     assert started == [
-        (2, ["train", "--set", "training.seed=1", config, "launch.processes=2", "--max_steps", "4"]),
+        (2, ["train", config, "--set", "training.seed=1", "launch.processes=2", "--max_steps", "4"]),
         (3, ["train", "launch.yaml"]),
     ]
     assert call("train", config, "-m", "2", "--max_stepz", "4").exit_code == 2  # found before anything is started

@@ -91,7 +91,7 @@ def test_two_runs_are_compared_by_the_identity_of_their_rows(folder: Path) -> No
     assert found == {"num_matched": 1, "changed": ["a[0]"], "only_first": ["a[1]"], "only_second": ["new[0]"]}
     shown = done("ledger", "diff", str(folder), str(other))
     assert "1 row in both." in shown
-    assert "1 row in the second alone: new[0]" in shown
+    assert "1 row only in the second run: new[0]" in shown
     assert "ledger diff RUN OTHER" in call("ledger", "diff", str(folder)).output
     assert "one argument too many" in call("ledger", str(folder), "top", str(other)).output
 

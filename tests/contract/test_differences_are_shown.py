@@ -17,6 +17,7 @@ SNIPPETS = "compat/test_snippets.py"
 ERRORS = "test_trainer_errors.py"
 CHANGED = "test_resume_changed.py"
 EXACT = "test_resume_exact.py"
+EXPERTS = "distributed/test_experts.py"
 
 # The beginning of a row -> a test, or an effect, that shows what is written of ours.
 SHOWN = {
@@ -93,6 +94,19 @@ SHOWN = {
     "a dict of datasets as": "data/test_mixture.py::test_a_union_trains_as_the_sources_one_after_the_other_do",
     "a callback's `on_save`": "checkpoint/test_changes.py::test_checkpoints_verify_with_what_a_listener_made_of_them",
     "a negative `global_step`": "chaos/hostile/test_hostile.py::test_a_record_of_another_shape_is_refused",
+    "`cp_size` needs FSDP 2": (
+        "laws/test_long_context_laws.py::test_losses_weights_and_evaluations_are_those_of_one_process"
+    ),
+    "a model that was loaded with `distributed_config`": (
+        f"{EXPERTS}::test_a_run_resumes_with_experts_shared_out_otherwise"
+    ),
+    "an adapter on layers that tensor": (
+        "distributed/test_adapters_of_parts.py::test_losses_norms_and_weights_are_those_of_one_process"
+    ),
+    "the auxiliary loss of a mixture": f"{EXPERTS}::test_losses_norms_weights_and_loads_are_those_of_one_process",
+    "with tensor parallelism and accumulation": (
+        f"{EXPERTS}::test_losses_norms_weights_and_loads_are_those_of_one_process"
+    ),
     "`EarlyStoppingCallback` without": f"{ERRORS}::test_early_stopping_without_what_it_watches",
 }
 

@@ -95,6 +95,6 @@ def test_where_results_cannot_be_put_back_the_order_stays(parts: dict[str, Any],
 
 def test_samples_without_a_length_are_named(tmp_path: Path) -> None:
     made = make_trainer(tmp_path, eval_dataset=data.vectors(8), eval_sampling_strategy="by_length")
-    with pytest.raises(DataError, match="length of 'input_ids', and item 0 has labels, x"):
+    with pytest.raises(DataError, match="length of 'input_ids', but item 0 has labels, x"):
         made.evaluate()
     assert torch.is_grad_enabled()

@@ -117,16 +117,16 @@ def test_numbers_of_an_older_version_hold_for_the_data_that_they_were_first_read
         assert trained_numbers(tmp_path, ROWS) == set(range(16)) - {3, 9}
         assert trained_numbers(tmp_path, ROWS) == set(range(16)) - {3, 9}
     assert caplog.text.count("has sample numbers, written by version 0.2") == 1
-    with pytest.raises(DataError, match=r"of 'train' with 16 rows\. The training data is 'train' with 15 rows now"):
+    with pytest.raises(DataError, match=r"for 'train' with 16 rows\. The training data now has 'train' with 15 rows"):
         trained_numbers(tmp_path, ROWS[1:])
-    with pytest.raises(DataError, match="'a' with 8 rows, 'train' with 8 rows now"):
+    with pytest.raises(DataError, match="now has 'a' with 8 rows, 'train' with 8 rows"):
         trained_numbers(tmp_path, {"a": ROWS[:8], "train": ROWS[8:]})
 
 
 def test_numbers_of_an_older_version_are_compared_with_the_newest_checkpoint(tmp_path: Path) -> None:
     trained_numbers(tmp_path, ROWS, save_strategy="epoch")
     add_to_quarantine(tmp_path, [3, 9])
-    with pytest.raises(DataError, match="data had 16 rows in checkpoint-8, and has 15 now"):
+    with pytest.raises(DataError, match="data had 16 rows in checkpoint-8, but now has 15"):
         trained_numbers(tmp_path, ROWS[1:])
     assert trained_numbers(tmp_path, ROWS) == set(range(16)) - {3, 9}
 

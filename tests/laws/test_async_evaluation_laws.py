@@ -638,7 +638,7 @@ def test_a_result_that_is_none_is_told_and_never_believed(content: str, tmp_path
 @pytest.mark.parametrize("values", [{}, {"name": "../../x"}, {"name": "a", "step": "2"}])
 def test_a_request_that_is_none_is_not_read(values: dict[str, Any], tmp_path: Path) -> None:
     whole = Request(name="step-1-a", step=1, epoch=0.5, max_steps=2).to_dict()
-    with pytest.raises(ValueError, match="no request of an evaluation"):
+    with pytest.raises(ValueError, match="not a request for an evaluation"):
         Request.from_dict({**whole, **values} if values else {})
 
 

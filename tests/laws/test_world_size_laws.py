@@ -317,5 +317,5 @@ def test_what_a_rank_asks_of_the_others_does_not_grow_with_their_number(
     if name.startswith("ddp"):
         assert few["step 2"] == many["step 2"], "nor do the messages grow"
     for num, phases in found.items():
-        for at in (LOG, EVALUATE) if name.startswith("ddp") else (LOG,):  # a message of each rank, of a few bytes
-            assert phases[f"after {at}"].get("all_gather", (0, 0))[1] <= 64 * num
+        for at in (LOG, EVALUATE) if name.startswith("ddp") else (LOG,):  # counts and times of each rank
+            assert phases[f"after {at}"].get("all_gather", (0, 0))[1] <= 128 * num

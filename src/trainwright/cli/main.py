@@ -294,13 +294,11 @@ def check(
     config: Config,
     overrides: Overrides = None,
     memory: Annotated[bool, typer.Option("--memory", help="Also plan the memory of a step.")] = False,
-    prove: Annotated[bool, typer.Option("--prove", help="Also check results that must be equal.")] = False,
-    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="With --memory: memory limit, as 24GB.")] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Also plan a run of so many processes, without starting it.")
-    ] = None,
-    per_node: Annotated[int | None, typer.Option(min=1, help="With --processes: processes of a machine.")] = None,
-    engine: Annotated[str | None, typer.Option(help="With --processes: how they share the model.")] = None,
+    prove: Annotated[bool, typer.Option("--prove", help="Also prove what must be equal.")] = False,
+    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit, as 24GB.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Also plan a run of so many.")] = None,
+    per_node: Annotated[int | None, typer.Option(min=1, help="Processes of a machine.")] = None,
+    engine: Annotated[str | None, typer.Option(help="How they share the model.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look for problems without training."""

@@ -332,10 +332,10 @@ class HfArgumentParser(ArgumentParser):
         return (*outputs, *others)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program with a message about its words; for an ambiguous option, with the one that may be meant.
+        """Ends the program with a message; for an ambiguous option, with the argument that may be meant.
 
         Args:
-            message: what is wrong, by argparse.
+            message: problem with the words of the command line.
         """
         typed = AMBIGUOUS.search(message)
         hint = "" if typed is None else self._hint(typed[1])

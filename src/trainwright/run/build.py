@@ -49,7 +49,6 @@ from trainwright.loop.extension import Extension
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 from trainwright.state.progress import Clock
 from trainwright.support import model_facts
-from trainwright.support.evaluation_requests import Requests
 from trainwright.support.hooks import Events, is_overridden
 from trainwright.support.host import in_notebook
 from trainwright.support.loss_normalization import LabelSmoother, LossRule
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from trainwright.extensions.incidents.incident_log import Incident, Record
     from trainwright.extensions.incidents.recorder import IncidentRecorder
     from trainwright.hub.uploader import Uploader
+    from trainwright.support.evaluation_requests import Requests
 
 WITH_OPTIMIZER = 3  # times the weights: Adam has two moments
 WATCH = "watch"  # value of eval_async: processes of `trainwright eval RUN --watch` evaluate

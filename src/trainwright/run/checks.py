@@ -41,18 +41,20 @@ logger = logging.getLogger(__name__)
 OWN_EXTENSIONS = (
     "async_evaluation",
     "averages",
+    "branch",
     "checkpoint_items",
     "control",
     "curriculum",
     "first_look",
     "guard",
     "incidents",
-    "ledger",
     "lease",
+    "ledger",
     "loss_scale",
     "mirror",
     "quarantine",
     "recorded_metrics",
+    "slow_ranks",
     "speed",
 )
 

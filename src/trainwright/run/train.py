@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from trainwright.checkpoint import training_state
@@ -22,7 +23,6 @@ from trainwright.loop.fit import epochs, saving_last_step
 from trainwright.loop.step import Step
 from trainwright.run import build, checkpointing, checks, console, resume
 from trainwright.run.current import using_run
-from trainwright.run.frozen import freeze
 from trainwright.run.internals import Internals
 from trainwright.run.refusal import unchanged_before_training
 from trainwright.run.run import Run
@@ -62,7 +62,7 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
             trainer,
             engine,
             folder=folder,
-            freeze=lambda path: freeze(trainer, path, folder=folder, device=str(value_of(args, "eval_device"))),
+            freeze=lambda path: freeze(trainer, path, folder=folder),
             rotate=lambda: checkpointing.rotate_anew(folder, args, run),
         ),
     )
@@ -84,6 +84,13 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
                 yield run.checkpoint
                 services.writer.end()
             run.progress.interrupts.leave()  # a signal that came after all was trained, which is on disk too
+
+
+def freeze(trainer: AnyTrainer, path: Path, *, folder: str) -> None:
+    """Writes what another process needs to evaluate for a run that writes to `folder`."""
+    from trainwright.run.frozen import freeze
+
+    freeze(trainer, path, folder=folder, device=str(value_of(trainer.args, "eval_device")))
 
 
 def drive(

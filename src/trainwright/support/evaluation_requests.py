@@ -82,9 +82,9 @@ class Request:
                 known["ignore_keys"] = tuple(map(str, known["ignore_keys"]))
             found = cls(**known)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"it is no request of an evaluation: {error!r}") from error
+            raise ValueError(f"it is not a request for an evaluation: {error!r}") from error
         if Path(found.name).name != found.name or not isinstance(found.step, int):
-            raise ValueError("it is no request of an evaluation")
+            raise ValueError("it is not a request for an evaluation")
         return found
 
 
@@ -120,9 +120,9 @@ class Result:
             events = tuple((str(kind), dict(logged)) for kind, logged in values["events"])
             metrics = dict(values["metrics"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{folder / RESULT_NAME} is no result of an evaluation: {error!r}") from error
+            raise ValueError(f"{folder / RESULT_NAME} is not the result of an evaluation: {error!r}") from error
         if any(kind not in (LOG, EVALUATE) for kind, _ in events):
-            raise ValueError(f"{folder / RESULT_NAME} is no result of an evaluation")
+            raise ValueError(f"{folder / RESULT_NAME} is not the result of an evaluation")
         return cls(events=events, metrics=metrics)
 
 

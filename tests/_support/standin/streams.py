@@ -98,6 +98,9 @@ class Event:
     def query(self) -> bool:
         return True
 
+    def elapsed_time(self, end: Event) -> float:
+        return float(end.clock.get(0, 0) - self.clock.get(0, 0))  # operations, as this device has no time
+
     def synchronize(self) -> None:
         if self._stream is None:
             return

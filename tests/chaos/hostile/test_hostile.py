@@ -140,7 +140,7 @@ def test_a_manifest_that_names_something_outside_is_refused(name: str, checkpoin
     assert manifest is not None
     entry = {"size": 1, "xxh3": digest(tmp_path / "run" / "secret")}
     replace(manifest, files=manifest.files | {name: entry}).write(checkpoint)
-    with pytest.raises(CheckpointError, match=r"manifest\.json names .* outside of the directory"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json lists .* outside the directory"):
         make_trainer(tmp_path / "run").train(resume_from_checkpoint=str(checkpoint))
 
 

@@ -114,8 +114,7 @@ class OurFields(FieldGroup, group="Ours"):
     )
     hang_timeout: float = fixed(
         0.0,
-        "Seconds without a finished step after which all processes show their stacks and end (0: never; signals and "
-        "failures of other processes are noticed all the same).",
+        "Seconds without a finished step after which all processes show their stacks and end (0: never).",
         limits=NOT_NEGATIVE,
     )
     max_train_time: str | None = fixed(  # numbers too; argument parsers want one type that text converts to
@@ -311,7 +310,7 @@ class OurFields(FieldGroup, group="Ours"):
     )
     eval_async: bool | str = not_compared(
         False,
-        "Evaluate in another process while training goes on; watch: by `trainwright eval RUN --watch`.",
+        "Evaluate in another process while training continues; watch: by `trainwright eval RUN --watch`.",
         bare_flag=True,
         since="0.3",
     )
@@ -335,7 +334,7 @@ class OurFields(FieldGroup, group="Ours"):
     )
     branch_from: str | None = not_compared(
         None,
-        "Checkpoint of another run to begin from, as a run of its own; once it has saved, it goes on from there.",
+        "Checkpoint of another run to begin from, as a run of its own; once it has saved, it continues there.",
         syntax=("path",),
         since="0.3",
     )

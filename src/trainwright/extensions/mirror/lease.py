@@ -59,9 +59,15 @@ class RemoteLease:
             if obstacle is not None:
                 return obstacle
         number = 1 if before is None else before + 1
-        if not self._create(number, mine) or self._highest() != number:
+        HELD.add(mine.token)  # before it can be read: another run of this process would take it for a dead one's
+        is_taken = False
+        try:
+            is_taken = self._create(number, mine) and self._highest() == number
+        finally:
+            if not is_taken:
+                HELD.discard(mine.token)
+        if not is_taken:
             return Obstacle("another run that starts now", is_alive=False)
-        HELD.add(mine.token)
         self._number = number
         self._holder = mine
         if before is not None:

@@ -70,6 +70,8 @@ def slow_ranks(seconds: Any, step_s: float, *, waits_in_forward: bool) -> list[S
         step_s: seconds of a whole step, which all of them take.
         waits_in_forward: time in the forward pass is no work of the process alone.
     """
+    if len(seconds) < 2:
+        return []
     weights = np.array([1.0, 1.0, 0.0 if waits_in_forward else 1.0 + BACKWARD_WORK, 0.0, 1.0, 0.0])
     own = seconds @ weights
     found = []
@@ -225,16 +227,16 @@ class SlowRanks(Extension):
         """Returns milliseconds of a step by process and phase."""
         each = 1000 * self._total / self._num_steps
         backward = PHASES.index(BACKWARD)
-        waiting = each[:, backward] - each[:, backward].min()
-        own = each.sum(axis=1) - each[:, backward]
+        waiting = PHASES.index(WAITING)
+        beyond = each[:, backward] - each[:, backward].min()
+        each[:, backward] -= beyond
+        each[:, waiting] += beyond
+        own = each.sum(axis=1) - each[:, waiting]
         rows = []
-        for rank in np.argsort(-own, kind="stable")[:MOST_KEPT]:
-            times = {phase: round(float(ms), 3) for phase, ms in zip(PHASES, each[rank], strict=True)}
-            times[BACKWARD] = round(float(each[rank, backward] - waiting[rank]), 3)
-            host, device = self._places[rank]
-            rows.append(
-                {"rank": int(rank), "host": host, "device": device, **times, "waiting": round(float(waiting[rank]), 3)}
-            )
+        for replica in np.argsort(-own, kind="stable")[:MOST_KEPT]:
+            rank, host, device = self._places[replica]
+            times = {phase: round(float(ms), 3) for phase, ms in zip(PHASES, each[replica], strict=True)}
+            rows.append({"rank": rank, "host": host, "device": device, **times})
         return {"steps": self._num_steps, "milliseconds_a_step": rows}
 
     def close(self) -> None:
