@@ -153,6 +153,19 @@ def warn_older_name(old: str, new: str, *, stacklevel: int = 3) -> None:
     warnings.warn(f"{old} is the older name of {new}: write {new}.", LegacyNameWarning, stacklevel=stacklevel)
 
 
+def warn_caller(message: str, category: type[Warning]) -> None:
+    """Warns at the nearest line outside this package, at any depth of calls."""
+    frame = sys._getframe(1)
+    level = 2  # of `frame`; this function is 1
+    while frame.f_back is not None and (
+        frame.f_code.co_filename == "<string>"  # a generated __init__
+        or frame.f_globals.get("__name__", "").partition(".")[0] == __package__
+    ):
+        frame = frame.f_back
+        level += 1
+    warnings.warn(message, category, stacklevel=level)
+
+
 NEAR = 0.75  # least similarity of a suggestion, as difflib's ratio: below it, another word is meant
 
 

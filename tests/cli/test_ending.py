@@ -121,6 +121,17 @@ def test_a_resume_takes_new_settings_and_a_directory_that_was_moved(tmp_path: Pa
     done("resume", "moved/checkpoint-4", "--set", "training.max_steps=6")
 
 
+def test_settings_of_a_refused_resume_are_not_inherited(tmp_path: Path) -> None:
+    done("train", str(small(tmp_path)))
+    before = (tmp_path / "run" / "recipe.yaml").read_bytes()
+    refused = call("resume", "run", "--optim", "sgd", "--max_steps", "12")
+    assert refused.exit_code != 0
+    assert "cannot be resumed from with these arguments" in refused.output
+    assert (tmp_path / "run" / "recipe.yaml").read_bytes() == before
+    shown = done("resume", "run", "--max_steps", "12")
+    assert "resume_from_checkpoint" not in shown, "the line that names the checkpoint is enough"
+
+
 def test_a_learned_tokenizer_is_kept_once_and_found_by_a_resume(tmp_path: Path) -> None:
     done("train", str(small(tmp_path)))
     tokenizer = (tmp_path / "run" / "tokenizer.json").read_bytes()

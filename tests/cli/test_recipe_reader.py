@@ -262,6 +262,32 @@ def test_mistakes_of_the_command_line_are_told_with_those_of_the_file() -> None:
     assert found == ["config.yaml", "--set data.trian=x", "--bs 3", "save_steps=often"], caught.value
 
 
+@pytest.mark.parametrize("task", ["text-classification", "text-clasification"])
+def test_wrong_values_are_told_with_misspelled_names(task: str, tmp_path: Path) -> None:
+    text = """model: {path: ./nowhere, learn_tokenizer: {vocab_sise: 100}}
+data:
+  trian: rows.csv
+  delimiter: ";;"
+  encodin: utf-8
+lora: {dropout: 3}
+training:
+  predict_with_generate: true
+  bf16: maybe
+  learning_rate: -1
+"""
+    (tmp_path / "config.yaml").write_text(f"task: {task}\n{text}")
+    words = ["--data.eval_share=2", "--bogus", "7", "--data.max_train_rows=0", "--training.seed=x"]
+    with pytest.raises(RecipeError) as caught:
+        checked(read_tree(tmp_path / "config.yaml", typed=words), tmp_path)
+    told = "\n".join(caught.value.problems)
+    of_task = 9 if task in TASKS else 1  # predict_with_generate has no effect in a task without text to write
+    lines = sorted([of_task, 2, 2, 4, 5, 6, 7, 10, 11])
+    assert re.findall(r"config\.yaml:(\d+): ", told) == list(map(str, lines)), told
+    named = ["--data.eval_share=2", "--bogus 7", "--data.max_train_rows=0", "--training.seed=x"]
+    assert sorted(one.split(": ")[0] for one in told.splitlines() if one.startswith("--")) == sorted(named), told
+    assert "missing" not in told, "what is misspelled is not told as missing too"
+
+
 # -- files made to hurt ----------------------------------------------------------------------------------------------
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(

@@ -178,7 +178,7 @@ def test_lists_are_not_texts(cell: object, cure: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ({"labels": ["a", "c"]}, "labels that are not listed: b."),
+        ({"labels": ["a", "c"]}, "labels that are not listed: b, in rows.jsonl:2, rows.jsonl:"),
         ({"where": {"label": "a"}}, "data.columns.label: the column 'label' has only one label: a."),
     ],
 )

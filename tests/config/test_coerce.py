@@ -55,14 +55,15 @@ def test_a_users_dict_is_not_changed():
 def test_the_older_name_of_activation_checkpointing_warns_once():
     with pytest.warns(LegacyNameWarning, match="activation_checkpointing") as caught:
         args = TrainingArguments(gradient_checkpointing=True)
-    assert len(caught) == 1
+    assert [one.filename for one in caught] == [__file__], "the line to change is named"
     assert args.activation_checkpointing is True
     assert args.gradient_checkpointing is True
 
 
 def test_older_optimizer_names():
-    with pytest.warns(LegacyNameWarning, match="adamw_torch"):
+    with pytest.warns(LegacyNameWarning, match="adamw_torch") as caught:
         assert TrainingArguments(optim="adamw_hf").optim == "adamw_torch"
+    assert [one.filename for one in caught] == [__file__]
     with pytest.raises(ArgumentError, match="adamw_torch_fused"):
         TrainingArguments(optim="adamw_apex_fused")
 

@@ -12,7 +12,6 @@ import math
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterable
 from enum import Enum
 from numbers import Integral, Real
@@ -27,7 +26,7 @@ from trainwright.config.enums import DebugOption, IntervalStrategy, SchedulerTyp
 from trainwright.config.fields import ALIASES, SETTINGS, names_with, value_of
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import runs_in_kubeflow
-from trainwright.errors import ArgumentError, LegacyNameWarning
+from trainwright.errors import ArgumentError, LegacyNameWarning, warn_caller
 
 Problems = list[str]
 
@@ -116,7 +115,7 @@ def _aliases(args: Arguments) -> Problems:
     for old, new in ALIASES.items():
         if getattr(args, new) is None and getattr(args, old) is not None:
             if getattr(args, old) != getattr(type(args), old, None):  # a library's own default is not the user's doing
-                warnings.warn(f"{old} is the older name of {new}: write {new}.", LegacyNameWarning, stacklevel=2)
+                warn_caller(f"{old} is the older name of {new}: write {new}.", LegacyNameWarning)
             setattr(args, new, getattr(args, old))
         setattr(args, old, getattr(args, new))
     if args.activation_checkpointing is None:
@@ -144,7 +143,7 @@ def as_enum(name: str, value: Any) -> Any:  # Any: a word or a member of any enu
     word = value.value if isinstance(value, Enum) else value  # by value, so that the enums of transformers serve too
     older = SETTINGS[name].older_values
     if isinstance(word, str) and word in older:
-        warnings.warn(f"{name}={word!r} is an older name: write {older[word]!r}.", LegacyNameWarning, stacklevel=3)
+        warn_caller(f"{name}={word!r} is an older name: write {older[word]!r}.", LegacyNameWarning)
         word = older[word]
     try:
         return ENUMS[name](word)

@@ -17,7 +17,7 @@ from trainwright.config import resolve
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.coerce import coerce, verbosity
 from trainwright.config.enums import word
-from trainwright.config.fields import ALIASES, GROUPS, SETTINGS, batch_formers, defaults_of, value_of
+from trainwright.config.fields import ALIASES, GROUPS, SETTINGS, batch_formers, defaults_of, value_of, was_asked_for
 from trainwright.config.fields.setting import HERE, PER_START
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
@@ -151,6 +151,17 @@ def _settled_defaults(kind: type, level: int, in_kubeflow: bool) -> list[tuple[F
     return [(field, getattr(namespace, field.name, MISSING)) for field in fields(kind)]
 
 
+def _derived(args: DataclassInstance) -> set[str]:
+    """Returns the fields that nobody chose: construction brings them to their values from the chosen ones."""
+    chosen = {field.name: getattr(args, field.name) for field in fields(args) if was_asked_for(args, field.name)}
+    namespace = SimpleNamespace(**{**defaults_of(type(args)), **chosen})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        coerce(cast(Arguments, namespace))
+    others = [field.name for field in fields(args) if field.name not in chosen]
+    return {name for name in others if _comparable(getattr(args, name)) == _comparable(getattr(namespace, name, None))}
+
+
 def _comparable(value: Any) -> Any:
     value = plain(value)
     if isinstance(value, dict) and "even_batches" in value:  # the original's drops this key from its own instances
@@ -175,6 +186,7 @@ def run_summary(
     warmup = f"{counted(args.get_warmup_steps(plan.max_steps), 'warm-up step')}, on {device}"
     lines = _lines(args, batch=batch, length=_length(args, plan), warmup=warmup, steps=state)
     summarized = {name for name, one in SETTINGS.items() if one.summarized}
+    summarized |= _derived(cast("DataclassInstance", args))
     others = [f"{name}={value!r}" for name, value in differing(args).items() if name not in summarized]
     return [*lines, f"settings  {', '.join(others)}"] if others else lines
 

@@ -182,7 +182,7 @@ class Watchdog:
         os._exit(1)
 
     def _standings(self, store: Store) -> str:
-        """Returns where the processes stand, those first that the others wait for: the few, and those behind."""
+        """Lists the position of each process; first the processes that the others probably wait for."""
         places: dict[tuple[int, str], list[int]] = {}
         silent = []
         for rank in range(self._num_processes):

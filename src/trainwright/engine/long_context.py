@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 # Difference of logits, as a share of the largest, that rounding may make.
 ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
-ROUNDING_ON_A_GPU = 5e-3  # of float32, whose products may be taken in TF32
+ROUNDING_ON_A_GPU = 5e-3  # for float32: a GPU may multiply in TF32
 INSTEAD = "Train it with fsdp or tp_size instead."
 
 

@@ -419,7 +419,7 @@ class SequenceParts:
 
     def __init__(self, share: Share) -> None:
         self.share = share
-        self.batch: WholeBatch | None = None  # whose parts are in the model; None: a whole one is
+        self.batch: WholeBatch | None = None  # its parts are in the model; None: the model has a whole batch
         self.joins_outputs = True  # outputs are put together, beside the loss
 
     @contextmanager

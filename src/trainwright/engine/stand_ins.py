@@ -26,7 +26,7 @@ BUCKET = 25  # MiB, torch's default
 
 
 class StandInEngine(DistributedEngine):
-    """Holds what DDP holds, and exchanges what it exchanges."""
+    """Holds the buffers of DDP, and makes the same exchanges."""
 
     def __init__(self, plan: EnginePlan) -> None:
         super().__init__(plan, make_accelerator(plan))

@@ -145,7 +145,7 @@ def main() -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # what the user's code prints is no answer
+    os.dup2(2, 1)  # prints of the user's code are no answers
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:

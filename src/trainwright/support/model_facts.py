@@ -46,7 +46,7 @@ class ModelLayout:
     ep: int = 1  # processes among which experts are shared out; they are counted in `tp` or `dp`
     experts: tuple[int, ...] = ()  # the different numbers of experts of its layers
     dispatch: str = "auto"  # how tokens reach their experts
-    has_others: bool = False  # it has weights beside the parts, as those of an adapter are
+    has_others: bool = False  # it has other weights than the parts, such as the weights of an adapter
 
 
 def model_layout(model: Model) -> ModelLayout | None:

@@ -65,22 +65,24 @@ def read_tree(file: FilePath, overrides: Sequence[str] = (), typed: Sequence[str
     """
     tree = parse(file.read_text(encoding="utf-8"), str(file))
     problems: list[tuple[tuple[str, ...], str]] = []
+    not_set: list[Path] = []
     for origin, override in [*((f"--set {one}", one) for one in overrides), *_typed(typed)]:
         name, sign, text = override.partition("=")
         path = tuple(name.strip().split("."))
         tree.places[(origin,)] = origin
-        if not sign:
-            problems.append(((origin,), "a name, =, and a value belong here: --set training.max_steps=100."))
-        elif (problem := _problem_of_name(path)) is not None:
-            problems.append(((origin,), problem))
-        else:
+        problem = (
+            _problem_of_name(path) if sign else "a name, =, and a value belong here: --set training.max_steps=100."
+        )
+        if problem is None:
             try:
                 tree.set(path, scalar(text), origin=origin)
             except RecipeError as error:
-                problems.append(((origin,), str(error)))
+                problem = str(error)
+        if problem is not None:
+            problems.append(((origin,), problem))
+            not_set.append(path)
     if problems:  # the mistakes of the file are told with them
-        _expand_sources(tree)
-        problems += [*_problems(tree), *_values_of_known_names(tree.value, file.absolute().parent)]
+        problems += _read(tree, file.absolute().parent, not_set=not_set)[1]
     tree.refuse(problems)
     return tree
 
@@ -113,22 +115,57 @@ def _whole(name: str) -> str:
 
 def checked(tree: Tree, base: FilePath) -> Recipe:
     """Makes the recipe from a tree, with paths relative to `base`; RecipeError lists every problem with its line."""
+    recipe, problems = _read(tree, base)
+    tree.refuse(problems)
+    return recipe
+
+
+def _read(tree: Tree, base: FilePath, *, not_set: Sequence[Path] = ()) -> tuple[Recipe, list[tuple[Path, str]]]:
+    """Returns the recipe of the entries that can be read, and all problems.
+
+    `not_set` are the names of options that could not be applied: what they were to set is not reported as missing.
+    """
     _expand_sources(tree)
-    value = tree.value
-    tree.refuse([*(wrong := list(_problems(tree))), *(_values_of_known_names(value, base) if wrong else ())])
-    data = dict(value["data"])
-    model = dict(value.get("model") or {})
-    training = dict(value.get("training") or {})
-    problems = list(_resolve(data, model, training, base, value["task"]))
+    problems = list(_problems(tree))
+    wrong = [*not_set, *(path for path, _ in problems)]
+    value = _without(tree.value, wrong)
+    data, model, training = (dict(value.get(name) or {}) for name in ("data", "model", "training"))
+    task = str(value.get("task"))
+    problems += _resolve(data, model, training, base, task)
     parts = {"model": _made(ModelPart, model, ("model",)), "data": _made(DataPart, data, ("data",))}
     parts |= {name: _made(kind, value[name] or {}, (name,)) for name, kind in OPTIONAL.items() if name in value}
-    made = Recipe(task=value["task"], **parts, training=training)
-    problems += _contradictions(made)
-    for path, problem in problems_of_training(training, generates=made.spec.generates):
+    made = Recipe(task=task, **parts, training=training)
+    found = [*_contradictions(made), *(_contradictions_of_task(made) if task in TASKS else ())]
+    problems += _problems_of_values(made)
+    problems += [one for one in found if not _may_follow(one[0], wrong)]
+    for path, problem in problems_of_training(training, generates=_generates(task)):
         of_shares = path == ("training", "mixture") and bool(made.data.sources)
         problems.append(_at_its_source(made.data.sources or [], problem) if of_shares else (path, problem))
-    tree.refuse(problems)
-    return made
+    return made, problems
+
+
+def _without(value: Mapping[Any, Any], paths: Collection[Path]) -> JSONObject:
+    """Returns the mapping without the entries at these paths."""
+    return {
+        name: _without(inner, [path[1:] for path in paths if path[:1] == (str(name),)])
+        if isinstance(inner, dict)
+        else inner
+        for name, inner in value.items()
+        if (str(name),) not in paths
+    }
+
+
+def _may_follow(path: Path, wrong: Collection[Path]) -> bool:
+    """Returns whether a contradiction at `path` may come from an entry that could not be read."""
+    of_model = ("model", "lora")  # each depends on the other
+    if path == ("data",):
+        return any(len(one) < 2 or one[0] == "data" for one in wrong)
+    return path[0] in of_model and any(len(one) < 2 or one[0] in of_model for one in wrong)
+
+
+def _generates(task: object) -> bool:
+    """Returns whether evaluation of a task writes text; True for an unknown task, which may."""
+    return task not in TASKS or TASKS[str(task)].generates
 
 
 def _expand_sources(tree: Tree) -> None:
@@ -138,16 +175,6 @@ def _expand_sources(tree: Tree) -> None:
         value["data"] = {"sources": value["data"]}
         of_data = {path: line for path, line in tree.places.items() if path[:1] == ("data",)}
         tree.places.update({("data", "sources", *path[1:]): line for path, line in of_data.items()})
-
-
-def _values_of_known_names(value: JSONObject, base: FilePath) -> Found:
-    """Yields the problems of values with known names, to report them together with unknown names."""
-    training = value.get("training")
-    task = value.get("task")
-    if isinstance(training, dict):
-        generates = task in TASKS and TASKS[task].generates
-        known = {name: one for name, one in training.items() if name in training_names(generates=generates)}
-        yield from problems_of_training(resolved_training(known, base, str(task)), generates=generates)
 
 
 def known_paths() -> list[str]:
@@ -184,8 +211,7 @@ def _problems(tree: Tree) -> Found:
     if training is not None and not isinstance(training, dict):
         yield ("training",), "training: names with values belong here, such as `learning_rate: 5e-5`."
     elif training:
-        generates = task in TASKS and TASKS[task].generates
-        yield from _unknown(training, training_names(generates=generates), ("training",))
+        yield from _unknown(training, training_names(generates=_generates(task)), ("training",))
 
 
 def _problems_of_part(value: object, kind: type, path: Path) -> Found:
@@ -330,36 +356,11 @@ def _at_its_source(sources: Sequence[Mapping[str, Any]], problem: str) -> tuple[
     return ("data", "sources", *named[:1], "share"), f"data.sources: {problem.removeprefix('training: ')}"
 
 
-def _contradictions(recipe: Recipe) -> Found:
+def _problems_of_values(recipe: Recipe) -> Found:
+    """Yields values that are wrong whatever the rest of the file says."""
     data = recipe.data
-    model = recipe.model
-    spec = recipe.spec
-    if data.train is None and data.dataset is None and not data.sources:
-        yield ("data",), "data.train is missing: a file, or several (or data.dataset, or data.sources)."
-    if data.sources and (data.train is not None or data.dataset is not None):
-        yield (
-            ("data", "sources"),
-            "data.sources and data.train or data.dataset both name the training data. Keep only one.",
-        )
-    if data.sources and recipe.task == "image-classification":
-        yield ("data", "sources"), f"data.sources has no effect in {recipe.task}. Name the files in data.train."
-    if model.path is None and "model_type" not in model.config:
-        yield ("model",), "model.path is missing (or, for a model from scratch, model.config with a model_type)."
-    if recipe.lora is not None and (model.path is None or model.from_scratch):
-        yield ("lora",), "lora adapts pretrained weights, but this model has none. Set model.path, or remove lora."
     if recipe.lora is not None and not 0 <= recipe.lora.dropout < 1:
         yield ("lora", "dropout"), f"lora.dropout: {recipe.lora.dropout} must be a share from 0 to below 1."
-    if model.quantization is not None and recipe.lora is None:
-        said = "quantised weights cannot be trained; an adapter on them can. Add `lora: {}`."
-        yield ("model", "quantization"), f"model.quantization: {said}"
-    if model.tokenizer is not None and model.learn_tokenizer is not None:
-        yield ("model", "tokenizer"), "model.tokenizer and model.learn_tokenizer exclude each other. Remove one."
-    if model.learn_tokenizer is not None and model.path is not None and not model.from_scratch:
-        said = "pretrained weights know the tokens of their own tokenizer. Remove it, or set model.from_scratch."
-        yield ("model", "learn_tokenizer"), f"model.learn_tokenizer: {said}"
-    has_one = model.path is not None or model.tokenizer is not None or model.learn_tokenizer is not None
-    if not has_one and "image" not in spec.needs:
-        yield ("model",), "a model from scratch needs model.tokenizer, or model.learn_tokenizer."
     if data.eval is None and data.dataset is None and not 0 <= data.eval_share < 1:
         yield ("data", "eval_share"), f"data.eval_share: {data.eval_share} must be a share from 0 to below 1."
     if data.encoding is not None:
@@ -369,8 +370,43 @@ def _contradictions(recipe: Recipe) -> Found:
             yield ("data", "encoding"), f"data.encoding: Python has no encoding {data.encoding!r}."
     if data.delimiter is not None and len(data.delimiter) != 1:
         yield ("data", "delimiter"), f"data.delimiter: {data.delimiter!r} is not one character."
-    if not 0 < data.mask_share < 1:
+    if (recipe.task not in TASKS or "mask_share" in recipe.spec.only) and not 0 < data.mask_share < 1:
         yield ("data", "mask_share"), f"data.mask_share: {data.mask_share} must be a share above 0 and below 1."
+
+
+def _contradictions(recipe: Recipe) -> Found:
+    data = recipe.data
+    model = recipe.model
+    if data.train is None and data.dataset is None and not data.sources:
+        yield ("data",), "data.train is missing: a file, or several (or data.dataset, or data.sources)."
+    if data.sources and (data.train is not None or data.dataset is not None):
+        yield (
+            ("data", "sources"),
+            "data.sources and data.train or data.dataset both name the training data. Keep only one.",
+        )
+    if model.path is None and "model_type" not in model.config:
+        yield ("model",), "model.path is missing (or, for a model from scratch, model.config with a model_type)."
+    if recipe.lora is not None and (model.path is None or model.from_scratch):
+        yield ("lora",), "lora adapts pretrained weights, but this model has none. Set model.path, or remove lora."
+    if model.quantization is not None and recipe.lora is None:
+        said = "quantised weights cannot be trained; an adapter on them can. Add `lora: {}`."
+        yield ("model", "quantization"), f"model.quantization: {said}"
+    if model.tokenizer is not None and model.learn_tokenizer is not None:
+        yield ("model", "tokenizer"), "model.tokenizer and model.learn_tokenizer exclude each other. Remove one."
+    if model.learn_tokenizer is not None and model.path is not None and not model.from_scratch:
+        said = "pretrained weights know the tokens of their own tokenizer. Remove it, or set model.from_scratch."
+        yield ("model", "learn_tokenizer"), f"model.learn_tokenizer: {said}"
+
+
+def _contradictions_of_task(recipe: Recipe) -> Found:
+    data = recipe.data
+    model = recipe.model
+    spec = recipe.spec
+    if data.sources and recipe.task == "image-classification":
+        yield ("data", "sources"), f"data.sources has no effect in {recipe.task}. Name the files in data.train."
+    has_one = model.path is not None or model.tokenizer is not None or model.learn_tokenizer is not None
+    if not has_one and "image" not in spec.needs:
+        yield ("model",), "a model from scratch needs model.tokenizer, or model.learn_tokenizer."
     roles = (*spec.needs, *spec.takes)
     for role in data.columns:
         if role not in roles:

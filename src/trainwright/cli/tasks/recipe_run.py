@@ -25,7 +25,7 @@ from trainwright.cli.tasks.models import quiet_transformers, remove_learned
 from trainwright.cli.tasks.source import load
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.config.arguments import TrainingArguments
-from trainwright.errors import RecipeError, TrainwrightError
+from trainwright.errors import ArgumentError, CheckpointError, RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
 from trainwright.run.checks import make_output_dir
 from trainwright.support.units import count_text
@@ -176,11 +176,21 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
     """
     trainer = make_trainer(recipe, tree, say)
     args = trainer.args
+    kept = Path(args.output_dir) / RECIPE_NAME
+    before = kept.read_text(encoding="utf-8") if args.should_save and kept.is_file() else None
+    saved = CheckpointStore(args.output_dir).steps()
     if args.should_save:
-        write_text(Path(args.output_dir) / RECIPE_NAME, HEAD + dump(plain(recipe)))
+        write_text(kept, HEAD + dump(plain(recipe)))
         save_base_config(trainer.model, Path(args.output_dir))
     with names_the_resume(Path(args.output_dir), say):
-        result = trainer.train()
+        try:
+            result = trainer.train()
+        except (ArgumentError, CheckpointError):
+            if (
+                before is not None and CheckpointStore(args.output_dir).steps() == saved
+            ):  # refused: no resume inherits it
+                write_text(kept, before)
+            raise
     trainer.save_metrics("train", result.metrics)
     scores: dict[str, float] = {}
     if trainer.eval_dataset is not None:

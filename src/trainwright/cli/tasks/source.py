@@ -629,8 +629,16 @@ def find_labels(material: TaskSource, role: str) -> Labels:
         unknown = _sorted(values - labels.number_of.keys())
         if unknown:
             hint = did_you_mean(unknown[0], list(labels.number_of))
+            rows = dict(material.parts)[part]
+            cells = material.column(rows, role)
+            places = [place for place, cell in enumerate(cells) if not _values([cell]).isdisjoint(unknown)]
+            names = material.names(rows)
+            places.sort(key=lambda place: (names[place].file or "", names[place].row))  # rows are shuffled
+            listed = material.table(part, rows).listed(places)
             material.wrong(
-                f"the {part} rows have labels that are not listed: {', '.join(unknown[:5])}.{hint}", "data", "labels"
+                f"the {part} rows have labels that are not listed: {', '.join(unknown[:5])}, in {listed}.{hint}",
+                "data",
+                "labels",
             )
     if len(labels.names) < 2 or len(labels.names) > MOST_LABELS:
         where = material.recipe.column(role)

@@ -101,7 +101,7 @@ class Watcher:
         return False
 
     def _sign_of(self, claim: Path) -> str:
-        """Returns what changes as long as the owner of a claim lives."""
+        """Returns a value that changes while the owner of a claim is alive."""
         with suppress(OSError, ValueError, TypeError, KeyError):
             owner = json.loads(claim.read_text(encoding="utf-8"))["watcher"]
             return str((self._requests.folder / f"watcher-{Path(owner).name}.json").stat().st_mtime)

@@ -442,6 +442,7 @@ class ScriptFields(FieldGroup, group="Run"):
         None,
         "Checkpoint that train() resumes from, if it is given none; 'auto': the newest whole one, or none.",
         syntax=("maybe_path",),
+        summarized=True,
     )
     local_rank: int = not_compared(
         -1, "Set by old launchers and accepted from them; read local_process_index instead.", limits=BY_RULES

@@ -56,8 +56,8 @@ MOST_KEPT = 64  # processes in the journal's table
 class Slow:
     """A process that the others wait for."""
 
-    rank: int  # of the process, or of the first one of those that share a copy of the model
-    phase: str  # in which it loses most
+    rank: int  # rank of the process, or of the first process that shares its copy of the model
+    phase: str  # the phase in which it loses most
     ratio: float  # its own work, in that of the others
     lost_s: float  # in a step
 

@@ -144,7 +144,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def resizing(self) -> Iterator[None]:
         """Counts memory that is taken or given back for a tensor that stays, while entered."""
-        storages: Any = torch.UntypedStorage  # whose method is replaced while this is entered
+        storages: Any = torch.UntypedStorage  # its method is replaced while this is entered
         resize = storages.resize_
 
         @functools.wraps(resize)

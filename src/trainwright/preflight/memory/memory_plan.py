@@ -32,7 +32,7 @@ class Collective:
 
     name: str  # "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all" or "barrier"
     calls: int
-    # of the whole tensors: what is summed, what was gathered, what is scattered
+    # size of the whole tensors: the summed, the gathered, the scattered ones
     bytes: int
 
 

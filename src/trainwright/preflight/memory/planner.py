@@ -167,7 +167,7 @@ def _saved_weights(model: nn.Module, engine: Engine) -> list[nn.Parameter]:
 
 
 def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Returns the bytes of tensors; of one in parts those of all processes."""
+    """Returns the bytes of tensors; for a sharded tensor the bytes in all processes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -245,7 +245,7 @@ def _track(
         num_items: their label items.
         mode: the mode of stand-ins, which is entered once the model is set up: processes are numbered before.
     """
-    engine: Any = Internals(copied).engine  # whose method is replaced below
+    engine: Any = Internals(copied).engine  # its method is replaced below
     model = copied.model
     tracker = AllocationTracker(engine.device)
     engine.backward = tracker.marking(engine.backward)  # the engine of this copy alone
