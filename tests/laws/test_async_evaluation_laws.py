@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,16 @@ from .async_evaluations import (
 )
 
 
+def children(others: Collection[psutil.Process] = ()) -> list[psutil.Process]:
+    """Returns the children of this process without those that there were before, of tests before this one."""
+    return [child for child in psutil.Process().children() if child not in others]
+
+
+@pytest.fixture
+def others() -> list[psutil.Process]:
+    return children()
+
+
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """Returns what evaluates in the place of the child process."""
@@ -77,7 +87,9 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.mark.process
-def test_a_run_with_a_child_process_has_the_numbers_and_the_choice_of_a_blocking_one(tmp_path: Path) -> None:
+def test_a_run_with_a_child_process_has_the_numbers_and_the_choice_of_a_blocking_one(
+    tmp_path: Path, others: list[psutil.Process]
+) -> None:
     """A collator that draws, two sets, an average of the weights: bit by bit, with the step of each in the journal."""
     settings = {
         "eval_dataset": {"one": doubles.samples(10), "two": doubles.samples(7)},
@@ -103,7 +115,7 @@ def test_a_run_with_a_child_process_has_the_numbers_and_the_choice_of_a_blocking
     assert metrics
     assert all(journals[0][name] == journals[1][name] for name in metrics)
     assert not list((tmp_path / "beside" / "_evaluations").rglob("*.safetensors")), "weights are deleted"
-    assert not psutil.Process().children(), "the process has ended"
+    assert not children(others), "the process has ended"
 
 
 SPEAKER = """
@@ -140,13 +152,15 @@ def asked(process: evaluators.EvaluationProcess, folder: Path, step: int) -> lis
 
 @pytest.mark.process
 @pytest.mark.parametrize("dies", [False, True], ids=["while it waits", "while it evaluates"])
-def test_a_process_that_dies_is_replaced(dies: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_that_dies_is_replaced(
+    dies: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, others: list[psutil.Process]
+) -> None:
     process = speaker(tmp_path, dies=dies)
     process.start()
     try:
         assert process.find_problem() is None
         if not dies:
-            (child,) = psutil.Process().children()
+            (child,) = children(others)
             child.kill()
             until(lambda: child.status() == psutil.STATUS_ZOMBIE)
         assert asked(process, tmp_path, 2) == [("step-2", Result(metrics={"step": "step-2"}))]
@@ -154,7 +168,7 @@ def test_a_process_that_dies_is_replaced(dies: bool, tmp_path: Path, caplog: pyt
     finally:
         process.stop()
     assert ["SIGKILL" in message for message in caplog.messages] == [True]
-    assert not psutil.Process().children()
+    assert not children(others)
     assert not (tmp_path / "scratch").exists()
 
 
@@ -198,13 +212,15 @@ def refuse(*args: Any) -> Any:
 
 @pytest.mark.slow  # a new interpreter
 @pytest.mark.process
-def test_an_error_of_an_evaluation_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+def test_an_error_of_an_evaluation_ends_the_run_with_its_traceback(
+    tmp_path: Path, others: list[psutil.Process]
+) -> None:
     (tmp_path / "run").write_text(str(os.getpid()))
     trainer, _ = make(tmp_path, eval_async=True, metric_for_best_model=None, load_best_model_at_end=False)
     trainer.compute_metrics = refuse
     with pytest.raises(ProcessFailedError, match=r"(?s)The evaluation of step 2 failed.*no metric today"):
         trainer.train()
-    assert not psutil.Process().children()
+    assert not children(others)
 
 
 def test_a_part_that_cannot_be_handed_over_is_refused_before_the_first_step(tmp_path: Path) -> None:
@@ -227,12 +243,12 @@ def test_without_cloudpickle_it_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow  # a new interpreter
 @pytest.mark.process
-def test_a_process_that_cannot_begin_refuses_the_run(tmp_path: Path) -> None:
+def test_a_process_that_cannot_begin_refuses_the_run(tmp_path: Path, others: list[psutil.Process]) -> None:
     trainer, heard = make(tmp_path, eval_async=True, eval_device="cuda:99")
     with pytest.raises(ArgumentError, match="could not begin: eval_device='cuda:99' is not there"):
         trainer.train()
     assert heard.trained == 0
-    assert not psutil.Process().children()
+    assert not children(others)
 
 
 # -- with other models ------------------------------------------------------------------------------------------------

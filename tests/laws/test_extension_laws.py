@@ -219,6 +219,8 @@ def trained(folder: Path, *names: str) -> tuple[dict[str, torch.Tensor], Seen]:
     settings: dict[str, Any] = dict(NOTHING_ELSE)
     for member in members:
         settings |= member.settings
+    if "checkpoint_mirror" in settings:
+        settings["checkpoint_mirror"] = f"memory://laws/{folder.name}"  # of no other run
     samples = doubles.samples()
     if settings.pop("curriculum", False):
         samples = Curriculum(samples, weigh, every=1, delay=1)

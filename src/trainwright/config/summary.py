@@ -138,13 +138,18 @@ def values_by_group(args: DataclassInstance) -> dict[str, JSONObject]:
     }
 
 
-@lru_cache(maxsize=8)
-def _settled_defaults(kind: type, level: int, in_kubeflow: bool) -> list[tuple[Field[Any], Any]]:
-    """Fields with defaults in the form that construction brings them to there (None -> "trainer_output", ...)."""
+def _all_defaults(kind: type) -> JSONObject:
+    """Returns the defaults of all fields, those that a class of transformers lacks included."""
     defaults: JSONObject = {}
     for group in GROUPS:
         defaults |= defaults_of(group)
-    namespace = SimpleNamespace(**{**defaults, **defaults_of(kind)})
+    return {**defaults, **defaults_of(kind)}
+
+
+@lru_cache(maxsize=8)
+def _settled_defaults(kind: type, level: int, in_kubeflow: bool) -> list[tuple[Field[Any], Any]]:
+    """Fields with defaults in the form that construction brings them to there (None -> "trainer_output", ...)."""
+    namespace = SimpleNamespace(**_all_defaults(kind))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         coerce(cast(Arguments, namespace))
@@ -154,7 +159,7 @@ def _settled_defaults(kind: type, level: int, in_kubeflow: bool) -> list[tuple[F
 def _derived(args: DataclassInstance) -> set[str]:
     """Returns the fields that nobody chose: construction brings them to their values from the chosen ones."""
     chosen = {field.name: getattr(args, field.name) for field in fields(args) if was_asked_for(args, field.name)}
-    namespace = SimpleNamespace(**{**defaults_of(type(args)), **chosen})
+    namespace = SimpleNamespace(**{**_all_defaults(type(args)), **chosen})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         coerce(cast(Arguments, namespace))

@@ -17,6 +17,7 @@ Each fingerprint waits for the device. Hooks are there in the recorded steps onl
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ from trainwright.support.fingerprint import fingerprint, named_tensors
 from trainwright.support.loss_normalization import LossOutput
 from trainwright.support.tensor_tree import map_nested
 
-WRAPPERS = ("_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod.")  # in the names of modules
+WRAPPER = re.compile(r"_(?:\w+_wrapped_module|orig_mod)\.")  # of torch, in the names of modules
 NUMBERS = (bool, int, float, str)
 
 
@@ -255,9 +256,7 @@ class ValueRecorder(Extension):
 
 
 def _plain_name(name: str) -> str:
-    for wrapper in WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
+    return WRAPPER.sub("", name)
 
 
 def _rows(batch: Batch) -> list[str]:
