@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, distributed_c10d
 
 from trainwright.distributed import watchdog as watching
 from trainwright.distributed.process_group import as_one_of_many
@@ -93,11 +93,21 @@ def test_a_process_that_cannot_leave_is_ended(
     assert "ValueError: broken sample" in capfd.readouterr().err
 
 
+def can_be_cloned() -> bool:
+    try:
+        distributed_c10d._get_default_store().clone()
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
 def test_a_store_that_cannot_be_cloned_is_told_once_and_this_process_is_watched_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watching._tell_of_no_store.cache_clear()
     with as_one_of_many(rank=0, num_processes=4, per_node=4):  # whose store has no values
+        if can_be_cloned():
+            pytest.skip("this version of torch clones the store of a group that sends nothing")
         assert start_watchdog(hang_timeout_s=0.0, run=0) is None, "there is nothing left to watch for"
         alone = start_watchdog(hang_timeout_s=60.0, run=1)
         assert alone is not None
