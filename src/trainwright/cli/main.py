@@ -877,11 +877,8 @@ def mcp() -> None:
     """Offer the commands as tools to a coding agent (MCP, over stdio)."""
     from trainwright.cli.mcp_server import serve
 
-    serve({str(command.name): str(command.help) for command in _group().commands.values() if command.name != "mcp"})
-
-
-def _group() -> Any:
-    return typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
+    serve({name: str(command.help) for name, command in group.commands.items() if name != "mcp"})
 
 
 class OneScreen(typer.core.TyperGroup):

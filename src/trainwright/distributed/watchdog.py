@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.2  # between two questions of a rank, where its world is small
-MAX_REQUESTS_PER_S = 2000  # of all ranks together; a store answers several times as many
+POLL_S = 0.2  # between two requests of a rank in a small world
+MAX_REQUESTS_PER_S = 2000  # of all ranks together, a fraction of what a store answers
 FRAME = re.compile(r'\s*File "(.*)", line (\d+) in (.*)')  # of faulthandler
 MOST_NAMED = 8  # ranks in one line
 GRACE_S = 5.0  # for a process to end by itself when another one has failed
@@ -86,10 +86,8 @@ class Watchdog:
             gate = self._gate
         if gate is None or self._passed < gate:
             return None
-        if not self._is_decided.wait(
-            WAIT_FOR_GATES_S + 3 * self._poll_s
-        ):  # a rank is gone: the signal counts here and now
-            return self._signal
+        if not self._is_decided.wait(WAIT_FOR_GATES_S + 3 * self._poll_s):
+            return self._signal  # a rank is gone: the signal counts here and now
         return self._signal if self._last is not None and self._passed >= self._last else None
 
     def ask(self, number: int) -> None:
@@ -183,21 +181,19 @@ class Watchdog:
 
     def _standings(self, store: Store) -> str:
         """Lists the position of each process; first the processes that the others probably wait for."""
+        keys = {f"stands{rank}": rank for rank in range(self._num_processes)}
+        there = list(keys) if store.check(list(keys)) else [key for key in keys if store.check([key])]
+        silent = [rank for key, rank in keys.items() if key not in set(there)]
         places: dict[tuple[int, str], list[int]] = {}
-        silent = []
-        for rank in range(self._num_processes):
-            key = f"stands{rank}"
-            if store.check([key]):
-                number, _, place = store.get(key).decode().partition("|")
-                places.setdefault((int(number), place), []).append(rank)
-            else:
-                silent.append(rank)
-        lines = ["Where the processes stand (the first ones are probably those that the others wait for):"]
+        for key, value in zip(there, _values(store, there), strict=True):
+            passed, _, place = value.decode().partition("|")
+            places.setdefault((int(passed), place), []).append(keys[key])
+        lines = ["Where the processes stand (the others probably wait for the first):"]
         if silent:
             lines.append(f"    {_named(silent)}: no answer; gone, or stopped")
-        furthest = max(passed for passed, _ in places)
-        for (passed, place), ranks in sorted(places.items(), key=lambda item: (item[0][0], len(item[1]), item[1])):
-            behind = f", {counted(furthest - passed, 'step')} behind" if passed < furthest else ""
+        furthest = max(number for number, _ in places)
+        for (number, place), ranks in sorted(places.items(), key=lambda item: (item[0][0], len(item[1]), item[1])):
+            behind = f", {counted(furthest - number, 'step')} behind" if number < furthest else ""
             lines.append(f"    {_named(ranks)}: {place}{behind}")
         return "\n".join(lines)
 

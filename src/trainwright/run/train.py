@@ -88,9 +88,9 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
 
 def freeze(trainer: AnyTrainer, path: Path, *, folder: str) -> None:
     """Writes what another process needs to evaluate for a run that writes to `folder`."""
-    from trainwright.run.frozen import freeze
+    from trainwright.run import frozen
 
-    freeze(trainer, path, folder=folder, device=str(value_of(trainer.args, "eval_device")))
+    frozen.freeze(trainer, path, folder=folder, device=str(value_of(trainer.args, "eval_device")))
 
 
 def drive(
