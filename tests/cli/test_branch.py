@@ -118,7 +118,7 @@ def test_a_run_that_is_extended_twice_has_no_jump(tmp_path: Path, monkeypatch: p
 
 
 REFUSED = [
-    (("branch", "run", "--at", "5", "--out", "x"), "run has no checkpoint of step 5; there are those of step 4, 8"),
+    (("branch", "run", "--at", "5", "--out", "x"), "run has no checkpoint of step 5; it has step 4, 8"),
     (("branch", "nowhere", "--at", "4", "--out", "x"), "branch_from=CHECKPOINT"),
     (("branch", "s3://bucket/run", "--at", "4", "--out", "x"), "is a URL"),
     (("branch", "run", "--at", "4", "--out", "run"), "Give it another output_dir"),

@@ -377,7 +377,7 @@ def test_the_mirror_of_the_trunk_is_not_written_to(tmp_path: Path) -> None:
 
 def test_steps_that_a_run_has_are_named(trunk: Path) -> None:
     assert checkpoint_at(trunk, AT) == trunk / f"checkpoint-{AT}"
-    with pytest.raises(CheckpointNotFoundError, match=r"no checkpoint of step 7; there are those of step 2, 4, 6, 8"):
+    with pytest.raises(CheckpointNotFoundError, match=r"no checkpoint of step 7; it has step 2, 4, 6, 8"):
         checkpoint_at(trunk, 7)
 
 

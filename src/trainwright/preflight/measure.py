@@ -206,7 +206,7 @@ class Measurement:
         if self._known.cost is None and plan.max_steps < MIN_STEPS:
             raise TooShort.of(plan.max_steps)
         self._cost = self._known.cost or self._measured_cost()
-        self._ratios: dict[str, float] = {}  # of levers that were timed now
+        self._ratios: dict[str, float] = {}  # times of the levers measured in this run
         self._step_s = self._cost.seconds(self._micro_batches, self._plain_tokens() * self._micro_batches)
         self._budget_s = SHARE * self._num_steps * (self._step_s + self._read_s)
         self._kept: JSONObject = {}

@@ -107,7 +107,7 @@ def step_tokens(lengths: Lengths, batch_size: int, micro_batches: int, processes
 def split_tokens(lengths: Lengths, window: int, num_groups: int, processes: int) -> float:
     """Mean tokens of a step of `window` samples that is split by length into `num_groups` on each process.
 
-    They are those of the first process, which gets the costliest group of each slot, so the others wait for it.
+    The first process counts: it gets the most expensive group of each slot, and the others wait for it.
     """
     num_steps = min(len(lengths) // window, NUM_STEPS)
     some: list[int] = lengths[: num_steps * window].tolist()

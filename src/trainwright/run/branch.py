@@ -15,7 +15,7 @@ from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
 
-NAME = "branch"  # of the entry in a checkpoint
+NAME = "branch"  # name of the entry in a checkpoint
 
 
 def origin_of(checkpoint: Checkpoint) -> JSONObject:
@@ -30,7 +30,7 @@ def origin_of(checkpoint: Checkpoint) -> JSONObject:
 
 
 def origins_in(checkpoint: Checkpoint) -> list[JSONObject]:
-    """Returns where the run of a checkpoint comes from; empty where it is no branch."""
+    """Returns the origins of the run of a checkpoint; empty if it is not a branch."""
     found = checkpoint.extension_states(0).get(NAME, {}).get("origins", [])
     return [dict(one) for one in found]
 
@@ -40,7 +40,7 @@ def checkpoint_at(run: str | Path, step: int) -> Path:
     store = CheckpointStore(run)
     steps = store.steps()
     if step not in steps:
-        there = f"there are those of step {', '.join(map(str, steps))}" if steps else "there is no other either"
+        there = f"it has step {', '.join(map(str, steps))}" if steps else "it has none"
         raise CheckpointNotFoundError(f"{run} has no checkpoint of step {step}; {there}.")
     return store.path(step)
 
@@ -57,8 +57,8 @@ def begin_or_continue(branch_from: str, own: Checkpoint | None) -> Checkpoint:
         steps = CheckpointStore(branch_from).steps()
         if steps:
             raise ArgumentError(
-                f"branch_from={branch_from!r} is the directory of a run. Name one of its checkpoints: those of step "
-                f"{', '.join(map(str, steps))}, as {str(CheckpointStore(branch_from).path(steps[-1]))!r}."
+                f"branch_from={branch_from!r} is the directory of a run. Name one of its checkpoints, step "
+                f"{', '.join(map(str, steps))}, such as {str(CheckpointStore(branch_from).path(steps[-1]))!r}."
             )
         return verified(branch_from, argument="branch_from")
     origins = origins_in(own)
@@ -72,7 +72,7 @@ def begin_or_continue(branch_from: str, own: Checkpoint | None) -> Checkpoint:
 
 
 def _is_origin(branch_from: str, origin: JSONObject) -> bool:
-    """Returns whether a run comes from there: by the id of the run, where the checkpoint is still there."""
+    """Returns whether a run comes from there, by the id of the run if the checkpoint still exists."""
     manifest = Manifest.read(Path(branch_from))
     if manifest is None:
         return Path(branch_from).name == Path(origin["checkpoint"]).name
@@ -80,7 +80,7 @@ def _is_origin(branch_from: str, origin: JSONObject) -> bool:
 
 
 def check_mirror(branch_from: str, mirror: str | None) -> None:
-    """Raises ArgumentError where a branch would write to the mirror of its origin."""
+    """Raises ArgumentError if a branch would write to the mirror of its origin."""
     if mirror is not None and (Checkpoint(branch_from).arguments or {}).get("checkpoint_mirror") == mirror:
         raise ArgumentError(
             f"checkpoint_mirror={mirror!r} holds copies of the run of {branch_from}. Give the branch its own URL."
@@ -88,7 +88,7 @@ def check_mirror(branch_from: str, mirror: str | None) -> None:
 
 
 def bring_along(checkpoint: Checkpoint, folder: str) -> None:
-    """Copies what a run keeps beside its checkpoints, and its branch needs too: the samples in quarantine."""
+    """Copies the list of samples in quarantine, which a run keeps next to its checkpoints and its branch needs."""
     source = checkpoint.path.parent / QUARANTINE_NAME
     target = Path(folder) / QUARANTINE_NAME
     if source.is_file() and not target.exists():

@@ -9,6 +9,7 @@ import ast
 import dis
 import functools
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from torch import nn
 
 from trainwright._types import JSONObject, Model, is_instance_of
 
+WRAPPER = re.compile(r"_(?:\w+?_wrapped_module|orig_mod)\.")  # of torch, in the names of parameters and modules
+
 
 def core_model(model: Model) -> Any:
     """Returns the model inside PEFT adapters and a compiled wrapper; its `forward` names the inputs."""
@@ -28,6 +31,11 @@ def core_model(model: Model) -> Any:
     if is_instance_of(model, "peft", "PeftMixedModel"):
         return model.base_model.model
     return model
+
+
+def plain_name(name: str) -> str:
+    """Returns the name of a parameter or module without the names of wrappers of torch: compiler, checkpointing, shards."""
+    return WRAPPER.sub("", name)
 
 
 def uncompiled(model: Model) -> nn.Module:

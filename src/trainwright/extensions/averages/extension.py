@@ -21,12 +21,12 @@ from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointError
 from trainwright.extensions.averages.averages import Tensors, make_average
 from trainwright.loop.extension import Decision, Evaluate, Extension, Run, SavedRun, Sink, StepFacts
+from trainwright.support.model_facts import plain_name
 from trainwright.support.tensor_tree import local_part
 
 logger = logging.getLogger(__name__)
 
 PREFIX = "eval_average"
-WRAPPERS = "_checkpoint_wrapped_module."  # of torch's activation checkpointing, in the names of parameters
 
 
 class WeightAverages(Extension):
@@ -72,7 +72,7 @@ class WeightAverages(Extension):
         self._pending: int | None = None  # a step whose weights must still enter
         self._refused = 0  # the last step without an update
         named = engine.unwrap(model).named_parameters()
-        self._others = {name.replace(WRAPPERS, ""): parameter for name, parameter in named}  # not trained up to now
+        self._others = {plain_name(name): parameter for name, parameter in named}  # not trained up to now
         self._averaged: dict[str, torch.nn.Parameter] = {}
         self._follow_trained()
 

@@ -17,7 +17,6 @@ Each fingerprint waits for the device. Hooks are there in the recorded steps onl
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -36,9 +35,9 @@ from trainwright.engine.base import Engine
 from trainwright.loop.extension import Decision, Extension, MicroBatch, Run, StepFacts
 from trainwright.support.fingerprint import fingerprint, named_tensors
 from trainwright.support.loss_normalization import LossOutput
+from trainwright.support.model_facts import plain_name
 from trainwright.support.tensor_tree import map_nested
 
-WRAPPER = re.compile(r"_(?:\w+_wrapped_module|orig_mod)\.")  # of torch, in the names of modules
 NUMBERS = (bool, int, float, str)
 
 
@@ -104,7 +103,7 @@ class ValueRecorder(Extension):
         self._write("run", "", facts=self._about)
 
     def window(self, batches: Sequence[Batch]) -> None:
-        """Begins to record, if the step is one of those asked for."""
+        """Begins to record, if the step was asked for."""
         self._unhook()
         assert self._run is not None, "begin comes first"
         progress = self._run.progress
@@ -132,14 +131,14 @@ class ValueRecorder(Extension):
     def _write_weights(self, phase: str) -> None:
         weights = [*self._root.named_parameters(), *self._root.named_buffers()]
         for name, one in weights:
-            self._write(phase, _plain_name(name), values={"": fingerprint(one, with_place=True)})
+            self._write(phase, plain_name(name), values={"": fingerprint(one, with_place=True)})
 
     def _hook(self) -> None:
         # A compiled model is split here: a hook is not compiled with it.
         enter = torch.compiler.disable(self._enter)  # type: ignore[no-untyped-call]
         leave = torch.compiler.disable(self._leave)  # type: ignore[no-untyped-call]
         for name, module in self._root.named_modules():
-            about = _plain_name(name), type(module).__name__
+            about = plain_name(name), type(module).__name__
             before = module.register_forward_pre_hook(partial(enter, name), with_kwargs=True)
             self._hooks += [before, module.register_forward_hook(partial(leave, *about))]
         for name, one in self._root.named_parameters():
@@ -181,7 +180,7 @@ class ValueRecorder(Extension):
 
     def _take_gradient(self, name: str, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
-            self._write("gradient", _plain_name(name), values={"": fingerprint(parameter.grad)})
+            self._write("gradient", plain_name(name), values={"": fingerprint(parameter.grad)})
 
     def micro_batch(self, batch: MicroBatch) -> None:
         """Records the loss, and that the backward pass comes next."""
@@ -199,7 +198,7 @@ class ValueRecorder(Extension):
             self._write("clipped", "norm", facts={"gradient norm": norm})
             for name, one in self._root.named_parameters():
                 if one.grad is not None:
-                    self._write("clipped", _plain_name(name), values={"": fingerprint(one.grad)})
+                    self._write("clipped", plain_name(name), values={"": fingerprint(one.grad)})
             self._write("optimizer", "", facts=_settings_of(facts.optimizer))
         return Decision.APPLY
 
@@ -253,10 +252,6 @@ class ValueRecorder(Extension):
         line: JSONObject = {"step": self._step, "micro_batch": self._micro_batch, "phase": phase, "name": name}
         more = {"kind": kind, "call": call, **parts}
         self._file.write(json.dumps(json_value(line | {key: one for key, one in more.items() if one})) + "\n")
-
-
-def _plain_name(name: str) -> str:
-    return WRAPPER.sub("", name)
 
 
 def _rows(batch: Batch) -> list[str]:
