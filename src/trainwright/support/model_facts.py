@@ -34,7 +34,7 @@ def core_model(model: Model) -> Any:
 
 
 def plain_name(name: str) -> str:
-    """Returns the name of a parameter or module without the names of wrappers of torch: compiler, checkpointing, shards."""
+    """Returns the name of a parameter or module without the names of torch's wrappers in it."""
     return WRAPPER.sub("", name)
 
 
