@@ -34,7 +34,7 @@ Model: TypeAlias = Any
 # The user's own types: a map-style dataset, a stream or a `datasets.Dataset`, or anything that yields its batches.
 DatasetLike: TypeAlias = Any
 DataLoaderLike: TypeAlias = Any
-Trial: TypeAlias = Any  # of the backend of a search
+Trial: TypeAlias = Any  # class of the search backend
 # Tensors or arrays, alone or in lists, tuples and mappings of any depth: the model decides the nesting.
 Nested: TypeAlias = Any
 # An object of JSON: its values are of every type that JSON has, and a reader checks them.

@@ -156,7 +156,7 @@ def warn_older_name(old: str, new: str, *, stacklevel: int = 3) -> None:
 def warn_caller(message: str, category: type[Warning]) -> None:
     """Warns at the nearest line outside this package, at any depth of calls."""
     frame = sys._getframe(1)
-    level = 2  # of `frame`; this function is 1
+    level = 2  # stack level of `frame`; this function is 1
     while frame.f_back is not None and (
         frame.f_code.co_filename == "<string>"  # a generated __init__
         or frame.f_globals.get("__name__", "").partition(".")[0] == __package__

@@ -93,7 +93,7 @@ class Trainer:
         eval_dataset (Dataset | dict[str, Dataset]): samples to evaluate on, or a dict of several sets by name.
         processing_class (PreTrainedTokenizerBase | ProcessorMixin): tokenizer, image processor, feature extractor or
             processor; saved with the model.
-        model_init (Callable[..., nn.Module]): makes the model; called anew by each `train()`. Takes no argument, or the
+        model_init (Callable[..., nn.Module]): makes the model; called by each `train()`. Takes no argument, or the
             trial of a search.
         compute_loss_func (Callable[..., torch.Tensor]): `(outputs, labels, num_items_in_batch) -> loss`, in place of
             the model's own.
@@ -590,7 +590,7 @@ class Trainer:
             steps = DrivenSteps(train.drive(self, resume_from_checkpoint, None), self)
         while True:
             step = steps.next_or_none()
-            self._run.driven_steps = steps  # of the current run, or of the idle run after it
+            self._run.driven_steps = steps  # the current run, or the idle run after it
             if step is None:
                 return None
             with steps.ending_by_error():
@@ -705,7 +705,7 @@ class Trainer:
             description: purpose of the data, for messages.
             batch_size: samples of a batch, per device.
             sampler_fn: from the dataset to its order.
-            is_training: whether to shuffle anew each epoch and give every process the same number of batches.
+            is_training: whether to reshuffle each epoch and give every process the same number of batches.
             dataloader_key: the key to reuse it by in the next evaluation, with `dataloader_persistent_workers`.
 
         Returns:
@@ -1295,7 +1295,7 @@ class Trainer:
 
         Returns its share of the window's sum.
 
-        `inputs` are the collated batch; `is_scaled` tells whether a loss from outside `compute_loss` is scaled already.
+        `inputs` are the collated batch; `is_scaled`: a loss from outside `compute_loss` is scaled already.
         """
         run = self._run
         engine = self._services.engine
@@ -2407,10 +2407,10 @@ class Trainer:
         """Looks for likely problems, on the first batches and without training; the trainer is not changed.
 
         Args:
-            memory: also plan the memory of a step: what uses it, and how other settings would change it.
+            memory: also plan the memory of a step: its uses, and how other settings would change it.
             budget: the available memory, such as "24GB" or a number of bytes; the plan ends with the cheapest change
                 that fits. None for the memory of the device.
-            processes: also plan a run of so many processes, without starting it: the memory of each kind of process,
+            processes: also plan a run of this size, without starting it: the memory of each kind of process,
                 batches, steps and tokens, bytes sent in a step, and checkpoints. None: no such plan.
             per_node: processes on one machine; default 8, or all if there are fewer.
             engine: how the model is distributed: "ddp", "fsdp2", "shard_grad_op" or "hsdp"; by default as in the
@@ -2447,10 +2447,10 @@ class Trainer:
         return prove.prove(self, num_steps=num_steps)
 
     def compare_with(self, other: Trainer, *, num_steps: int = 2, tolerance: float | None = None) -> ValuesReport:
-        """Trains the first steps of this trainer and of another, on copies, and tells which value parts first.
+        """Trains the first steps of this trainer and of another, on copies, and finds the first value that differs.
 
-        Every value is compared, in the order in which a step computes it: random states, samples, weights, what each
-        module gets and returns, the loss, gradients, and new weights. Both trainers stay as they are; callbacks and
+        Every value is compared, in the order in which a step computes it: random states, samples, weights, inputs and
+        outputs of each module, the loss, gradients, and new weights. Both trainers stay as they are; callbacks and
         extensions of the user do not take part. It needs one process that holds the whole model.
 
         Args:
@@ -2460,7 +2460,7 @@ class Trainer:
                 None: all bits must be the same.
 
         Returns:
-            The report: `is_same`, and `first`, with the step, the module and its class, and what differs. `print`
+            The report: `is_same`, and `first`, with the step, the module and its class, and the difference. `print`
             shows it.
 
         Raises:

@@ -86,7 +86,7 @@ def readable(logs: Mapping[str, object], max_str_len: int = MAX_STR_LEN) -> dict
 
 
 class ProgressCallback(TrainerCallback):
-    """Shows a bar for training, and below it one for evaluation; without a terminal, one plain line per log.
+    """Shows a bar for training, and below it a bar for evaluation; without a terminal, one plain line per log.
 
     Args:
         max_str_len: longest text value shown in full, in characters.

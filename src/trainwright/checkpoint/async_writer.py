@@ -3,7 +3,7 @@
 In the background: values that change while training continues are copied (`sink`), and a low-priority thread writes,
 flushes and commits, outside the interpreter's lock. Its errors are raised the next time the run asks: at the next save,
 or when training ends. If several processes write parts of one checkpoint, each has such a thread; the threads agree
-among themselves, and an error in one is raised in all.
+among themselves, and an error in any is raised in all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trainwright.support.units import size_text
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-NICENESS = 5  # of the writing thread, if the system supports thread priorities
+NICENESS = 5  # priority of the writing thread, if the system supports thread priorities
 STATES_PER_WEIGHT = 2  # for Adam and similar optimizers; only an estimate, used before the first step
 
 
@@ -71,7 +71,7 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._follow_ups: list[Callable[[bool], None]] | None = None  # for the pending write
-        # of checkpoints that user code may be changing, in a process that commits; None if there is no such code
+        # watches checkpoints that user code may change, in a process that commits; None without such code
         self._watch: ChangeWatch | None = None
         self._committed: Callable[[], None] = _nothing  # called after that code has returned
         self._meet: Callable[[], None] | None = None  # waits until that code has returned in all processes
@@ -290,7 +290,7 @@ def _staging(
 
 @contextmanager
 def fail_together(ranks: Ranks) -> Iterator[None]:
-    """Makes a failed write fail in all processes; the ones without an error raise CheckpointWriteError.
+    """Makes a failed write fail in all processes; processes without an error of their own raise CheckpointWriteError.
 
     Weights that are not finite are refused in all processes with the same error.
     """

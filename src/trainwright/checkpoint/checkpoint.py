@@ -60,7 +60,7 @@ class Checkpoint:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._contents: dict[str, bytes] = {}  # of files that were verified and not read since
+        self._contents: dict[str, bytes] = {}  # files that were verified and not read since
         self._random_states: dict[Path, rng.States] = {}
 
     def __str__(self) -> str:

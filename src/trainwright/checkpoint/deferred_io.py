@@ -200,7 +200,7 @@ class HostBuffers:
 
 
 def check_plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor if its values are exactly those in its storage; raises NotPlainError otherwise."""
+    """Returns the tensor if its values are exactly its storage; raises NotPlainError otherwise."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
     if not is_plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.device.type == "meta":
         raise NotPlainError(f"a tensor of type {type(tensor).__name__}")

@@ -24,7 +24,7 @@ def find_nan(folder: Path, *, shards: Pieces) -> tuple[str, str] | None:
     """Returns the first file with NaN in an optimizer's state, and the tensor's name; None if there is none.
 
     Args:
-        folder: a staged checkpoint. None is also returned if it has no optimizer, or one that cannot be read as plain
+        folder: a staged checkpoint. None is also returned if its optimizer is missing or cannot be read as plain
             tensors.
         shards: reads the pieces of a sharded optimizer.
     """

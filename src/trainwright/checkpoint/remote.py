@@ -1,8 +1,8 @@
 """Checkpoints under a URL of an object store: uploaded, listed, verified while they are read, deleted.
 
 A checkpoint exists under a URL or it does not. Its files are uploaded first and its manifest last; a reader takes only
-one with a sound manifest, whose files have the sizes and digests that are listed there. An object `.upload` marks a
-checkpoint that is being uploaded or deleted, so that the next run finds and removes what a killed one has left.
+checkpoints with a sound manifest, and files with the sizes and digests that it lists. An object `.upload` marks a
+checkpoint that is being uploaded or deleted, so that the next run finds and removes the leftovers of a killed run.
 
 When a checkpoint is copied, and how often a failure is tried again, is decided in `extensions/mirror`. Any store that
 fsspec knows will do; fsspec is imported when a store is opened.
@@ -38,16 +38,16 @@ from trainwright.journal.record import JOURNAL_NAME
 logger = logging.getLogger(__name__)
 
 MARK_NAME = ".upload"
-READ_BYTES = 8 << 20  # of one request; more for large files
-MOST_READ_BYTES = 32 << 20  # of one request
+READ_BYTES = 8 << 20  # per request; more for large files
+MOST_READ_BYTES = 32 << 20  # per request
 NUM_AHEAD = 8  # requests under way while a checkpoint is read
 AHEAD_BYTES = 128 << 20  # memory of a download: the sum of all requests under way
-WRITE_BYTES = 16 << 20  # of one part of an upload
-MAX_PARTS = 9_000  # of one object; S3 allows 10,000
+WRITE_BYTES = 16 << 20  # per part of an upload
+MAX_PARTS = 9_000  # per object; S3 allows 10,000
 CHUNK_BYTES = 1 << 20  # read from the disk at once, and sent before the speed is looked at
 READ_ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5
-# Files of a run beside its checkpoints that are copied too, and a directory of them.
+# Files of a run other than checkpoints that are copied too, and a directory of them.
 RUN_FILES = (JOURNAL_NAME, QUARANTINE_NAME, LEDGER_NAME, RECIPE_NAME)
 RUN_FOLDER = "incidents"
 _FOLDER = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
@@ -109,7 +109,7 @@ class RemoteStore:
             _SHARED.pop(self.url, None)
 
     def reconnect(self) -> None:
-        """Makes a new client, which reads credentials anew."""
+        """Makes a new client, which reads credentials again."""
         self._fs, self._root = _open(self.url)
 
     # -- which there are -----------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class RemoteStore:
     def manifests(self) -> list[Manifest]:
         """Returns the manifests of the checkpoints, the newest first.
 
-        The newest run is the one that wrote last; within a run, the step decides, not the time.
+        The newest run wrote last; within a run, the step decides, not the time.
         """
         with ThreadPoolExecutor(NUM_AHEAD, thread_name_prefix="trainwright-manifests") as pool:
             found = [one for one in pool.map(self.manifest, self.steps()) if one is not None]
@@ -181,7 +181,7 @@ class RemoteStore:
         """
         step = manifest.step
         self._fs.pipe_file(self._path(step, MARK_NAME), b"")
-        self._delete([self._path(step, MANIFEST_NAME)])  # of an older checkpoint of this step
+        self._delete([self._path(step, MANIFEST_NAME)])  # left by an older checkpoint of this step
         for name in names(manifest):
             self.put_part(folder / name, manifest, name)
         sizes = self.find(_name(step))
@@ -202,7 +202,7 @@ class RemoteStore:
         self._put(source, self._path(manifest.step, name), manifest.files[name], sign)
 
     def put(self, source: Path, name: str) -> None:
-        """Uploads a file of the run, beside the checkpoints."""
+        """Uploads a file of the run, next to the checkpoints."""
         self._put(source, f"{self._root}/{name}", None)
 
     def _put(

@@ -107,7 +107,7 @@ def file_name(rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> str:
 
 
 def find_file(folder: str | Path, *, rank: int, num_processes: int, name: str = RNG_STATE_NAME) -> Path | None:
-    """Returns the path of a process's file, if any; the first process accepts one for another number of processes."""
+    """Returns the path of a process's file, if any; the first process accepts it for another number of processes."""
     path = Path(folder) / file_name(rank, num_processes, name)
     if path.is_file():
         return path

@@ -51,7 +51,7 @@ _BESIDE = re.compile(
     r"(?P<purpose>staging|replaced|removed)$"
 )
 
-MIN_BYTES = 1 << 20  # smaller files save little, and they are the ones that people edit in place
+MIN_BYTES = 1 << 20  # smaller files save little, and people edit them in place
 PIECE = 1 << 18  # elements compared at once, so that they stay in the cache
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # of safetensors
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
@@ -173,7 +173,7 @@ class CheckpointStore:
         return {step for step, path in _finals(self.root) if Checkpoint(path).non_finite_mark is not None}
 
     def watch_for_changes(self, run_id: str) -> ChangeWatch:
-        """Returns a watch over the checkpoints of a run: existing ones, and those committed from now on."""
+        """Returns a watch over the checkpoints of a run: existing ones, and all that are committed from now on."""
         self.watch = ChangeWatch(self._weights.first_in)
         for _, path in _finals(self.root):
             manifest = Manifest.read(path)
@@ -289,7 +289,7 @@ class CheckpointStore:
         return found
 
     def latest(self, why_not: Callable[[Checkpoint], str | None] = Checkpoint.find_problem) -> Checkpoint | None:
-        """Returns the newest checkpoint without a problem; warns about newer ones with a problem, and names it."""
+        """Returns the newest checkpoint without a problem; warns about newer checkpoints and names their problem."""
         self._finish_commits()
         for checkpoint in _newest_first(self.root):
             problem = checkpoint.non_finite_mark or why_not(checkpoint)

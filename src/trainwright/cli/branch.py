@@ -72,7 +72,7 @@ def branched(
     command = "trainwright branch"
     tree.set(("training", "branch_from"), origin, origin=command)
     tree.set(("training", "output_dir"), str(out), origin=command)
-    training.pop("overwrite_output_dir", None)  # with it, each start would begin anew
+    training.pop("overwrite_output_dir", None)  # with it, each start would begin again
     return checked(tree, folder), tree
 
 

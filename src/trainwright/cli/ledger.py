@@ -34,7 +34,7 @@ class LedgerTable:
 
     columns: Mapping[str, Sequence[Any]]
     names: Sequence[SampleId]
-    fingerprints: Sequence[int | None]  # of their rows
+    fingerprints: Sequence[int | None]  # fingerprints of their rows
     sizes: Mapping[str, int | None]  # samples of each source
     num_samples: int | None  # None for a stream
     id_column: str | None

@@ -69,7 +69,7 @@ def _report(error: Exception, *, as_json: bool) -> None:
 
 
 def reported(command: Callable[..., None]) -> Callable[..., None]:
-    """Makes a function a command: its errors are reported, as JSON where it was called with `--json`."""
+    """Makes a function a command: its errors are reported, as JSON if it was called with `--json`."""
 
     @functools.wraps(command)
     def call(*args: Any, **kwargs: Any) -> None:
@@ -277,7 +277,7 @@ def extend(
 
 
 def _launched(recipe: Recipe, processes: int | None, context: typer.Context) -> bool:
-    """Starts the processes that are asked for, each with this command; False where it is to be done here."""
+    """Starts the processes that are asked for, each with this command; False if it is to be done here."""
     number = processes or (1 if recipe.launch is None else recipe.launch.processes)
     if number == 1 or World.detect().world_size > 1:
         return False
@@ -296,7 +296,7 @@ def check(
     memory: Annotated[bool, typer.Option("--memory", help="Also plan the memory of a step.")] = False,
     prove: Annotated[bool, typer.Option("--prove", help="Also prove what must be equal.")] = False,
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit, as 24GB.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Also plan a run of so many.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Also plan a run with this number of processes.")] = None,
     per_node: Annotated[int | None, typer.Option(min=1, help="Processes of a machine.")] = None,
     engine: Annotated[str | None, typer.Option(help="How they share the model.")] = None,
     as_json: AsJson = False,
@@ -396,7 +396,7 @@ def compare(
     if len(runs) < 2:
         raise errors.ArgumentError(
             f"compare takes two runs or more, and {runs[0]} is one: trainwright compare {runs[0]} OTHER_RUN. "
-            f"`trainwright runs` lists those below a directory; `trainwright report {runs[0]}` shows one."
+            f"`trainwright runs` lists the runs below a directory; `trainwright report {runs[0]}` shows one."
         )
     from trainwright.cli.remote_runs import journal_of
 

@@ -1,7 +1,7 @@
 """`trainwright mcp`: the commands as tools of the Model Context Protocol, over standard input and output.
 
-A tool is a command: its arguments are those that one would type, and its answer is the document of `--json`. Each call
-is a process of its own, so nothing is kept between two of them, and a training that is killed harms nobody.
+A tool is a command: its arguments are those of the command line, and its answer is the document of `--json`. Each call
+is a process of its own, so nothing is kept between two of them, and the server survives a killed training.
 Source: modelcontextprotocol.io.
 """
 
@@ -21,7 +21,7 @@ SKILL = Path(__file__).parent.parent / "SKILL.md"
 
 
 def answer_of(command: str, arguments: list[str], *, folder: str | None = None) -> dict[str, Any]:
-    """Runs a command and returns its exit code, its JSON document, and what it told people.
+    """Runs a command and returns its exit code, its JSON document, and its messages for people.
 
     Args:
         command: name of the command.

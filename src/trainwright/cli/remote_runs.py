@@ -67,7 +67,7 @@ def checkpoint_of(place: Place) -> Iterator[Path]:
         if name.startswith("checkpoint-"):
             found = fetch_named(place, store)
             remote = RemoteStore(run)
-            if RECIPE_NAME in _reading(remote, remote.names):  # some commands read it beside the checkpoint
+            if RECIPE_NAME in _reading(remote, remote.names):  # some commands read it along with the checkpoint
                 _reading(remote, partial(remote.get, RECIPE_NAME, folder / RECIPE_NAME))
             yield found.path
             return

@@ -49,7 +49,7 @@ class Replayed:
     """Result of a replay."""
 
     lines: list[str]  # text for the terminal
-    is_same: bool  # losses or error equal those of the incident, bit for bit
+    is_same: bool  # losses or error are the same as in the incident, bit for bit
 
 
 def replay(folder: Path, *, model: str | None, precision: str | None, one_by_one: bool) -> Replayed:

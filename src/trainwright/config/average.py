@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any  # what a user wrote
+from typing import Any  # for values as the user wrote them
 
 from trainwright.config.plans import AveragePlan
 from trainwright.errors import did_you_mean

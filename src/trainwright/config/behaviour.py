@@ -53,7 +53,7 @@ def _corrects(*differences: Difference) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """Behaviour of a run where it differs from the original.
+    """Behaviour of a run that differs from the original.
 
     Each field names the behaviour that holds if it is True.
     """

@@ -46,7 +46,7 @@ OF_ARGPARSE = ("nargs", "const", "choices", "metavar", "required", "type", "defa
 HELP_WIDTH = 100
 SHORT_LIST = 6
 OPTION = re.compile(r"--([\w-]+)")
-AMBIGUOUS = re.compile(r"ambiguous option: --([\w-]+)")  # of argparse, which takes an option by its beginning
+AMBIGUOUS = re.compile(r"ambiguous option: --([\w-]+)")  # argparse's message: it accepts abbreviated options
 
 
 class OneOrMore(argparse.Action):

@@ -60,7 +60,7 @@ def settings_of(engine: str | None, args: Arguments) -> dict[str, Any]:
 
 
 def split_engine(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Splits settings of a run under a launcher into those of one process, and the word for its engine.
+    """Splits settings of a run under a launcher into the settings of one process, and the word for its engine.
 
     Raises:
         ArgumentError: the settings of the engine cannot be read.

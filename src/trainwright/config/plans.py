@@ -84,7 +84,7 @@ class MixturePlan:
 
     # each from a step (int) or a share of the run (float) on: by source a share, or a number of passes as text
     stages: tuple[tuple[int | float, Mapping[str, float | str]], ...]
-    is_linear: bool  # shares change steadily to those of the next stage
+    is_linear: bool  # shares change steadily until the next stage
     unit: str  # shares of "samples" or "tokens"
     samples_per_step: int  # over all processes
     num_steps: int | None  # length of the run; None: `num_epochs` decides
@@ -180,7 +180,7 @@ class ParallelPlan:
     cp: int = 1  # processes that have parts of one batch's sequences, and gather keys and values
     sp: int = 1  # the same, which exchange heads for tokens; at most one of the two is above 1
     in_model: bool = False  # the model was brought in parts
-    has_others: bool = False  # beside the parts it has weights that nothing averages over the replicas: an adapter's
+    has_others: bool = False  # an adapter's weights, which nothing averages over the replicas, are added to the parts
     writes_parts: bool = False  # each process writes its part of a checkpoint
     given: Any = None  # the user's accelerate.ParallelismConfig, not imported here
 

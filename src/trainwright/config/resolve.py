@@ -426,7 +426,7 @@ def parallel(
     has_deepspeed: bool = False,
     num_in_copy: int | None = None,
 ) -> plans.ParallelPlan | None:
-    """Returns the parallel plan that is asked for; None where processes share nothing but the batches.
+    """Returns the requested parallel plan; None if processes share nothing but the batches.
 
     The sizes multiply to the number of processes. Those of tensor, context and sequence parallelism lie next to each
     other, so with `num_together` of them, process p has the batches of replica p // num_together.

@@ -139,7 +139,7 @@ def values_by_group(args: DataclassInstance) -> dict[str, JSONObject]:
 
 
 def _all_defaults(kind: type) -> JSONObject:
-    """Returns the defaults of all fields, those that a class of transformers lacks included."""
+    """Returns the defaults of all fields, including fields that a class of transformers lacks."""
     defaults: JSONObject = {}
     for group in GROUPS:
         defaults |= defaults_of(group)
@@ -157,7 +157,7 @@ def _settled_defaults(kind: type, level: int, in_kubeflow: bool) -> list[tuple[F
 
 
 def _derived(args: DataclassInstance) -> set[str]:
-    """Returns the fields that nobody chose: construction brings them to their values from the chosen ones."""
+    """Returns the fields that were not chosen: construction derives their values from the chosen fields."""
     chosen = {field.name: getattr(args, field.name) for field in fields(args) if was_asked_for(args, field.name)}
     namespace = SimpleNamespace(**{**_all_defaults(type(args)), **chosen})
     with warnings.catch_warnings():
@@ -177,7 +177,7 @@ def _comparable(value: Any) -> Any:
 def run_summary(
     args: Arguments, plan: StepPlan, state: Any, *, device: Any, num_replicas: int, batch_size: int | None = None
 ) -> list[str]:
-    """Returns a line each for batch, length, optimizer and schedule, and one for other non-default settings.
+    """Returns a line each for batch, length, optimizer and schedule, and a line for other non-default settings.
 
     `batch_size` is the number of samples in a micro-batch of a device; None if the arguments give it.
     """

@@ -101,7 +101,7 @@ class LoaderWorkers:
         return f"Worker {number} (process {self._processes[number].pid})"
 
     def _late_one(self, stacks: Pipe) -> tuple[int, str]:
-        """Returns the current worker, or the next one that is not idle, and its stack."""
+        """Returns the current worker, or the next that is not idle, and its stack."""
         num = len(self._processes)
         turns = [number % num for number in range(self.num_given, self.num_given + num)]
         for number in turns:
@@ -230,7 +230,7 @@ def _note_of_rows(rows: Rows, names: Sequence[str]) -> str:
         return " ".join([note, *[PADDING_CURE] * is_ragged, *[TEXT_LABELS] * has_texts])
     row, what = odd
     which = names[row] if row < len(names) else f"its item {row}"
-    return f"{note} The odd one is {which}: {what}."
+    return f"{note} The odd one out is {which}: {what}."
 
 
 def _has_text_label(row: object) -> bool:

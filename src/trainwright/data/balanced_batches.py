@@ -1,11 +1,11 @@
 """Windows of a fixed number of samples, split into micro-batches of similar cost for all processes and slots.
 
 Each optimizer step trains on the same samples as with a random order. They are sorted by length, longest first, and cut
-into one group per process and accumulation slot, so that the most expensive group is as cheap as possible; then groups
-of similar cost go to the same slot of different processes. Long samples end up in small groups, short samples in large
+into one group per process and accumulation slot, so that the most expensive group is as cheap as possible; groups of
+similar cost go to the same slot of different processes. Long samples end up in small groups, short samples in large
 groups.
 
-    cost(group) = samples x (longest + 0.001 x longest²)        padding counts; the square stands for attention
+    cost(group) = samples x (longest + 0.001 x longest²)        padding counts; the square models attention
 
 The smallest possible bound on the cost of all groups is found by bisection: for a given bound, the fewest groups result
 from filling one after another up to it. Within that bound, each group is then given its share of the remaining cost.

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # Any: an index into the user's dataset, or a group of indices.
 Indices: TypeAlias = "list[Any]"
-# (batch, epoch, number of the batch among those of all processes) -> batch as sent to the dataset.
+# (batch, epoch, number of the batch among all processes) -> batch as sent to the dataset.
 Mark: TypeAlias = "Callable[[Indices, int, int], Indices]"
 
 

@@ -284,9 +284,9 @@ class DatasetWithExtras(Dataset[Sample]):
 def default_collator(
     processing_class: Any, args: object = None, *, given: object = None
 ) -> Callable[[list[Item]], Batch] | None:
-    """Returns the collator that pads with the tokenizer or feature extractor, as `args` say, or one that stacks.
+    """Returns the collator that pads with the tokenizer or feature extractor, as `args` say, or a collator that stacks.
 
-    Returns None if a collator is `given` and transformers' collators are not loaded: then it cannot be one of them.
+    Returns None if a collator is `given` and transformers' collators are not loaded: then it cannot be theirs.
     """
     if given is not None and "transformers.data.data_collator" not in sys.modules:
         return None

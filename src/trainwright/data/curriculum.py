@@ -193,8 +193,8 @@ def read_weights(
 ) -> Weights:
     """Reads the weights returned by the function `name`, 0 for samples in quarantine; DataError if they are invalid.
 
-    `visits` are those of the samples. Of weights for a ledger that `is_made_up`, only type and number are checked, and
-    that they are not NaN for all samples without a visit; the result is empty.
+    `visits` counts how often each sample was trained on. Of weights for a ledger that `is_made_up`, only type and
+    number are checked, and that they are not NaN for all samples without a visit; the result is empty.
     """
     num = len(dataset)
     names = dataset.names

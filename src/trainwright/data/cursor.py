@@ -109,7 +109,7 @@ class LoaderState:
     before_ahead: dict[str, Any] | None = None  # the same from before fetching the batch ahead
     # the same from before the call that returned the last trained batch, if the dataloader may itself fetch ahead
     before_given: dict[str, Any] | None = None
-    # of a stream or a user's dataloader, depending on the kind of position; None if the cursor suffices
+    # position in a stream or a user's dataloader, depending on its kind; None if the cursor suffices
     position: dict[str, Any] | None = None
 
 

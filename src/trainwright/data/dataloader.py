@@ -190,7 +190,7 @@ def start_worker(worker_id: int, seeds: dict[str, int], stacks: Pipe | None = No
 def _end_with(main: BaseProcess, parent: int) -> None:
     """Ends this worker when the main process is gone: torch only checks for it while a worker waits for indices.
 
-    The parent's pid tells, since workers started later hold the pipe to `main` open.
+    The parent's pid is compared, since workers started later hold the pipe to `main` open.
     """
     while main.is_alive() and os.getppid() == parent:
         main.join(POLL_S)
@@ -207,7 +207,7 @@ def end_workers_at_exit() -> None:
 
 
 def _end_children() -> None:
-    """Asks daemonic children to end, as multiprocessing would, and kills the ones that do not."""
+    """Asks daemonic children to end, as multiprocessing would, and kills the rest."""
     if hasattr(signal, "SIGCHLD"):
         with contextlib.suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise for the first killed worker

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-_epoch_of_worker: int | None = None  # of the last indices that this worker received
+_epoch_of_worker: int | None = None  # epoch of the last indices that this worker received
 
 
 def set_epoch_of(dataset: Any, epoch: int) -> None:  # the user's own type

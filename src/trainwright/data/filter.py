@@ -166,7 +166,7 @@ STANDS_IN = ChunkPart(start=0, stop=1, num_samples=0, weight=0.0)
 
 
 def instead_of(index: Any, kept: Filter, epoch: int) -> Any:
-    """Returns the replacement for an index; a group that would become empty is replaced by another one of its epoch."""
+    """Returns the replacement for an index; a group that would become empty is replaced by another of its epoch."""
     if not isinstance(index, list):
         return kept.substitutes.get(index, index)
     groups = itertools.chain([index], kept.order.indices(epoch))

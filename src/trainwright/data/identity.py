@@ -41,7 +41,7 @@ class SampleId:
         row: number of its row: a line, from 1, if `is_line`; otherwise an index or a position in a stream, from 0.
         file: file of the row, without its directory unless another file has the same name; None: not read from a file.
         is_line: `row` is a line of the file.
-        part: number of the sample among those cut from its row, from 0; None if the row is one sample.
+        part: number of the sample in its row, from 0; None if the row is one sample.
         key: value of the column that names rows; None if there is no such column.
     """
 
@@ -302,7 +302,7 @@ def _find_by_content(found: Followed, before: Mapping[SampleId, Seen], lost: Seq
 def _groups_by_content(
     names: Names, taken: Collection[int]
 ) -> defaultdict[tuple[int | None, int | None], dict[object, deque[Group]]]:
-    """Returns (fingerprint, part) -> source -> samples of one name, in order, except those already taken.
+    """Returns (fingerprint, part) -> source -> samples of one name, in order, without samples already taken.
 
     The samples cut from one row are also listed together under the part None.
     """

@@ -223,7 +223,7 @@ class TokenBudget(BatchOrder):
 
     The samples are sorted by length, longest first, and cut: a batch that begins with a sample of length L takes N // L
     samples. To vary the company of samples from epoch to epoch, lengths that differ by less than a sixteenth are
-    treated as the longest of them, and the order within such a class is drawn anew. The cuts depend on the classes
+    treated as the longest of them, and the order within such a class is drawn again. The cuts depend on the classes
     alone, so every epoch has the same number of batches. The order of batches is drawn, too. The collator pads to a
     multiple of `multiple_of`.
 

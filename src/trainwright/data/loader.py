@@ -10,7 +10,7 @@ same copy, since nothing draws in between:
     7       copy           draws                      draws; a checkpoint keeps the copy and the states of now
     8       copy           a signal: the states of the copy are put back, and step 7 is saved with the copy before it
 
-Windows of several micro-batches have two copies, one for each purpose: the other fetches of the window draw in between.
+Windows of several micro-batches have two copies, for two purposes: the other fetches of the window draw in between.
 A resume could start from the first copy and fetch the window again, but only if its batches can be reproduced. A stream
 stores its position after the window, not before it, and samples newly put in quarantine change the window's own
 batches.
@@ -44,7 +44,7 @@ from trainwright.data.seeding import SeededItems
 from trainwright.data.shards import RankShare
 
 _END: Any = object()
-RandomStates = Any  # of python, numpy and torch, as copied by `checkpoint.rng`
+RandomStates = Any  # states of python, numpy and torch, as copied by `checkpoint.rng`
 
 
 class Loader:

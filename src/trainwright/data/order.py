@@ -99,7 +99,7 @@ class ShuffledOrder(Permutation):
 
 
 ROUNDS = 8
-GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # of 64 bits; its multiples are spread evenly
+GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)  # in 64 bits; its multiples are spread evenly
 BLOCK = 8192  # indices computed at once: 64 KiB
 Numbers: TypeAlias = "NDArray[np.uint64]"
 
@@ -160,7 +160,7 @@ def _network(numbers: Numbers, bits: int, keys: Numbers) -> Numbers:
 
 
 def random_bits(numbers: Numbers) -> Numbers:
-    """Returns 64-bit numbers that look random, each a function of one input number."""
+    """Returns 64-bit numbers that look random, each a function of its input number."""
     numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     numbers = numbers ^ (numbers >> np.uint64(31))

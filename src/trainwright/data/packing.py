@@ -43,7 +43,7 @@ ROUNDING_ON_A_GPU = 5e-3  # for float32, which may use TF32 for products
 
 
 class PackedOrder(BatchOrder):
-    """Batches of rows, where a row is a list of pieces of samples; a batch of one process has `rows_per_batch` rows.
+    """Batches of rows; a row is a list of pieces of samples; a batch of one process has `rows_per_batch` rows.
 
     A sample longer than a row is split with `splits_long`, otherwise it is a DataError, as is an empty one. `length_of`
     is the entry of a sample that these lengths belong to.
@@ -180,7 +180,7 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int) -> NDArray[np.int
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingLayout:
-    """How a model is told where samples begin."""
+    """The inputs that show a model where samples begin."""
 
     # "positions": restarting position ids, from which transformers makes its masks; "blocks": a mask for each pair of
     # tokens; "flat": one row of all samples with their bounds, for kernels that take them
@@ -196,7 +196,7 @@ class PackedCollator:
     """Makes a batch of rows: the items' tensors concatenated, padded on the right to the longest row."""
 
     data_collator: Callable[[list[Item]], Batch]  # collates the items of all rows; its padding is removed again
-    layout: PackingLayout  # how the model is told where samples begin
+    layout: PackingLayout  # the inputs that show the model where samples begin
     length_of: str = "input_ids"  # the entry with a token for each position
     # padding of that entry; other entries are padded with 0, labels with a value that the loss ignores
     pad_token_id: int = 0
@@ -322,7 +322,7 @@ def find_layout(
                 return layout
             differences.append(f"{layout.form}: {share:.1e} of the largest logit")
     found = ", ".join(dict.fromkeys(differences))
-    raise ModelError(_refusal(model, f"its logits for packed samples differ from those for single samples ({found})"))
+    raise ModelError(_refusal(model, f"its logits for packed and for single samples differ ({found})"))
 
 
 def _refusal(model: nn.Module, reason: str) -> str:

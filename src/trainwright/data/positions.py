@@ -295,7 +295,7 @@ class StreamPosition(LoaderPosition):
         self._items = dataloader.items
         self._progress = EpochProgress()  # after the last batch returned
         self._before = self._progress  # at the beginning of the window
-        self._ahead = dataloader.origin  # of the batch that is already fetched
+        self._ahead = dataloader.origin  # origin of the batch that is already fetched
         self.chunk: int = self._items.chunk_size
         self.num_missing = self._items.num_missing
         self.names_rows = not (is_mixture_stream(self._items.source) and is_shuffled_stream(self._items.source))
@@ -394,7 +394,7 @@ class ForeignPosition(LoaderPosition):
 
     def seek(self, epoch: int, skip_batches: int) -> None:
         batches = getattr(self._dataloader, "batch_sampler", None)
-        inside = getattr(batches, "batch_sampler", None)  # accelerate's wrapper, for one of several processes
+        inside = getattr(batches, "batch_sampler", None)  # accelerate's wrapper, for a process among several
         parts = [getattr(self._dataloader, name, None) for name in ("sampler", "dataset")]
         for part in (self._dataloader, batches, inside, *parts):
             if hasattr(part, "set_epoch"):
@@ -423,7 +423,7 @@ class ForeignPosition(LoaderPosition):
         batches = iter(self._dataloader)
         if skip_batches == 0:  # an iterator of the epoch that had ended was made first
             reset()
-            torch.empty((), dtype=torch.int64).random_()  # stands for the seed drawn by making that iterator
+            torch.empty((), dtype=torch.int64).random_()  # consumes the seed that making that iterator drew
         return batches
 
     def begin(self) -> None:

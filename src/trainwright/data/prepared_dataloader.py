@@ -183,7 +183,7 @@ class PersistentWorkers:
 
     torch's iterator ends its workers when it is released, but the dataloader that made it holds it forever. So a copy
     of the dataloader makes it here, and `end` releases only the copy. An iterator that is collected in a reference
-    cycle cannot tell its workers to end, since its queues are closed first; those workers are told through a pipe.
+    cycle cannot tell its workers to end, since its queues are closed first; the workers get the message through a pipe.
     """
 
     def __init__(self, dataloader: PreparedDataLoader) -> None:
@@ -290,14 +290,14 @@ def _forget_iterator(error: BaseException) -> None:
 
 
 def watched(dataloader: DataLoaderLike) -> PreparedDataLoader | Unwatched:
-    """Returns the dataloader if it is one of ours; a wrapper that only looks like one counts as user-made."""
+    """Returns the dataloader if it is ours; a wrapper that only looks like ours counts as user-made."""
     return dataloader if issubclass(type(dataloader), PreparedDataLoader) else Unwatched()
 
 
 def host_batches(dataloader: DataLoaderLike) -> Iterator[Batch]:
     """Returns an iterator over the batches of any dataloader, not moved to the device if the dataloader is ours.
 
-    If the `__iter__` of one of ours was replaced, the replacement is used.
+    If the `__iter__` of ours was replaced, the replacement is used.
     """
     is_ours = issubclass(type(dataloader), PreparedDataLoader) and type(dataloader).__iter__ is ITERATES
     if is_ours:

@@ -5,7 +5,7 @@
     {"sample": 17}                         a number, as version 0.2 wrote it: valid for one state of the data only
     {"sources": {"train": 400}}            the data for which such numbers were first read
 
-Of samples 0 to 5, with 2 and 3 in quarantine, an epoch in the order 4 2 0 3 5 1 becomes 4 0 5 1. A position in it
+With samples 2 and 3 of 0 to 5 in quarantine, an epoch in the order 4 2 0 3 5 1 becomes 4 0 5 1. A position in it
 refers to the whole order: after 4 0 it is 4, of 6. A resume finds it whatever is in quarantine by then: everything
 before it is done, and everything after it is trained unless it is excluded.
 

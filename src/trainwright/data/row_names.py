@@ -184,7 +184,7 @@ class OriginRows(SourceRows):
     """Rows of a dataset that records their origin itself.
 
     Args:
-        name: name of the source, which replaces the one in the names.
+        name: new name of the source, used in the names of its rows.
         origin: origin of the dataset.
         places: positions of the samples in the origin; None for all, in order.
     """

@@ -31,8 +31,8 @@ class Kind:
     is_accelerator: bool = True
     is_numbered: bool = True  # a machine may have several
     serves_data_parallel: bool = False  # torch's DataParallel drives several of them from one process
-    has_streams: bool = True  # copies out of pinned memory run beside the computation
-    skips_in_optimizer: bool = True  # fused optimizers read `found_inf`, and leave the weights alone where it is set
+    has_streams: bool = True  # copies out of pinned memory overlap with the computation
+    skips_in_optimizer: bool = True  # fused optimizers read `found_inf`, and skip the update if it is set
     runs_triton: bool = False
     captures_graphs: bool = False  # the compiler's mode "reduce-overhead" captures launches once and replays them
     block_bytes: int = 1  # the allocator rounds up to multiples of it
@@ -106,7 +106,7 @@ def placed(kind: str | None, *, index: int) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Makes a device the current one of this process, if there can be several of its kind."""
+    """Makes a device current in this process, if there can be several of its kind."""
     if device.type == accelerator() and kind_of(device).is_numbered:
         torch.accelerator.set_device_index(device)
 

@@ -5,7 +5,7 @@ The addresses of the dead processes are still in it, and torch would connect to 
 on a prefix first that no earlier start has written to, by a handshake that no old key can answer:
 
     each rank   writes a unique word under its rank, and waits for the answer to this word
-    rank 0      answers every word, including those of dead processes, with the prefix of this start
+    rank 0      answers every word, even of dead processes, with the prefix of this start
     each rank   acknowledges under the prefix; when all have, rank 0 stops answering
 """
 

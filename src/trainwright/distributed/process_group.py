@@ -48,8 +48,8 @@ def start_alone(device_type: str, *, backend: str | None, timeout: timedelta) ->
 def as_one_of_many(*, rank: int, num_processes: int, per_node: int) -> Iterator[None]:
     """This process is one of many within the context, in a group that sends nothing: the others are not there.
 
-    A collective operation returns at once, as if all processes had brought what this one did; a sum keeps this one's
-    value. For plans of a run that is not started.
+    A collective operation returns at once, as if all processes had brought the same values; a sum stays the value
+    of this process. For plans of a run that is not started.
 
     Raises:
         ArgumentError: there is a process group already, or torch has no such group.

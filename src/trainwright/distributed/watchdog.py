@@ -1,7 +1,7 @@
 """Watchdog: a thread in each process that notices failed ranks, signals to other ranks, and a run without progress.
 
 Ranks communicate through the store of the process group, never by a collective, so a step costs one counter. All ranks
-end a run at the same step after a signal to one of them, although no rank knows how far the others are:
+end a run at the same step after a signal to any of them, although no rank knows how far the others are:
 
     Each rank counts the points that all ranks pass equally often (steps, batches of an evaluation). When a rank has
     published a signal, the watchdog of each rank closes a gate at the next point of its rank, and publishes the number
@@ -9,7 +9,7 @@ end a run at the same step after a signal to one of them, although no rank knows
     end: no rank has passed it, because each one waits at its own gate until the largest number is known.
 
 The store is one process's: ranks ask it less often the more they are, so that it never has more than
-`MAX_REQUESTS_PER_S` questions a second while nothing has happened, and only one rank reads what all have written.
+`MAX_REQUESTS_PER_S` questions a second while nothing has happened, and only one rank reads the entries of all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.2  # between two requests of a rank in a small world
-MAX_REQUESTS_PER_S = 2000  # of all ranks together, a fraction of what a store answers
+MAX_REQUESTS_PER_S = 2000  # all ranks together; a store answers many times more
 FRAME = re.compile(r'\s*File "(.*)", line (\d+) in (.*)')  # of faulthandler
 MOST_NAMED = 8  # ranks in one line
 GRACE_S = 5.0  # for a process to end by itself when another one has failed
@@ -222,8 +222,8 @@ def start_watchdog(*, hang_timeout_s: float, run: int) -> Watchdog | None:
     """Starts the watchdog of a run, which has the same number in all processes.
 
     Returns:
-        The watchdog; where the store of the group cannot be shared with its thread, one that watches this process
-        alone, or None without a time limit.
+        The watchdog; if the store of the group cannot be shared with its thread, it watches this process
+        alone. None without a time limit.
     """
     from torch.distributed.distributed_c10d import PrefixStore, _get_default_store, get_rank, get_world_size
 
@@ -249,7 +249,7 @@ def _tell_of_no_store(kind: str) -> None:
 
 
 def _values(store: Store, keys: list[str]) -> list[bytes]:
-    """Returns the values of keys that exist, by one request where the store can do that."""
+    """Returns the values of keys that exist, by one request if the store can do that."""
     reads: Any = store  # `has_extended_api` has no type
     return reads.multi_get(keys) if reads.has_extended_api() else [store.get(key) for key in keys]
 

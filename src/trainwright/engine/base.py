@@ -355,7 +355,7 @@ class Engine:
 
     @property
     def waits_in_forward(self) -> bool:
-        """True if a forward pass waits for other processes, as where it gathers weights."""
+        """True if a forward pass waits for other processes, for example to gather weights."""
         return False
 
     def dispatch(self, dataloader: DataLoaderLike) -> Any:

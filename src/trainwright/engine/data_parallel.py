@@ -47,7 +47,7 @@ class DataParallelEngine(Engine):
         return self.setup_for_evaluation(model), make_optimizer(model)
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
-        """Wraps a model, except one with quantized weights, which cannot be copied: it stays on one device."""
+        """Wraps a model. With quantized weights, which cannot be copied, it stays on one device."""
         if any(getattr(model, f"is_loaded_in_{bits}bit", False) for bits in (4, 8)):
             return model
         if self._copies is None or self._copies.module is not model:

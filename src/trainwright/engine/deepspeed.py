@@ -218,7 +218,7 @@ class DeepSpeedEngine(DistributedEngine):
         return bool(self._was_applied)
 
     def scale_gradients(self, model: nn.Module, factor: torch.Tensor) -> None:
-        """Scales them within the update: ZeRO divides gradients by its loss scale there, which is another one for it.
+        """Scales them within the update: ZeRO divides gradients by its loss scale there, which takes the factor in.
 
         Reads the factor back; the update of DeepSpeed reads the norm.
         """

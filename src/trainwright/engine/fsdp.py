@@ -316,9 +316,9 @@ def modules_to_shard(
 ) -> set[nn.Module]:
     """Modules below the model that become units of their own: of these classes, or from a number of parameters on.
 
-    Not those around a module that accelerate makes a unit after them (embeddings, the last norm), since a part of a
-    unit cannot become one, nor those that share a parameter with a module outside. Parameters in smaller units do not
-    count for `min_num_params`.
+    Excluded are modules around a module that accelerate makes a unit after them (embeddings, the last norm), since a
+    part of a unit cannot become one, and modules that share a parameter with a module outside. Parameters in smaller
+    units do not count for `min_num_params`.
     """
     getters = [getattr(model, f"get_{kind}_embeddings", lambda: None) for kind in ("input", "output")]
     later = {*(get() for get in getters), _final_norm(model)} - {None}

@@ -122,7 +122,7 @@ class SharesSequences(DistributedEngine):
 
 
 class SequencesWithDDP(SharesSequences, DDPEngine):
-    """Whole models, one in each process."""
+    """A whole model in each process."""
 
     def __init__(self, plan: EnginePlan) -> None:
         super().__init__(plan)
@@ -213,10 +213,10 @@ def check_model(model: nn.Module, share: Share) -> None:
 
 
 def try_parts(model: nn.Module, parts: SequenceParts, device: torch.device, *, precision: str) -> None:
-    """Runs a model on a few random tokens, whole and in parts; raises ModelError where the results differ.
+    """Runs a model on a few random tokens, whole and in parts; raises ModelError if the results differ.
 
-    What a model does decides, not a list of models: state-space layers, convolutions, positions of their own and
-    attention beside transformers' interface mix tokens that are in different processes.
+    The outputs decide, not a list of models: state-space layers, convolutions, positions of their own and
+    attention outside of transformers' interface mix tokens that are in different processes.
 
     Args:
         model: with the hooks of `attach`; all processes have the same weights, or parts of them.
@@ -248,8 +248,8 @@ def try_parts(model: nn.Module, parts: SequenceParts, device: torch.device, *, p
         tolerance = max(tolerance, ROUNDING_ON_A_GPU)
     if not difference <= tolerance:
         raise ModelError(
-            f"{share.setting}={share.size} with {type(core).__name__}: its results for parts of sequences are not "
-            f"those for whole ones (they differ by {difference:.1e} of the largest). A layer mixes tokens outside of "
+            f"{share.setting}={share.size} with {type(core).__name__}: its results for parts of sequences and "
+            f"for whole sequences differ by {difference:.1e} of the largest. A layer mixes tokens outside of "
             f"the attention that transformers' interface names, such as a state-space layer or a convolution. {INSTEAD}"
         )
 

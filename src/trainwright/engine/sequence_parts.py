@@ -1,8 +1,8 @@
 """Sequences in parts: which tokens a process has, the masks of its queries, and attention over the whole sequence.
 
-A batch is cut where it enters the model, and the loss, and outputs that somebody reads, are put together where they
-leave it; the code around the model sees whole batches. Between the two every layer works on tokens one by one, but for
-the attention, which transformers lets others replace by name (`AttentionInterface`).
+A batch is cut where it enters the model; the loss, and outputs that are read, are put together where they leave it, so
+the code around the model sees whole batches. In between, every layer works on tokens one by one, but for the attention,
+which transformers lets others replace by name (`AttentionInterface`).
 
     cp   A sequence of 2 x size chunks: rank r has chunks r and 2 x size - 1 - r, so that all have equally much of the
          triangle below a causal mask. Its queries see the keys and values of all, which are gathered.
@@ -43,13 +43,13 @@ MaskFunction: TypeAlias = Callable[[Any, Any, Any, Any], Any]  # (row, head, que
 Attention: TypeAlias = Callable[..., tuple[torch.Tensor, Any]]
 
 BALANCE = "load_balancing_loss_func"  # name of the function in transformers' models
-PREFIX = "parts_of_"  # of the names under which transformers knows the attention of this module
+PREFIX = "parts_of_"  # begins the names under which transformers knows the attention of this module
 NO_CUT = ("attention_mask", "position_ids", "labels", "shift_labels", "num_items_in_batch")  # handled one by one
 
 
 @dataclass(slots=True)
 class WholeBatch:
-    """What the masks need to know of the batch whose parts are in the model.
+    """Facts for the masks about the batch that the model is computing in parts.
 
     Attributes:
         length: tokens of a row, as the batch came.
@@ -108,7 +108,7 @@ class WholeBatch:
 class Share(ABC):
     """The share that one process of a group has of each sequence."""
 
-    setting: str  # of accelerate's ParallelismConfig
+    setting: str  # field of accelerate's ParallelismConfig
 
     def __init__(self, group: Any, *, size: int, place: int) -> None:
         self.group = group  # a ProcessGroup of `size` ranks
@@ -118,7 +118,7 @@ class Share(ABC):
     @property
     @abstractmethod
     def multiple(self) -> int:
-        """Sequences are filled up to a multiple of so many tokens."""
+        """Sequences are filled up to a multiple of this number of tokens."""
 
     @abstractmethod
     def positions(self, length: int, place: int, device: torch.device) -> torch.Tensor:
@@ -150,7 +150,7 @@ class Share(ABC):
             base: the attention itself.
             module: the layer that calls it.
             states: queries, keys and values of its tokens, (batch, heads, own tokens, size of a head).
-            mask: from `mask`, or one that the batch has brought.
+            mask: from `mask`, or from the batch.
             options: more keywords of the call.
         """
 
@@ -208,7 +208,7 @@ class ContextShare(Share):
         parts: tuple[torch.Tensor, torch.Tensor],
         options: dict[str, Any],
     ) -> tuple[torch.Tensor, Any]:
-        """Attends with each of the two chunks to what is before it, without a mask and without work that it hides."""
+        """Attends with each of the two chunks to the tokens before it, without a mask or work on masked tokens."""
         from torch.nn.attention.bias import causal_lower_right
 
         chunk = query.shape[2] // 2
@@ -266,7 +266,7 @@ class HeadShare(Share):
         num_kv = key.shape[1]
         if num_heads % self.size:
             raise ModelError(uneven_heads(num_heads, self.size))
-        if num_kv % self.size:  # each process gets a copy of those that its queries need
+        if num_kv % self.size:  # each process gets a copy of the heads that its queries need
             copies = math.lcm(num_kv, self.size) // num_kv
             key, value = (part.repeat_interleave(copies, dim=1) for part in (key, value))
         query, key, value = self._all_tokens((query, key, value))
@@ -361,7 +361,7 @@ class _GatheredParts(torch.autograd.Function):
 
 
 class _ExchangedParts(torch.autograd.Function):
-    """Sends the i-th entry of the first dimension to process i, and returns what came, in the order of processes."""
+    """Sends the i-th entry of the first dimension to process i, and returns the received entries in rank order."""
 
     @staticmethod
     def forward(ctx: Any, parts: torch.Tensor, group: Any) -> torch.Tensor:
@@ -420,7 +420,7 @@ class SequenceParts:
     def __init__(self, share: Share) -> None:
         self.share = share
         self.batch: WholeBatch | None = None  # its parts are in the model; None: the model has a whole batch
-        self.joins_outputs = True  # outputs are put together, beside the loss
+        self.joins_outputs = True  # outputs are put together, not only the loss
 
     @contextmanager
     def used(self, *, joins_outputs: bool) -> Iterator[None]:
@@ -546,7 +546,7 @@ class SequenceParts:
     def join(self, model: nn.Module, inputs: Mapping[str, Any], outputs: Any) -> Any:
         """Returns the output of a forward pass with the loss of the whole batch, and outputs of all tokens if wanted.
 
-        Outputs are put together where the model has computed no loss: whoever reads them computes one.
+        Outputs are put together if the model has computed no loss: the caller computes it from them.
         """
         batch = self.batch
         assert batch is not None
@@ -580,7 +580,7 @@ class SequenceParts:
         return parts.transpose(0, 1).flatten(1, 2)[:, batch.inverse[: batch.length]]
 
     def whole_routes(self, routes: tuple[torch.Tensor, ...]) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Returns the routers' logits of all tokens, by layer, from those of the own ones, and which tokens count.
+        """Returns the routers' logits of all tokens, by layer, gathered from all processes, and which tokens count.
 
         Args:
             routes: for each layer (batch x own tokens, experts).
@@ -673,7 +673,7 @@ def attention_in_parts(
     attention_mask: Any,
     **options: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """The attention of a layer: as `base` where the batch is whole, otherwise over the parts of all processes."""
+    """The attention of a layer: as `base` if the batch is whole, otherwise over the parts of all processes."""
     function = base_attention(base, module)
     parts = _current
     if parts is None or parts.batch is None:
@@ -726,7 +726,7 @@ def balance_of_parts(function: Callable[..., Any], routes: Any, *args: Any, **op
 
 
 def mask_in_parts(base: str, **asked: Any) -> Any:
-    """The mask of a forward pass: as for `base` where the batch is whole, otherwise for the queries of this process."""
+    """The mask of a forward pass: as for `base` if the batch is whole, otherwise for the queries of this process."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     make = ALL_MASK_ATTENTION_FUNCTIONS[base]

@@ -184,11 +184,11 @@ class TensorParallelEngine(ShardedEngine):
 
 
 class GradientsApart(AbstractContextManager[None]):
-    """Keeps the gradients of earlier micro-batches apart from those of one backward pass, and adds them up after it.
+    """Sets the gradients of earlier micro-batches aside during a backward pass, and adds them up after it.
 
     In tensor parallelism each process computes a part of the gradient of some whole weights, such as the norms of the
-    heads in Qwen3. Transformers sums a gradient over the processes after each backward pass, with what earlier passes
-    have left in it, which was summed already. With accumulation it would count several times.
+    heads in Qwen3. Transformers sums a gradient over the processes after each backward pass. The gradients of
+    earlier passes are in it, and were summed already: with accumulation they would count several times.
     """
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
@@ -258,7 +258,7 @@ class EngineOfParts(TensorParallelEngine):
 
     @contextmanager
     def _averaging(self, context: AbstractContextManager[Any]) -> Iterator[None]:
-        """Averages the gradients at the end of a context; one that a replica lacks counts as zero there."""
+        """Averages the gradients at the end of a context; a gradient that a replica lacks counts as zero there."""
         with context:
             yield
         by_type: dict[torch.dtype, list[nn.Parameter]] = {}
@@ -277,7 +277,7 @@ class EngineOfParts(TensorParallelEngine):
 def check_adapter(model: nn.Module) -> None:
     """Raises ModelError for a low-rank adapter that PEFT cannot compute, or made for a part of a layer."""
     for name, module in model.named_modules():
-        adapted = getattr(module, "parameter_name", None)  # of an adapter on a parameter, as experts have them
+        adapted = getattr(module, "parameter_name", None)  # set in an adapter on a parameter, such as experts have
         weight = getattr(module.get_base_layer(), adapted, None) if isinstance(adapted, str) else None
         if isinstance(weight, DTensor) and "ep" in (weight.device_mesh.mesh_dim_names or ()):
             raise ModelError(
@@ -312,7 +312,7 @@ def has_its_part(weight: torch.Tensor) -> bool:
 
 @torch.no_grad()
 def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
-    """Returns this process's part of a gradient, a view of it; zero is set where there is none."""
+    """Returns this process's part of a gradient, a view of it; zero is set if there is none."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     gradient = parameter.grad

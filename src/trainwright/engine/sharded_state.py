@@ -225,7 +225,7 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Ma
         "state": {by_number[number]: value for number, value in state["state"].items()},
         "param_groups": [{**g, "params": [by_number[n] for n in g["params"]]} for g in state["param_groups"]],
     }
-    # Torch looks for the device in the tensors, and fails where there are none, as with SGD without momentum.
+    # Torch looks for the device in the tensors, and fails if there are none, as with SGD without momentum.
     has_tensors = any(tensor.ndim > 0 for tensor in tensors_of(named["state"]))
     set_optimizer_state_dict(model, optimizer, named, options=StateDictOptions(full_state_dict=has_tensors))
 

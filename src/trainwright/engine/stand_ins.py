@@ -21,7 +21,7 @@ from trainwright.engine.base import MakeOptimizer
 from trainwright.engine.distributed_base import DistributedEngine, finds_unused_parameters
 
 MIB = 2**20
-FIRST_BUCKET = 1  # MiB, where no size is set: the first all-reduce begins early
+FIRST_BUCKET = 1  # MiB, if no size is set: the first all-reduce begins early
 BUCKET = 25  # MiB, torch's default
 
 
@@ -58,14 +58,14 @@ class StandInEngine(DistributedEngine):
         return self._buckets if self._used is None else [*self._buckets, self._used]
 
     def _send(self, buffers: list[torch.Tensor]) -> None:
-        """Sends the buffers of the first process, those of a type together, before the first pass of a window."""
+        """Sends the buffers of the first process, each type together, before the first pass of a window."""
         if self.accelerator.gradient_state.sync_gradients:
             for dtype in {buffer.dtype for buffer in buffers}:
                 dist.broadcast(flat_of([buffer for buffer in buffers if buffer.dtype == dtype]), src=0)
 
 
 def in_buckets(parameters: Iterable[nn.Parameter], cap_mb: int | None) -> Iterator[list[nn.Parameter]]:
-    """Yields the parameters of each bucket: one is full once it has its size, and those of a type come together.
+    """Yields the parameters of each bucket: parameters of a type come together, until a bucket has its size.
 
     Args:
         parameters: in the order in which they are put into buckets.

@@ -164,7 +164,7 @@ class Uploader:
         return not self.progress.is_done()
 
     def open(self) -> str:
-        """Makes the repository; returns its name, the short one without the Hub, or raises if the Hub refuses."""
+        """Makes the repository; returns its name (short if the Hub is not asked), or raises if the Hub refuses."""
         try:
             return self._repo()
         except Exception as error:

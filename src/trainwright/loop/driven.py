@@ -84,9 +84,9 @@ class DrivenStep:
     def batches(self) -> Iterator[Batch]:
         """Iterates over the micro-batches once, on the device, as `_prepare_inputs` returns them.
 
-        The forward and backward passes of each belong into the body of the loop: gradients of the last one are averaged
-        over processes, `step_contexts` are entered, and so is the context of `compute_loss_context_manager` until
-        `backward`. Ends early if a callback stops the epoch or the run; `update` then drops the window.
+        The forward and backward passes of each belong into the body of the loop: gradients of the last micro-batch are
+        averaged over processes, `step_contexts` are entered, and so is the context of `compute_loss_context_manager`
+        until `backward`. Ends early if a callback stops the epoch or the run; `update` then drops the window.
 
         Raises:
             StepOrderError: they were iterated before, or `backward` was not called for the previous micro-batch.

@@ -244,7 +244,7 @@ class Extension:
         return []
 
     def shared(self, rows: list[list[float]]) -> None:
-        """Takes what `share` returned in each process, by rank, itself included."""
+        """Takes the values that `share` returned in each process, by rank, itself included."""
 
     def log(self) -> dict[str, float]:
         """Returns values by name for the current log, after `settle`."""
@@ -277,11 +277,11 @@ class Extension:
         """
 
     def keeps(self) -> set[int]:
-        """Returns steps whose checkpoints may not be deleted yet, perhaps on the thread that wrote the newest one."""
+        """Returns steps of checkpoints that may not be deleted yet, perhaps on the thread that wrote the newest one."""
         return set()
 
     def mark(self) -> Mark:
-        """Returns what `rewind` needs to go back to this moment: the beginning of a window."""
+        """Returns the state with which `rewind` goes back to this moment, the beginning of a window."""
 
     def rewind(self, mark: Mark) -> None:
         """Returns to a mark: the window is retried in smaller micro-batches, dropped, or interrupted by an error."""
@@ -413,7 +413,7 @@ class Extensions:
                 _note_second(error, second)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Closes all extensions, even if one fails to close, and releases those that do not outlive a run.
+        """Closes all extensions, even if one fails to close, and releases all that do not outlive a run.
 
         Args:
             error: ended the run; failures to close become notes of it. None: the first of them is raised.
@@ -485,7 +485,7 @@ class Extensions:
         return [share() for share in self.share]
 
     def tell_shared(self, mine: list[list[float]], rows: list[list[float]]) -> None:
-        """Gives each extension its numbers of all processes; `mine` are those that `shares` returned."""
+        """Gives each extension its numbers of all processes; `mine` are the numbers that `shares` returned."""
         start = 0
         for one, own in zip(self._sharing, mine, strict=True):
             one.shared([row[start : start + len(own)] for row in rows])
@@ -512,7 +512,7 @@ class Extensions:
         return values
 
     def kept_steps(self) -> set[int]:
-        """Returns the steps whose checkpoints may not be deleted yet."""
+        """Returns the steps of checkpoints that may not be deleted yet."""
         return {step for keeps in self.keeps for step in keeps()}
 
     def states(self) -> dict[str, StateDict]:

@@ -200,7 +200,7 @@ def wait_for_data(
     except Interrupted:
         drop_window(run)
         raise
-    except (RuntimeError, OSError, EOFError):  # of workers ended by the signal
+    except (RuntimeError, OSError, EOFError):  # from workers ended by the signal
         if not progress.is_interrupted:
             raise
         drop_window(run)
@@ -252,7 +252,7 @@ def save_after_signal(run: Run, hooks: TrainHooks) -> None:
 
 
 def save_before_raising(run: Run, hooks: TrainHooks, error: Exception) -> None:
-    """Saves the last finished step after an error, if the weights are still those of that step."""
+    """Saves the last finished step after an error, if the weights are still of that step."""
     progress = run.progress
     step = progress.state.global_step
     if step > 0 and progress.saved_step != step and not progress.is_updating:

@@ -1,7 +1,7 @@
 """Out of memory in a step: repeats the window with smaller micro-batches (`auto_find_batch_size`).
 
 Each micro-batch is cut into parts and gradients are accumulated over all of them, so the optimizer step still sees the
-same samples with the same weights: the effective batch stays the same. The weights are those from before the failed
+same samples with the same weights: the effective batch stays the same. The weights are as before the failed
 step, since nothing was updated; `WindowMark.rewind` restores random states, losses and counts.
 """
 
@@ -27,7 +27,7 @@ class MicroBatchPart(NamedTuple):
     inputs: Batch
     of_micro_batch: float = 1.0  # its share of the micro-batch's samples
     of_window: float = 1.0  # its share of the window's samples
-    number: int = 0  # of the micro-batch in its window
+    number: int = 0  # index of the micro-batch in its window
     rows: slice | None = None  # its rows of the micro-batch; None for all
 
 
@@ -62,7 +62,7 @@ def cut_window(batch: Batch, size: int, num_parts: int) -> Iterator[tuple[Batch,
 
 
 def _cut(batch: Batch, first: int, last: int, size: int) -> Batch:
-    """Returns some samples of a batch: the rows `first` to `last` of each entry, or those entries of a list."""
+    """Returns some samples of a batch: the rows `first` to `last` of each entry, or these entries of a list."""
     if isinstance(batch, Mapping):
         return {name: _slice(value, first, last, size) for name, value in batch.items()}
     if isinstance(batch, (list, tuple)) and any(isinstance(value, torch.Tensor) for value in batch):

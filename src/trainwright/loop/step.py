@@ -29,7 +29,7 @@ class Window:
     sample_ids: Sequence[SampleIds] = ()
     # Divisor of losses times their items, once known: items of all processes, divided by the number of processes.
     divisor: torch.Tensor | None = None
-    is_tail: bool = False  # the data did not fill it: gradients are added to those of the next pass, without an update
+    is_tail: bool = False  # the data did not fill it: gradients are added to the next pass, without an update
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Step:
         self.is_over = False  # the weights are updated, or the update was refused
         self.keeps_loss = False  # keep `loss`: the sum of the losses of its micro-batches, on the device
         self.loss: torch.Tensor | None = None
-        self.result: Update | None = None  # of the update; also None if a callback dropped the window
+        self.result: Update | None = None  # set by the update; also None if a callback dropped the window
         self.add = progress.meter.add  # adds the detached loss of a micro-batch
         hooks.current_gradient_accumulation_steps = len(window.batches)
         progress.window = window

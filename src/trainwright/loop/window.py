@@ -16,14 +16,14 @@ from trainwright.loop.extension import Extension, Mark, Run
 from trainwright.support.hooks import RandomStates
 
 
-@dataclass(slots=True)  # not frozen: one is made in each step, and that would take three times as long
+@dataclass(slots=True)  # not frozen: each step makes one, and that would take three times the time
 class WindowMark:
     """State of a run before a window."""
 
     num_losses: int
     flos: float
     tokens: torch.Tensor | int
-    total_flos: float  # of the record: a log or a save within the window adds to it
+    total_flos: float  # as in the record: a log or a save within the window adds to it
     total_tokens: int
     extensions: list[tuple[Extension, Mark]]
     random_states: Any = None  # Any: each generator has its own type; None: a rewind does not restore them

@@ -1,4 +1,4 @@
-"""Muon for matrices in parts and in stacks: each update is the one of the whole matrix.
+"""Muon for matrices in parts and in stacks: each update is that of the whole matrix.
 
 Muon (Jordan et al., 2024) orthogonalises the momentum of a matrix, which needs all of it. This is torch's own `Muon` to
 the bit for a whole matrix, and goes beyond it:
@@ -30,7 +30,7 @@ from torch.optim import Optimizer
 
 from trainwright.optim.parameter_groups import Group
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic polynomial; Jordan et al., 2024
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic polynomial; Jordan et al., 2024
 EPS = 1e-7  # the smallest norm by which a matrix is divided
 # Key of a group whose matrices are treated in sections: the axis, and the width of each section.
 SECTIONS = "sections"
@@ -42,7 +42,7 @@ class MatrixMuon(Optimizer):
     """Muon for matrices (rows, columns) and stacks (count, rows, columns), whole or `DTensor`.
 
     Args:
-        params: groups of them; one with `sections` has matrices that are orthogonalised in sections.
+        params: groups of them; matrices of a group with `sections` are orthogonalised in sections.
         lr: learning rate, before `adjust_lr_fn` adapts it to the shape of each matrix.
         weight_decay: decoupled, as in AdamW.
         momentum: of the exponential average of the gradients.
@@ -272,7 +272,7 @@ def part_shapes(shape: Sequence[int], dim: int, num_ranks: int) -> list[list[int
 
 
 def all_to_all(sent: Sequence[torch.Tensor], sizes: Sequence[int], group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Sends a flat tensor to each process of a group; returns those that came, of `sizes` elements, in rank order."""
+    """Sends a flat tensor to each process of a group; returns the received ones, of `sizes` elements, in rank order."""
     joined = torch.cat(list(sent))
     received = joined.new_empty(sum(sizes))
     bytes_each = joined.element_size()
@@ -294,7 +294,7 @@ def cut(tensor: torch.Tensor, widths: Sequence[int], dim: int = 0) -> list[torch
 def orthogonalized(matrices: torch.Tensor, steps: int) -> torch.Tensor:
     """Returns matrices with the same singular vectors, and singular values near 1 (about 0.7 to 1.2).
 
-    Newton-Schulz iteration in bfloat16 (Jordan et al., 2024), the one of `torch.optim.Muon`.
+    Newton-Schulz iteration in bfloat16 (Jordan et al., 2024), as in `torch.optim.Muon`.
 
     Args:
         matrices: (rows, columns), or (count, rows, columns), each of which is treated for itself, in one operation.

@@ -1,7 +1,7 @@
-"""Optimizers made of others: one for each parameter (layer-wise training), and Muon together with AdamW.
+"""Optimizers made of others: an optimizer for each parameter (layer-wise training), and Muon together with AdamW.
 
 Layer-wise training steps as soon as a gradient is there, so no two gradients exist at once, which saves their memory.
-For the trainer, the many optimizers look like one with an empty `step()`; a schedule moves the rates of
+For the trainer, the many optimizers look like a single one, with an empty `step()`; a schedule moves the rates of
 all of them through its `param_groups`.
 
 Muon (Jordan et al., 2024) orthogonalises the update of a matrix (`muon.py`). It is meant for the weights inside of a
@@ -206,16 +206,16 @@ def hidden_matrices(model: nn.Module) -> set[str]:
 
 
 def sections_of(model: nn.Module) -> dict[str, Sections]:
-    """Returns, by name, where query, key and value lie in the matrices that compute them together.
+    """Returns, by name, the sections of query, key and value in the matrices that compute them together.
 
-    Found are layers by the names in `QKV`, whose outputs are all queries, then all keys, then all values. Layers in
+    It finds layers by the names in `QKV`; their outputs are all queries, then all keys, then all values. Layers in
     which each head has its own three, as `query_key_value` of GPT-NeoX, are not among them.
     """
     found = {}
     for path, module in model.named_modules():
         if path.rpartition(".")[2] not in QKV:
             continue
-        axis = 1 if type(module).__name__ == "Conv1D" else 0  # of transformers, with weights (inputs, outputs)
+        axis = 1 if type(module).__name__ == "Conv1D" else 0  # transformers' Conv1D has weights (inputs, outputs)
         weight = getattr(module, "weight", None)
         if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
             continue
@@ -240,7 +240,7 @@ def _widths_of_qkv(config: Any, length: int) -> list[int] | None:
 
 
 def muon_lines(optimizer: Optimizer, model: nn.Module) -> list[str]:
-    """Returns what Muon and AdamW each update, in words; empty for another optimizer.
+    """Describes the parameters that Muon and AdamW each update; empty for another optimizer.
 
     Args:
         optimizer: of the model.

@@ -1,6 +1,6 @@
 """Learning-rate schedules, and rates and other settings of the optimizer after a resume.
 
-The most frequent schedules equal those of transformers bit for bit. They are implemented here because the module in
+The most frequent schedules equal transformers' bit for bit. They are implemented here because the module in
 transformers imports PEFT and bitsandbytes with their dependencies: seconds and 60 MB before step 1 of a run that uses
 none of them.
 

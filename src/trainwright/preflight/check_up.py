@@ -181,7 +181,7 @@ def full_check(
     per_node: int | None = None,
     engine: str | None = None,
 ) -> CheckReport:
-    """Runs every check on all available facts; the arguments are those of `Trainer.check`.
+    """Runs every check on all available facts; the arguments are as for `Trainer.check`.
 
     `plans_memory` adds the memory plan, or that of a run of `processes` processes.
     """
@@ -237,7 +237,7 @@ def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:
 
 
 def _columns(copied: AnyTrainer) -> tuple[tuple[str, ...] | None, frozenset[str] | None]:
-    """Returns the names of the entries of a training sample, and those that reach the model or its collator."""
+    """Returns the names of the entries of a training sample, and which of them reach the model or its collator."""
     data = copied.train_dataset
     names = getattr(data, "column_names", None)
     if names is None and hasattr(data, "__getitem__"):

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 ATTENTION = "attn_implementation"  # the lever that is no field of the arguments
 PAD_TO = "pad_to_multiple_of"  # the lever that the collator is given too
-MULTIPLE = 8  # tokens: what matrix units of GPUs need in half precision. Source: NVIDIA, Matrix Multiplication Guide
+MULTIPLE = 8  # tokens, as the matrix units of GPUs need in half precision. Source: NVIDIA, Matrix Multiplication Guide
 # Settings of batches that are split by length.
 SPLIT = ("train_sampling_strategy", "per_device_train_batch_size", "gradient_accumulation_steps")
 SHARE = 0.02  # share of the run's time that measuring may take
@@ -72,7 +72,7 @@ MIN_PROVED = 4  # samples with which the split of batches is proved, or a quarte
 now = perf_counter
 
 Tensors = Mapping[str, torch.Tensor]
-Shapes = tuple[torch.Size, ...]  # of the tensors of a batch
+Shapes = tuple[torch.Size, ...]  # shapes of the tensors in a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class FirstSamples:
 
     def __init__(self, loader: DataLoaderLike, number: int) -> None:
         self._loader = loader
-        self.batches, self.read_s, self.shapes = _read(loader, number)  # the seconds are those of one batch
+        self.batches, self.read_s, self.shapes = _read(loader, number)  # seconds per batch
         batches: Any = getattr(loader, "batch_sampler", None)
         self.groups: list[list[int]] | None = None  # indices of the samples of each batch; None: they stay together
         if isinstance(loader, DataLoader) and type(getattr(batches, "order", None)) is ShuffledOrder:

@@ -77,13 +77,13 @@ class OtherBatches:
 
 
 def pads_to_any_length(collator: object) -> bool:
-    """Returns whether a collator, as those of transformers, pads to the longest sample and has a multiple to set."""
+    """Returns whether a collator, like transformers', pads to the longest sample and has a multiple to set."""
     is_made_of_fields = dataclasses.is_dataclass(collator) and not isinstance(collator, type)
     return is_made_of_fields and getattr(collator, "pad_to_multiple_of", 0) is None
 
 
 def to_multiples(collator: Any, multiple: int) -> Any:
-    """Returns a copy of a collator that pads to multiples of a number of tokens; one that does not pad is unchanged."""
+    """Returns a copy of a collator that pads to multiples of a number of tokens; others are unchanged."""
     if not pads_to_any_length(collator):
         return collator
     padding = copy.copy(collator)  # not `dataclasses.replace`, which would run the constructor once more

@@ -1,7 +1,7 @@
 """Measurements of `speed="auto"` from earlier runs: small JSON files in the user's cache directory.
 
 A file is named by a digest of everything that its numbers depend on: model, machine, versions, settings and shapes.
-It holds times only; each run proves anew that a lever computes the same. A file is written atomically, so runs may
+It holds times only; each run proves again that a lever computes the same. A file is written atomically, so runs may
 share the directory; a file that cannot be read, or has entries other than numbers, is ignored.
 """
 
@@ -57,7 +57,7 @@ SETTINGS = (
 class Measured:
     """Known measurements of one model on one machine."""
 
-    cost: StepCost | None = None  # of a micro-batch without levers
+    cost: StepCost | None = None  # a micro-batch without levers
     ratios: dict[str, float] = field(default_factory=dict)  # by lever: relative time of a step with it
 
 
@@ -72,7 +72,7 @@ def digest_of(facts: JSONObject) -> str:
 
 
 def facts_of(model: nn.Module, args: Any, device: torch.device, shapes: JSONObject) -> JSONObject:
-    """Returns everything that the time of a step depends on; `shapes` are those of the batches."""
+    """Returns everything that the time of a step depends on; `shapes` are the shapes of the batches."""
     core: Any = core_model(model)
     to_dict = getattr(getattr(core, "config", None), "to_dict", dict)
     parameters = [(name, [*p.shape], str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
@@ -107,7 +107,7 @@ def read(digest: str) -> Measured:
 
 
 def write(digest: str, measured: Measured, facts: JSONObject) -> None:
-    """Adds measurements to those of this name; a directory that cannot be written is not an error."""
+    """Adds measurements under this name; a directory that cannot be written is not an error."""
     before = read(digest)
     ratios = before.ratios | measured.ratios
     cost = measured.cost or before.cost

@@ -36,7 +36,7 @@ def origins_in(checkpoint: Checkpoint) -> list[JSONObject]:
 
 
 def checkpoint_at(run: str | Path, step: int) -> Path:
-    """Returns the checkpoint of a step; CheckpointNotFoundError names those that the run has."""
+    """Returns the checkpoint of a step; CheckpointNotFoundError names the run's checkpoints."""
     store = CheckpointStore(run)
     steps = store.steps()
     if step not in steps:

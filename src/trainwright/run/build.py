@@ -310,14 +310,14 @@ def _ancestry(run: Any) -> list[Extension]:
 def evaluation_beside(
     run: Any, hooks: Any, engine: Engine, *, folder: str, freeze: Callable[[Path], None], rotate: Callable[[], None]
 ) -> list[Extension]:
-    """Returns the extension of a run whose evaluations another process makes; none where they are not due, or wait.
+    """Returns the extension through which another process evaluates for a run; none if they are not due, or wait.
 
     Args:
         run: which is about to begin.
         hooks: the trainer.
         engine: of the run.
         folder: where the run writes.
-        freeze: writes what the other process needs of the trainer into a file; called when the model is ready.
+        freeze: writes the parts of the trainer that the other process needs; called when the model is ready.
         rotate: deletes checkpoints that the arguments no longer want.
     """
     args = hooks.args
@@ -346,10 +346,10 @@ def evaluation_beside(
 
 
 def evaluation_process(freeze: Callable[[Path], None], requests: Requests, *, device: str) -> Evaluator:
-    """Returns the process that evaluates for a run, to be started; arguments are those of `evaluation_beside`."""
+    """Returns the process that evaluates for a run, to be started; arguments as for `evaluation_beside`."""
     from trainwright.extensions.async_evaluation.evaluators import EvaluationProcess
 
-    scratch = Path(tempfile.mkdtemp(prefix="trainwright-evaluation-"))  # of this user alone
+    scratch = Path(tempfile.mkdtemp(prefix="trainwright-evaluation-"))  # readable by this user alone
     path = scratch / "trainer.pt"
     try:
         freeze(path)
@@ -524,7 +524,7 @@ def make_engine(args: Any, model: Model = None, *, stands_in: bool = False) -> E
 def make_callbacks(
     args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, writer: CheckpointWriter, **context: Any
 ) -> CallbackHandler:
-    """Returns the handler: flow control, trackers, the user's callbacks, those of the arguments, progress bars."""
+    """Returns the handler: flow control, trackers, the user's callbacks, callbacks of the arguments, progress bars."""
     trackers: list[type[Any]] = []
     if args.report_to not in ([], None):
         from trainwright.trackers.registry import get_reporting_integration_callbacks

@@ -444,7 +444,7 @@ def rotate(
 
 
 def rotate_anew(folder: str, args: Any, run: Run) -> None:
-    """Deletes what a run no longer wants of its checkpoints, when none was just written."""
+    """Deletes the checkpoints that a run no longer wants, when none was just written."""
     store = CheckpointStore(folder)
     steps = store.owned_by(run.run_id)
     if steps and args.should_save:
@@ -470,7 +470,7 @@ def keep_only_best(store: CheckpointStore, args: Any, run: Run) -> None:
 
 
 def written_by(store: CheckpointStore, run_id: str) -> list[Saved]:
-    """Returns the checkpoints of a run, except those with non-finite weights, which must not displace good ones."""
+    """Returns the checkpoints of a run except any with non-finite weights, which must not displace good ones."""
     bad = store.non_finite()
     finite = (step for step in store.steps() if step not in bad)
     manifests = ((step, Manifest.read(store.path(step))) for step in finite)

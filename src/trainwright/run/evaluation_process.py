@@ -1,4 +1,4 @@
-"""The process that evaluates for a run: it reads the trainer of the run, and does what the run asks for.
+"""The process that evaluates for a run: it reads the trainer of the run, and carries out the run's requests.
 
 `python -m trainwright.run.evaluation_process FILE` reads a trainer from FILE, which its parent has written
 (`frozen.py`), and evaluates the requests that are named on its standard input (`extensions/async_evaluation`). It is
@@ -70,7 +70,7 @@ class RequestedEvaluation:
     """Evaluates the requests of a run.
 
     Args:
-        trainer: of the run, without what only training needs.
+        trainer: of the run, without the parts that only training needs.
         requests: of the run.
     """
 
@@ -79,7 +79,7 @@ class RequestedEvaluation:
         self._requests = requests
 
     def __call__(self, name: str) -> None:
-        """Evaluates a request, and writes its result; errors are those of the evaluation."""
+        """Evaluates a request, and writes its result; errors of the evaluation are raised."""
         request = self._requests.read(name)
         if request is None:
             raise ProcessFailedError(f"{self._requests.place(name)} has no request that can be read.")
@@ -114,7 +114,7 @@ class RequestedEvaluation:
 
 @contextmanager
 def opened(path: Path) -> Iterator[RequestedEvaluation]:
-    """Reads what `frozen.freeze` has written; within the context it evaluates as the run does while it trains."""
+    """Reads a file of `frozen.freeze`; within the context, the trainer evaluates as the run does while it trains."""
     # Written by the parent process into a directory that only this user can write to.
     values: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
     torch.set_num_threads(values["threads"])

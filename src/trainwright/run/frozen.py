@@ -1,4 +1,4 @@
-"""What a process that evaluates for a run gets of its trainer, as a file. The process is `evaluation_process.py`."""
+"""The parts of a trainer that evaluate in another process, as a file. The process is `evaluation_process.py`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ON_ANOTHER_KIND: dict[str, Any] = {"fp16": False, "tf32": None}  # which a CPU d
 
 
 def freeze(trainer: AnyTrainer, path: Path, *, folder: str, device: str) -> None:
-    """Writes what another process needs to evaluate as a trainer does, whose model is not wrapped yet.
+    """Writes the parts of a trainer that another process needs to evaluate as it does, before the model is wrapped.
 
     Args:
         trainer: of the run.
@@ -51,7 +51,7 @@ def freeze(trainer: AnyTrainer, path: Path, *, folder: str, device: str) -> None
 
 
 def frozen(trainer: AnyTrainer, *, folder: str, device: str) -> dict[str, Any]:
-    """Returns what another process needs to evaluate as this trainer does."""
+    """Returns the parts of this trainer that another process needs to evaluate as it does."""
     args = copy.copy(trainer.args)
     is_on_cpu = not kind_of(device).is_accelerator
     settings = ALONE | {"use_cpu": is_on_cpu}
@@ -103,7 +103,7 @@ def write_frozen(values: dict[str, Any], path: Path) -> None:
 
 
 def best_pickler() -> ModuleType:
-    """Returns cloudpickle where it is installed, which also takes functions of a script and lambdas; else pickle."""
+    """Returns cloudpickle if it is installed, which also takes functions of a script and lambdas; else pickle."""
     try:
         import cloudpickle
     except ImportError:

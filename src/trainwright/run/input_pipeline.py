@@ -145,7 +145,7 @@ def samples_per_step(dataloader: DataLoaderLike, args: Any) -> int | None:
     order = batch_order_of(dataloader)
     if order is None:
         return None
-    share = order.num_samples / max(len(order), 1)  # of a batch
+    share = order.num_samples / max(len(order), 1)  # samples per batch
     num_batches = resolve.micro_batches(args) * dataloader.batch_sampler.share.num_processes
     return int(max(round(share * num_batches), 1))
 

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 def open_checkpoint(asked: str | bool | None, args: Any, engine: Engine) -> Checkpoint | None:
     """Opens the checkpoint to begin from in all processes; the main process chooses and verifies it.
 
-    `asked` and errors are the same as for `find_checkpoint`; directory, mirror and disks are those of the arguments. A
+    `asked` and errors are the same as for `find_checkpoint`; directory, mirror and disks are as in the arguments. A
     branch (`branch_from`) for which no other checkpoint is asked begins from that of the other run until it has one of
     its own; `asked=False` begins it again.
     """
@@ -151,7 +151,7 @@ def find_unreadable(checkpoint: Checkpoint) -> str | None:
 def check_same_checkpoint(checkpoint: Checkpoint | None, engine: Engine, *, on_each_node: bool) -> None:
     """Raises CheckpointError if some process sees a different checkpoint, or none, under the chosen path.
 
-    With `on_each_node` each node wrote a checkpoint of its own, so those of one step of a run are the same.
+    With `on_each_node` each node wrote a checkpoint of its own, so all nodes' checkpoints of a step are the same.
     """
     if checkpoint is None or engine.num_processes == 1:
         return
@@ -517,11 +517,11 @@ def continue_schedule(scheduler: Any, args: Any, *, before: int, now: int, is_ne
 
 
 def check_cooldown_alone(cooldown: str | None, changed: Sequence[Difference]) -> None:
-    """Raises ArgumentError for a cooldown beside another schedule: it begins at the rate of the checkpoint's."""
+    """Raises ArgumentError for a cooldown together with another schedule: it begins at the rate of the checkpoint's."""
     if cooldown is None or not changed:
         return
     found = ", ".join(f"{one.name} {one.before!r} -> {one.now!r}" for one in changed)
     raise ArgumentError(
         f"cooldown={cooldown!r} begins at the rate of the checkpoint's schedule, and the arguments change that too: "
-        f"{found}. Leave them as they were, or leave out cooldown and choose the whole schedule."
+        f"{found}. Leave them as they were, or remove cooldown and choose the whole schedule."
     )

@@ -464,7 +464,7 @@ class Run:
 
     @contextmanager
     def evaluating(self, rule: LossRule, device: torch.device) -> Iterator[None]:
-        """Makes losses those of one process; recorded numbers and a kept state of the model are the evaluation's."""
+        """Makes losses as in one process; recorded numbers and a kept state of the model are the evaluation's."""
         before = self.loss_rule, self.forward, self.is_evaluating
         self.loss_rule = rule.of_one_process()
         self.forward = self._fresh_forward()
@@ -549,7 +549,7 @@ class Run:
         return {**cursor.to_dict(), **size, **parts, "shift": plan.shift, "left_out": plan.num_left_out}
 
     def loader_states(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Random states of the loader, stored with those of the process, and its data position."""
+        """Random states of the loader, stored with the states of the process, and its data position."""
         if self.loader is None:
             return {}, None
         state = self.loader.state()

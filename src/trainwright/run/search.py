@@ -235,7 +235,7 @@ def _best_folder(output_dir: str, trial_id: str) -> str:
 
 
 def _packed(trainer: Any) -> Callable[[], TrainerHandle]:
-    """Returns a function that makes this trainer anew in another process, from the user's objects."""
+    """Returns a function that makes this trainer again in another process, from the user's objects."""
     search = Internals(trainer).search
     args = copy.copy(search.args)
     args.output_dir = os.path.abspath(args.output_dir)  # paths must be valid there too

@@ -1,4 +1,4 @@
-"""Tiers of a run's checkpoints: its directory, and a URL with copies. Brings what a resume needs into the directory.
+"""Tiers of a run's checkpoints: its directory, and a URL with copies. Fetches the files that a resume needs.
 
 All processes of a run take part. Those with one disk fetch each file once: a process its own, and a share of the
 others. The main process decides which checkpoint it is, and each function has the same result, or raises the same
@@ -51,7 +51,7 @@ def _own(value: Any) -> list[Any]:
 class Crew:
     """The processes that bring a checkpoint to their disks; by default this one alone."""
 
-    rank: int = 0  # of this process
+    rank: int = 0  # rank of this process
     first: int = 0  # rank of the first process that has the same disk; 0 where all processes share one
     # Calls a function in the main process, and returns its result in all. Any: the result is of any type.
     agree: Callable[[Callable[[], Any]], Any] = _alone
@@ -166,7 +166,7 @@ def bring(
 ) -> Checkpoint:
     """Downloads a checkpoint to each disk that lacks it, verifies it meanwhile, and returns it. All processes call it.
 
-    It is not flushed to the disk: what a crash of the machine loses of it is found by its digests, and is at the URL.
+    It is not flushed to the disk: files lost in a crash of the machine are found by their digests, and are at the URL.
 
     Args:
         url: where it is.

@@ -49,7 +49,7 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
     refused = unchanged_before_training(run)
     wanted = args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
     if wanted is None and getattr(args, "overwrite_output_dir", None):
-        wanted = False  # a branch begins anew
+        wanted = False  # a branch starts afresh
     folder = trainer._get_output_dir(trial)
     together = engine.together(run.progress.interrupts)
     measuring = services.memory_tracker.measuring("train")
@@ -87,7 +87,7 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
 
 
 def freeze(trainer: AnyTrainer, path: Path, *, folder: str) -> None:
-    """Writes what another process needs to evaluate for a run that writes to `folder`."""
+    """Writes the parts that another process needs to evaluate for a run that writes to `folder`."""
     from trainwright.run import frozen
 
     frozen.freeze(trainer, path, folder=folder, device=str(value_of(trainer.args, "eval_device")))

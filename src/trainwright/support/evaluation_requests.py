@@ -4,7 +4,7 @@
 RUN/_evaluations/
     open.json                 while a run takes results
     step-10-3f2a90c1/
-        request.json          written last: what belongs to the step
+        request.json written last: facts of the step
         eval/                 the weights, as `from_pretrained` loads them
         eval_average/         further weights of the step, by the prefix of their metrics
         random_states.pth     with which the evaluation begins
@@ -50,7 +50,7 @@ class Request:
         max_steps: steps of the run.
         num_tokens: input tokens seen by then; 0 if they are not counted.
         parts: prefixes of metrics, each with weights of its own, in their order.
-        ignore_keys: entries of the model's output that are no predictions; None for those of its configuration.
+        ignore_keys: entries of the model's output that are no predictions; None: as in its configuration.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Request:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Request:
-        """Reads what `to_dict` returned; ValueError if it is something else."""
+        """Reads the form of `to_dict`; ValueError if it is something else."""
         try:
             known = {name: values[name] for name in cls.__dataclass_fields__}
             known["parts"] = tuple(map(str, known["parts"]))
@@ -90,12 +90,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of a request.
+    """The result of a request.
 
     Attributes:
         events: logs ("log") and ends of evaluations ("evaluate") with their values, in their order.
         metrics: of all evaluations together.
-        missing: why there are no metrics; the run goes on without them.
+        missing: why there are no metrics; the run continues without them.
         error: traceback of an error in the evaluation, which ends the run.
     """
 
@@ -126,7 +126,7 @@ class Result:
         return cls(events=events, metrics=metrics)
 
 
-def _listed(value: Any) -> Any:  # of any library
+def _listed(value: Any) -> Any:  # metrics come from any library
     """Returns a value of a metric in the form of JSON."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
@@ -148,7 +148,7 @@ class Requests:
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def open(self, *, is_fresh: bool) -> None:
-        """Begins to take results; a fresh run deletes what a run before it left."""
+        """Begins to take results; a fresh run deletes the files of an earlier run."""
         if is_fresh:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -173,11 +173,11 @@ class Requests:
         return place
 
     def submit(self, request: Request) -> None:
-        """Completes a request whose weights are there."""
+        """Completes a request once its weights are written."""
         write_text(self.place(request.name) / REQUEST_NAME, json.dumps(request.to_dict()))
 
     def drop_weights(self, request: Request) -> None:
-        """Deletes what only the evaluation needed; request and result stay, for a resume from an older checkpoint."""
+        """Deletes weights and random states; request and result stay, for a resume from an older checkpoint."""
         place = self.place(request.name)
         for part in request.parts:
             shutil.rmtree(place / part, ignore_errors=True)
@@ -209,7 +209,7 @@ class Requests:
         return request if request.name == name else None
 
     def waiting(self) -> list[Request]:
-        """Returns the complete requests without a result, those of earlier steps first."""
+        """Returns the complete requests without a result, earlier steps first."""
         names = [place.name for place in self._places() if not (place / RESULT_NAME).is_file()]
         found = [request for name in names if (request := self.read(name)) is not None]
         return sorted(found, key=lambda request: request.step)

@@ -65,7 +65,7 @@ def _sketches(values: Any) -> list[float]:
     raw = np.random.PCG64(SIGNS).random_raw(-(-values.size // 8))  # its numbers are the same in all versions
     signs = np.asarray(raw, dtype="<u8").view(np.uint8)[: values.size]
     total = values.sum()
-    # The sum with signs: all values, less twice those with a minus.
+    # The sum with signs: all values, less twice the values with a minus.
     return [float(total - 2 * values[(signs >> k) & 1 == 1].sum()) for k in range(NUM_SKETCHES)]
 
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from trainwright._types import JSONObject, Model, is_instance_of
 
-WRAPPER = re.compile(r"_(?:\w+?_wrapped_module|orig_mod)\.")  # of torch, in the names of parameters and modules
+WRAPPER = re.compile(r"_(?:\w+?_wrapped_module|orig_mod)\.")  # torch's wrappers, in the names of parameters and modules
 
 
 def core_model(model: Model) -> Any:

@@ -42,9 +42,9 @@ class Key(NamedTuple):
     step: int
     micro_batch: int
     phase: str
-    name: str  # of a module or parameter; empty for the model itself
-    call: int  # of a module that runs several times in a micro-batch, from 0
-    part: str = ""  # of the outputs of a module, of which a gradient is
+    name: str  # module or parameter; empty for the model itself
+    call: int  # counts the calls of a module in a micro-batch, from 0
+    part: str = ""  # the output of a module that a gradient belongs to
 
 
 Record = Mapping[str, Any]
@@ -73,7 +73,7 @@ class Parting:
         phase: random, data, weights, forward, loss, backward, gradient, optimizer or update.
         name: of the module or parameter; empty for the model itself, and for other values.
         kind: class of the module in both runs, or of the optimizer; empty for others.
-        text: what differs, as a sentence.
+        text: the difference, as a sentence.
         distance: norm of the difference relative to the larger norm of both, estimated; None if it has none.
         rank: process.
     """
@@ -98,7 +98,7 @@ class ValuesReport:
         settings: facts about the runs that differ: name -> both values.
         steps: steps that both have recorded.
         num_compared: records compared before the first parting, or in all.
-        notes: what was left out, or compared in another way.
+        notes: parts that were skipped, or compared in another way.
     """
 
     first: Parting | None
@@ -290,7 +290,7 @@ class _Pair:
         return found
 
     def _merged(self) -> list[Key]:
-        """Returns the keys of both in the order of the first; those of the second alone follow the one before."""
+        """Returns the keys of both in the order of the first; keys of the second alone follow the key before them."""
         following: dict[Key | None, list[Key]] = {}
         before: Key | None = None
         for key in self.others:
@@ -304,7 +304,7 @@ class _Pair:
         return merged
 
     def _gaps(self, key: Key) -> list[tuple[str, str, Record | None, Record | None]] | None:
-        """Returns what differs at a key: part (given, values, facts), name, and both values; None if nothing does."""
+        """Returns the differences at a key, as part (given, values, facts), name and both values; None if equal."""
         one = self.ones.get(key)
         other = self.others.get(key)
         if one is None or other is None:
@@ -360,7 +360,7 @@ class _Pair:
         )
 
     def _described(self, key: Key, gaps: list[tuple[str, str, Any, Any]]) -> tuple[str, str, str]:
-        """Returns the place of a parting, its class, and what differs."""
+        """Returns the place of a parting, its class, and the difference."""
         part, _, one, other = gaps[0]
         if part == "record":
             side = "first" if other is None else "second"

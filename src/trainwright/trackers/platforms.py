@@ -90,7 +90,7 @@ class WandbCallback(TrackerCallback):
 
     @property
     def loses_what_it_took(self) -> bool:
-        """Returns True if the run is offline: another process writes its file, and ends with this one without it."""
+        """Returns True if the run is offline: another process writes its file, and ends with ours if not waited for."""
         return bool(getattr(self._run, "offline", False))
 
     def send(self, values: dict[str, object], state: TrainerState) -> None:

@@ -105,7 +105,7 @@ class CometCallback(TrackerCallback):
         self._experiment = self._comet.start(
             mode=mode, experiment_config=self._comet.ExperimentConfig(name=args.run_name), **known
         )
-        # It stays open for later logs. At the end of the process the client closes only what was opened
+        # It stays open for later logs. At the end of the process the client closes only objects that were opened
         # in the main thread: of an offline experiment that was opened here nothing would be kept.
         atexit.register(self._experiment.end)
         self.remember(args, self._experiment.get_key())

@@ -81,7 +81,7 @@ def read_tree(file: FilePath, overrides: Sequence[str] = (), typed: Sequence[str
         if problem is not None:
             problems.append(((origin,), problem))
             not_set.append(path)
-    if problems:  # the mistakes of the file are told with them
+    if problems:  # reported together with the mistakes of the file
         problems += _read(tree, file.absolute().parent, not_set=not_set)[1]
     tree.refuse(problems)
     return tree
@@ -105,7 +105,7 @@ def _typed(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _whole(name: str) -> str:
-    """Returns the full path of a name typed without its parents; if there are several, the one in `training`."""
+    """Returns the full path of a name typed without its parents; if there are several, in `training`."""
     found = [path for path in known_paths() if path.rpartition(".")[2] == name]
     if len(found) == 1:
         return found[0]
@@ -123,7 +123,7 @@ def checked(tree: Tree, base: FilePath) -> Recipe:
 def _read(tree: Tree, base: FilePath, *, not_set: Sequence[Path] = ()) -> tuple[Recipe, list[tuple[Path, str]]]:
     """Returns the recipe of the entries that can be read, and all problems.
 
-    `not_set` are the names of options that could not be applied: what they were to set is not reported as missing.
+    `not_set` are the names of options that could not be applied: their entries are not reported as missing.
     """
     _expand_sources(tree)
     problems = list(_problems(tree))
@@ -266,7 +266,7 @@ def _is_a(value: object, kind: type) -> bool:
     return isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
 
 
-def _made(kind: type, value: Mapping[str, Any], path: Path) -> Any:  # of that kind
+def _made(kind: type, value: Mapping[str, Any], path: Path) -> Any:  # an instance of `kind`
     given = dict(value)
     for name in given:
         nested = NESTED.get((*path, name))

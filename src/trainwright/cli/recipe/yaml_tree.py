@@ -109,7 +109,7 @@ def parse(text: str, name: str) -> Tree:
     return tree
 
 
-def scalar(text: str) -> Any:  # of YAML's types
+def scalar(text: str) -> Any:  # any YAML value
     """Parses a value as in a file; RecipeError if it is not YAML, or not allowed in a file."""
     if len(text) == 1 and text in ",|\t":  # a delimiter, which needs quotes in a file
         return text
@@ -117,7 +117,7 @@ def scalar(text: str) -> Any:  # of YAML's types
     return _value(tree, text)
 
 
-def _value(tree: Tree, text: str) -> Any:  # of YAML's types
+def _value(tree: Tree, text: str) -> Any:  # any YAML value
     """Returns the value of a text; nodes are checked first, since nothing may be expanded before that."""
     try:
         loader = _Loader(text)

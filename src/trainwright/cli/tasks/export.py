@@ -99,7 +99,7 @@ def key_in_adapter(name: str, adapter: str) -> str:
 
 
 def _load_into_model(average: dict[str, torch.Tensor], folder: Path) -> None:
-    """Writes the model again with the average, if the file's names differ from those of the parameters."""
+    """Writes the model again with the average, if the names in the file differ from the parameters' names."""
     config = folder / CONFIG_NAME
     classes = read_json(config, max_bytes=1 << 20).get("architectures") if config.is_file() else None
     problem = f"The weights in {folder} have other names than their average ({next(iter(average))}, ...)."

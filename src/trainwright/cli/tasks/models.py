@@ -173,7 +173,7 @@ def _learned_once(
     folder = output / FOLDER
     continues = args.resume_from_checkpoint or args.branch_from
     if continues and not folder.is_dir() and (output / "tokenizer.json").is_file():
-        return AutoTokenizer.from_pretrained(output)  # of a finished run
+        return AutoTokenizer.from_pretrained(output)  # saved by a finished run
     with args.main_process_first():
         is_first = args.local_process_index == 0
         if is_first and args.branch_from and not folder.is_dir():  # its weights belong to the words of its origin

@@ -214,7 +214,7 @@ def chat(material: TaskSource, args: TrainingArguments) -> TaskObjects:
 
 
 def masked_lm(material: TaskSource, args: TrainingArguments) -> TaskObjects:
-    """Makes the objects of a masked model: tokens are masked anew each time a sample is read."""
+    """Makes the objects of a masked model: new tokens are masked each time a sample is read."""
     tokenizer, config, length = text_parts(material, args, ["text"])
     if tokenizer.mask_token is None:
         material.wrong("this tokenizer has no mask_token.", "model", "tokenizer")

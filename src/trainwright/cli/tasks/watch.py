@@ -1,6 +1,6 @@
 """`trainwright eval RUN --watch`: makes the evaluations that a run with `eval_async="watch"` asks for.
 
-Several watchers may serve one run. Each claims a request by a file that only one of them can make; the claim of a
+Several watchers may serve one run. Each claims a request by a file that only one watcher can make; the claim of a
 watcher that gives no sign of life for a minute is void.
 """
 
@@ -108,7 +108,7 @@ class Watcher:
         return "gone"
 
     def _make(self, request: Request) -> dict[str, Any] | None:
-        """Evaluates a request and writes its result; None where the run has deleted it meanwhile."""
+        """Evaluates a request and writes its result; None if the run has deleted it meanwhile."""
         place = self._requests.place(request.name)
         events: list[tuple[str, dict[str, Any]]] = []
         metrics: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""The fields of the arguments, each declared once with every fact about it, and functions that look up those facts.
+"""The fields of the arguments, each declared once with every fact about it, and functions that look up these facts.
 
-There is one dataclass per group, and TrainingArguments inherits from all of them. Names, defaults and order equal those
-of transformers 5.23, which also takes arguments by position; our own groups follow.
+There is one dataclass per group, and TrainingArguments inherits from all of them. Names, defaults and order are as in
+transformers 5.23, which also takes arguments by position; our own groups follow.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def value_of(args: object, name: str) -> Any:  # Any: the value of any field
 
 
 def has_other_meaning(args: object, name: str) -> bool:
-    """Returns whether the class of `args` redeclares one of our fields, which may then mean something else."""
+    """Returns whether the class of `args` redeclares the field of ours, which may then mean something else."""
     kind: type = type(args)
     return name in _declared_anew(kind)
 
@@ -114,7 +114,7 @@ def was_asked_for(args: object, name: str) -> bool:
     """Returns whether the user chose the value of a field, in a call of the constructor or of a setter.
 
     Others may be a library's: a subclass sets some in `__post_init__`, and SetFit assigns its own defaults. Arguments
-    of transformers do not keep it, and every value of theirs counts as chosen.
+    from transformers do not keep it, and every value of theirs counts as chosen.
     """
     asked: set[str] | None = vars(args).get(ASKED_FOR)
     return asked is None or name in asked

@@ -1,4 +1,4 @@
-"""Fields that transformers 5.23 does not have: ours, older ones that still have an effect; and those of generation."""
+"""Fields that transformers 5.23 does not have: ours, older ones that still have an effect, and fields of generation."""
 
 # ruff: noqa: RUF009 -- tunable(), fixed() and not_compared() make a dataclass field
 from __future__ import annotations

@@ -26,7 +26,7 @@ from trainwright.data.quarantine import KeptItems
 from trainwright.data.shards import ChunkPart
 from trainwright.errors import DataError
 
-State = object  # of the user's dataset, as returned by its `state_dict`
+State = object  # the user's dataset returns it from `state_dict`
 
 
 def formed_by_length(
@@ -58,7 +58,7 @@ class BatchFormer:
 
     @property
     def packed_input(self) -> str | None:
-        """The entry whose tokens are packed into rows; None if samples are not packed."""
+        """The entry with the tokens that are packed into rows; None if samples are not packed."""
         return self.plan.length_of if self.plan.row_length is not None else None
 
     @property
@@ -74,7 +74,7 @@ class BatchFormer:
     def order(self, lengths: Sequence[int], *, seed: int = 0, drop_last: bool = False) -> BatchOrder:
         """Returns the batches of samples with these lengths.
 
-        `drop_last` drops an incomplete one of the last look-ahead.
+        `drop_last` drops an incomplete batch of the last look-ahead.
         """
         return formed_by_length(lengths, self.plan, seed=seed, drop_last=drop_last and self.plan.drop_last)
 

@@ -52,7 +52,7 @@ class MixtureStream(IterableDataset[Item]):
         self._shuffles = True
         self._epoch = 0
         self._places = [_Place() for _ in self.names]
-        self._states: list[Any] = [None] * len(self.names)  # of the sources, as in a checkpoint
+        self._states: list[Any] = [None] * len(self.names)  # states of the sources, as in a checkpoint
         self._position = 0
         self._sample = -1
         self._loaded: dict[str, Any] | None = None
@@ -190,4 +190,4 @@ class _Place:
         self.items = items
         self.has_ended = has_ended
         self.is_open = False  # read since the last resume
-        self.row = 0  # of the last item read
+        self.row = 0  # row of the last item read

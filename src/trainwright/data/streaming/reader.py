@@ -63,7 +63,7 @@ class StreamItems(IterableDataset[BatchItems]):
     share: RankShare
     _: KW_ONLY
     drop_last: bool
-    seed: int  # of the dataset's own generator, if it has one, and of workers
+    seed: int  # for workers, and for the dataset's own generator if it has one
     seeds_workers: bool = True
     seeds_always: bool = False  # also seeds the main process
     former: BatchFormer | None = None

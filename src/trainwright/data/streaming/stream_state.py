@@ -152,7 +152,7 @@ def is_mixture_stream(dataset: object) -> bool:
 
 
 def is_shuffled_stream(dataset: object) -> bool:
-    """Returns True if a `datasets` stream, or one in a mixture, is shuffled, so that each epoch has its own order."""
+    """Returns True if a `datasets` stream, alone or in a mixture, is shuffled, so that each epoch has its own order."""
     if is_mixture_stream(dataset):
         return any(map(is_shuffled_stream, dataset.sources.values()))  # type: ignore[attr-defined]
     return is_hf_stream(dataset) and _has_buffer(getattr(dataset, "_ex_iterable", None))
@@ -192,7 +192,7 @@ def _split_of(dataset: object) -> Split:
 def keeps_state(dataset: object) -> bool:
     """Returns True if a dataset can save its position and continue from it without losing items.
 
-    A `datasets` stream with a shuffle buffer loses what is in the buffer, so it is read again.
+    A `datasets` stream loses the contents of its shuffle buffer, so it is read again.
     """
     tells = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
     return tells and not is_shuffled_stream(dataset)

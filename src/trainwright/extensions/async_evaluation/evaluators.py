@@ -1,6 +1,6 @@
 """Whoever evaluates for a run: a child process of its main process, or processes that watch its directory.
 
-A thread speaks to them, so a step reads no file and waits for nobody.
+A thread speaks to them, so a step reads no file and does not wait.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Evaluator(Protocol):
         """Returns the results since the last call, with the names of their requests."""
 
     def wait(self, seconds: float) -> None:
-        """Waits until a result comes that was not taken, at most so long."""
+        """Waits for a result that was not taken, with a time limit."""
 
     @property
     def num_open(self) -> int:
@@ -85,14 +85,14 @@ class Arrivals:
 class EvaluationProcess:
     """A child process, started again if it dies.
 
-    It reads the names of requests from its standard input, a line each, and answers on its standard output with lines
-    of JSON: `{"ready": true}` once, then `{"done": name}` or `{"failed": traceback}` for each request. It ends when its
+    It reads the names of requests from its standard input, a line each, and answers with JSON lines on its standard
+    output: `{"ready": true}` once, then `{"done": name}` or `{"failed": traceback}` for each request. It ends when its
     standard input does.
 
     Args:
         command: starts it.
         environment: its variables.
-        scratch: directory with what it reads when it starts; deleted in the end.
+        scratch: directory with the files it reads when it starts; deleted in the end.
         requests: of the run.
     """
 
@@ -283,7 +283,7 @@ class EvaluationProcess:
 
 
 class Watchers:
-    """Processes that watch the run, on this machine or another one with its directory (`trainwright eval --watch`).
+    """Processes that watch the run, on any machine with its directory (`trainwright eval --watch`).
 
     Args:
         requests: of the run.

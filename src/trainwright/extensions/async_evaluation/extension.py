@@ -1,7 +1,7 @@
-"""Evaluation beside training, as an extension: what is due is asked of another process, and heard of when it is there.
+"""Evaluation beside training, as an extension: another process evaluates, and its result is delivered when it arrives.
 
 An evaluation that is due is taken from the loop in `settle`, after guards and averages have settled, before the log.
-The weights go to the disk, and training goes on. A result is delivered after the step during which it came, in the
+The weights go to the disk, and training continues. A result is delivered after the step during which it came, in the
 order of requests: to logs, callbacks, trackers, the journal and the choice of the best checkpoint, with the step that
 it belongs to. All processes deliver it after the same step. While no evaluation is open, a step does nothing for it.
 """
@@ -27,9 +27,9 @@ from trainwright.support.evaluation_requests import LOG, MAIN_PART, STATES_NAME,
 
 logger = logging.getLogger(__name__)
 
-MOST_OPEN = 2  # evaluations at a time: one is made, one waits
+MOST_OPEN = 2  # evaluations at a time: one under way, one waiting
 WAITS_S = 1.0  # between two looks at signals
-AGREES_EVERY_S = 1.0  # where there are several processes
+AGREES_EVERY_S = 1.0  # if there are several processes
 MOST_STEPS = 1000  # between two agreements
 
 MakeEvaluator = Callable[[Requests], Evaluator]
@@ -43,8 +43,8 @@ class AsyncEvaluation(Extension):
         folder: where the run writes.
         engine: of the run.
         hooks: the trainer.
-        make_evaluator: makes what evaluates; called in the main process when the model is ready.
-        skips: an evaluation that is due while two are open is left out; else the run waits.
+        make_evaluator: makes the evaluator; called in the main process when the model is ready.
+        skips: an evaluation that is due while two are open is skipped; else the run waits.
         is_timed: a time limit may end the run; it does not wait for evaluations then.
         rotate: deletes checkpoints that the arguments no longer want.
 
@@ -84,17 +84,17 @@ class AsyncEvaluation(Extension):
         self._run: Run | None = None
         self._evaluator: Evaluator | None = None  # in the main process
         self._open: dict[str, Request] = {}  # requests that are not delivered, in their order
-        self._arrived: dict[str, Result] = {}  # in the main process: results that wait for those before them
-        self._owed: list[Request] = []  # of a checkpoint
+        self._arrived: dict[str, Result] = {}  # in the main process: results that wait for earlier ones
+        self._owed: list[Request] = []  # open in the checkpoint that was resumed
         self._is_decided = False  # an evaluation has ended the training: a run that waits would make no further one
         self._saved: set[int] = set()  # steps that have a checkpoint, or will have one soon
-        self._next_step = 0  # of the next agreement
+        self._next_step = 0  # step of the next agreement
         self._last = 0, 0.0  # step and time of the last one
 
     # -- before the first step -----------------------------------------------------------------------------------------
 
     def model_ready(self, run: Run) -> None:
-        """Starts what evaluates, while the data are read; ArgumentError for a part that another process cannot have."""
+        """Starts the evaluator while the data are read; ArgumentError for a part that another process cannot have."""
         self._engine.agree(self._start)
 
     def _start(self) -> None:
@@ -106,7 +106,7 @@ class AsyncEvaluation(Extension):
         self._owed = [Request.from_dict(values) for values in state.get("open", ())]
 
     def begin(self, run: Run) -> None:
-        """Waits until evaluations can be made, and makes up those of a checkpoint.
+        """Waits until evaluations can be made, and makes up the open ones in a checkpoint.
 
         Raises:
             ArgumentError: evaluations decide about the training, or the other process cannot evaluate.
@@ -129,7 +129,7 @@ class AsyncEvaluation(Extension):
         self._last = run.progress.state.global_step, self._clock()
 
     def _begin(self, *, is_fresh: bool) -> str | None:
-        """Opens the directory of requests, and submits those of a checkpoint; in the main process."""
+        """Opens the directory of requests, and submits the open ones in a checkpoint; in the main process."""
         assert self._evaluator is not None
         self._requests.open(is_fresh=is_fresh)
         self._requests.drop_others(set(self._open))
@@ -163,16 +163,16 @@ class AsyncEvaluation(Extension):
         before = run.progress.clock.mark(EVALUATION)
         obstacle = self._wait_for_room(run)
         if obstacle:
-            logger.warning("The evaluation of step %d is left out: %s.", run.progress.state.global_step, obstacle)
+            logger.warning("The evaluation of step %d is skipped: %s.", run.progress.state.global_step, obstacle)
         else:
             self._request(run)
         run.progress.control.should_evaluate = False
         run.progress.clock.mark(before)
 
     def _wait_for_room(self, run: Run) -> str:
-        """Waits until a further evaluation may be open; returns why it is left out instead, "" if it is made.
+        """Waits until a further evaluation may be open; returns why it is skipped instead, "" if it is made.
 
-        The last one of a run is never skipped.
+        The last evaluation of a run is never skipped.
         """
         is_last = run.progress.control.should_training_stop
         while True:
@@ -192,7 +192,7 @@ class AsyncEvaluation(Extension):
         if not waits:
             return f"{are_open} (eval_queue='skip')"
         if evaluator.is_gone:
-            return f"{are_open}, and nobody watches the run (trainwright eval RUN --data FILE --watch)"
+            return f"{are_open}, and no process watches the run (trainwright eval RUN --data FILE --watch)"
         evaluator.wait(WAITS_S)
         return None
 
@@ -316,7 +316,7 @@ class AsyncEvaluation(Extension):
         """Drops the evaluations of later steps: a run that waits for each would not have made them."""
         if self._open:
             steps = ", ".join(str(request.step) for request in self._open.values())
-            logger.info("That of step %d ends the training, so the evaluation of step %s is left out.", step, steps)
+            logger.info("The evaluation of step %d ends the training, so that of step %s is dropped.", step, steps)
         if run.progress.state.is_world_process_zero:
             for name in self._open:
                 self._requests.drop(name)
@@ -400,7 +400,7 @@ class AsyncEvaluation(Extension):
 
 @dataclass(slots=True)
 class Told:
-    """Whether whoever was told of an evaluation has stopped the training."""
+    """Whether a listener to an evaluation has stopped the training."""
 
     is_stopped: bool = False
 

@@ -1,4 +1,4 @@
-"""The three averages, as arithmetic on lists of tensors; when weights enter, and where they lie, is the extension's.
+"""The three averages, as arithmetic on lists of tensors; the extension decides when weights enter and where they are.
 
 Exponential (`ema`): average = d * average + (1 - d) * weights. With the warm-up d is at most (1 + n) / (10 + n) after n
 entries, so that the first weights do not stay in it for long: 0.18 after the first, 0.5 after 8, 0.99 after 890.

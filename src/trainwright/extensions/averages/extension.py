@@ -1,6 +1,6 @@
 """Averaged weights as an extension: which steps enter the average, its evaluation, its file in a checkpoint.
 
-Weights enter after a step, unless its update was not made. Where a guard tells that only during the next step, they
+Weights enter after a step, unless its update was not made. If a guard knows that only during the next step, they
 enter then, just before the next update; until then they are the same.
 """
 

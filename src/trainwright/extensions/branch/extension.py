@@ -13,14 +13,14 @@ class Ancestry(Extension):
     """The runs that a run comes from.
 
     Args:
-        origin: the checkpoint that the run begins from as a branch; None for one that goes on, or is resumed.
+        origin: the checkpoint that the run begins from as a branch; None for a run that continues or is resumed.
     """
 
     name = "branch"
 
     def __init__(self, origin: JSONObject | None = None) -> None:
         self._origin = origin
-        self._origins = [] if origin is None else [origin]  # one for each branching, the oldest first
+        self._origins = [] if origin is None else [origin]  # an entry for each branching, the oldest first
 
     def facts(self) -> dict[str, Any]:
         """Returns the origins for the journal."""

@@ -2,7 +2,7 @@
 
 A thread of the main process looks for messages, so no step reads a file. All processes carry a command out after the
 same step: they agree about once a second, or after each step where there is one process. With each agreement the main
-process says how many steps later the next one is, so no process asks in between.
+process announces the step of the next, so no process asks in between.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class LiveControl(Extension):
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
         self._from_journal: Mapping[int, list[Order]] = {}
-        self._next_step = 0  # of the next agreement
+        self._next_step = 0  # step of the next agreement
         self._last = 0, 0.0  # step and time of the last one
         self._profiler: StepProfiler | None = None
         self._actions: dict[str, Callable[[Run, float], None]] = {

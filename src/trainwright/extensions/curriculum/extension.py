@@ -249,7 +249,7 @@ class CurriculumRun(Extension):
         }
 
     def _continue_from(self, checkpoint: SavedRun, position: int) -> bool:
-        """Restores the state of a checkpoint; returns False if it has none, or one for other data."""
+        """Restores the state of a checkpoint; returns False if there is none, or it belongs to other data."""
         entry = checkpoint.entry(self.name)
         if entry.path is None:
             logger.warning("%s has no curriculum weights: samples are shuffled until the next call.", checkpoint.path)

@@ -1,6 +1,6 @@
-"""The load of experts as an extension: counts where a router sends tokens, for the next log.
+"""The load of experts as an extension: counts the tokens that a router sends to each expert, for the next log.
 
-What is counted are the ids of experts that a layer of experts is given, before any process sends a token to another. So
+It counts the ids of experts that a layer of experts is given, before any process sends a token to another. So
 the numbers do not depend on how the experts are shared out. Counts stay on the device until a log or a save.
 """
 
@@ -52,7 +52,7 @@ class ExpertLoad(Extension):
         self._hooks: list[RemovableHandle] = []
         self._counts: Counts = {}  # on the device, of this process
         self._starts: dict[int, Counts] = {}  # step -> counts before it, of the last two steps
-        self._totals: dict[str, list[int]] = {}  # of all processes
+        self._totals: dict[str, list[int]] = {}  # summed over all processes
 
     def open(self, run: Run) -> None:
         """Begins at zero."""
@@ -104,7 +104,7 @@ class ExpertLoad(Extension):
         self._counts = dict(mark)
 
     def refused(self, step: int) -> None:
-        """Takes back the counts of a step whose update was not made."""
+        """Takes back the counts of a step without an update."""
         before = self._starts.get(step)
         if before is not None:
             after = self._starts.get(step + 1, self._counts)

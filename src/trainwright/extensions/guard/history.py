@@ -6,13 +6,13 @@ doi:10.1016/j.jesp.2013.03.013). One bad value moves neither of them, unlike mea
 number of values, both use the lower median.
 
 MAD itself is not computed: with r = (x - median) / (1.4826 threshold), the condition is MAD < r, so that more than half
-of the values lie within r of the median, which two binary searches in the sorted values count. Example: values 1 2 3 4
+the values are within r of the median; two binary searches in the sorted values count them. Example: values 1 2 3 4
 9, threshold 2: median 3, distances 0 1 1 2 6, MAD 1. For x = 6, r = 3 / 2.97 = 1.01 and 2 3 4 are within it, three of
-five: a spike. For x = 5.9, r = 0.98 and only 3 is within it, one of five: no spike.
+five: a spike. For x = 5.9, r = 0.98 and only 3 is within it: no spike.
 
 No list is sorted for an ordinary value. Sorting yields a bound up to which no value is a spike while the next k values
 come, whatever they are (k is an eighth of the window). They replace the k oldest values; with any k values added to the
-rest, the median lies in [a, b], k positions apart among the remaining values. If the interval from a - r to b + r holds
+rest, the median is in [a, b], k positions apart among the remaining values. If the interval from a - r to b + r holds
 at most half of all values minus k, MAD >= r whatever comes, and a spike is above a + 1.4826 threshold r. Subtraction,
 division and addition round monotonically, so the comparison above, as computed, agrees for each value up to the bound.
 The caller that compares values with the bound collects the k values, and adds them together.

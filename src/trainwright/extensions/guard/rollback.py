@@ -1,8 +1,8 @@
 """Rollback: copies of weights, optimizer and schedule in host memory, and restoring the last of them.
 
 Data and `global_step` move on, as in a skipped step: the samples since the snapshot are not trained again (Chowdhery et
-al. 2022, arXiv:2204.02311, section 5.1). With a snapshot every 50 steps, and step 57 bad: step 57 ends with the weights
-of step 50, and the schedule is seven steps behind from then on.
+al. 2022, arXiv:2204.02311, section 5.1). With a snapshot every 50 steps, and step 57 bad: step 57 ends with
+the weights of step 50, and the schedule is seven steps behind from then on.
 
 A snapshot is also taken with each save, so that a run resumed from it rolls back to the same step.
 """

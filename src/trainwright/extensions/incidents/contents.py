@@ -201,7 +201,7 @@ def fill(folder: Path, window: Window, seen: Evidence, *, engine: Engine, model:
             reason = write()
             if reason:
                 missing[name] = reason
-        except Exception as error:  # of a failed device, or of an object that cannot be written
+        except Exception as error:  # a failed device, or an object that cannot be written
             missing[name] = f"{type(error).__name__}: {without_tokens(str(error))}"
 
     def batches() -> str:

@@ -2,7 +2,7 @@
 
 A replay of a bad step needs the states from before its forward passes, but whether a step is bad is only known after
 them, on a GPU one step later. So the states of torch's generators are copied before each window, which takes about 1
-us. Copying those of python and numpy takes 50 us, and few models use them. Around the first window of a run, all are
+us. For python and numpy a copy takes 50 us, and few models use them. Around the first window of a run, all are
 copied and compared; if python's or numpy's changed, all are copied before each window of the run. For a model that only
 uses these two in later steps, `is_exact` is false in bundles, since the second run of its step reveals the draws.
 """

@@ -58,7 +58,7 @@ class IncidentLog:
 
     Args:
         report: called with each incident as soon as the host knows of it.
-        record: writes the bundle of an incident, while the weights are still those from before the step.
+        record: writes the bundle of an incident, while the weights are still as before the step.
         max_skipped: consecutive skipped steps after which a run ends; 0 for no limit.
         max_share: share of skipped steps among the last 100 above which a run ends; 0 for no limit.
         optimizer: optimizer of the run's first step.

@@ -28,7 +28,7 @@ Losses = Callable[[], Iterator[torch.Tensor]]  # yields the losses of a window's
 class Findings:
     """Result of a probe."""
 
-    losses: list[torch.Tensor] = field(default_factory=list)  # of the micro-batches, detached
+    losses: list[torch.Tensor] = field(default_factory=list)  # per micro-batch, detached
     module: str = ""  # first module with a non-finite output; empty if there is none
     inputs_are_finite: bool = True  # inputs of that module
     is_root: bool = False  # that module is the model itself, so the outputs of all others are finite

@@ -3,7 +3,7 @@
 Training continues.
 
 In a healthy step, only the random states from before the forward passes are copied (`forward_states.py`). When an
-incident is known, its batches are still in the loop, and the weights are still those from before the step. The forward
+incident is known, its batches are still in the loop, and the weights are still as before the step. The forward
 passes are run again, which shows whether the losses are the same, and finds the first module with a non-finite value;
 parts of the batch then find the samples. A failure of any of this is only logged.
 """
@@ -317,7 +317,7 @@ class IncidentRecorder(Extension):
             mine = batches, replace(seen, trained=losses, states=seen.states or rng.capture())
             try:
                 pickle.dumps(mine)
-            except Exception as error:  # of the user's objects in a batch; the main process then writes its own
+            except Exception as error:  # raised by the user's objects in a batch; the main process then writes its own
                 mine = None
                 self._tell("Its batch cannot be sent", details["step"], error)
         theirs = engine.gather_objects(mine)[chosen]
@@ -343,7 +343,7 @@ class IncidentRecorder(Extension):
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def _write(self, window: Window, seen: Evidence, details: JSONObject) -> tuple[str, str]:
-        """Writes a bundle, unless there is one for the same cause; returns its path and a note for the incident.
+        """Writes a bundle, unless the same cause has one; returns its path and a note for the incident.
 
         A failure is logged, and the path is then empty.
         """
@@ -363,7 +363,7 @@ class IncidentRecorder(Extension):
         return str(path), f"{note} Replay it with: trainwright replay {path}".strip()
 
     def _known(self, cause: list[str] | None) -> Path | None:
-        """Returns the bundle for the same cause, from this run or from an earlier one in the directory."""
+        """Returns the bundle for the same cause, from this run or an earlier run in the directory."""
         if cause is None or str(cause) in self._written:
             return None if cause is None else self._written[str(cause)]
         return next((path for path in bundle.bundles(self._root) if cause == contents.cause_of(path)), None)

@@ -6,7 +6,7 @@ fails if the name exists, also on network disks; no system locks are used. Wheth
 - from its process id and start time, if it runs in this boot and process namespace of this machine;
 - otherwise from the file's time: a lease not touched for `STALE_S`, by the clock of the disk, is stale.
 
-A stale lease n is taken over by creating n + 1, so only one of several runs that find it stale gets it.
+A stale lease n is taken over by creating n + 1, so only one gets it if several runs find it stale.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class LedgerRows:
     def __init__(self, names: NamesOf) -> None:
         self._names_of = names
         self._since = time.monotonic()
-        self._contents: dict[int, int | None] = {}  # of the rows read so far
+        self._contents: dict[int, int | None] = {}  # contents of the rows read so far
         self._probes: Probes | None = None
 
     @property

@@ -56,7 +56,7 @@ MEAN_ONLY = (
 )
 
 # A micro-batch on the host: its optimizer step, 0 if it does not count; the samples of its rows; the number of values
-# per row, 0 for one per sample. A plain tuple, since one is made in each step.
+# per row, 0 for one per sample. A plain tuple, since each step makes one.
 Noted = tuple[int, SampleIds, int]
 
 
@@ -160,8 +160,8 @@ class SampleLosses(Extension):
         if keeps_ledger and isinstance(dataset, IterableDataset) and self._locate and is_shuffled_stream(dataset):
             self._say("there is no ledger: a stream of the mixture is shuffled, so its samples have no position")
             keeps_ledger = False
-        self.ledger = Ledger() if keeps_ledger else None  # of all processes, since the last `joined`
-        self._own = Ledger() if keeps_ledger and engine.num_replicas > 1 else self.ledger  # of this process, since then
+        self.ledger = Ledger() if keeps_ledger else None  # all processes, since the last `joined`
+        self._own = Ledger() if keeps_ledger and engine.num_replicas > 1 else self.ledger  # this process, since then
         self._formula: Formula | None = None
         self._depth = 0  # operations below the loss at which the cross-entropy is, if the formula is "kept"
         self._is_tried = False
@@ -169,7 +169,7 @@ class SampleLosses(Extension):
         self._is_plain = False  # a sample has one label, as in most classifications: the fastest path
         self._num_classes = 1
         self._pending: list[Noted] = []
-        self._logits: list[torch.Tensor] = []  # of `_pending`, with their labels
+        self._logits: list[torch.Tensor] = []  # for `_pending`, with their labels
         self._labels: list[torch.Tensor] = []
         self._num_logits = 0
         self._measured: list[tuple[list[Noted], torch.Tensor]] = []
@@ -264,7 +264,7 @@ class SampleLosses(Extension):
         self._place = 0
         self._sample_ids = progress.window.sample_ids
         if not self._sample_ids:
-            self._say("the batches of a step are not the ones that the trainer read, so their samples are unknown")
+            self._say("the trainer did not read the batches of the step, so their samples are unknown")
             self._sample_ids = [[]] * len(progress.window.batches)
         self._is_plain = self._is_plain and self._num_parts == 1
 

@@ -14,7 +14,7 @@ class Clock(Protocol):
         """Returns seconds that never go back."""
 
     def wait(self, event: threading.Event, seconds: float | None) -> None:
-        """Waits until the event is set, for so many seconds at most; None: without end."""
+        """Waits until the event is set, with a limit in seconds; None: no limit."""
 
 
 class SystemClock:
@@ -61,12 +61,12 @@ class Pace:
             self._held_until = now + min(now - self._released_at, HOLD_S)
 
     def release(self) -> None:
-        """Lets uploads go on."""
+        """Lets uploads continue."""
         self._released_at = self._held_until = self._clock.now()
         self._released.set()
 
     def __call__(self, num_bytes: int) -> None:
-        """Waits until so many bytes may be sent."""
+        """Waits until this number of bytes may be sent."""
         while (now := self._clock.now()) < self._held_until:
             self._clock.wait(self._released, self._held_until - now)
         if self.bytes_per_s is None:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """This process among those of the run; by default it is the only one."""
+    """This process among the processes of the run; by default it is alone."""
 
     rank: int = 0
     local_rank: int = 0  # on its node
@@ -49,8 +49,8 @@ class RunMirror(Extension):
     Args:
         plan: the URL, and which checkpoints are copied and kept there.
         folder: the run's directory.
-        place: this process among those of the run; None: it is the only one.
-        wait_s: how long a run waits for another one that has the URL, in seconds.
+        place: this process among the processes of the run; None: it is alone.
+        wait_s: how long a run waits for another run that has the URL, in seconds.
         overwrites: what happens to checkpoints of an earlier run there: True deletes them, False refuses the run.
         clock: for tests.
     """
@@ -179,7 +179,7 @@ class RunMirror(Extension):
                 self._store.remove(one.step)
             return
         logger.warning(
-            "%s. This run starts afresh beside them and replaces those of the same step. Resume with "
+            "%s. This run starts afresh next to them and replaces copies of the same step. Resume with "
             "resume_from_checkpoint='auto', or delete them with overwrite_output_dir=True.",
             found,
         )

@@ -1,12 +1,12 @@
 """Lease on a URL: the claim of one live run on the checkpoints there, in an object.
 
-The object `.lease-<n>.json` names the holder, who writes it again every few seconds. The highest number is the one that
+The object `.lease-<n>.json` names the holder, who writes it again every few seconds. Only the highest number
 counts, so a suspended run that writes its own again takes nothing back. A lease is created on the condition that there
 is none of that number (S3, GCS, local directories, memory). Where a store cannot tell, the object is written, and read
 back after a while: the last writer has it.
 
-Whether a holder lives is read from its process, on the same machine; elsewhere from the age of the object by the clock
-of the store, which is asked for the time of an object that was just written. So no clock of a machine counts.
+Whether a holder lives is read from its process, on the same machine; elsewhere from the age of the object by the
+store's clock, read from an object that was just written. So no clock of a machine counts.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A checkpoint that is due waits in a directory of links to its files, so neither the rotation of local checkpoints nor
 the end of the process loses it. A thread sends one at a time, tries again after a failure, and never raises: training
-goes on. A newer checkpoint takes the place of one that still waits, unless that is the best.
+continues. A newer checkpoint replaces a waiting one, unless that is the best.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 120.0
 END_PATIENCE_S = 60.0  # after the last step, while every attempt fails
 LOOK_S = 0.1  # how often a wait looks whether it is over
-NICENESS = 5  # of the thread, if the system supports thread priorities
+NICENESS = 5  # priority of the thread, if the system supports thread priorities
 PARTIAL = ".partial"
 
 
@@ -89,7 +89,7 @@ class Mirror:
         self._is_lost = False  # another run has the URL
         self._failed_since: float | None = None  # since when every attempt fails
 
-    # -- told by the run -----------------------------------------------------------------------------------------------
+    # -- from the run ---------------------------------------------------------------------------------------------
 
     def begin(self, known: list[Manifest], *, continues: bool) -> None:
         """Starts the thread.

@@ -1,8 +1,8 @@
 """One checkpoint that several nodes upload together: who sends which file, agreed by files on the disk they share.
 
 The main process lists a checkpoint in a directory of the outbox, the order. The first process of each node takes the
-files that the processes of its node wrote, and marks each as taken and as done. What nobody takes in time, or whose
-taker gives no sign of life, the main process sends itself, so a dead node only costs time.
+files that the processes of its node wrote, and marks each as taken and as done. The main process itself sends files
+that are not taken in time, or for which the taker gives no sign of life, so a dead node only costs time.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Order:
             os.utime(self._path(name, "taken"))
 
     def last_sign(self, name: str) -> int | None:
-        """Returns when the taker gave its last sign, in nanoseconds; None: nobody has taken it."""
+        """Returns when the taker gave its last sign, in nanoseconds; None: it was not taken."""
         try:
             return self._path(name, "taken").stat().st_mtime_ns
         except OSError:
@@ -180,7 +180,7 @@ class Helper:
             self._clock.wait(never, LOOK_S)
 
     def _carry_out(self) -> bool:
-        """Sends what there is; returns False if there was nothing."""
+        """Sends everything that is ready; returns False if there was nothing."""
         found = False
         for folder in self._outbox.glob(f"{PREFIX}*"):
             checkpoint = self._outbox / f"checkpoint-{folder.name.removeprefix(PREFIX)}"

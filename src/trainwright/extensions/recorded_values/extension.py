@@ -3,7 +3,7 @@
     begin      random states of the process
     data       samples of a micro-batch, and its tensors as the collator made them
     weight     parameters and buffers, before the first recorded step
-    forward    a module: what went in and what came out, as modules end
+    forward    inputs and outputs of a module, as modules end
     loss       of a micro-batch
     backward   the gradient of a module's output
     gradient   of a parameter in this process, after each micro-batch
@@ -88,8 +88,8 @@ class ValueRecorder(Extension):
         self._micro_batch = 0
         self._is_in_backward = False
         self._has_weights = False
-        self._calls: dict[tuple[str, str], int] = {}  # of this micro-batch, by phase and name
-        self._entered: list[dict[str, JSONObject]] = []  # fingerprints of what went into the modules that run now
+        self._calls: dict[tuple[str, str], int] = {}  # in this micro-batch, by phase and name
+        self._entered: list[dict[str, JSONObject]] = []  # fingerprints of the inputs of modules that run now
 
     def begin(self, run: Run) -> None:
         """Opens the file; a run that resumes adds to it."""
@@ -147,7 +147,7 @@ class ValueRecorder(Extension):
                 self._hooks.append(one.register_post_accumulate_grad_hook(take))  # type: ignore[no-untyped-call]
 
     def _is_listening(self) -> bool:
-        """Whether a forward pass is one of training; a backward pass may run modules again to save memory."""
+        """Whether a forward pass belongs to training; a backward pass may run modules again to save memory."""
         return bool(self._hooks) and not self._is_in_backward and self._root.training
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -285,7 +285,7 @@ def _settings_of(optimizer: Any) -> JSONObject:
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             plain = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-            if key == "initial_lr":  # of the schedule, which says nothing about this step
+            if key == "initial_lr":  # written by the schedule; says nothing about this step
                 continue
             if isinstance(plain, NUMBERS) or (isinstance(plain, tuple) and all(isinstance(x, NUMBERS) for x in plain)):
                 found[f"{key} (group {number})" if number else key] = plain

@@ -1,8 +1,8 @@
 """Names the process that the others wait for, with its host, its device, and the phase in which it loses the time.
 
 Processes that train together wait for each other in each step, so all of them take the time of the slowest, and none
-looks slow by itself. What differs is the time that a process works before it waits. Each one measures it by the clock
-of the run, and the seconds travel with the numbers that the processes exchange for each log and each save.
+looks slow by itself. What differs is the time that a process works before it waits. Each process measures it by the
+clock of the run, and the seconds travel with the numbers that the processes exchange for each log and each save.
 
     own work = reading + copies to the device + saving + 3 x forward pass
 
@@ -14,7 +14,7 @@ not measured itself, because gradients are averaged within it and the waiting is
     waiting  time in the backward pass beyond that of the process with the shortest one, and until all have counted
              the labels of a window
 
-On a CPU the times are those of the host. On an accelerator, which works while the host goes on, the forward pass is the
+On a CPU the times are the host's. On an accelerator, which works while the host continues, the forward pass is the
 time on the device from the beginning of a step to the end of its first forward pass: two events, read at the next log.
 """
 
@@ -46,7 +46,7 @@ WORDS = {
 }
 SLOWER = 1.25  # times the work of the others from which a process counts as slow
 NUM_STEPS = 20  # for which it must be
-LEAST_S = 0.01  # in a step; below it differences are those of a busy host
+LEAST_S = 0.01  # in a step; smaller differences come from a busy host
 BACKWARD_WORK = 2  # forward passes that a backward pass takes
 MOST_NAMED = 8  # processes that are looked at in one log, the slowest first
 MOST_KEPT = 64  # processes in the journal's table
@@ -59,7 +59,7 @@ class Slow:
 
     rank: int  # rank of the process, or of the first process that shares its copy of the model
     phase: str  # the phase in which it loses most
-    ratio: float  # its own work, in that of the others
+    ratio: float  # time of its own work, relative to the other processes
     lost_s: float  # in a step
 
 
@@ -89,7 +89,7 @@ def slow_ranks(seconds: Any, step_s: float, *, waits_in_forward: bool) -> list[S
 
 
 class SlowRanks(Extension):
-    """Compares the times of all processes at each log, and names those that are slow.
+    """Compares the times of all processes at each log, and names the slow ones.
 
     Args:
         engine: of the run, of several processes.
@@ -104,12 +104,12 @@ class SlowRanks(Extension):
         self._folder = folder
         self._has_events = kind_of(engine.device).has_streams
         self._spans: list[tuple[torch.Event, torch.Event]] = []
-        self._is_first = False  # of the micro-batches of a step
+        self._is_first = False  # the next micro-batch is the first of its step
         self._begun: torch.Event | None = None
         self._run: Run | None = None
         self._before = dict[str, float]()  # seconds by phase at the last exchange
         self._step_before = 0
-        self._is_warm = False  # the first exchange is over: what starts up is in it
+        self._is_warm = False  # the first exchange is over: it includes the start of the run
         self._slow_since: dict[int, int] = {}  # rank -> step before which it was not slow
         self._named: dict[int, str] = {}  # rank -> phase
         self._places: list[tuple[int, str, str]] = []  # rank, host and device of each replica
@@ -117,7 +117,7 @@ class SlowRanks(Extension):
         self._num_steps = 0  # over which they are summed
 
     def listens_to(self) -> set[str]:
-        """Leaves the events of a step out where the host's clock knows its times."""
+        """Leaves the events of a step out if the host's clock knows its times."""
         events = super().listens_to()
         return events if self._has_events else events - {"window", "micro_batch"}
 
@@ -145,7 +145,7 @@ class SlowRanks(Extension):
             self._spans.append((self._begun, ended))
 
     def share(self) -> list[float]:
-        """Returns the steps since the last exchange, the seconds of all of it, and those of each phase."""
+        """Returns the steps since the last exchange, its seconds in all, and the seconds of each phase."""
         assert self._run is not None, "begin comes first"
         progress = self._run.progress
         now = progress.clock.read()
@@ -158,7 +158,7 @@ class SlowRanks(Extension):
         return [float(steps), *(since[phase] for phase in PHASES)]
 
     def _forward_s(self, num_steps: int) -> float:
-        """Returns the seconds of forward passes on the device, by those of them that are over."""
+        """Returns the seconds of forward passes on the device, estimated from the finished ones."""
         spans = [(begun, ended) for begun, ended in self._spans if ended.query()]
         self._spans = []
         if not spans or self._run is None:
@@ -222,7 +222,7 @@ class SlowRanks(Extension):
             journal.write("slow_rank", step=step, since=since, ratio=round(slow.ratio, 3), **facts)
 
     def finish(self, run: Run) -> None:
-        """Writes the times of the processes into the journal, those of the slowest first."""
+        """Writes the times of the processes into the journal, the slowest first."""
         journal = live_journal(self._folder) if self._is_main else None
         if journal is not None and self._num_steps:
             journal.write("processes", step=run.progress.state.global_step, **self._table())

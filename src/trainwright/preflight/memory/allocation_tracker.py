@@ -71,7 +71,7 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return name
 
     def found(self) -> tuple[Collective, ...]:
-        """Returns what was counted, the most bytes first."""
+        """Returns the counts, the most bytes first."""
         rows = [Collective(name=name, calls=calls, bytes=self._bytes[name]) for name, calls in self._calls.items()]
         return tuple(sorted(rows, key=lambda row: -row.bytes))
 
@@ -134,7 +134,7 @@ class AllocationTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _note(self, collective: str, args: Any) -> None:
-        """Counts the tensors of a collective operation as buffers; what it sums up for a process is a gradient."""
+        """Counts the tensors of a collective operation as buffers; the sum that a process receives is a gradient."""
         if collective == "reduce_scatter":
             self.count(tensors_of(args[0]), "gradients")
             self.count(tensors_of(args[1]), "communication")

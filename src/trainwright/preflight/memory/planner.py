@@ -123,11 +123,11 @@ class PlannedStep:
     """A step that was gone through with stand-ins, as one process takes it."""
 
     peak: PeakMemory
-    collectives: tuple[Collective, ...]  # of the step, and of counting its label items
-    plan: StepPlan  # of the run
-    weights_bytes: int  # of all processes together, as a checkpoint has them
+    collectives: tuple[Collective, ...]  # by the step and by counting its label items
+    plan: StepPlan  # plan of the run
+    weights_bytes: int  # all processes together, as in a checkpoint
     optimizer_bytes: int  # likewise
-    batch_bytes: int  # of the largest of the first batches
+    batch_bytes: int  # the largest of the first batches
     batch_tokens: int | None  # in a batch, padding included, on average over the first; None: they have no `input_ids`
 
 
@@ -144,7 +144,7 @@ def predicted_step(trainer: AnyTrainer, settings: dict[str, Any]) -> PlannedStep
     batches = _largest(first)
     engine = Internals(copied).engine
     if resolve.micro_batches(copied.args) > 1 and engine.num_processes > 1:
-        batches *= 2  # gradients of a micro-batch may stay whole until the last one of the window
+        batches *= 2  # gradients may stay whole until the last micro-batch of the window
     with CollectiveCounter() as counter:
         window = copied.get_batch_samples(iter(batches), len(batches), engine.device)
     samples = [map_tensors(mode.from_tensor, batch) for batch in window[0]]
@@ -162,7 +162,7 @@ def predicted_step(trainer: AnyTrainer, settings: dict[str, Any]) -> PlannedStep
 
 
 def _saved_weights(model: nn.Module, engine: Engine) -> list[nn.Parameter]:
-    """Returns the parameters of a checkpoint: one that modules share is gathered from its parts under each name."""
+    """Returns the parameters of a checkpoint: a shared parameter is gathered from its parts under each name."""
     return [weight for _, weight in model.named_parameters(remove_duplicate=not engine.holds_parts)]
 
 

@@ -1,4 +1,4 @@
-"""RunPlan: what a run of many processes takes, in memory, messages and checkpoints. Only values."""
+"""RunPlan: the memory, messages and checkpoints of a run of many processes. Only values."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ DISK_BYTES_PER_S = 100e6  # that a save is expected to write, as `max_train_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
-    """The memory of one process, which stands for all of its kind."""
+    """The memory of one process, as an example for all of its kind."""
 
-    name: str  # of the kind, such as "rank 0"
+    name: str  # such as "rank 0"
     peak: PeakMemory  # on its device
     loader_bytes: int  # batches that its loader holds in main memory
 
@@ -51,12 +51,12 @@ class RunPlan:
     engine_title: str
     ranks: tuple[RankPlan, ...]  # the kinds of processes, the fullest first
     batch_size: int  # samples of a micro-batch, on one process
-    micro_batches: int  # of a step
+    micro_batches: int  # per step
     samples_per_step: int  # over all processes
     num_steps: int | None  # optimizer steps of the run; None: it ends with the data, which have no length
     num_epochs: float | None  # likewise
     tokens_per_step: int | None  # over all processes, padding included; None: batches have no `input_ids`
-    collectives: tuple[Collective, ...]  # of a step, as the first process calls them
+    collectives: tuple[Collective, ...]  # in a step, as called by the first process
     checkpoint: CheckpointSize
     changes: tuple[SettingsChange, ...] = ()  # the cheapest first
     budget_bytes: int | None = None  # memory of a device; None if unknown

@@ -1,7 +1,7 @@
 """The plan of a run of many processes, made in one: this process takes a step of each kind of process on stand-ins.
 
 Each kind is planned in a process group of the size of the run that sends nothing, so sampler, engine and collectives
-are those of the run; it is gone when the plan is made.
+are as in the run; it is gone when the plan is made.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from trainwright.preflight.trainer_copy import AnyTrainer, left_as_it_was
 from trainwright.run import build
 from trainwright.run.internals import Internals
 
-MAX_PER_NODE = 8  # processes of a node where nobody says how many
+MAX_PER_NODE = 8  # processes of a node, unless the caller says how many
 
 
 def plan_run(
     trainer: AnyTrainer, processes: int, *, per_node: int | None, engine: str | None, budget: Any, tries: bool = True
 ) -> RunPlan:
-    """Returns the plan of a run of so many processes.
+    """Returns the plan of a run with a number of processes.
 
     Args:
         trainer: in one process, with the whole model.
         processes: of the run.
-        per_node: of them on one machine; None: 8, or all where they are fewer.
+        per_node: processes on one machine; None: 8, or all if they are fewer.
         engine: how the model is shared out, a word of `config/planned.py`; None: as the arguments say.
         budget: memory of a device, a size as "80GB"; None: unknown.
         tries: look for changes of settings.
@@ -130,6 +130,6 @@ def _step_of(trainer: AnyTrainer, settings: Settings) -> PlannedStep:
 
 
 def _batches_ahead(args: Any) -> int:
-    """Returns the batches that the loader of a process holds, the one that is trained on included."""
+    """Returns the batches that the loader of a process holds, including the current batch."""
     plan = resolve.loader(args, batch_size=args.train_batch_size, seed=0, is_training=True)
     return 1 + plan.workers * (2 if plan.prefetch_factor is None else plan.prefetch_factor)
