@@ -67,13 +67,13 @@ KINDS: dict[str, tuple[Any, Any, type[Exception], tuple[str, ...]]] = {  # datas
         SHORT,
         {"data_collator": default_collate},
         RuntimeError,
-        ("Collating the batch of ", f"train[{BAD}]", "The odd one is ", "'x' has the shape (5,), and theirs"),
+        ("Collating the batch of ", f"train[{BAD}]", "The odd one out is ", "'x' has the shape (5,), and theirs"),
     ),
     "collated-entry": (
         NO_LABEL,
         {"data_collator": default_collate},
         TypeError,
-        (f"The odd one is train[{BAD}]: 'labels' is None",),
+        (f"The odd one out is train[{BAD}]: 'labels' is None",),
     ),
     "collated_stream": (
         Streams(SHORT),

@@ -44,7 +44,7 @@ def test_the_samples_since_the_snapshot_are_left_out(settings: dict[str, Any], l
     assert doubles.same(doubles.weights(one), by_hand(tmp_path, *left_out))
     (incident,) = hears.incidents
     assert (incident.kind, incident.step, incident.action) == ("nonfinite", BAD_STEP, "rollback")
-    assert f"weights, optimizer and schedule are those of step {min(left_out) - 1} again" in incident.text
+    assert f"weights, optimizer and schedule are back at step {min(left_out) - 1}" in incident.text
     logged = one.state.log_history[0]
     assert (logged["guard/rollbacks"], logged.get("guard/skipped_steps", 0)) == (1, max(left_out) - BAD_STEP)
     assert one.state.global_step == 10  # the data moves on

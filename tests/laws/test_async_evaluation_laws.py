@@ -379,7 +379,7 @@ def test_a_full_queue_waits_or_skips(queue: str, held: Held, tmp_path: Path, cap
         trainer, heard = run(tmp_path, held, eval_queue=queue, max_steps=16, save_steps=16, **NO_BEST)
     assert held.most_open == 2
     evaluated = [one["step"] for one in evaluations(trainer)]
-    left_out = [message for message in caplog.messages if "is left out" in message]
+    left_out = [message for message in caplog.messages if "is skipped" in message]
     if queue == "wait":
         assert evaluated == list(range(EVERY, 17, EVERY))
         assert not left_out
@@ -621,7 +621,7 @@ def test_a_run_that_nobody_watches_leaves_evaluations_out_and_ends(
     assert trainer.state.global_step == STEPS
     assert evaluations(trainer) == []
     text = "\n".join(caplog.messages)
-    assert "step 6 is left out: 2 evaluations are under way, and nobody watches the run" in text
+    assert "step 6 is skipped: 2 evaluations are under way, and no process watches the run" in text
     assert "The run ends before the evaluation of step 2, 4 is there." in text
 
 

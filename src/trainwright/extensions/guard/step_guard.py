@@ -289,7 +289,7 @@ class HostGuard(Extension):
             self._log.check_parts(
                 f"Step {progress.state.global_step + 1}: {what}; the snapshot of step {step} is not better"
             )
-            incident = replace(incident, what=f"{what}; weights, optimizer and schedule are back at step {step} again")
+            incident = replace(incident, what=f"{what}; weights, optimizer and schedule are back at step {step}")
         self._log.add(incident)
         return Decision.APPLY if action == "warn" else Decision.SKIP
 
