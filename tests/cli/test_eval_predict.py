@@ -251,6 +251,18 @@ def test_standard_input_is_lines_of_text_or_of_json(runs: Callable[[str], Path])
     assert "Standard input is empty" in call("predict", run).output
 
 
+def test_lines_of_text_need_no_column_of_the_name_that_the_run_was_trained_with(
+    runs: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run = str(runs("text-classification"))
+    (tmp_path / "new.txt").write_text("red one\nblue two\n")
+    expected = done("predict", run, "--data", str(tmp_path / "new.txt"))
+    assert done("predict", run, "--data", str(tmp_path / "new.txt"), "--set", "data.columns.text=review") == expected
+    (tmp_path / "new.csv").write_text("text\nred one\n")
+    refused = call("predict", run, "--data", str(tmp_path / "new.csv"), "--set", "data.columns.text=review")
+    assert "There is no column 'review'" in refused.output
+
+
 def test_the_page_has_the_matrix_and_the_hardest_rows(runs: Callable[[str], Path], tmp_path: Path) -> None:
     run = runs("text-classification")
     page = tmp_path / "page.html"

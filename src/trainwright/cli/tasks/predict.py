@@ -16,7 +16,7 @@ from trainwright.cli.tasks.applied import Applied, arguments_of
 from trainwright.cli.tasks.chat import rendered_prompt
 from trainwright.cli.tasks.conversations import ConversationError, find_shape
 from trainwright.cli.tasks.models import load_config, load_model, max_length, quiet_transformers
-from trainwright.cli.tasks.source import Row, TaskSource, file_names, read_rows, texts
+from trainwright.cli.tasks.source import Row, TaskSource, file_names, format_of, read_rows, texts
 from trainwright.cli.tasks.task_builders import image_processor, image_reader
 from trainwright.errors import DataError, did_you_mean
 from trainwright.hub.access import without_retries
@@ -62,7 +62,16 @@ def predict(one: Applied, *, batch_size: int | None = None, max_new_tokens: int 
 def _rows(material: TaskSource) -> Iterator[Row]:
     data = material.recipe.data
     for path, shown in file_names(data).items():
-        yield from read_rows(path, data, file=shown)
+        rows = read_rows(path, data, file=shown)
+        has_columns = data.pattern is not None or format_of(path, data.format) != "text"
+        yield from rows if has_columns else _as_inputs(rows, material)
+
+
+def _as_inputs(rows: Iterable[Row], material: TaskSource) -> Iterator[Row]:
+    """Yields lines of text, which have no column, as rows with the column that the model reads."""
+    role = next((role for role in material.recipe.spec.needs if role in ("text", "source")), "text")
+    for row in rows:
+        yield {material.recipe.column(role): row["text"]}
 
 
 def _chain(first: Row, others: Iterable[Row]) -> Iterator[Row]:
