@@ -30,7 +30,13 @@ class ArgumentError(TrainwrightError, ValueError):
 
 
 class RecipeError(ArgumentError):
-    """A configuration file that cannot be used; the message reports each problem with its line number."""
+    """A configuration file that cannot be used; the message reports each problem with its line number.
+
+    Attributes:
+        entries: the individual problems without their places, each after the path of its entry in the file.
+    """
+
+    entries: tuple[tuple[tuple[str, ...], str], ...] = ()
 
 
 class GenerationConfigError(ArgumentError, OSError):

@@ -245,6 +245,10 @@ def test_overrides_are_read_as_people_type_them(words: tuple[str, ...], expected
     [
         (["--learning_rat", "1"], "--learning_rat 1: learning_rat is not known. Did you mean training.learning_rate?"),
         (["max_steps"], "max_steps: a name, =, and a value belong here"),
+        (
+            ["--data", "a.csv"],
+            "--data a.csv: data is a part of the file, with entries of its own. Did you mean data.train",
+        ),
     ],
 )
 def test_a_typed_override_that_is_wrong_is_shown_as_it_was_typed(words: list[str], said: str) -> None:

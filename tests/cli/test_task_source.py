@@ -18,6 +18,8 @@ from trainwright.cli.tasks.source import TaskSource, find_labels, load
 from trainwright.cli.tasks.task_objects import encoded, pieces
 from trainwright.errors import RecipeError
 
+from .commands import SMALL, call
+
 ROWS = [{"text": f"text {i}", "label": "ab"[i % 2], "source": "one" if i < 15 else "two"} for i in range(20)]
 
 
@@ -120,6 +122,21 @@ def test_columns_that_are_not_there_are_refused(data: dict[str, Any], said: str,
         material(tmp_path, **data)
     assert said in str(caught.value)
     assert "config.yaml:" in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [64 << 20, 1])
+def test_mistakes_in_the_data_are_listed_with_those_of_the_settings(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "QUICK_BYTES", size)  # a file above is only read by a recipe without mistakes
+    (tmp_path / "rows.csv").write_text("review;stars\na film;1\nanother;2\n")
+    text = SMALL.replace("table.csv", "rows.csv").replace("max_steps: 8", "epochs: 2")
+    (tmp_path / "config.yaml").write_text(text)
+    found = call("train", str(tmp_path / "config.yaml"), "--lr", "1e-4").output
+    assert found.count("training.num_train_epochs?") == found.count("training.learning_rate?") == 1
+    for column in ("text", "label"):
+        said = f"there is no column '{column}'. The columns are: review, stars. Set data.columns.{column} to yours."
+        assert (said in " ".join(found.split())) == (size > 1), found
 
 
 def test_labels_are_found_listed_or_renamed(tmp_path: Path) -> None:

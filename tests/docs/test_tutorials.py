@@ -71,7 +71,7 @@ def test_the_slurm_script_trains_in_its_tasks_and_requeues_after_the_signal(tmp_
 def test_files_of_the_command_line_have_known_entries(page: str, tmp_path: Path) -> None:
     text = block(page, "yaml")
     value = yaml.safe_load(text)
-    (tmp_path / "reviews.csv").write_text("text,label\nfine,good\npoor,bad\n")
+    (tmp_path / "reviews.csv").write_text("review,stars\nfine,5\npoor,1\n")
     (tmp_path / "conversations.jsonl").write_text('{"messages": []}\n')
     (tmp_path / "config.yaml").write_text(text)
     recipe = checked(read_tree(tmp_path / "config.yaml"), tmp_path)

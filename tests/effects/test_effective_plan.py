@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import pytest
+
 from trainwright import TrainingArguments
 
 from .bench import Bench, StopAt
@@ -50,9 +52,31 @@ def test_the_plan_of_a_run_by_steps(bench: Bench) -> None:
         "optimizer adamw_torch, learning rate 0.1, cosine after 0 warm-up steps, on cpu in bf16 autocast",
         "schedule  logs every epoch, evaluates every epoch, saves at each best evaluation",
     ]
-    assert "hub_token='<HUB_TOKEN>'" in lines[4]
     assert "metric_for_best_model='loss'" in lines[4]
+    assert "hub_token" not in lines[4], "a warning says that it has no effect"
     assert "greater_is_better" not in lines[4], "it follows from the metric"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"run_name": "a", "project": "b"}, "run_name, project have no effect without report_to."),
+        ({"hub_model_id": "me/it", "hub_token": "hf_x"}, "hub_model_id, hub_token have no effect without push_to_hub."),
+        ({"dataloader_timeout": 5}, "dataloader_timeout has no effect without dataloader_num_workers."),
+        ({"debug": "tpu_metrics_debug"}, "debug='tpu_metrics_debug' has no effect"),
+    ],
+)
+def test_a_setting_without_effect_is_in_its_warning_only(bench: Bench, given: dict[str, Any], said: str) -> None:
+    lines = shown(bench, weight_decay=0.1, **given)
+    assert said in bench.caplog.text
+    assert "weight_decay=0.1" in lines[4]
+    assert not [name for name in given if name in lines[4]]
+
+
+def test_a_setting_with_an_effect_in_part_stays_in_the_list(bench: Bench) -> None:
+    given = {"include_for_metrics": ["inputs", "weights"]}
+    assert "include_for_metrics" in shown(bench, **given)[4]
+    assert "has no effect" in bench.caplog.text
 
 
 def test_a_resumed_run_says_where_it_goes_on(bench: Bench) -> None:

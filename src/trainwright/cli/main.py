@@ -31,6 +31,7 @@ from trainwright.support.units import size_text
 if TYPE_CHECKING:
     from trainwright.checkpoint.manifest import Manifest
     from trainwright.cli.recipe.schema import Recipe
+    from trainwright.cli.recipe.yaml_tree import Tree
 
 FAILED = 1
 USAGE = 2
@@ -184,10 +185,7 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train as a configuration file says; evaluate and save the model."""
-    from trainwright.cli.recipe.recipe_reader import checked, read_tree
-
-    tree = read_tree(config, overrides or (), context.args)
-    recipe = checked(tree, config.absolute().parent)
+    recipe, tree = _read(config, overrides, context)
     if _launched(recipe, processes, context):
         return
     from trainwright.cli.tasks.recipe_run import refuse_a_second_run, rehearse, run
@@ -276,6 +274,19 @@ def extend(
             answer |= carry_out(recipe, tree, say)
 
 
+def _read(config: Path, overrides: list[str] | None, context: typer.Context) -> tuple[Recipe, Tree]:
+    """Reads a configuration file; one error lists all mistakes, in the file, in the options and in the data."""
+    from trainwright.cli.recipe.recipe_reader import checked, read_tree
+
+    def in_data(recipe: Recipe, tree: Tree) -> list[tuple[tuple[str, ...], str]]:
+        from trainwright.cli.tasks.source import problems_of_data  # loads torch
+
+        return problems_of_data(recipe, tree)
+
+    tree = read_tree(config, overrides or (), context.args, also=in_data)
+    return checked(tree, config.absolute().parent, also=in_data), tree
+
+
 def _launched(recipe: Recipe, processes: int | None, context: typer.Context) -> bool:
     """Starts the processes that are asked for, each with this command; False if it is to be done here."""
     number = processes or (1 if recipe.launch is None else recipe.launch.processes)
@@ -302,12 +313,10 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Look for problems without training."""
-    from trainwright.cli.recipe.recipe_reader import checked, read_tree
+    recipe, tree = _read(config, overrides, context)
     from trainwright.cli.tasks.recipe_run import make_trainer
     from trainwright.preflight.check_registry import TABLE_CHECKS, CheckReport, Finding
 
-    tree = read_tree(config, overrides or (), context.args)
-    recipe = checked(tree, config.absolute().parent)
     if processes is not None:
         from trainwright.config.planned import split_engine
 

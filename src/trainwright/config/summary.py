@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
 from functools import lru_cache
@@ -175,11 +175,19 @@ def _comparable(value: Any) -> Any:
 
 
 def run_summary(
-    args: Arguments, plan: StepPlan, state: Any, *, device: Any, num_replicas: int, batch_size: int | None = None
+    args: Arguments,
+    plan: StepPlan,
+    state: Any,
+    *,
+    device: Any,
+    num_replicas: int,
+    batch_size: int | None = None,
+    idle: Collection[str] = (),
 ) -> list[str]:
     """Returns a line each for batch, length, optimizer and schedule, and a line for other non-default settings.
 
-    `batch_size` is the number of samples in a micro-batch of a device; None if the arguments give it.
+    `batch_size` is the number of samples in a micro-batch of a device; None if the arguments give it. `idle` are
+    settings without effect, of which a warning was shown.
     """
     size = _batch(args)
     num_samples = plan.total_batch_size
@@ -190,7 +198,7 @@ def run_summary(
     batch = f"{size} per device x {plan.micro_batches} accumulated x {_replicas(args, num_replicas)}{total}"
     warmup = f"{counted(args.get_warmup_steps(plan.max_steps), 'warm-up step')}, on {device}"
     lines = _lines(args, batch=batch, length=_length(args, plan), warmup=warmup, steps=state)
-    summarized = {name for name, one in SETTINGS.items() if one.summarized}
+    summarized = {name for name, one in SETTINGS.items() if one.summarized} | set(idle)
     summarized |= _derived(cast("DataclassInstance", args))
     others = [f"{name}={value!r}" for name, value in differing(args).items() if name not in summarized]
     return [*lines, f"settings  {', '.join(others)}"] if others else lines

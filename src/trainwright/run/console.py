@@ -50,8 +50,10 @@ def log_run_header(
     from trainwright.config.summary import run_summary
     from trainwright.optim.own_optimizers import muon_lines
 
+    idle: set[str] = set()
     for message in rules.advise(args) if args.should_log else ():
         logger.warning("%s", message)
+        idle |= rules.idle_in(message)
     start = run.start
     plan = run.plan
     loader = run.setup.loader
@@ -59,7 +61,7 @@ def log_run_header(
     if logger.isEnabledFor(logging.WARNING if args.should_log else logging.INFO):  # they are then shown
         number = engine.num_replicas
         size = _batch_size_in_force(args, loader, state, num_replicas=number)
-        summary = run_summary(args, plan, state, device=engine.device, num_replicas=number, batch_size=size)
+        summary = run_summary(args, plan, state, device=engine.device, num_replicas=number, batch_size=size, idle=idle)
         lines = [*summary, *lines]
     lines += muon_lines(run.setup.optimizer, run.setup.model)
     if loss_note:

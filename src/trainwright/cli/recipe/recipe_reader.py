@@ -8,11 +8,11 @@ import re
 import textwrap
 import types
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path as FilePath
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from trainwright._types import JSONObject
 from trainwright.cli.recipe.schema import (
@@ -43,7 +43,10 @@ OPTIONAL: dict[str, type] = {
 }  # optional parts, omitted if the file does not have them
 TOP = ("task", "model", "data", *OPTIONAL, "training")
 NESTED: dict[Path, type] = {("model", "learn_tokenizer"): LearnPart, ("data", "image"): ImagePart}
-Found = Iterator[tuple[Path, str]]
+Problem: TypeAlias = tuple[Path, str]  # path of the entry, and the message
+Found = Iterator[Problem]
+Check: TypeAlias = Callable[[Recipe, Tree], list[Problem]]
+MEANT = {"model": "model.path", "data": "data.train"}  # entries for which people write the part
 SOURCE_ENTRIES = ("path", "name", "share")
 KINDS = {
     "str": "text",
@@ -55,13 +58,16 @@ KINDS = {
 }
 
 
-def read_tree(file: FilePath, overrides: Sequence[str] = (), typed: Sequence[str] = ()) -> Tree:
+def read_tree(
+    file: FilePath, overrides: Sequence[str] = (), typed: Sequence[str] = (), *, also: Check | None = None
+) -> Tree:
     """Reads a file and applies overrides; RecipeError if it is not YAML, or an override has an unknown name.
 
     Args:
         file: the configuration file.
         overrides: `a.b=value`, as given after --set.
         typed: the other words of a command line: `a.b=value`, `--name value`, `--name=value`, `--flag`.
+        also: finds further problems, reported together with these.
     """
     tree = parse(file.read_text(encoding="utf-8"), str(file))
     problems: list[tuple[tuple[str, ...], str]] = []
@@ -82,7 +88,7 @@ def read_tree(file: FilePath, overrides: Sequence[str] = (), typed: Sequence[str
             problems.append(((origin,), problem))
             not_set.append(path)
     if problems:  # reported together with the mistakes of the file
-        problems += _read(tree, file.absolute().parent, not_set=not_set)[1]
+        problems += _read(tree, file.absolute().parent, not_set=not_set, also=also)[1]
     tree.refuse(problems)
     return tree
 
@@ -113,17 +119,23 @@ def _whole(name: str) -> str:
     return of_training if of_training in found else name
 
 
-def checked(tree: Tree, base: FilePath) -> Recipe:
-    """Makes the recipe from a tree, with paths relative to `base`; RecipeError lists every problem with its line."""
-    recipe, problems = _read(tree, base)
+def checked(tree: Tree, base: FilePath, *, also: Check | None = None) -> Recipe:
+    """Makes the recipe from a tree, with paths relative to `base`; RecipeError lists every problem with its line.
+
+    `also` finds further problems, reported together with these; it is not called for a recipe without a problem.
+    """
+    recipe, problems = _read(tree, base, also=also)
     tree.refuse(problems)
     return recipe
 
 
-def _read(tree: Tree, base: FilePath, *, not_set: Sequence[Path] = ()) -> tuple[Recipe, list[tuple[Path, str]]]:
+def _read(
+    tree: Tree, base: FilePath, *, not_set: Sequence[Path] = (), also: Check | None = None
+) -> tuple[Recipe, list[Problem]]:
     """Returns the recipe of the entries that can be read, and all problems.
 
-    `not_set` are the names of options that could not be applied: their entries are not reported as missing.
+    `not_set` are the names of options that could not be applied: their entries are not reported as missing. `also` is
+    asked for further problems if there are some, none of which changes the task or the data.
     """
     _expand_sources(tree)
     problems = list(_problems(tree))
@@ -141,6 +153,9 @@ def _read(tree: Tree, base: FilePath, *, not_set: Sequence[Path] = ()) -> tuple[
     for path, problem in problems_of_training(training, generates=_generates(task)):
         of_shares = path == ("training", "mixture") and bool(made.data.sources)
         problems.append(_at_its_source(made.data.sources or [], problem) if of_shares else (path, problem))
+    first = {path[:1] for path in (*not_set, *(path for path, _ in problems))}
+    if also is not None and first and not first & {(), ("task",), ("data",)}:
+        problems += also(made, tree)
     return made, problems
 
 
@@ -192,6 +207,8 @@ def _problem_of_name(path: Path) -> str | None:
         return None
     if path[0] == "training" and len(path) > 2 and f"training.{path[1]}" in known:
         return None
+    if full in MEANT:
+        return f"{full} is a part of the file, with entries of its own. Did you mean {MEANT[full]}?"
     return f"{full} is not known.{hint_for_entry(full, known)}"
 
 

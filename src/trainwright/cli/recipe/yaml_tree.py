@@ -82,6 +82,7 @@ class Tree:
             listed = [self.said(path, problem) for path, problem in found]
             error = RecipeError("\n".join(listed))
             error.problems = tuple(listed)
+            error.entries = tuple(found)
             raise error
 
     def set(self, path: Path, value: object, *, origin: str) -> None:

@@ -24,7 +24,7 @@ from trainwright.cli.tasks import findings
 from trainwright.cli.tasks.conversations import Shape, find_shape
 from trainwright.data.identity import SampleId
 from trainwright.data.row_names import ONE_SOURCE, row_names
-from trainwright.errors import DataError, MissingPackageError, did_you_mean, needs_package
+from trainwright.errors import DataError, MissingPackageError, RecipeError, did_you_mean, needs_package
 from trainwright.hub.access import dataset_problem, offline, without_retries
 from trainwright.preflight.check_registry import Finding
 from trainwright.preflight.row_facts import IN_FULL
@@ -39,6 +39,7 @@ Rows: TypeAlias = Any  # a list of rows, or a datasets.Dataset: both have a leng
 ModelConfig: TypeAlias = Any  # a configuration of transformers: each kind of model has its own class and fields
 
 EVAL_SPLITS = ("validation", "valid", "dev", "test")
+QUICK_BYTES = 64 << 20  # files that are read in seconds
 
 
 @dataclass
@@ -166,6 +167,21 @@ def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> Task
             cause = "dataset"
         material.wrong("no row is left to train on.", "data", cause)
     return material
+
+
+def problems_of_data(recipe: Recipe, tree: Tree) -> list[tuple[tuple[str, ...], str]]:
+    """Returns the problems in the data of a recipe that has other problems; none if the data are slow to read.
+
+    Large files and datasets are not read for it: their problems are reported once the recipe has no others.
+    """
+    data = recipe.data
+    if data.dataset is not None or sum(path.stat().st_size for path in file_names(data)) > QUICK_BYTES:
+        return []
+    try:
+        load(recipe, tree)
+    except RecipeError as error:
+        return list(error.entries)
+    return []
 
 
 def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
@@ -303,7 +319,8 @@ def _check_columns(material: TaskSource, rows: Rows) -> None:
     for part, entry, name in (*asked, *(("where", str(name), name) for name in recipe.data.where)):
         if name not in there:
             said = f"there is no column {name!r}.{did_you_mean(name, there)} The columns are: {', '.join(there[:20])}."
-            problems.append((("data", part, entry), f"data.{part}.{entry}: {said}"))
+            cure = f" Set data.columns.{entry} to yours." if part == "columns" and not material.has(entry) else ""
+            problems.append((("data", part, entry), f"data.{part}.{entry}: {said}{cure}"))
     material.tree.refuse(problems)
 
 

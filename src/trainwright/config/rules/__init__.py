@@ -6,6 +6,6 @@ or correctness would be lost; otherwise it warns.
 """
 
 from trainwright.config.rules import advice, construction, start
-from trainwright.config.rules.stages import advise, cautions, check_run, refuse, violations
+from trainwright.config.rules.stages import advise, cautions, check_run, idle_in, refuse, violations
 
-__all__ = ["advice", "advise", "cautions", "check_run", "construction", "refuse", "start", "violations"]
+__all__ = ["advice", "advise", "cautions", "check_run", "construction", "idle_in", "refuse", "start", "violations"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -58,6 +59,7 @@ class Rule:
 
 
 RULES: list[Rule] = []
+IDLE = re.compile(r"(\w+(?:=\S+)?(?:(?:, | and )\w+(?:=\S+)?)*) ha(?:s|ve) no effect")
 
 
 def rule(stage: Stage, *names: str, called: str | None = None) -> Callable[[Check], Check]:
@@ -83,6 +85,12 @@ def all_set(stage: Stage, called: str, message: str, *names: str) -> None:
 def no_effect(names: Sequence[str], where: str, *, joined_by: str = ", ") -> str:
     """Returns the message about settings without effect."""
     return f"{joined_by.join(names)} {'has' if len(names) == 1 else 'have'} no effect {where}."
+
+
+def idle_in(message: str) -> set[str]:
+    """Returns the settings that a message names at its beginning as without effect, in the form of `no_effect`."""
+    found = IDLE.match(message)
+    return set() if found is None else {part.partition("=")[0] for part in re.split(r", | and ", found[1])}
 
 
 def of_stage(stage: Stage) -> list[Rule]:
