@@ -12,6 +12,8 @@ from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
 REPOSITORY = "https://github.com/trainwright/trainwright/blob/main"
+MOST_LETTERS = 130  # sum of the longest cells of each column: above, a table is too wide for a phone
+SHORT_NAME = 16  # letters of a name that is not broken
 SECTIONS = ("Architecture", "One batch, walking through", "One checkpoint, walking through", "Resuming a stream")
 
 
@@ -28,6 +30,45 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         if place in markdown:
             markdown = markdown.replace(place, make())
     return markdown
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    return re.sub(r"<table>.*?</table>", _with_titles, content, flags=re.DOTALL)
+
+
+def _with_titles(found: re.Match[str]) -> str:
+    """A table; if it is too wide for a phone, each cell has the title of its column, which pages.css shows there.
+
+    The first column has none: its cells are the titles of the cards that the rows become.
+    """
+    table = found[0]
+    titles = [_text(one) for one in re.findall(r"<th\b[^>]*>(.*?)</th>", table, flags=re.DOTALL)]
+    if len(titles) < 3 or not any(titles):
+        return table
+    rows = re.findall(r"<tr\b[^>]*>.*?</tr>", table, flags=re.DOTALL)
+    cells = [re.findall(r"<td\b[^>]*>(.*?)</td>", row, flags=re.DOTALL) for row in rows]
+    longest = [max((len(_text(row[i])) for row in cells if len(row) > i), default=0) for i in range(len(titles))]
+    if sum(longest) <= MOST_LETTERS and "doc-section-item" not in table:  # those of the reference have long names
+        return table
+
+    def titled(row: re.Match[str]) -> str:
+        names = iter(titles)
+        return re.sub(r"<td\b", lambda _: f'<td data-title="{html.escape(next(names, ""))}"', row[0])
+
+    table = re.sub(r"<code>.*?</code>", _with_breaks, table, flags=re.DOTALL)
+    return re.sub(r"<tr\b[^>]*>.*?</tr>", titled, table, flags=re.DOTALL)
+
+
+def _with_breaks(found: re.Match[str]) -> str:
+    """Code in which a long name may be broken after a sign, not within a word."""
+    if len(_text(found[0])) <= SHORT_NAME:
+        return found[0]
+    parts = re.split(r"(<[^>]*>)", found[0])
+    return "".join(part if part.startswith("<") else re.sub(r"([_/.\[(=])(?=\w)", r"\1<wbr>", part) for part in parts)
+
+
+def _text(cell: str) -> str:
+    return html.unescape(re.sub(r"<[^>]+>", "", cell)).strip()
 
 
 def architecture() -> str:

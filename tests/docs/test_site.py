@@ -1,4 +1,4 @@
-"""The site is built without a warning, has every argument, and its search finds the right page first."""
+"""The site is built without a warning, has every argument, fits a phone, and its search finds the right page first."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ input.dispatchEvent(new KeyboardEvent("keyup", {bubbles: true}));
 PATHS = (
     """[...document.querySelectorAll(".md-search-result__link")].map(link => new URL(link.href).pathname.slice(1))"""
 )
+
+
+TOO_WIDE = """
+const right = document.querySelector(".md-content__inner").getBoundingClientRect().right + 1;
+const tables = [...document.querySelectorAll(".md-typeset table")];
+return tables.filter(table => table.getBoundingClientRect().right > right).length;
+"""
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +95,16 @@ def test_the_search_finds_the_right_page_first(address: str, tmp_path: Path) -> 
             browser.run(TYPE % words)
             found[words] = browser.wait_for(f"({PATHS})[0]")
     assert found == FIRST_PAGE
+
+
+@pytest.mark.skipif(BROWSER is None, reason=WHY_NOT)
+def test_no_table_is_wider_than_its_page(site: Path, tmp_path: Path) -> None:
+    wide = {}
+    with browsing(tmp_path) as browser:
+        for width in (390, 768, 1280):
+            browser.show_as(width, 844)
+            for page in sorted(site.rglob("index.html")):
+                browser.open(page)
+                if number := browser.run(TOO_WIDE):
+                    wide[f"{page.parent.relative_to(site)} at {width}"] = number
+    assert not wide

@@ -301,7 +301,9 @@ class TrainerControl(ExportableState):
     Attributes:
         should_training_stop: end training after this step; stays set until the next `train()`.
         should_epoch_stop: end this epoch; cleared when the next one begins.
-        should_save, should_evaluate, should_log: do so after this step; cleared when the next step begins.
+        should_save: save a checkpoint after this step; cleared when the next step begins.
+        should_evaluate: evaluate after this step; cleared when the next step begins.
+        should_log: log after this step; cleared when the next step begins.
     """
 
     should_training_stop: bool = False
