@@ -13,7 +13,7 @@ import torch
 from tests._support.small import data, make_trainer, models
 
 folder, engine, phase = sys.argv[1:]
-WORK_S = {"forward": 0.1, "data": 0.01, "none": 0.02}[phase]  # in each of two layers, in every process
+WORK_S = {"forward": 0.12, "data": 0.01, "none": 0.02}[phase]  # in each of two layers, in every process
 SLOWER_S = {"forward": 0.3 * WORK_S, "data": 0.06, "none": 0.0}[phase]  # in a layer, or for a batch
 is_last = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
 ENGINES: dict[str, dict[str, Any]] = {
@@ -51,7 +51,7 @@ trainer = make_trainer(
     train_dataset=Rows(),
     eval_dataset=data.sequences(4),
     per_device_train_batch_size=1,
-    max_steps=50,
+    max_steps=40,
     logging_steps=10,
     eval_strategy="steps",
     eval_steps=25,

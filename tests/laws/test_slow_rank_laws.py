@@ -38,7 +38,10 @@ def processes(number: int, step_s: float, noise: list[float]) -> np.ndarray:
 NOISE = st.lists(st.floats(0.97, 1.03), min_size=5, max_size=40)
 
 
-@given(st.integers(2, 64), st.floats(0.1, 5.0), NOISE, st.booleans())
+UNEVEN = st.lists(st.floats(0.92, 1.08), min_size=5, max_size=40)  # as on a busy host
+
+
+@given(st.integers(2, 64), st.floats(0.1, 5.0), UNEVEN, st.booleans())
 def test_processes_that_are_alike_have_no_slow_one(number: int, step_s: float, noise: list[float], waits: bool) -> None:
     assert slow_ranks(processes(number, step_s, noise), step_s, waits_in_forward=waits) == []
 
@@ -100,11 +103,11 @@ def test_one_is_named_once_until_it_is_as_fast_as_the_others_again(caplog: pytes
 
 def test_one_that_was_named_stays_slow_while_it_is_near_the_limit() -> None:
     seconds = processes(4, 10.0, [1.0])
-    seconds[2, PHASES.index(FORWARD)] *= 1.2
+    seconds[2, PHASES.index(FORWARD)] *= 1.15
     assert slow_ranks(seconds, 11.0, waits_in_forward=False) == []
     (found,) = slow_ranks(seconds, 11.0, waits_in_forward=False, named={2})
     assert found.rank == 2
-    seconds[2, PHASES.index(FORWARD)] /= 1.15
+    seconds[2, PHASES.index(FORWARD)] /= 1.1
     assert slow_ranks(seconds, 10.0, waits_in_forward=False, named={2}) == []
 
 
@@ -264,7 +267,7 @@ def test_a_slow_process_is_named_with_its_phase_while_it_is_slow(tmp_path: Path)
 def test_where_forward_passes_wait_for_each_other_the_slow_process_is_named_too(
     engine: str, phase: str, num: int, tmp_path: Path
 ) -> None:
-    """30 % slower than the others, for 50 steps; nobody where all are alike."""
+    """30 % slower than the others, for 40 steps; nobody where all are alike."""
     script = Path(__file__).with_name("slow_in_forward.py")
     environment = {"DS_ACCELERATOR": "cpu"} if engine == "zero" else None
     done = run_ranks(

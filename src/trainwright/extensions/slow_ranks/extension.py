@@ -12,7 +12,7 @@ weights from other processes, that waiting is taken out of the forward pass. Whe
 (layers or sequences in parts, experts elsewhere, compiled modules), they do not count, and the other phases are
 compared with a whole step.
 
-    slow     own work >= 1.25 x the median of the others, for 20 steps
+    slow     own work >= 1.2 x the median of the others, for 20 steps
     waiting  time in the backward pass beyond that of the process with the shortest one, until all have counted the
              labels of a window, and until weights are gathered in the forward pass
 
@@ -49,7 +49,7 @@ WORDS = {
     FORWARD: ("the forward pass", "Look at the clock and temperature of its device, and at what else runs on it."),
     SAVING: ("saving", "async_save=True writes beside the training."),
 }
-SLOWER = 1.25  # times the work of the others from which a process counts as slow
+SLOWER = 1.2  # times the work of the others from which a process counts as slow
 STILL_SLOWER = 1.1  # and down to which one that was named does
 NUM_STEPS = 20  # for which it must be
 LEAST_S = 0.01  # in a step; below it differences are those of a busy host
