@@ -10,6 +10,8 @@ import torch
 import transformers
 
 from trainwright import Trainer, TrainingArguments, is_optimizer_factory
+from trainwright.config import resolve
+from trainwright.config.plans import FSDPPlan
 from trainwright.errors import ArgumentError
 
 from .._support.small import make_trainer
@@ -70,6 +72,33 @@ def test_an_option_that_the_optimizer_does_not_take_is_said(tmp_path: Path, capl
     make_trainer(tmp_path, log_level="warning", optim="sgd", optim_args="momentun=0.9").create_optimizer()
     assert "'momentun', which has no effect: optim='sgd'" in caplog.text
     assert "'momentum'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("plan", "launcher", "is_refused"),
+    [
+        (None, "2", False),
+        (FSDPPlan(settings={}), "1", True),
+        (FSDPPlan(settings={"version": 1}), "2", False),
+        (FSDPPlan(settings=None), "1", False),
+        (FSDPPlan(settings=None), "2", True),
+    ],
+    ids=["whole", "fsdp", "version 1", "launcher's version 1", "launcher's version 2"],
+)
+def test_adafactor_is_refused_where_weights_are_distributed_tensors(
+    plan: FSDPPlan | None, launcher: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first update fails there, also in transformers' Trainer, with torch's words about mixed tensors."""
+    monkeypatch.setenv("FSDP_VERSION", launcher)
+    monkeypatch.setattr(resolve, "fsdp", lambda args: plan)
+    args = TrainingArguments(**ALWAYS, optim="adafactor")
+    if not is_refused:
+        assert Trainer.get_optimizer_cls_and_kwargs(args)[0] is transformers.optimization.Adafactor
+        return
+    with pytest.raises(ArgumentError) as error:
+        Trainer.get_optimizer_cls_and_kwargs(args)
+    words = ("optim='adafactor'", "rows and columns", "fsdp", "optim='adamw_torch'", "'sgd'")
+    assert [word for word in words if word not in str(error.value)] == [], str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from trainwright.distributed.world import (
     World,
     configured_backend,
     configured_deepspeed,
+    configured_fsdp_version,
     configured_parallelism,
 )
 from trainwright.errors import ArgumentError
@@ -120,6 +121,16 @@ def fsdp(args: Arguments) -> plans.FSDPPlan | None:
             return None  # whole models, as without fsdp
         return plans.FSDPPlan(settings=settings)
     return plans.FSDPPlan() if configured_backend() == "fsdp" and not args.deepspeed else None
+
+
+def fsdp_version(args: Arguments) -> int | None:
+    """Returns the version of FSDP that shards the model, of the arguments or of the launcher; None without FSDP."""
+    from trainwright.config.fsdp_config import version_of
+
+    shards = fsdp(args)
+    if shards is None:
+        return None
+    return configured_fsdp_version() if shards.settings is None else version_of(shards.settings)
 
 
 def deepspeed(args: Arguments) -> plans.DeepSpeedPlan | None:
@@ -401,12 +412,10 @@ def whole_matrices(name: str, args: Arguments) -> str | None:
         args: arguments of the run.
     """
     from trainwright.config.deepspeed_config import get
-    from trainwright.config.fsdp_config import version_of
 
     zero = deepspeed(args)
     stage = 0 if zero is None else get(zero.config, "zero_optimization.stage") or 0
-    shards = fsdp(args)
-    if stage == 0 and (shards is None or version_of(shards.settings or {}) == 2):
+    if stage == 0 and fsdp_version(args) != 1:
         return None
     who = f"ZeRO stage {stage}" if stage else "Version 1 of FSDP"
     return (

@@ -203,6 +203,11 @@ def configured_backend() -> str | None:
     return next(chosen, None)
 
 
+def configured_fsdp_version() -> int:
+    """Version of FSDP that `accelerate launch` was configured with; 1 by default, as in accelerate."""
+    return int(os.environ.get("FSDP_VERSION") or 1)
+
+
 @reading_launchers_variables()
 def configured_deepspeed() -> dict[str, Any] | str:  # Any: values of a JSON file
     """DeepSpeed configuration of `accelerate launch`: the path of a file, or the settings themselves."""

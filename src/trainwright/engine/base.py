@@ -353,10 +353,12 @@ class Engine:
         """True if the main process reads the training data for all."""
         return self.num_replicas > 1 and bool(self._plan.loaders.dispatch_batches)
 
-    @property
-    def waits_in_forward(self) -> bool:
-        """True if a forward pass waits for other processes, for example to gather weights."""
-        return False
+    def modules_that_wait(self, model: nn.Module) -> list[nn.Module] | None:
+        """Returns the modules whose forward hooks wait for other processes, as where they gather weights.
+
+        None: a forward pass waits for others within its work too, where nothing public tells one from the other.
+        """
+        return []
 
     def dispatch(self, dataloader: DataLoaderLike) -> Any:
         """Has the main process read the batches for all processes, and gives each process its part of each batch."""

@@ -245,9 +245,12 @@ class DeepSpeedEngine(DistributedEngine):
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
         return nullcontext({"synced_gpus": True} if self._stage == 3 and self._world_size > 1 else {})
 
-    @property
-    def waits_in_forward(self) -> bool:
-        return self._stage == 3
+    def modules_that_wait(self, model: nn.Module) -> list[nn.Module] | None:
+        if self._stage < 3:
+            return []
+        if self._plan.compile.backend is not None:
+            return None  # a compiled module runs no hooks of others
+        return [module for module in self.unwrap(model).modules() if [*module.parameters(recurse=False)]]
 
     @property
     def _stage(self) -> int:

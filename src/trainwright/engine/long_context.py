@@ -73,9 +73,8 @@ class SharesSequences(DistributedEngine):
                 self._parts.share.setting,
             )
 
-    @property
-    def waits_in_forward(self) -> bool:
-        return True  # each layer exchanges keys or heads
+    def modules_that_wait(self, model: nn.Module) -> list[nn.Module] | None:
+        return None  # each layer exchanges keys or heads
 
     @property
     def dispatches(self) -> bool:

@@ -50,9 +50,11 @@ class ShardedEngine(DistributedEngine):
     def _sharded_of(self, model: nn.Module) -> nn.Module | None:
         """Returns the module that holds the shards of a model; None: the model is whole."""
 
-    @property
-    def waits_in_forward(self) -> bool:
-        return True
+    def modules_that_wait(self, model: nn.Module) -> list[nn.Module] | None:
+        units: list[nn.Module] = [module for module in model.modules() if isinstance(module, FSDPModule)]
+        # Layers in parts and experts elsewhere exchange values within a layer; a compiled one runs no hooks of others.
+        waits_within = self._num_together > 1 or has_shared_experts(model) or self._plan.compile.backend is not None
+        return None if waits_within or not units else units
 
     def place(self, model: nn.Module) -> nn.Module:
         return model  # a device may have room for a shard only: a model is moved when it is sharded, or was before
@@ -114,6 +116,12 @@ class ShardedEngine(DistributedEngine):
 
     def load_optimizer_state(self, optimizer: Optimizer, state: StateDict) -> None:
         sharded_state.load_whole_optimizer_state(self._sharded, optimizer, state)
+
+
+def has_shared_experts(model: nn.Module) -> bool:
+    """Returns True if processes share out the experts of a model, so that tokens travel."""
+    meshes = (parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor))
+    return any("ep" in (mesh.mesh_dim_names or ()) for mesh in meshes)
 
 
 def reshard(model: nn.Module) -> None:

@@ -7,21 +7,25 @@ clock of the run, and the seconds travel with the numbers that the processes exc
     own work = reading + copies to the device + saving + 3 x forward pass
 
 A backward pass takes twice the operations of a forward pass (Kaplan et al. 2020, arXiv:2001.08361, section 2.1); it is
-not measured itself, because gradients are averaged within it and the waiting is there. Where forward passes wait too
-(weights that are gathered, layers in parts), they do not count, and the other phases are compared with a whole step.
+not measured itself, because gradients are averaged within it and the waiting is there. Where modules gather their
+weights from other processes, that waiting is taken out of the forward pass. Where forward passes wait within a layer
+(layers or sequences in parts, experts elsewhere, compiled modules), they do not count, and the other phases are
+compared with a whole step.
 
-    slow     own work >= 1.25 x the median of the others, for 20 steps
-    waiting  time in the backward pass beyond that of the process with the shortest one, and until all have counted
-             the labels of a window
+    slow     own work >= 1.2 x the median of the others, for 20 steps
+    waiting  time in the backward pass beyond that of the process with the shortest one, until all have counted the
+             labels of a window, and until weights are gathered in the forward pass
 
-On a CPU the times are the host's. On an accelerator, which works while the host continues, the forward pass is the
-time on the device from the beginning of a step to the end of its first forward pass: two events, read at the next log.
+On a CPU the times are those of the host. On an accelerator, which works while the host continues, the forward pass is the
+time on the device from the beginning of a step to the end of its first forward pass, less the times in which it waits
+for weights: pairs of events, read at the next log.
 """
 
 from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +35,7 @@ import torch
 from trainwright.distributed.device import kind_of
 from trainwright.distributed.world import World
 from trainwright.engine.base import Engine
+from trainwright.extensions.slow_ranks.forward_waits import DeviceWaits, HostWaits, Pair
 from trainwright.journal.record import live_journal
 from trainwright.loop.extension import Extension, MicroBatch, Run
 from trainwright.state.progress import BACKWARD, DATA, FORWARD, HOST_TO_DEVICE, SAVING, WAITING
@@ -44,13 +49,15 @@ WORDS = {
     FORWARD: ("the forward pass", "Look at the clock and temperature of its device, and at what else runs on it."),
     SAVING: ("saving", "async_save=True writes beside the training."),
 }
-SLOWER = 1.25  # times the work of the others from which a process counts as slow
+SLOWER = 1.2  # times the work of the others from which a process counts as slow
+STILL_SLOWER = 1.1  # and down to which one that was named does
 NUM_STEPS = 20  # for which it must be
 LEAST_S = 0.01  # in a step; smaller differences come from a busy host
 BACKWARD_WORK = 2  # forward passes that a backward pass takes
 MOST_NAMED = 8  # processes that are looked at in one log, the slowest first
 MOST_KEPT = 64  # processes in the journal's table
 MOST_SPANS = 100  # steps between two logs whose forward passes are timed on the device
+MOST_EVENTS = 4000  # for them, where modules wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +70,14 @@ class Slow:
     lost_s: float  # in a step
 
 
-def slow_ranks(seconds: Any, step_s: float, *, waits_in_forward: bool) -> list[Slow]:
+def slow_ranks(seconds: Any, step_s: float, *, waits_in_forward: bool, named: Collection[int] = ()) -> list[Slow]:
     """Returns the slow processes, the slowest first.
 
     Args:
         seconds: float64 array (processes, `PHASES`), seconds of a step.
         step_s: seconds of a whole step, which all of them take.
-        waits_in_forward: time in the forward pass is no work of the process alone.
+        waits_in_forward: the time in the forward pass is not that of a process alone.
+        named: ranks that were slow before, which stay so down to a lower ratio.
     """
     if len(seconds) < 2:
         return []
@@ -81,7 +89,8 @@ def slow_ranks(seconds: Any, step_s: float, *, waits_in_forward: bool) -> list[S
         median = float(np.median(own[others]))
         lost_s = float(own[rank]) - median
         plain_s = step_s - lost_s if waits_in_forward else median
-        if lost_s < LEAST_S or lost_s < (SLOWER - 1) * plain_s:
+        least = STILL_SLOWER if int(rank) in named else SLOWER
+        if lost_s < LEAST_S or lost_s < (least - 1) * plain_s:
             continue
         beyond = (seconds[rank] - np.median(seconds[others], axis=0)) * weights
         found.append(Slow(int(rank), PHASES[int(beyond.argmax())], 1 + lost_s / max(plain_s, 1e-9), lost_s))
@@ -103,10 +112,13 @@ class SlowRanks(Extension):
         self._engine = engine
         self._folder = folder
         self._has_events = kind_of(engine.device).has_streams
-        self._spans: list[tuple[torch.Event, torch.Event]] = []
-        self._is_first = False  # the next micro-batch is the first of its step
+        self._spans: list[tuple[Pair, list[Pair]]] = []  # of a forward pass, and of the waiting in it
+        self._most_spans = MOST_SPANS
+        self._is_first = False  # of the micro-batches of a step
         self._begun: torch.Event | None = None
         self._run: Run | None = None
+        self._waits: HostWaits | DeviceWaits | None = None  # in forward passes; None where there are none
+        self._waits_within = False  # forward passes wait where it cannot be told from work
         self._before = dict[str, float]()  # seconds by phase at the last exchange
         self._step_before = 0
         self._is_warm = False  # the first exchange is over: it includes the start of the run
@@ -129,20 +141,32 @@ class SlowRanks(Extension):
         mine = World.of_process().process_index, socket.gethostname(), str(self._engine.device)
         self._places = self._engine.objects_of_replicas(mine)
         self._total = np.zeros((len(self._places), len(PHASES)))
+        modules = self._engine.modules_that_wait(run.setup.model)
+        self._waits_within = modules is None
+        if modules and self._has_events:
+            self._waits = DeviceWaits(modules, self._engine.device)
+            self._most_spans = max(1, min(MOST_SPANS, MOST_EVENTS // (2 * len(modules))))
+        elif modules:
+            self._waits = HostWaits(modules, run.progress.clock)
 
     def window(self, batches: object) -> None:
         """Marks the beginning of a step on the device."""
-        self._is_first = True
+        self._is_first = len(self._spans) < self._most_spans
+        if not self._is_first:
+            return
         self._begun = torch.Event(self._engine.device, enable_timing=True)
         self._begun.record()
+        if isinstance(self._waits, DeviceWaits):
+            self._waits.begin()
 
     def micro_batch(self, batch: MicroBatch) -> None:
         """Marks the end of the first forward pass of a step on the device."""
-        if self._is_first and self._begun is not None and len(self._spans) < MOST_SPANS:
+        if self._is_first and self._begun is not None:
             self._is_first = False
             ended = torch.Event(self._engine.device, enable_timing=True)
             ended.record()
-            self._spans.append((self._begun, ended))
+            waits = self._waits.end() if isinstance(self._waits, DeviceWaits) else []
+            self._spans.append(((self._begun, ended), waits))
 
     def share(self) -> list[float]:
         """Returns the steps since the last exchange, its seconds in all, and the seconds of each phase."""
@@ -154,20 +178,23 @@ class SlowRanks(Extension):
         self._before = now
         self._step_before = progress.state.global_step
         if self._has_events:
-            since[FORWARD] = self._forward_s(steps)
+            since[FORWARD], waited_s = self._forward_s(steps)
+            since[WAITING] += waited_s
         return [float(steps), *(since[phase] for phase in PHASES)]
 
-    def _forward_s(self, num_steps: int) -> float:
-        """Returns the seconds of forward passes on the device, estimated from the finished ones."""
-        spans = [(begun, ended) for begun, ended in self._spans if ended.query()]
+    def _forward_s(self, num_steps: int) -> tuple[float, float]:
+        """Returns the seconds of work and of waiting in forward passes on the device, by those that are over."""
+        spans = [(span, waits) for span, waits in self._spans if span[1].query()]
         self._spans = []
         if not spans or self._run is None:
-            return 0.0
+            return 0.0, 0.0
         try:
-            mean_ms = sum(begun.elapsed_time(ended) for begun, ended in spans) / len(spans)
+            all_ms = sum(milliseconds(span) for span, _ in spans)
+            waited_ms = sum(milliseconds(wait) for _, waits in spans for wait in waits)
         except RuntimeError:  # events of this kind of device have no time
-            return 0.0
-        return mean_ms / 1000 * num_steps * self._run.plan.micro_batches
+            return 0.0, 0.0
+        scale = num_steps * self._run.plan.micro_batches / len(spans) / 1000
+        return (all_ms - waited_ms) * scale, waited_ms * scale
 
     def shared(self, rows: list[list[float]]) -> None:
         """Compares the times of all processes."""
@@ -183,8 +210,10 @@ class SlowRanks(Extension):
         each = seconds / steps
         step_s = float(each.sum(axis=1).max())
         step = self._run.progress.state.global_step
-        waits = self._engine.waits_in_forward
-        found = {slow.rank: slow for slow in slow_ranks(each, step_s, waits_in_forward=waits)}
+        found = {
+            slow.rank: slow
+            for slow in slow_ranks(each, step_s, waits_in_forward=self._waits_within, named=self._named.keys())
+        }
         self._slow_since = {rank: self._slow_since.get(rank, step - steps) for rank in found}
         for rank, slow in found.items():
             if step - self._slow_since[rank] >= NUM_STEPS and self._named.get(rank) != slow.phase:
@@ -245,6 +274,15 @@ class SlowRanks(Extension):
 
     def close(self) -> None:
         """Lets go of the run."""
+        if self._waits is not None:
+            self._waits.close()
+        self._waits = None
         self._run = None
         self._begun = None
         self._spans = []
+
+
+def milliseconds(pair: Pair) -> float:
+    """Returns the time between two events that are over."""
+    begun, ended = pair
+    return begun.elapsed_time(ended)
