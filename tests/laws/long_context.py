@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from tests.parity.models import seeded
 from tests.parity.sides import OURS, without_clock
 from trainwright import EvalPrediction
+from trainwright.engine.sequence_parts import attention_of
 
 TOTAL = 4  # rows in a micro-batch of all processes
 VOCAB = 32
@@ -170,8 +171,30 @@ MORE: dict[str, tuple[str, str, int, dict[str, Any]]] = {
 }
 
 
-def trainer_of(cell: str, folder: Path, *, replicas: int = 1, **more: Any) -> Any:
-    """A trainer whose micro-batches have `TOTAL` rows over all replicas."""
+def write_model(cell: str, folder: Path) -> None:
+    """Writes the model of a cell, for processes that load it in parts."""
+    model = {**CELLS, **MORE}[cell][0]
+    seeded(MODELS[model]).save_pretrained(folder / model.replace(" ", "_"))
+
+
+def loaded(model: str, folder: Path, sizes: dict[str, int]) -> Any:
+    """The weights of `seeded(MODELS[model])`, in parts."""
+    whole = MODELS[model]()
+    loads = type(whole).from_pretrained
+    how = transformers.DistributedConfig(**sizes)
+    trained = loads(folder / model.replace(" ", "_"), distributed_config=how, attn_implementation=attention_of(whole))
+    if getattr(whole, "is_gradient_checkpointing", False):
+        trained.activation_checkpointing_enable()
+    return trained
+
+
+def trainer_of(
+    cell: str, folder: Path, *, replicas: int = 1, sizes: dict[str, int] | None = None, **more: Any
+) -> Any:
+    """A trainer whose micro-batches have `TOTAL` rows over all replicas.
+
+    With `sizes` the model is loaded in parts, from beside the folder of the run.
+    """
     model, rows, steps, settings = {**CELLS, **MORE}[cell]
     data = ROWS[rows]()
     always = {
@@ -186,7 +209,7 @@ def trainer_of(cell: str, folder: Path, *, replicas: int = 1, **more: Any) -> An
         "max_grad_norm": 1.0,
     }
     return OURS.make(
-        seeded(MODELS[model]),
+        seeded(MODELS[model]) if sizes is None else loaded(model, folder.parent, sizes),
         folder,
         always | settings | more,
         train_dataset=data,

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from .._support.two_processes import Done, run
-from .long_context import CELLS, MORE, outcome, trainer_of
+from .long_context import CELLS, MORE, outcome, trainer_of, write_model
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(500)]
+OF_LAYERS = ["eager, padded", "windowed, packed", "experts, padded", "recomputed, packed", "clipped"]
 # name of a launch -> processes, cells of each kind (see `long_context_run.py`)
 LAUNCHES: dict[str, tuple[int, dict[str, list[str]]]] = {
     "quick": (2, {"cp": ["packed, 4"], "sp": ["padded, 1"]}),
@@ -24,6 +25,7 @@ LAUNCHES: dict[str, tuple[int, dict[str, list[str]]]] = {
     "fours": (4, {"cp 4": [*CELLS], "sp 4": ["padded, 1", "packed, 4", "masked, 4", "one key, packed"]}),
     "replicas": (4, {"cp": [*CELLS], "sp": [*CELLS]}),
     "sharded pairs": (2, {"cp + fsdp": [*CELLS], "sp + fsdp": [*CELLS]}),
+    "layers": (4, {"cp + tp": [*CELLS, *OF_LAYERS], "sp + tp": [*CELLS, *OF_LAYERS]}),
     "sharded replicas": (4, {"cp + fsdp": [*CELLS], "sp + copies": [*CELLS]}),
 }
 CASES = [
@@ -53,6 +55,8 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
         folder = tmp_path_factory.mktemp("long_context")
         processes, kinds = LAUNCHES[name]
         cells = [f"{kind}: {cell}" for kind, cells in kinds.items() for cell in cells]
+        for cell in {cell for kind, cells in kinds.items() if kind.endswith((" + tp", " + ep")) for cell in cells}:
+            write_model(cell, folder)
         script = Path(__file__).with_name("long_context_run.py")
         return run(script, str(folder), *cells, folder=folder, processes=processes, timeout_s=400)
 
