@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.parity.models import seeded
 from tests.parity.sides import OURS, without_clock
-from trainwright import EvalPrediction
+from trainwright import EvalPrediction, ExpertLoad
 from trainwright.engine.sequence_parts import attention_of
 
 TOTAL = 4  # rows in a micro-batch of all processes
@@ -165,6 +165,8 @@ ROWS_OF = {
 }
 MORE: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     **{f"{model}, {rows}": (model, rows, 2, {}) for model, rows in ROWS_OF.items()},
+    **{f"experts, packed, {steps}": ("experts", "packed", steps, {}) for steps in ACCUMULATION},
+    "experts, masked": ("experts", "masked", 2, {}),
     "smoothed": ("llama", "padded", 2, {"label_smoothing_factor": 0.1}),
     "clipped": ("llama", "padded", 2, {"max_grad_norm": 0.05}),
     "ledger": ("llama", "padded", 2, {"ledger": True}),
@@ -208,7 +210,7 @@ def trainer_of(
         "max_steps": 4,
         "max_grad_norm": 1.0,
     }
-    return OURS.make(
+    trainer = OURS.make(
         seeded(MODELS[model]) if sizes is None else loaded(model, folder.parent, sizes),
         folder,
         always | settings | more,
@@ -217,6 +219,9 @@ def trainer_of(
         compute_metrics=hits,
         preprocess_logits_for_metrics=only_logits,
     )
+    if model == "experts":
+        trainer.add_extension(ExpertLoad())
+    return trainer
 
 
 def only_logits(outputs: Any, labels: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """One launch: `long_context_run.py FOLDER CASE...`, each case "KIND: CELL"; it tells what each comes to.
 
 KIND is "cp" or "sp", with the number of processes that share a sequence unless it is two ("cp 4"), and " + fsdp", or
-" + copies" for two copies of a sharded model, or what the model is loaded with: " + tp", " + ep", " + parts" (`fsdp_size`).
+" + copies" for two copies of a sharded model, or what the model is loaded with: " + tp", " + ep", " + tp ep".
 """
 
 import logging
@@ -24,7 +24,7 @@ WORLD = int(os.environ["WORLD_SIZE"])
 LOADED = {
     "tp": {"tp_size": 2, "fsdp_size": WORLD // 2},
     "ep": {"fsdp_size": WORLD, "ep_size": 2},
-    "parts": {"fsdp_size": WORLD},
+    "tp ep": {"tp_size": 2, "fsdp_size": WORLD // 2, "ep_size": WORLD},
 }
 
 

@@ -389,6 +389,13 @@ class Engine:
         """Sums a tensor, of the same shape in all processes, over the replicas."""
         return tensor
 
+    def sum_of_tokens(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sums a tensor, of the same shape in all processes, over those that have tokens of their own.
+
+        These are the replicas, and the processes with a part of the same sequences.
+        """
+        return self.sum(tensor)
+
     def stacked(self, tensor: torch.Tensor) -> torch.Tensor:
         """Stacks a tensor of each replica, of the same shape in all, along a new first dimension."""
         return tensor.unsqueeze(0)

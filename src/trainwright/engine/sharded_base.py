@@ -229,10 +229,6 @@ class EngineOfParts(TensorParallelEngine):
     def __init__(self, plan: EnginePlan) -> None:
         super().__init__(plan)
         self._others: list[nn.Parameter] = []
-        # Processes with tokens of their own and the same parts of layers as this one; None: all.
-        self._gradient_group = self._data_parallel_group
-        if self._parallel.num_of_sequence > 1:
-            self._gradient_group = collectives.data_parallel_group(self._parallel.tp)
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         check_adapter(model)
@@ -252,7 +248,7 @@ class EngineOfParts(TensorParallelEngine):
     def _have_alike(self, parameter: nn.Parameter) -> None:
         """Gives all processes the values of the first one, or those that have the same part the first one's of them."""
         if isinstance(parameter, DTensor):
-            dist.broadcast(parameter.to_local(), group=self._gradient_group, group_src=0)
+            dist.broadcast(parameter.to_local(), group=self._token_group, group_src=0)
         else:
             dist.broadcast(parameter.data, src=0)
 
@@ -272,7 +268,7 @@ class EngineOfParts(TensorParallelEngine):
         for same in by_type.values():
             local = [local_gradient(parameter) for parameter in same]
             joined = torch.cat([gradient.flatten() for gradient in local])
-            mean = collectives.total(joined, self._gradient_group) / (self._world_size // self._parallel.tp)
+            mean = collectives.total(joined, self._token_group) / (self._world_size // self._parallel.tp)
             means = torch.split_with_sizes(mean, [one.numel() for one in local])
             for gradient, own in zip(local, means, strict=True):
                 gradient.copy_(own.view_as(gradient))
