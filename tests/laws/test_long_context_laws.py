@@ -115,24 +115,52 @@ def test_losses_weights_and_evaluations_are_those_of_one_process(
 
 
 @pytest.fixture(scope="module")
-def more(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    folder = tmp_path_factory.mktemp("more")
-    return run(Path(__file__).with_name("long_context_more.py"), str(folder), folder=folder, timeout_s=300)
+def more_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Done]:
+    @functools.cache
+    def launched(processes: int) -> Done:
+        folder = tmp_path_factory.mktemp("more")
+        for cell in ("packed, 4", "experts, packed, 4"):
+            write_model(cell, folder)
+        script = Path(__file__).with_name("long_context_more.py")
+        return run(script, str(folder), folder=folder, processes=processes, timeout_s=400)
+
+    return launched
+
+
+@pytest.fixture(scope="module")
+def more(more_of: Callable[[int], Done]) -> Done:
+    return more_of(2)
+
+
+def processes_of(kind: str) -> int:
+    return 4 if "tp" in kind else 2
 
 
 @pytest.mark.slow  # a launch of its own
-@pytest.mark.parametrize("kind", ["cp", "sp", "cp + fsdp"])
-def test_a_run_that_is_cut_off_and_resumed_is_the_same_to_the_bit(kind: str, more: Done) -> None:
-    for told in more.told:
+@pytest.mark.parametrize("kind", ["cp", "sp", "cp + fsdp", "cp + ep", "sp + ep", "cp + tp", "sp + tp", "tp"])
+def test_a_run_that_is_cut_off_and_resumed_is_the_same_to_the_bit(kind: str, more_of: Callable[[int], Done]) -> None:
+    for told in more_of(processes_of(kind)).told:
         assert told[f"{kind}: resumed"]["weights"] == told[f"{kind}: whole"]["weights"]
         assert told[f"{kind}: resumed"]["logits"] == told[f"{kind}: whole"]["logits"]
         assert torch.equal(steps_of(told[f"{kind}: resumed"]), steps_of(told[f"{kind}: whole"]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "other"), [("cp", "sp"), ("sp", "cp + fsdp"), ("cp + fsdp", "cp")])
-def test_a_checkpoint_is_resumed_with_other_sizes(kind: str, other: str, more: Done) -> None:
-    for told in more.told:
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        ("cp", "sp"),
+        ("sp", "cp + fsdp"),
+        ("cp + fsdp", "cp"),
+        ("cp + ep", "sp + ep"),
+        ("sp + ep", "cp + ep"),
+        ("cp + tp", "sp + tp"),
+        ("sp + tp", "tp"),
+        ("tp", "cp + tp"),
+    ],
+)
+def test_a_checkpoint_is_resumed_with_other_sizes(kind: str, other: str, more_of: Callable[[int], Done]) -> None:
+    for told in more_of(processes_of(kind + other)).told:
         resumed = told[f"{kind}: from {other}"]
         whole = told[f"{other}: whole"]
         assert_close(steps_of(resumed), steps_of(whole))
