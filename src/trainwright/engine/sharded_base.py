@@ -323,7 +323,8 @@ def check_sharded_parameters(model: nn.Module, parallel: ParallelPlan) -> None:
     """Raises ModelError if the model is not sharded, or if other trained weights would not have averaged gradients."""
     name = type(model).__name__
     if not any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-        size = f"DistributedConfig(tp_size={parallel.tp})"
+        num_shards = parallel.num_in_all // parallel.tp  # those of a sequence are counted among them
+        size = f"DistributedConfig(tp_size={parallel.tp}{f', fsdp_size={num_shards}' if num_shards > 1 else ''})"
         cure = f"Load it in parts: {name}.from_pretrained(..., distributed_config={size})."
         if not getattr(model, "supports_tp_plan", False):
             cure = (
