@@ -15,6 +15,7 @@ import torch
 
 from .._support.two_processes import Done, run
 from .long_context import CELLS, MORE, outcome, trainer_of, write_model
+from .long_context_kinds import KINDS
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(500)]
 OF_LAYERS = ["eager, padded", "windowed, packed", "experts, padded", "recomputed, packed", "smoothed", "ledger"]
@@ -132,14 +133,10 @@ def more(more_of: Callable[[int], Done]) -> Done:
     return more_of(2)
 
 
-def processes_of(kind: str) -> int:
-    return 4 if "tp" in kind else 2
-
-
 @pytest.mark.slow  # a launch of its own
-@pytest.mark.parametrize("kind", ["cp", "sp", "cp + fsdp", "cp + ep", "sp + ep", "cp + tp", "sp + tp", "tp"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ep"])
 def test_a_run_that_is_cut_off_and_resumed_is_the_same_to_the_bit(kind: str, more_of: Callable[[int], Done]) -> None:
-    for told in more_of(processes_of(kind)).told:
+    for told in more_of(KINDS[kind].processes).told:
         assert told[f"{kind}: resumed"]["weights"] == told[f"{kind}: whole"]["weights"]
         assert told[f"{kind}: resumed"]["logits"] == told[f"{kind}: whole"]["logits"]
         assert torch.equal(steps_of(told[f"{kind}: resumed"]), steps_of(told[f"{kind}: whole"]))
@@ -160,7 +157,7 @@ def test_a_run_that_is_cut_off_and_resumed_is_the_same_to_the_bit(kind: str, mor
     ],
 )
 def test_a_checkpoint_is_resumed_with_other_sizes(kind: str, other: str, more_of: Callable[[int], Done]) -> None:
-    for told in more_of(processes_of(kind + other)).told:
+    for told in more_of(KINDS[kind].processes).told:
         resumed = told[f"{kind}: from {other}"]
         whole = told[f"{other}: whole"]
         assert_close(steps_of(resumed), steps_of(whole))
