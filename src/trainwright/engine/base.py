@@ -59,6 +59,16 @@ class Engine:
     def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
         """Announces the optimizer steps of a run before `setup`, for backends with a schedule of their own."""
 
+    def noting_copies(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Returns the function with which tensors of batches are copied to the device while a step is computed.
+
+        An engine that decides by the values of a batch looks at them here, where they are in main memory.
+
+        Args:
+            copy: returns a tensor on the device.
+        """
+        return copy
+
     def note_outputs(self, are_read: bool) -> None:
         """Announces, before the first step of a run, whether extensions read the model's outputs in training."""
 

@@ -8,7 +8,7 @@ the model in a callback) each process runs the whole batch that it is given.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -110,6 +110,9 @@ class SharesSequences(DistributedEngine):
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
         self._keeps_outputs = keeps_outputs
         return super().mixed_precision(model, keeps_outputs=keeps_outputs)
+
+    def noting_copies(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return self._parts.looks.noting(copy)
 
     def note_outputs(self, are_read: bool) -> None:
         self._are_outputs_read = are_read
