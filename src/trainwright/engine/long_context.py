@@ -31,6 +31,7 @@ from trainwright.engine.sequence_parts import (
     uneven_heads,
 )
 from trainwright.engine.sharded_base import EngineOfParts, reshard
+from trainwright.engine.stand_ins import StandInEngine
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.support import model_facts
 from trainwright.support.model_modes import evaluation_mode
@@ -49,7 +50,7 @@ def make_long_context_engine(plan: EnginePlan) -> DistributedEngine:
     if plan.parallel.layers_in_parts:
         return SequencesOfParts(plan)
     if plan.fsdp is None:
-        return SequencesWithDDP(plan)
+        return SequencesOfStandIns(plan) if plan.stands_in else SequencesWithDDP(plan)
     plugin = make_plugin(plan.fsdp.settings, on_cpu=torch.device(plan.device).type == "cpu")
     if plugin.fsdp_version != 2:
         raise ArgumentError(
@@ -70,6 +71,7 @@ class SharesSequences(DistributedEngine):
     def _share_sequences(self, parallel: ParallelPlan) -> None:
         """Makes the group of the processes that have parts of the same sequences as this one."""
         self._parts = SequenceParts(make_share(parallel))
+        self._parts.share.stands_in = self._plan.stands_in
         if self._plan.loaders.dispatch_batches:
             logger.warning(
                 "accelerator_config.dispatch_batches=True has no effect with %s, where several processes need the same "
@@ -101,7 +103,7 @@ class SharesSequences(DistributedEngine):
         assert self._plan.parallel is not None
         check_model(model, share, tp=self._plan.parallel.tp)
         attach(model, model_facts.core_model(model))
-        if self._checked is not model:
+        if self._checked is not model and not self._plan.stands_in:
             try_parts(model, self._parts, self.device, precision=self._plan.precision.mixed)
             self._checked = model
 
@@ -131,6 +133,15 @@ class SharesSequences(DistributedEngine):
 
 class SequencesWithDDP(SharesSequences, DDPEngine):
     """Whole models, one in each process."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__(plan)
+        assert plan.parallel is not None
+        self._share_sequences(plan.parallel)
+
+
+class SequencesOfStandIns(SharesSequences, StandInEngine):
+    """Whole models without memory, for a plan of it."""
 
     def __init__(self, plan: EnginePlan) -> None:
         super().__init__(plan)

@@ -111,6 +111,7 @@ class Share(ABC):
     """The share that one process of a group has of each sequence."""
 
     setting: str  # of accelerate's ParallelismConfig
+    stands_in = False  # tensors have no memory, for a plan of it
 
     def __init__(self, group: Any, *, size: int, place: int) -> None:
         self.group = group  # a ProcessGroup of `size` ranks
@@ -214,11 +215,14 @@ class ContextShare(Share):
         from torch.nn.attention.bias import causal_lower_right
 
         chunk = query.shape[2] // 2
+        if self.stands_in:  # torch makes no such bias of a stand-in; its kernels for GPUs take as little memory
+            options = {**options, "is_causal": True}
         outputs = []
         for half, number in enumerate((self.place, 2 * self.size - 1 - self.place)):
             keys, values = (torch.cat(self._before(part, number + 1, chunk), dim=2) for part in parts)
             queries = query[:, :, half * chunk : (half + 1) * chunk]
-            bias = causal_lower_right(chunk, keys.shape[2]) if chunk > 1 else None  # a single query sees all keys
+            # A single query sees all keys.
+            bias = causal_lower_right(chunk, keys.shape[2]) if chunk > 1 and not self.stands_in else None
             outputs.append(base(module, queries, keys, values, bias, **options)[0])
         return torch.cat(outputs, dim=1), None
 
