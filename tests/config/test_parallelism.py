@@ -70,6 +70,26 @@ def test_the_launcher_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "world", "layout", "num_replicas", "num_together"),
+    [
+        (ParallelismConfig(cp_size=2), 4, ModelLayout(tp=2, dp=2), 1, 4),
+        (ParallelismConfig(sp_size=2, tp_size=2), 8, ModelLayout(tp=2, dp=4), 2, 4),
+        (ParallelismConfig(cp_size=2, dp_shard_size=2), 8, ModelLayout(tp=2, dp=4), 2, 4),
+        (ParallelismConfig(cp_size=2), 4, ModelLayout(tp=1, dp=4, ep=2, experts=(4,)), 2, 2),
+        (ParallelismConfig(cp_size=2, tp_size=2), 4, ModelLayout(), 1, 4),  # taken apart by the user
+    ],
+)
+def test_a_model_in_parts_counts_the_processes_of_a_sequence_among_its_shards(
+    config: Any, world: int, layout: ModelLayout, num_replicas: int, num_together: int
+) -> None:
+    plan = parallel(asking(world, config), layout)
+    assert plan is not None
+    assert plan.dp_replicate * plan.dp_shard == num_replicas
+    assert plan.num_together == num_together
+    assert plan.num_in_all == world
+
+
+@pytest.mark.parametrize(
     ("config", "world", "how", "sizes"),
     [
         (ParallelismConfig(cp_size=2), 2, {}, (1, 1)),
@@ -116,7 +136,13 @@ def test_processes_beside_those_that_share_sequences_have_data_of_their_own(
             {},
             "sp_size=2 predict_with_generate",
         ),
-        (asking(4, ParallelismConfig(cp_size=2, tp_size=2)), None, {}, "tp_size=2 cp_size=2 parts"),
+        (asking(6, ParallelismConfig(cp_size=2)), ModelLayout(tp=2, dp=3), {}, "cp_size=2 fsdp_size multiple"),
+        (
+            asking(8, ParallelismConfig(cp_size=2, dp_shard_size=4)),
+            ModelLayout(tp=2, dp=4),
+            {},
+            "dp_shard_size=4 for 2",
+        ),
         (asking(4, SimpleNamespace(**SIZES | {"cp_size": 2, "sp_size": 2})), None, {}, "cp_size=2 sp_size=2 one way"),
     ],
 )

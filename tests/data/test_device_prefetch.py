@@ -168,7 +168,7 @@ DATA: dict[str, Callable[[], Any]] = {
 @pytest.fixture
 def used(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Every loader copies to the double."""
-    monkeypatch.setattr(run_module, "make_prefetcher", lambda dataloader, where: copies_to(device))
+    monkeypatch.setattr(run_module, "make_prefetcher", lambda dataloader, where, noting: copies_to(device))
     yield device
     assert "copy" in device.log
 
@@ -186,7 +186,7 @@ def test_training_is_the_same_also_after_a_resume(
     plain = trainer("plain")
     plain.train()
     assert device.log == []
-    monkeypatch.setattr(run_module, "make_prefetcher", lambda dataloader, where: copies_to(device))
+    monkeypatch.setattr(run_module, "make_prefetcher", lambda dataloader, where, noting: copies_to(device))
     copied = trainer("copied")
     copied.train()
     assert device.log.count("wait") == {1: 9, 3: 21}[accumulation]  # seven batches an epoch

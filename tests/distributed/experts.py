@@ -27,7 +27,7 @@ def new_trainer(layout: str, name: str, **more: Any) -> Any:
 def trains_like_one() -> None:
     for layout in SIZES:
         for case, window in CASES.items():
-            trainer = new_trainer(layout, "train", window=window)
+            trainer = new_trainer(layout, "train", window=window, texts=case.split(",")[0])
             tell(**{f"{layout}: {case}": outcome(trainer)})
         tell(**{f"{layout}: judged": judged(trainer)})
         experts = {

@@ -33,8 +33,8 @@ LAYOUTS: dict[int, dict[str, dict[str, int]]] = {
         "hsdp ep2": {"dp_replicate_size": 2, "fsdp_size": 2, "ep_size": 2},
     },
 }
-# Name -> accumulated micro-batches of all processes, more settings.
-CASES: dict[str, int] = {"padded": 1, "padded, accumulated": 4}
+# Rows, and how they are accumulated -> accumulated micro-batches of all processes.
+CASES: dict[str, int] = {"packed": 1, "packed, accumulated": 4, "padded": 1, "padded, accumulated": 4}
 
 
 def replicas(sizes: dict[str, int]) -> int:
@@ -80,7 +80,35 @@ def padded_texts(size: int) -> list[dict[str, Any]]:
     return rows
 
 
-def trainer_of(model: Any, folder: Path, *, processes: int = 1, parts: int = 1, window: int = 2, **more: Any) -> Any:
+def packed_texts(size: int) -> list[dict[str, Any]]:
+    """Rows of two or three samples, told apart by positions that begin again; of each eight, two have no label."""
+    generator = torch.Generator().manual_seed(5)
+    rows = []
+    for i in range(size):
+        first = 3 + i % 5
+        lengths = [first, 12 - first] if i % 2 else [first, 4, 8 - first]
+        ids = torch.randint(1, 64, (12,), generator=generator)
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        labels = ids.masked_fill(positions == 0, -100)
+        if i % 8 < 2:
+            labels[:] = -100
+        rows.append({"input_ids": ids, "labels": labels, "position_ids": positions})
+    return rows
+
+
+TEXTS = {"packed": packed_texts, "padded": padded_texts}
+
+
+def trainer_of(
+    model: Any,
+    folder: Path,
+    *,
+    processes: int = 1,
+    parts: int = 1,
+    window: int = 2,
+    texts: str = "padded",
+    **more: Any,
+) -> Any:
     """A trainer of a micro-batch of `TOTAL` samples, which processes or the accumulation of one have in `parts`.
 
     With as many parts one process has the same micro-batches, and so the same auxiliary losses, as several.
@@ -96,7 +124,7 @@ def trainer_of(model: Any, folder: Path, *, processes: int = 1, parts: int = 1, 
         "max_steps": 4,
         "max_grad_norm": 0.5,
     }
-    rows = padded_texts(TOTAL * 8)
+    rows = TEXTS[texts](TOTAL * 8)
     trainer = OURS.make(model, folder, settings | more, train_dataset=rows, eval_dataset=rows[:9])
     trainer.add_extension(ExpertLoad())
     return trainer

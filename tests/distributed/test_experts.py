@@ -40,11 +40,9 @@ def alone(folder: Path) -> Callable[..., dict[str, Any]]:
     """What one process with as many micro-batches comes to."""
 
     @functools.cache
-    def trained(parts: int, window: int, with_adam: bool = False) -> dict[str, Any]:
-        settings = ADAM if with_adam else {}
-        return outcome(
-            trainer_of(loaded(folder / MODEL), folder / f"one_{parts}", parts=parts, window=window, **settings)
-        )
+    def trained(parts: int, window: int, with_adam: bool = False, texts: str = "padded") -> dict[str, Any]:
+        settings = {"parts": parts, "window": window, "texts": texts, **(ADAM if with_adam else {})}
+        return outcome(trainer_of(loaded(folder / MODEL), folder / f"one_{parts}", **settings))
 
     return trained
 
@@ -86,9 +84,8 @@ def assert_same(mine: dict[str, Any], other: dict[str, Any], *, tolerance: float
 def test_losses_norms_weights_and_loads_are_those_of_one_process(
     world: int, layout: str, case: str, launch: Callable[..., Done], alone: Callable[..., dict[str, Any]]
 ) -> None:
-    """Padding, a process without labels, and the auxiliary loss, which must not grow with the processes."""
-    window = CASES[case]
-    other = alone(replicas(LAYOUTS[world][layout]), window)
+    """Padding, packed rows, a process without labels, and the auxiliary loss, which must not grow with processes."""
+    other = alone(replicas(LAYOUTS[world][layout]), CASES[case], texts=case.split(",")[0])
     for told in launch(world, "trains_like_one", layout).told:
         assert_same(told[f"{layout}: {case}"], other, tolerance=1e-6)
 

@@ -22,7 +22,7 @@ COMMANDS = {
 
 
 def test_the_page_has_them() -> None:
-    assert set(COMMANDS) == {"experts", "adapter", "muon"}
+    assert set(COMMANDS) == {"experts", "long", "adapter", "muon"}
 
 
 @pytest.mark.slow

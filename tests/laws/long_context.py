@@ -16,7 +16,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tests.parity.models import seeded
 from tests.parity.sides import OURS, without_clock
-from trainwright import EvalPrediction
+from trainwright import EvalPrediction, ExpertLoad
+from trainwright.engine.sequence_parts import attention_of
 
 TOTAL = 4  # rows in a micro-batch of all processes
 VOCAB = 32
@@ -164,14 +165,38 @@ ROWS_OF = {
 }
 MORE: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     **{f"{model}, {rows}": (model, rows, 2, {}) for model, rows in ROWS_OF.items()},
+    **{f"experts, packed, {steps}": ("experts", "packed", steps, {}) for steps in ACCUMULATION},
+    "experts, masked": ("experts", "masked", 2, {}),
     "smoothed": ("llama", "padded", 2, {"label_smoothing_factor": 0.1}),
     "clipped": ("llama", "padded", 2, {"max_grad_norm": 0.05}),
     "ledger": ("llama", "padded", 2, {"ledger": True}),
 }
 
 
-def trainer_of(cell: str, folder: Path, *, replicas: int = 1, **more: Any) -> Any:
-    """A trainer whose micro-batches have `TOTAL` rows over all replicas."""
+def write_model(cell: str, folder: Path) -> None:
+    """Writes the model of a cell, for processes that load it in parts."""
+    model = {**CELLS, **MORE}[cell][0]
+    seeded(MODELS[model]).save_pretrained(folder / model.replace(" ", "_"))
+
+
+def loaded(model: str, folder: Path, sizes: dict[str, int]) -> Any:
+    """The weights of `seeded(MODELS[model])`, in parts."""
+    whole = MODELS[model]()
+    loads = type(whole).from_pretrained
+    how = transformers.DistributedConfig(**sizes)
+    trained = loads(folder / model.replace(" ", "_"), distributed_config=how, attn_implementation=attention_of(whole))
+    if getattr(whole, "is_gradient_checkpointing", False):
+        trained.activation_checkpointing_enable()
+    return trained
+
+
+def trainer_of(
+    cell: str, folder: Path, *, replicas: int = 1, sizes: dict[str, int] | None = None, **more: Any
+) -> Any:
+    """A trainer whose micro-batches have `TOTAL` rows over all replicas.
+
+    With `sizes` the model is loaded in parts, from beside the folder of the run.
+    """
     model, rows, steps, settings = {**CELLS, **MORE}[cell]
     data = ROWS[rows]()
     always = {
@@ -185,8 +210,8 @@ def trainer_of(cell: str, folder: Path, *, replicas: int = 1, **more: Any) -> An
         "max_steps": 4,
         "max_grad_norm": 1.0,
     }
-    return OURS.make(
-        seeded(MODELS[model]),
+    trainer = OURS.make(
+        seeded(MODELS[model]) if sizes is None else loaded(model, folder.parent, sizes),
         folder,
         always | settings | more,
         train_dataset=data,
@@ -194,6 +219,9 @@ def trainer_of(cell: str, folder: Path, *, replicas: int = 1, **more: Any) -> An
         compute_metrics=hits,
         preprocess_logits_for_metrics=only_logits,
     )
+    if model == "experts":
+        trainer.add_extension(ExpertLoad())
+    return trainer
 
 
 def only_logits(outputs: Any, labels: torch.Tensor) -> torch.Tensor:

@@ -1,45 +1,53 @@
-"""Two processes that share sequences: checkpoints and what is refused. `long_context_more.py FOLDER`."""
+"""Processes that share sequences: checkpoints, and with two of them what is refused. `long_context_more.py FOLDER`."""
 
 import logging
+import os
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from accelerate import ParallelismConfig
 from torch import nn
 
 from tests._support.small import StopAt, models
 from tests._support.two_processes import tell
 from tests.laws.long_context import VOCAB, llama, outcome, packed, trainer_of
+from tests.laws.long_context_kinds import KINDS
 from tests.parity.sides import OURS
 
 FOLDER = Path(sys.argv[1])
-CELL = "packed, 4"
-KINDS: dict[str, dict[str, Any]] = {
-    "cp": {"parallelism_config": ParallelismConfig(cp_size=2)},
-    "sp": {"parallelism_config": ParallelismConfig(sp_size=2)},
-    "cp + fsdp": {"parallelism_config": ParallelismConfig(cp_size=2), "fsdp": True},
-}
+WORLD = int(os.environ["WORLD_SIZE"])
+# (kind, the other kind of which it resumes a checkpoint)
+PAIRS = {
+    2: [("cp", "sp"), ("sp", "cp + fsdp"), ("cp + fsdp", "cp"), ("cp + ep", "sp + ep"), ("sp + ep", "cp + ep")],
+    4: [("cp + tp", "sp + tp"), ("sp + tp", "tp"), ("tp", "cp + tp")],
+}[WORLD]
 ADAM = {"optim": "adamw_torch", "learning_rate": 1e-2, "adam_epsilon": 1e-3}
 SAVING = {"save_strategy": "steps", "save_steps": 2, **ADAM}
 
 
+def made(name: str, folder: Path, **more: Any) -> Any:
+    return trainer_of(KINDS[name].cell, folder, **KINDS[name].settings, **more)
+
+
 def cut_off_and_resumed() -> None:
     """Two runs, of which one is cut off after two steps and resumed; and one that resumes what the other kind saved."""
-    for kind, settings in KINDS.items():
-        tell(**{f"{kind}: whole": outcome(trainer_of(CELL, FOLDER / f"whole {kind}", **settings, **SAVING))})
-        stopped = trainer_of(CELL, FOLDER / f"cut {kind}", **settings, **SAVING)
+    for name, kind in KINDS.items():
+        if kind.processes != WORLD or name == "ep":
+            continue
+        tell(**{f"{name}: whole": outcome(made(name, FOLDER / f"whole {name}", **SAVING))})
+        stopped = made(name, FOLDER / f"cut {name}", **SAVING)
         stopped.add_callback(StopAt(2))
         stopped.train()
-        again = trainer_of(CELL, FOLDER / f"cut {kind}", **settings, **SAVING)
-        tell(**{f"{kind}: resumed": outcome(again, resume_from_checkpoint=True)})
-    for kind, other in (("cp", "sp"), ("sp", "cp + fsdp"), ("cp + fsdp", "cp")):
-        resumed = trainer_of(CELL, FOLDER / f"{kind} from {other}", **KINDS[kind], **ADAM)
+        again = made(name, FOLDER / f"cut {name}", **SAVING)
+        tell(**{f"{name}: resumed": outcome(again, resume_from_checkpoint=True)})
+    for name, other in PAIRS:
+        resumed = made(name, FOLDER / f"{name} from {other}", **ADAM)
         source = str(FOLDER / f"whole {other}" / "checkpoint-2")
-        tell(**{f"{kind}: from {other}": outcome(resumed, resume_from_checkpoint=source)})
+        tell(**{f"{name}: from {other}": outcome(resumed, resume_from_checkpoint=source)})
 
 
 class OwnLoss(nn.Module):
@@ -79,13 +87,15 @@ def refused() -> None:
         data = settings.get("train_dataset", packed())
         more = {key: value for key, value in settings.items() if key != "train_dataset"}
         try:
-            OURS.make(build(), FOLDER / "no", {"max_steps": 1, **KINDS[kind], **more}, train_dataset=data).train()
+            OURS.make(build(), FOLDER / "no", {"max_steps": 1, **KINDS[kind].settings, **more}, train_dataset=data).train()
         except Exception as error:
             tell(**{f"refused: {name}": f"{type(error).__name__}: {error}"})
 
 
 logging.getLogger("trainwright").setLevel("ERROR")
 torch.manual_seed(0)
+warnings.filterwarnings("ignore", "FSDP2-wrapped module")
 cut_off_and_resumed()
-refused()
+if WORLD == 2:
+    refused()
 tell(done=True)

@@ -1,7 +1,7 @@
 """One launch: `long_context_run.py FOLDER CASE...`, each case "KIND: CELL"; it tells what each comes to.
 
 KIND is "cp" or "sp", with the number of processes that share a sequence unless it is two ("cp 4"), and " + fsdp", or
-" + copies" for two copies of a sharded model.
+" + copies" for two copies of a sharded model, or what the model is loaded with: " + tp", " + ep", " + tp ep".
 """
 
 import logging
@@ -20,6 +20,12 @@ from tests.laws.long_context import outcome, trainer_of
 
 FOLDER = Path(sys.argv[1])
 WORLD = int(os.environ["WORLD_SIZE"])
+# What the model is loaded with, of which `fsdp_size` counts the processes that share a sequence too.
+LOADED = {
+    "tp": {"tp_size": 2, "fsdp_size": WORLD // 2},
+    "ep": {"fsdp_size": WORLD, "ep_size": 2},
+    "tp ep": {"tp_size": 2, "fsdp_size": WORLD // 2, "ep_size": WORLD},
+}
 
 
 def settings_of(kind: str) -> dict[str, Any]:
@@ -27,6 +33,12 @@ def settings_of(kind: str) -> dict[str, Any]:
     way, _, more = kind.partition(" + ")
     name, _, size = way.partition(" ")
     together = int(size or 2)
+    if more in LOADED:
+        return {
+            "parallelism_config": ParallelismConfig(**{f"{name}_size": together}),
+            "sizes": LOADED[more],
+            "replicas": LOADED[more].get("fsdp_size", 1) // together,
+        }
     sizes = {f"{name}_size": together} | ({"dp_replicate_size": 2} if more == "copies" else {})
     fsdp = {"fsdp": True} if more else {}
     return {"parallelism_config": ParallelismConfig(**sizes), **fsdp, "replicas": WORLD // together}

@@ -14,9 +14,12 @@ import pytest
 import torch
 
 from .._support.two_processes import Done, run
-from .long_context import CELLS, MORE, outcome, trainer_of
+from .long_context import CELLS, MORE, outcome, trainer_of, write_model
+from .long_context_kinds import KINDS
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(500)]
+OF_LAYERS = ["eager, padded", "windowed, packed", "experts, padded", "recomputed, packed", "smoothed", "ledger"]
+OF_EXPERTS = [name for name in MORE if name.startswith("experts")]
 # name of a launch -> processes, cells of each kind (see `long_context_run.py`)
 LAUNCHES: dict[str, tuple[int, dict[str, list[str]]]] = {
     "quick": (2, {"cp": ["packed, 4"], "sp": ["padded, 1"]}),
@@ -24,6 +27,9 @@ LAUNCHES: dict[str, tuple[int, dict[str, list[str]]]] = {
     "fours": (4, {"cp 4": [*CELLS], "sp 4": ["padded, 1", "packed, 4", "masked, 4", "one key, packed"]}),
     "replicas": (4, {"cp": [*CELLS], "sp": [*CELLS]}),
     "sharded pairs": (2, {"cp + fsdp": [*CELLS], "sp + fsdp": [*CELLS]}),
+    "experts": (2, {"cp + ep": OF_EXPERTS, "sp + ep": OF_EXPERTS}),
+    "layers and experts": (4, {"cp + tp ep": OF_EXPERTS, "sp + tp ep": OF_EXPERTS[:2]}),
+    "layers": (4, {"cp + tp": [*CELLS, *OF_LAYERS], "sp + tp": [*CELLS, *OF_LAYERS]}),
     "sharded replicas": (4, {"cp + fsdp": [*CELLS], "sp + copies": [*CELLS]}),
 }
 CASES = [
@@ -53,6 +59,8 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
         folder = tmp_path_factory.mktemp("long_context")
         processes, kinds = LAUNCHES[name]
         cells = [f"{kind}: {cell}" for kind, cells in kinds.items() for cell in cells]
+        for cell in {cell for kind, cells in kinds.items() if "tp" in kind or "ep" in kind for cell in cells}:
+            write_model(cell, folder)
         script = Path(__file__).with_name("long_context_run.py")
         return run(script, str(folder), *cells, folder=folder, processes=processes, timeout_s=400)
 
@@ -68,6 +76,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str,
 def steps_of(told: dict[str, Any]) -> torch.Tensor:
     """Loss and norm of each step."""
     return torch.tensor([(entry["loss"], entry["grad_norm"]) for entry in told["log"] if "loss" in entry])
+
+
+def loads_of(told: dict[str, Any]) -> torch.Tensor:
+    """Highest and lowest load of an expert, and the share of unused ones, by step."""
+    names = ("experts/max_load", "experts/min_load", "experts/unused", "experts/dropped")
+    loads = [[entry[name] for name in names] for entry in told["log"] if "loss" in entry]
+    assert loads
+    return torch.tensor(loads)
 
 
 def assert_close(mine: Any, other: Any, *, rtol: float = 1e-5, atol: float = 1e-6) -> None:
@@ -90,6 +106,8 @@ def test_losses_weights_and_evaluations_are_those_of_one_process(
             assert_close(values, other["weights"][weight])
         assert_close([*mine["judged"].values()], [*other["judged"].values()])
         assert_close(mine["logits"], other["logits"], atol=1e-5)
+        if cell == "experts, masked":  # rows that need not be filled up
+            assert_close(loads_of(mine), loads_of(other))
         assert bool(mine["ledger"]) is (cell == "ledger")
         assert_close(mine["ledger"], other["ledger"])
 
@@ -98,24 +116,48 @@ def test_losses_weights_and_evaluations_are_those_of_one_process(
 
 
 @pytest.fixture(scope="module")
-def more(tmp_path_factory: pytest.TempPathFactory) -> Done:
-    folder = tmp_path_factory.mktemp("more")
-    return run(Path(__file__).with_name("long_context_more.py"), str(folder), folder=folder, timeout_s=300)
+def more_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Done]:
+    @functools.cache
+    def launched(processes: int) -> Done:
+        folder = tmp_path_factory.mktemp("more")
+        for cell in ("packed, 4", "experts, packed, 4"):
+            write_model(cell, folder)
+        script = Path(__file__).with_name("long_context_more.py")
+        return run(script, str(folder), folder=folder, processes=processes, timeout_s=400)
+
+    return launched
+
+
+@pytest.fixture(scope="module")
+def more(more_of: Callable[[int], Done]) -> Done:
+    return more_of(2)
 
 
 @pytest.mark.slow  # a launch of its own
-@pytest.mark.parametrize("kind", ["cp", "sp", "cp + fsdp"])
-def test_a_run_that_is_cut_off_and_resumed_is_the_same_to_the_bit(kind: str, more: Done) -> None:
-    for told in more.told:
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "ep"])
+def test_a_run_that_is_cut_off_and_resumed_is_the_same_to_the_bit(kind: str, more_of: Callable[[int], Done]) -> None:
+    for told in more_of(KINDS[kind].processes).told:
         assert told[f"{kind}: resumed"]["weights"] == told[f"{kind}: whole"]["weights"]
         assert told[f"{kind}: resumed"]["logits"] == told[f"{kind}: whole"]["logits"]
         assert torch.equal(steps_of(told[f"{kind}: resumed"]), steps_of(told[f"{kind}: whole"]))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "other"), [("cp", "sp"), ("sp", "cp + fsdp"), ("cp + fsdp", "cp")])
-def test_a_checkpoint_is_resumed_with_other_sizes(kind: str, other: str, more: Done) -> None:
-    for told in more.told:
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        ("cp", "sp"),
+        ("sp", "cp + fsdp"),
+        ("cp + fsdp", "cp"),
+        ("cp + ep", "sp + ep"),
+        ("sp + ep", "cp + ep"),
+        ("cp + tp", "sp + tp"),
+        ("sp + tp", "tp"),
+        ("tp", "cp + tp"),
+    ],
+)
+def test_a_checkpoint_is_resumed_with_other_sizes(kind: str, other: str, more_of: Callable[[int], Done]) -> None:
+    for told in more_of(KINDS[kind].processes).told:
         resumed = told[f"{kind}: from {other}"]
         whole = told[f"{other}: whole"]
         assert_close(steps_of(resumed), steps_of(whole))

@@ -112,6 +112,12 @@ def tokens() -> list[Item]:
     return [{"input_ids": row, "attention_mask": [1] * 48, "labels": row} for row in rows]
 
 
+def packed_tokens() -> list[Item]:
+    """Two samples in each row, so that every process needs a mask."""
+    rows = [{name: one[name] for name in ("input_ids", "labels")} for one in tokens()]
+    return [{**one, "position_ids": [*range(20), *range(28)]} for one in rows]
+
+
 def sentences() -> list[Item]:
     return [{**one, "labels": i % 3} for i, one in enumerate(tokens())]
 
@@ -122,6 +128,7 @@ CASES = {
     "llama": Case(llama, tokens),
     "llama-accumulated": Case(llama, tokens, {"gradient_accumulation_steps": 2}),
     "llama-checkpointed": Case(llama, tokens, {"activation_checkpointing": True}),
+    "llama-packed": Case(llama, packed_tokens),
     "llama-bf16": Case(llama, tokens, {"bf16": True}),
     "llama-adafactor": Case(llama, tokens, {"optim": "adafactor"}),
     "bert": Case(bert, sentences),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import ParallelismConfig
 from tests._support.small import make_trainer
 from tests._support.two_processes import tell
 from tests.preflight.memory_cases import CASES
@@ -78,6 +79,8 @@ for number, (name, (case_name, settings)) in enumerate(TABLE.items()):
     with Meter() as meter:
         torch.manual_seed(0)
         chosen = {"per_device_train_batch_size": 8, "max_steps": STEP + 1, "logging_steps": 10, "save_strategy": "no"}
+        if sequences := settings.pop("sequences", None):
+            settings["parallelism_config"] = ParallelismConfig(**sequences)
         chosen |= {"hang_timeout": 120, "save_async": False, **case.settings, **settings}
         trainer = make_trainer(
             folder,

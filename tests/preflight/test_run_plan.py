@@ -39,6 +39,11 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> case, engine, se
     "fsdp2, tied": ("gpt2", "fsdp2", SHARDED),
     "shard_grad_op": ("bert", "shard_grad_op", {"fsdp": "shard_grad_op"}),
     "hsdp": ("llama", "hsdp", {"fsdp": "hybrid_shard"}),
+    "ddp, sp": ("llama", "ddp+sp2", {"sequences": {"sp_size": 2}}),
+    "ddp, sp, packed": ("llama-packed", "ddp+sp2", {"sequences": {"sp_size": 2}}),
+    "ddp, cp, packed": ("llama-packed", "ddp+cp2", {"sequences": {"cp_size": 2}}),
+    "fsdp2, sp": ("llama", "fsdp2+sp2", SHARDED | {"sequences": {"sp_size": 2}}),
+    "fsdp2, cp, packed": ("llama-packed", "fsdp2+cp2", SHARDED | {"sequences": {"cp_size": 2}}),
 }
 # Collectives of the plan, by the names under which torch dispatches them.
 DISPATCHED = {
@@ -46,6 +51,7 @@ DISPATCHED = {
     "all_gather": ("c10d::_allgather_base_", "c10d::allgather_"),
     "reduce_scatter": ("c10d::_reduce_scatter_base_",),
     "broadcast": ("c10d::broadcast_",),
+    "all_to_all": ("c10d::alltoall_base_",),
 }
 
 
@@ -57,7 +63,7 @@ def many(case: Case) -> Case:
 def plan_of(folder: Path, name: str, processes: int, *, engine: str | None = None, **more: Any) -> RunPlan:
     """The plan of a row, by a trainer that has no settings of several processes."""
     case, word, settings = ROWS[name]
-    alone = {key: value for key, value in settings.items() if key != "fsdp"}
+    alone = {key: value for key, value in settings.items() if key not in ("fsdp", "sequences")}
     trainer = trainer_for(folder, many(CASES[case]), **alone)
     return plan_run(trainer, processes, per_node=processes, engine=engine or word, budget=None, tries=False, **more)
 
@@ -167,6 +173,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "no process": ({"processes": 0}, "processes=0"),
     "an engine that is none": ({"processes": 4, "engine": "fast"}, "ddp, fsdp2"),
     "an engine that cannot be planned": ({"processes": 4, "engine": "zero2"}, "DeepSpeed flattens"),
+    "a sequence that is shared in two ways": ({"processes": 4, "engine": "ddp+cp2+sp2"}, "shared in one way"),
+    "sizes that the processes do not divide into": ({"processes": 4, "engine": "ddp+cp3"}, "cp_size=3"),
     "a number of processes is missing": ({"engine": "fsdp2"}, "say how many"),
 }
 

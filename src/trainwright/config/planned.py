@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -24,10 +25,32 @@ TITLES = {
     "shard_grad_op": "FSDP 2, parameters sharded and kept gathered from the forward to the backward pass",
     "hsdp": "FSDP 2, parameters sharded within each node, copies between nodes",
 }
+SEQUENCES = {
+    "cp": "each sequence shared by {} processes, which gather keys and values",
+    "sp": "each sequence shared by {} processes, which exchange heads for tokens",
+}
 EXAMPLE = "check(processes=64, engine='fsdp2')"
 DEEPSPEED = ("zero", "deepspeed")
 MORE_SHARDED = {"ddp": ("shard_grad_op", "fsdp2"), "shard_grad_op": ("fsdp2",), "hsdp": ("fsdp2",)}
 MORE_EXCHANGE = "more communication"
+
+
+def word_for(args: Arguments) -> str:
+    """Returns the words for what the arguments ask for, as `settings_of` reads them: "fsdp2", or "fsdp2+cp8"."""
+    return "+".join([engine_of(args), *(f"{way}{size}" for way, size in sequences_of(args).items())])
+
+
+def title_of(args: Arguments) -> str:
+    """Returns a line about the engine that the arguments ask for."""
+    shared = (SEQUENCES[way].format(size) for way, size in sequences_of(args).items())
+    return "; ".join([TITLES[engine_of(args)], *shared])
+
+
+def sequences_of(args: Arguments) -> dict[str, int]:
+    """Returns how many processes share each sequence, by "cp" or "sp"; {}: none do."""
+    config = args.parallelism_config
+    sizes = {way: getattr(config, f"{way}_size", None) or 1 for way in SEQUENCES}
+    return {way: size for way, size in sizes.items() if size > 1}
 
 
 def engine_of(args: Arguments) -> str:
@@ -41,11 +64,26 @@ def engine_of(args: Arguments) -> str:
 def settings_of(engine: str | None, args: Arguments) -> dict[str, Any]:
     """Returns the settings with which `args` ask for an engine; {} for None, as they are.
 
+    Args:
+        engine: a word of `ENGINES`, and how sequences are shared, if they are: "fsdp2", "ddp+sp4", "fsdp2+cp8".
+        args: of the run.
+
     Raises:
         ArgumentError: there is no such engine, or no plan can be made for it.
     """
     if engine is None:
         return {}
+    base, *ways = engine.split("+")
+    if ways:
+        from accelerate import ParallelismConfig
+
+        found = re.fullmatch(r"(cp|sp)([1-9][0-9]*)", ways[0])
+        if found is None or len(ways) > 1:
+            raise ArgumentError(
+                f"engine={engine!r}: a sequence is shared in one way, '+cp8' or '+sp8' for eight processes."
+            )
+        sizes = {f"{found[1]}_size": int(found[2])}
+        return {**settings_of(base, args), "parallelism_config": ParallelismConfig(**sizes)}
     if engine.startswith(DEEPSPEED):
         raise ArgumentError(
             f"engine={engine!r} cannot be planned: DeepSpeed flattens parameters in memory that a plan does not have. "

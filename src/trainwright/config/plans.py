@@ -187,11 +187,21 @@ class ParallelPlan:
     @property
     def num_together(self) -> int:
         """Processes that work on one batch."""
-        return self.tp * self.cp * self.sp
+        return self.tp * self.num_of_sequence
 
     @property
     def num_in_all(self) -> int:
         return self.dp_replicate * self.dp_shard * self.num_together
+
+    @property
+    def num_of_sequence(self) -> int:
+        """Processes among which each sequence is cut."""
+        return self.cp * self.sp
+
+    @property
+    def layers_in_parts(self) -> bool:
+        """Whether the model came in parts, or has to."""
+        return self.in_model or self.tp > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

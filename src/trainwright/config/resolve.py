@@ -458,12 +458,13 @@ def parallel(
         return plans.ParallelPlan(dp_replicate=args.world_size // num_in_copy, dp_shard=num_in_copy)
     sizes: dict[str, Any] = {name.removesuffix("_size"): size for name, size in (asked or {}).items()}
     plan = plans.ParallelPlan(**sizes, in_model=layout is not None, given=given)
-    if plan.cp * plan.sp > 1:
+    if plan.num_of_sequence > 1 and layout is None:
         plan = _with_replicas(plan, args.world_size, has_fsdp=has_fsdp, num_in_copy=num_in_copy)
     problems = [] if layout is None else list(_of_the_model(plan, layout, is_asked=asked is not None))
     if layout is not None and layout.tp is not None and layout.dp is not None and not problems:
-        is_said = plan.dp_replicate * plan.dp_shard == layout.dp
-        plan = replace(plan, tp=layout.tp, dp_shard=plan.dp_shard if is_said else layout.dp)
+        num_replicas = layout.dp // plan.num_of_sequence
+        is_said = plan.dp_replicate * plan.dp_shard == num_replicas
+        plan = replace(plan, tp=layout.tp, dp_shard=plan.dp_shard if is_said else num_replicas)
     if layout is not None:
         plan = replace(plan, has_others=layout.has_others, writes_parts=writes_parts(args))
     if plan.num_in_all == 1 and layout is None:  # no parallelism was asked for: each process has a copy
@@ -518,10 +519,18 @@ def _of_the_model(plan: plans.ParallelPlan, layout: ModelLayout, *, is_asked: bo
             f"parallelism_config.tp_size={plan.tp}, and the model was loaded with tp_size={layout.tp}. Load it with "
             "the size that you ask for, or leave parallelism_config out: the model says it."
         )
-    if plan.dp_replicate * plan.dp_shard not in (1, layout.dp):
+    if layout.dp % plan.num_of_sequence:
+        name = "cp" if plan.cp > 1 else "sp"
+        yield (
+            f"parallelism_config.{name}_size={plan.num_of_sequence}, and the model was loaded with fsdp_size x "
+            f"dp_replicate_size = {layout.dp}, which count the processes that share sequences too. Load it with "
+            f"DistributedConfig(tp_size={layout.tp}, fsdp_size=...), a multiple of {plan.num_of_sequence}."
+        )
+    elif plan.dp_replicate * plan.dp_shard not in (1, layout.dp // plan.num_of_sequence):
         yield (
             f"parallelism_config.dp_replicate_size={plan.dp_replicate} x dp_shard_size={plan.dp_shard}, and the model "
-            f"was loaded for {layout.dp}. Load it with the sizes that you ask for, or leave parallelism_config out."
+            f"was loaded for {layout.dp // plan.num_of_sequence}. Load it with the sizes that you ask for, or leave "
+            "them out of parallelism_config."
         )
     if layout.pp > 1:
         yield f"The model was loaded with pp_size={layout.pp}: pipelines cannot be trained. Leave pp_size out."
@@ -542,7 +551,7 @@ def _of_the_model(plan: plans.ParallelPlan, layout: ModelLayout, *, is_asked: bo
 def _between_settings(
     plan: plans.ParallelPlan, args: Arguments, *, has_fsdp: bool, has_deepspeed: bool
 ) -> Iterator[str]:
-    in_parts = plan.in_model or plan.tp > 1
+    in_parts = plan.layers_in_parts
     if in_parts and (has_fsdp or has_deepspeed):
         other = "fsdp" if has_fsdp else "deepspeed"
         yield (
@@ -557,21 +566,17 @@ def _between_settings(
             f"parallelism_config.dp_shard_size={plan.dp_shard} shards the model, which fsdp does, and fsdp is not set. "
             "Set fsdp=True, or use dp_replicate_size for whole models."
         )
-    if plan.cp * plan.sp > 1:
-        yield from _of_long_context(plan, args, in_parts=in_parts, has_deepspeed=has_deepspeed)
+    if plan.num_of_sequence > 1:
+        yield from _of_long_context(plan, args, has_deepspeed=has_deepspeed)
 
 
-def _of_long_context(
-    plan: plans.ParallelPlan, args: Arguments, *, in_parts: bool, has_deepspeed: bool
-) -> Iterator[str]:
+def _of_long_context(plan: plans.ParallelPlan, args: Arguments, *, has_deepspeed: bool) -> Iterator[str]:
     """Yields what cannot be combined with sequences in parts."""
     words = _words(plan)
     if plan.cp > 1 and plan.sp > 1:
         yield f"{words}: a sequence is cut in one way. Set cp_size or sp_size, and leave the other out."
     if has_deepspeed:
         yield f"{words} with deepspeed is not supported. Leave deepspeed out: fsdp=True shards models, states and all."
-    if in_parts:
-        yield f"{words}: layers in parts and sequences in parts together are not supported. Use tp_size or cp_size."
     if args.torch_compile:
         yield f"{words} with torch_compile is not supported. Leave torch_compile out."
     if generation(args).predicts:

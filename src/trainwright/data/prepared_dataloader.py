@@ -19,7 +19,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from operator import methodcaller
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Sampler
@@ -31,6 +31,8 @@ from trainwright.distributed.device import accelerator, pins_memory
 from trainwright.state.interrupts import blocked, held_back
 
 # Any: batches, datasets and samplers are the user's own types; GradientState is not typed.
+
+Copy: TypeAlias = Callable[[torch.Tensor], torch.Tensor]  # to a device
 
 AT_MOST_BYTES = 256 * 2**20  # per window: all its batches are then on the device at once, instead of one at a time
 
@@ -328,8 +330,15 @@ class DevicePrefetcher:
     object other than a mutable mapping, a list or a tuple, is unchanged; `_prepare_inputs` moves it as usual.
     """
 
-    def __init__(self, device: torch.device, *, stream: torch.Stream, computing: Callable[[], torch.Stream]) -> None:
-        self._device = device
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        stream: torch.Stream,
+        computing: Callable[[], torch.Stream],
+        noting: Callable[[Copy], Copy] = lambda copy: copy,
+    ) -> None:
+        self._copy = noting(methodcaller("to", device, non_blocking=True))
         self._stream = stream
         self._computing = computing
         self._bytes_left = AT_MOST_BYTES
@@ -360,7 +369,7 @@ class DevicePrefetcher:
         if tensor.device.type != "cpu" or tensor.nbytes > self._bytes_left or not tensor.is_pinned():
             return tensor
         self._bytes_left -= tensor.nbytes
-        tensors.append(tensor.to(self._device, non_blocking=True))
+        tensors.append(self._copy(tensor))
         return tensors[-1]
 
 
@@ -386,11 +395,19 @@ def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], batch: Any) ->
     return batch
 
 
-def make_prefetcher(dataloader: object, device: torch.device) -> DevicePrefetcher | None:
-    """Returns the prefetcher of a dataloader's batches to a device; None if copies cannot overlap with computation."""
+def make_prefetcher(
+    dataloader: object, device: torch.device, *, noting: Callable[[Copy], Copy] = lambda copy: copy
+) -> DevicePrefetcher | None:
+    """Returns the prefetcher of a dataloader's batches to a device; None if copies cannot overlap with computation.
+
+    Args:
+        dataloader: of which the batches come.
+        device: to which they are copied.
+        noting: given the function that copies a tensor, returns one that does the same and may look at the tensor.
+    """
     if not pins_memory(device) or not getattr(dataloader, "pin_memory", False):
         return None
     if accelerator() != device.type:
         return None
     computing = partial(torch.accelerator.current_stream, device)
-    return DevicePrefetcher(device, stream=torch.Stream(device), computing=computing)
+    return DevicePrefetcher(device, stream=torch.Stream(device), computing=computing, noting=noting)

@@ -130,15 +130,15 @@ def _set_sizes(accelerator: Accelerator, plan: ParallelPlan) -> None:
     from accelerate import ParallelismConfig
 
     sizes = {f"{name}_size": getattr(plan, name) for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
-    config = plan.given or ParallelismConfig(**({} if plan.cp * plan.sp > 1 else sizes))
-    if plan.cp * plan.sp > 1:
+    config = plan.given or ParallelismConfig(**({} if plan.num_of_sequence > 1 else sizes))
+    if plan.num_of_sequence > 1:
         config = copy(config)  # accelerate refuses copies of whole models that share sequences, so not by `replace`
         for name, size in sizes.items():
             setattr(config, name, size)
     elif any(getattr(config, name) != size for name, size in sizes.items()):
         config = replace(config, **sizes)  # add the sizes that only the model has
     accelerator.state.parallelism_config = config
-    if plan.num_in_all > 1 and plan.cp * plan.sp == 1:
+    if plan.num_in_all > 1 and plan.num_of_sequence == 1:
         accelerator.state.device_mesh = config.get_device_mesh(accelerator.device.type)
 
 

@@ -59,6 +59,16 @@ class Engine:
     def expect(self, *, num_steps: int, num_warmup_steps: int) -> None:
         """Announces the optimizer steps of a run before `setup`, for backends with a schedule of their own."""
 
+    def noting_copies(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Returns the function with which tensors of batches are copied to the device while a step is computed.
+
+        An engine that decides by the values of a batch looks at them here, where they are in main memory.
+
+        Args:
+            copy: returns a tensor on the device.
+        """
+        return copy
+
     def note_outputs(self, are_read: bool) -> None:
         """Announces, before the first step of a run, whether extensions read the model's outputs in training."""
 
@@ -390,6 +400,13 @@ class Engine:
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sums a tensor, of the same shape in all processes, over the replicas."""
         return tensor
+
+    def sum_of_tokens(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sums a tensor, of the same shape in all processes, over those that have tokens of their own.
+
+        These are the replicas, and the processes with a part of the same sequences.
+        """
+        return self.sum(tensor)
 
     def stacked(self, tensor: torch.Tensor) -> torch.Tensor:
         """Stacks a tensor of each replica, of the same shape in all, along a new first dimension."""

@@ -40,6 +40,10 @@ class DistributedEngine(Engine):
         self._world_size = dist.get_world_size()
         self._num_together = 1 if plan.parallel is None else plan.parallel.num_together
         self._data_parallel_group = collectives.data_parallel_group(self._num_together)
+        # Processes with tokens of their own: of the replicas, and of the parts of their sequences.
+        self._token_group = self._data_parallel_group
+        if plan.parallel is not None and plan.parallel.num_of_sequence > 1:
+            self._token_group = collectives.data_parallel_group(plan.parallel.tp)
         self._watchdog: Watchdog | None = None
 
     def dispatch(self, dataloader: DataLoaderLike) -> Any:
@@ -73,6 +77,9 @@ class DistributedEngine(Engine):
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return collectives.total(tensor.to(self.device), self._data_parallel_group)
+
+    def sum_of_tokens(self, tensor: torch.Tensor) -> torch.Tensor:
+        return collectives.total(tensor.to(self.device), self._token_group)
 
     def stacked(self, tensor: torch.Tensor) -> torch.Tensor:
         return collectives.stacked(tensor.to(self.device), self._data_parallel_group)

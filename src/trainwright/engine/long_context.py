@@ -8,7 +8,7 @@ the model in a callback) each process runs the whole batch that it is given.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -30,6 +30,8 @@ from trainwright.engine.sequence_parts import (
     attention_of,
     uneven_heads,
 )
+from trainwright.engine.sharded_base import EngineOfParts, reshard
+from trainwright.engine.stand_ins import StandInEngine
 from trainwright.errors import ArgumentError, ModelError
 from trainwright.support import model_facts
 from trainwright.support.model_modes import evaluation_mode
@@ -44,8 +46,11 @@ INSTEAD = "Train it with fsdp or tp_size instead."
 
 def make_long_context_engine(plan: EnginePlan) -> DistributedEngine:
     """Makes the engine of a plan with `cp` or `sp` above 1."""
+    assert plan.parallel is not None
+    if plan.parallel.layers_in_parts:
+        return SequencesOfParts(plan)
     if plan.fsdp is None:
-        return SequencesWithDDP(plan)
+        return SequencesOfStandIns(plan) if plan.stands_in else SequencesWithDDP(plan)
     plugin = make_plugin(plan.fsdp.settings, on_cpu=torch.device(plan.device).type == "cpu")
     if plugin.fsdp_version != 2:
         raise ArgumentError(
@@ -66,6 +71,7 @@ class SharesSequences(DistributedEngine):
     def _share_sequences(self, parallel: ParallelPlan) -> None:
         """Makes the group of the processes that have parts of the same sequences as this one."""
         self._parts = SequenceParts(make_share(parallel))
+        self._parts.share.stands_in = self._plan.stands_in
         if self._plan.loaders.dispatch_batches:
             logger.warning(
                 "accelerator_config.dispatch_batches=True has no effect with %s, where several processes need the same "
@@ -93,9 +99,10 @@ class SharesSequences(DistributedEngine):
     def _prepare(self, model: nn.Module) -> None:
         """Has a model work on parts of sequences, and tries it, once for each model."""
         share = self._parts.share
-        check_model(model, share)
+        assert self._plan.parallel is not None
+        check_model(model, share, tp=self._plan.parallel.tp)
         attach(model, model_facts.core_model(model))
-        if self._checked is not model:
+        if self._checked is not model and not self._plan.stands_in:
             try_parts(model, self._parts, self.device, precision=self._plan.precision.mixed)
             self._checked = model
 
@@ -104,6 +111,9 @@ class SharesSequences(DistributedEngine):
     def mixed_precision(self, model: nn.Module, *, keeps_outputs: bool = True) -> AbstractContextManager[None]:
         self._keeps_outputs = keeps_outputs
         return super().mixed_precision(model, keeps_outputs=keeps_outputs)
+
+    def noting_copies(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return self._parts.looks.noting(copy)
 
     def note_outputs(self, are_read: bool) -> None:
         self._are_outputs_read = are_read
@@ -122,6 +132,15 @@ class SharesSequences(DistributedEngine):
 
 class SequencesWithDDP(SharesSequences, DDPEngine):
     """A whole model in each process."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__(plan)
+        assert plan.parallel is not None
+        self._share_sequences(plan.parallel)
+
+
+class SequencesOfStandIns(SharesSequences, StandInEngine):
+    """Whole models without memory, for a plan of it."""
 
     def __init__(self, plan: EnginePlan) -> None:
         super().__init__(plan)
@@ -173,21 +192,52 @@ class SequencesWithFSDP(SharesSequences, FSDP2Engine):
             state.parallelism_config, state.device_mesh = before
 
 
+class SequencesOfParts(SharesSequences, EngineOfParts):
+    """A model that came in parts: its layers shared out, or sharded, or both.
+
+    Processes that share layers have the same tokens, and each of them a group with the holders of the same parts of
+    layers and other parts of the sequences. Where the model was sharded as well, that was over the latter too: torch
+    averages their gradients as those of replicas.
+    """
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__(plan)
+        self._share_sequences(self._parallel)
+
+    def _prepare(self, model: nn.Module) -> None:
+        super()._prepare(model)
+        reshard(model)  # an optimizer would take the parameters that the trial has left gathered
+
+
 def make_share(parallel: ParallelPlan) -> Share:
-    """Makes the process groups of a plan, in all processes at once, and the share of this one."""
-    size = parallel.cp * parallel.sp
-    world = dist.get_world_size()
-    groups = [dist.new_group(list(range(first, first + size))) for first in range(0, world, size)]
-    replica, place = divmod(dist.get_rank(), size)
+    """Makes the process groups of a plan, in all processes at once, and the share of this one.
+
+    Ranks in a row share layers (`tp`); those of one sequence with the same parts of layers are `tp` apart.
+    """
+    size = parallel.num_of_sequence
+    together = parallel.num_together
+    rank = dist.get_rank()
+    own = None
+    for first in range(0, dist.get_world_size(), together):
+        for start in range(first, first + parallel.tp):
+            ranks = list(range(start, first + together, parallel.tp))
+            group = dist.new_group(ranks)
+            own = group if rank in ranks else own
     kind = ContextShare if parallel.cp > 1 else HeadShare
-    return kind(groups[replica], size=size, place=place)
+    return kind(own, size=size, place=rank % together // parallel.tp)
 
 
 # -- before the first step ---------------------------------------------------------------------------------------------
 
 
-def check_model(model: nn.Module, share: Share) -> None:
-    """Raises ModelError for a model that can be seen to need more than parts of its sequences."""
+def check_model(model: nn.Module, share: Share, *, tp: int = 1) -> None:
+    """Raises ModelError for a model that can be seen to need more than parts of its sequences.
+
+    Args:
+        model: whole, or in parts.
+        share: of its sequences.
+        tp: processes that share its layers, and so the heads of its attention.
+    """
     core = model_facts.core_model(model)
     config = getattr(core, "config", None)
     reason = None
@@ -207,8 +257,8 @@ def check_model(model: nn.Module, share: Share) -> None:
     if reason is not None:
         raise ModelError(f"{share.setting}={share.size} with {type(core).__name__}: {reason}. {INSTEAD}")
     num_heads = getattr(config, "num_attention_heads", None)
-    if isinstance(share, HeadShare) and isinstance(num_heads, int) and num_heads % share.size:
-        raise ModelError(uneven_heads(num_heads, share.size))
+    if isinstance(share, HeadShare) and isinstance(num_heads, int) and num_heads // tp % share.size:
+        raise ModelError(uneven_heads(num_heads // tp, share.size))
 
 
 def try_parts(model: nn.Module, parts: SequenceParts, device: torch.device, *, precision: str) -> None:

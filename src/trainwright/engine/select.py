@@ -17,14 +17,14 @@ def select_engine(plan: EnginePlan) -> Engine:
         from trainwright.engine.deepspeed import DeepSpeedEngine
 
         return DeepSpeedEngine(plan)
-    if plan.parallel is not None and (plan.parallel.in_model or plan.parallel.tp > 1):
-        from trainwright.engine.sharded_base import EngineOfParts, TensorParallelEngine
-
-        return EngineOfParts(plan) if plan.parallel.has_others else TensorParallelEngine(plan)
-    if plan.parallel is not None and plan.parallel.cp * plan.parallel.sp > 1:
+    if plan.parallel is not None and plan.parallel.num_of_sequence > 1:
         from trainwright.engine.long_context import make_long_context_engine
 
         return make_long_context_engine(plan)
+    if plan.parallel is not None and plan.parallel.layers_in_parts:
+        from trainwright.engine.sharded_base import EngineOfParts, TensorParallelEngine
+
+        return EngineOfParts(plan) if plan.parallel.has_others else TensorParallelEngine(plan)
     if plan.fsdp is not None:
         from trainwright.engine.fsdp import make_fsdp_engine
 

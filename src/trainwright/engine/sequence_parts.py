@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import pad
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from trainwright._types import IGNORE_INDEX
 from trainwright.errors import DataError, ModelError
@@ -44,6 +45,7 @@ Attention: TypeAlias = Callable[..., tuple[torch.Tensor, Any]]
 
 BALANCE = "load_balancing_loss_func"  # name of the function in transformers' models
 PREFIX = "parts_of_"  # begins the names under which transformers knows the attention of this module
+WHOLE_NUMBERS = (torch.bool, torch.int32, torch.int64)  # types of masks and positions
 NO_CUT = ("attention_mask", "position_ids", "labels", "shift_labels", "num_items_in_batch")  # handled one by one
 
 
@@ -109,6 +111,7 @@ class Share(ABC):
     """The share that one process of a group has of each sequence."""
 
     setting: str  # field of accelerate's ParallelismConfig
+    stands_in = False  # tensors have no memory, for a plan of it
 
     def __init__(self, group: Any, *, size: int, place: int) -> None:
         self.group = group  # a ProcessGroup of `size` ranks
@@ -212,11 +215,14 @@ class ContextShare(Share):
         from torch.nn.attention.bias import causal_lower_right
 
         chunk = query.shape[2] // 2
+        if self.stands_in:  # torch makes no such bias of a stand-in; its kernels for GPUs take as little memory
+            options = {**options, "is_causal": True}
         outputs = []
         for half, number in enumerate((self.place, 2 * self.size - 1 - self.place)):
             keys, values = (torch.cat(self._before(part, number + 1, chunk), dim=2) for part in parts)
             queries = query[:, :, half * chunk : (half + 1) * chunk]
-            bias = causal_lower_right(chunk, keys.shape[2]) if chunk > 1 else None  # a single query sees all keys
+            # A single query sees all keys.
+            bias = causal_lower_right(chunk, keys.shape[2]) if chunk > 1 and not self.stands_in else None
             outputs.append(base(module, queries, keys, values, bias, **options)[0])
         return torch.cat(outputs, dim=1), None
 
@@ -421,6 +427,7 @@ class SequenceParts:
         self.share = share
         self.batch: WholeBatch | None = None  # its parts are in the model; None: the model has a whole batch
         self.joins_outputs = True  # outputs are put together, not only the loss
+        self.looks = Looks()
 
     @contextmanager
     def used(self, *, joins_outputs: bool) -> Iterator[None]:
@@ -484,13 +491,11 @@ class SequenceParts:
                 f"number for each of {length} tokens. Train this model with fsdp or tp_size instead."
             )
         elif mask is None:  # as transformers does, which takes rows with a mask for one sample
-            starts = torch.diff(positions, prepend=positions[:, :1] - 1) != 1
-            if bool(starts.any()):
-                samples = _filled(starts.cumsum(1).expand(num_rows, -1), filled)
+            if self.looks.begins_again(positions):
+                samples = _filled(_starts(positions).cumsum(1).expand(num_rows, -1), filled)
         if mask is not None and mask.ndim == 2:
-            hidden = mask == 0
-            if bool(hidden.any()):
-                seen = pad(~hidden, (0, filled - length), value=False)
+            if self.looks.has_zeros(mask):
+                seen = pad(mask != 0, (0, filled - length), value=False)
         return WholeBatch(
             length=length,
             filled=filled,
@@ -601,6 +606,51 @@ class SequenceParts:
     def _whole_loss(self, loss: torch.Tensor) -> torch.Tensor:
         whole: torch.Tensor = _SumOfParts.apply(loss, self.share.group)  # type: ignore[no-untyped-call]
         return whole
+
+
+def _starts(positions: torch.Tensor) -> torch.Tensor:
+    """Returns where samples begin in rows of positions, but at the beginning of a row: a mask of the same shape."""
+    return torch.diff(positions, prepend=positions[:, :1] - 1) != 1
+
+
+class Looks:
+    """Looks at tensors of batches before they are copied to a device, so that no step waits for it.
+
+    A mask or positions that came in another way (a batch that is not pinned, or that somebody changed on the device)
+    are looked at where they are.
+    """
+
+    def __init__(self) -> None:
+        self._known = WeakTensorKeyDictionary()  # a tensor on the device -> (has_zeros, begins_again)
+
+    def noting(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Returns a function that copies a tensor and remembers its looks, as long as the copy is there."""
+
+        def noted(tensor: torch.Tensor) -> torch.Tensor:
+            moved = copy(tensor)
+            if tensor.ndim == 2 and tensor.dtype in WHOLE_NUMBERS:
+                self._known[moved] = _has_zeros(tensor), _begins_again(tensor)
+            return moved
+
+        return noted
+
+    def has_zeros(self, mask: torch.Tensor) -> bool:
+        """Returns whether a mask (rows, tokens) hides tokens."""
+        known = self._known.get(mask)
+        return _has_zeros(mask) if known is None else bool(known[0])
+
+    def begins_again(self, positions: torch.Tensor) -> bool:
+        """Returns whether a row of positions (rows, tokens) has more than one sample."""
+        known = self._known.get(positions)
+        return _begins_again(positions) if known is None else bool(known[1])
+
+
+def _has_zeros(mask: torch.Tensor) -> bool:
+    return bool((mask == 0).any())
+
+
+def _begins_again(positions: torch.Tensor) -> bool:
+    return positions.dtype != torch.bool and bool(_starts(positions).any())
 
 
 def _filled(values: torch.Tensor, length: int) -> torch.Tensor:

@@ -155,7 +155,7 @@ class TensorParallelEngine(ShardedEngine):
         super()._begin(model, optimizer)
         summed = summed_parameters(model)
         self._sums = bool(summed)
-        own = [p for p in summed if not spans_replicas(p, self._parallel.num_together)]
+        own = [p for p in summed if not spans_replicas(p, self._parallel.tp)]
         self._apart = GradientsApart(own) if own else NO_CONTEXT
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
@@ -230,8 +230,8 @@ class EngineOfParts(TensorParallelEngine):
     """Trains a model in parts that also has weights which nothing averages over the replicas, as an adapter has.
 
     An adapter that was added after the model was sharded has whole weights, or, with tensor parallelism, parts that the
-    replicas have alike. Each replica computes its own gradients of them. They are averaged here in one exchange a step,
-    after the last backward pass.
+    replicas have alike. Each replica computes its own gradients of them, and so does each process that has a part of a
+    sequence. They are averaged here in one exchange a step, after the last backward pass.
     """
 
     def __init__(self, plan: EnginePlan) -> None:
@@ -248,7 +248,7 @@ class EngineOfParts(TensorParallelEngine):
 
     def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         super()._begin(model, optimizer)
-        self._others = [p for p in model.parameters() if not spans_replicas(p, self._parallel.num_together)]
+        self._others = [p for p in model.parameters() if not spans_replicas(p, self._parallel.tp)]
         with torch.no_grad():
             for parameter in self._others:
                 self._have_alike(parameter)
@@ -256,7 +256,7 @@ class EngineOfParts(TensorParallelEngine):
     def _have_alike(self, parameter: nn.Parameter) -> None:
         """Gives all processes the values of the first one, or those that have the same part the first one's of them."""
         if isinstance(parameter, DTensor):
-            dist.broadcast(parameter.to_local(), group=self._data_parallel_group, group_src=0)
+            dist.broadcast(parameter.to_local(), group=self._token_group, group_src=0)
         else:
             dist.broadcast(parameter.data, src=0)
 
@@ -276,7 +276,7 @@ class EngineOfParts(TensorParallelEngine):
         for same in by_type.values():
             local = [local_gradient(parameter) for parameter in same]
             joined = torch.cat([gradient.flatten() for gradient in local])
-            mean = collectives.total(joined, self._data_parallel_group) / self.num_replicas
+            mean = collectives.total(joined, self._token_group) / (self._world_size // self._parallel.tp)
             means = torch.split_with_sizes(mean, [one.numel() for one in local])
             for gradient, own in zip(local, means, strict=True):
                 gradient.copy_(own.view_as(gradient))
@@ -331,7 +331,8 @@ def check_sharded_parameters(model: nn.Module, parallel: ParallelPlan) -> None:
     """Raises ModelError if the model is not sharded, or if other trained weights would not have averaged gradients."""
     name = type(model).__name__
     if not any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
-        size = f"DistributedConfig(tp_size={parallel.tp})"
+        num_shards = parallel.num_in_all // parallel.tp  # those of a sequence are counted among them
+        size = f"DistributedConfig(tp_size={parallel.tp}{f', fsdp_size={num_shards}' if num_shards > 1 else ''})"
         cure = f"Load it in parts: {name}.from_pretrained(..., distributed_config={size})."
         if not getattr(model, "supports_tp_plan", False):
             cure = (
@@ -341,7 +342,8 @@ def check_sharded_parameters(model: nn.Module, parallel: ParallelPlan) -> None:
         raise ModelError(f"parallelism_config.tp_size={parallel.tp}, and {name} is whole in each process. {cure}")
     beside = [n for n, p in model.named_parameters() if p.requires_grad and not hasattr(p, "device_mesh")]
     num_replicas = parallel.dp_replicate * parallel.dp_shard
-    if beside and num_replicas > 1 and not parallel.has_others:
+    averages_others = parallel.has_others or parallel.num_of_sequence > 1
+    if beside and num_replicas > 1 and not averages_others:
         raise ModelError(
             f"{len(beside)} trainable weights of {name} ({beside[0]}, ...) are not sharded over the {num_replicas} "
             "processes with data of their own: their gradients would not be averaged. Load the "

@@ -201,7 +201,7 @@ class Run:
             dataloader,
             random_state=rng.capture,
             set_random_state=rng.restore,
-            copies=make_prefetcher(dataloader, engine.device),
+            copies=make_prefetcher(dataloader, engine.device, noting=engine.noting_copies),
             window=plan.micro_batches if fills_windows else None,
             rewinds=rewinds,
             dispatched=share if engine.dispatches else None,

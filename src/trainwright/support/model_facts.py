@@ -76,15 +76,15 @@ def model_layout(model: Model) -> ModelLayout | None:
     return ModelLayout() if any(hasattr(parameter, "device_mesh") for parameter in parameters) else None
 
 
-def spans_replicas(parameter: nn.Parameter, num_together: int) -> bool:
-    """Returns whether a parameter is shared out over processes with batches of their own, so that torch averages it.
+def spans_replicas(parameter: nn.Parameter, tp: int) -> bool:
+    """Returns whether a parameter is shared out over processes with tokens of their own, so that torch averages it.
 
     Args:
         parameter: of a model that came in parts.
-        num_together: processes in a row that work on one batch.
+        tp: processes in a row that share layers, and so have the same tokens.
     """
     mesh = getattr(parameter, "device_mesh", None)
-    return mesh is not None and len({rank // num_together for rank in mesh.mesh.flatten().tolist()}) > 1
+    return mesh is not None and len({rank // tp for rank in mesh.mesh.flatten().tolist()}) > 1
 
 
 def expert_layers(model: nn.Module) -> dict[str, nn.Module]:

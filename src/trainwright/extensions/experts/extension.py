@@ -25,7 +25,8 @@ class ExpertLoad(Extension):
     """Logs how evenly a mixture of experts uses its experts, over all processes, since the last log.
 
     A load is an expert's share of the routes (token, expert) of its layer, times the number of experts: 1.0 where all
-    have the same. Padding is counted too, since it is computed. The values are:
+    have the same. Padding is counted too, since it is computed, and so are the tokens that fill sequences up which
+    processes share (`cp_size`, `sp_size`). The values are:
 
     - `experts/max_load` and `experts/min_load`: the highest and the lowest load of an expert in any layer. Wang et al.
       (2024, arXiv 2408.15664) call the first, less 1, the maximal violation.
@@ -117,7 +118,7 @@ class ExpertLoad(Extension):
         if self._run is None or not self._counts:
             return
         joined = torch.cat(list(self._counts.values()))
-        every: list[int] = self._run.setup.engine.sum(joined).tolist()
+        every: list[int] = self._run.setup.engine.sum_of_tokens(joined).tolist()
         for name, counts in self._counts.items():
             own = [every.pop(0) for _ in range(len(counts))]
             before = self._totals.get(name, [0] * len(own))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -129,6 +129,7 @@ class PlannedStep:
     optimizer_bytes: int  # likewise
     batch_bytes: int  # the largest of the first batches
     batch_tokens: int | None  # in a batch, padding included, on average over the first; None: they have no `input_ids`
+    num_replicas: int  # groups of processes that work on the same samples
 
 
 def predicted_peak(trainer: AnyTrainer, settings: dict[str, Any]) -> PeakMemory:
@@ -147,7 +148,7 @@ def predicted_step(trainer: AnyTrainer, settings: dict[str, Any]) -> PlannedStep
         batches *= 2  # gradients may stay whole until the last micro-batch of the window
     with CollectiveCounter() as counter:
         window = copied.get_batch_samples(iter(batches), len(batches), engine.device)
-    samples = [map_tensors(mode.from_tensor, batch) for batch in window[0]]
+    samples = [map_tensors(_stand_in(mode, engine), batch) for batch in window[0]]
     tracker, run = _track(copied, samples, window[1], mode)
     tokens = [int(batch["input_ids"].numel()) for batch in first if "input_ids" in batch]
     return PlannedStep(
@@ -158,7 +159,22 @@ def predicted_step(trainer: AnyTrainer, settings: dict[str, Any]) -> PlannedStep
         optimizer_bytes=_num_bytes(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()])),
         batch_bytes=_num_bytes(tensors_of(batches[0])),
         batch_tokens=round(sum(tokens) / len(tokens)) if tokens else None,
+        num_replicas=engine.num_replicas,
     )
+
+
+def _stand_in(mode: FakeTensorMode, engine: Engine) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns a function that makes a stand-in for a tensor of a batch.
+
+    Where the engine decides by values of a batch, it looks at the tensor, and the stand-in is on its device.
+    """
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = mode.from_tensor(tensor).to(engine.device)
+        return made
+
+    noted = engine.noting_copies(moved)
+    return mode.from_tensor if noted is moved else noted
 
 
 def _saved_weights(model: nn.Module, engine: Engine) -> list[nn.Parameter]:

@@ -46,8 +46,9 @@ class RunPlan:
     """A run of many processes, planned in one process without starting it."""
 
     num_processes: int
+    num_replicas: int  # groups of processes that work on the same samples
     per_node: int
-    engine: str  # "ddp", "fsdp2", "shard_grad_op" or "hsdp"
+    engine: str  # "ddp", "fsdp2", "shard_grad_op" or "hsdp", and "+cp8" or "+sp8" where eight share each sequence
     engine_title: str
     ranks: tuple[RankPlan, ...]  # the kinds of processes, the fullest first
     batch_size: int  # samples of a micro-batch, on one process
@@ -114,7 +115,8 @@ class RunPlan:
         return f"plan of {on}: {self.engine_title} (engine={self.engine!r})"
 
     def _facts(self) -> list[tuple[str, str]]:
-        sizes = f"{self.batch_size} x {self.micro_batches} x {self.num_processes} processes"
+        groups = "processes" if self.num_replicas == self.num_processes else "replicas"
+        sizes = f"{self.batch_size} x {self.micro_batches} x {self.num_replicas} {groups}"
         facts = [("batch", f"{sizes} = {counted(self.samples_per_step, 'sample')} a step")]
         if self.num_steps is not None:
             epochs = (

@@ -50,7 +50,7 @@ def plan_run(
     planned.apply(args, base)
     word = planned.engine_of(args)
     ranks: list[tuple[str, int]] = [("every rank", 0)]
-    if planned.ENGINES[word] is not None and processes > 1:  # the last one may have no part of a small tensor
+    if (planned.ENGINES[word] is not None or planned.sequences_of(args)) and processes > 1:  # the last one may have no part of a small tensor
         ranks = [("rank 0", 0), (f"rank {processes - 1}", processes - 1)]
     steps: dict[str, PlannedStep] = {}
     found: list[SettingsChange] = []
@@ -74,8 +74,9 @@ def plan_run(
     return RunPlan(
         num_processes=processes,
         per_node=num_each,
-        engine=word,
-        engine_title=planned.TITLES[word],
+        num_replicas=first.num_replicas,
+        engine=planned.word_for(args),
+        engine_title=planned.title_of(args),
         ranks=tuple(
             RankPlan(name=name, peak=step.peak, loader_bytes=step.batch_bytes * _batches_ahead(args))
             for name, step in steps.items()
@@ -85,7 +86,7 @@ def plan_run(
         samples_per_step=plan.total_batch_size,
         num_steps=None if plan.has_open_end else plan.max_steps,
         num_epochs=None if plan.has_open_end or not plan.num_examples else plan.num_train_samples / plan.num_examples,
-        tokens_per_step=None if first.batch_tokens is None else first.batch_tokens * plan.micro_batches * processes,
+        tokens_per_step=None if first.batch_tokens is None else first.batch_tokens * plan.micro_batches * first.num_replicas,
         collectives=first.collectives,
         checkpoint=CheckpointSize(
             weights_bytes=first.weights_bytes,
