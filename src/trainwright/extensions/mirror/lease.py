@@ -1,12 +1,12 @@
 """Lease on a URL: the claim of one live run on the checkpoints there, in an object.
 
-The object `.lease-<n>.json` names the holder, who writes it again every few seconds. Only the highest number counts, and
-numbers are never used twice: a released lease stays as an object that says so, and the next run takes the next number.
+The object `.lease-<n>.json` names the holder, who writes it again every few seconds. Only the highest number counts,
+and no number is used twice: a released lease stays as an object that says so, and the next run takes the next number.
 
 Two runs never both take a lease, where a store creates an object only if there is none (S3, GCS, Azure, local
 directories, memory):
 
-- Runs that want number n + 1 have seen that n is released or stale. One of them creates n + 1; for all others it exists.
+- Runs that want number n + 1 have seen that n is released or stale. One of them creates n + 1; the others find it.
 - A run that looked long ago, and was suspended since, may want a number that was used and deleted. It creates that, but
   then finds a higher one: only lower numbers are deleted, and only while a higher one is there. So it has no lease, and
   the holder of the highest number keeps its own.
