@@ -3,15 +3,19 @@
     python benchmarks/remote.py
     python benchmarks/remote.py --small    checkpoints of 2 MB
 
-The store is an S3 server (moto) in a process of its own on this machine. It shares the cores with training, so ratios
-count, and not seconds. It keeps the content of objects in memory: moto itself reads a whole object from the disk for
-each request of a part of it, which would be all that a download takes.
+The store is an S3 server (moto) in a process of its own on this machine. It keeps the content of objects in memory: moto
+itself reads a whole object from the disk for each request of a part of it, which would be all that a download takes.
+Each figure is the smallest of three turns.
 
-- `save` is one of 48 MB every 12 steps, for a run that saves in its directory alone, and for one that copies to the
-  URL too: the time in which the training thread waits for it, and the time that the run takes longer, in steps.
+- `save` is one of 48 MB every 50 steps, for a run that saves in its directory alone, and for one that copies to the URL
+  too. `saving_s` is the time in which the training thread waits for a save. `lost_steps` is the time that the run takes
+  longer for each save, in steps, and (on Linux) its parts: `work`, what the training thread itself does more;
+  `locks`, the time in which it waits for the interpreter's lock, which the client holds, and for the disk; `cores`,
+  the time in which it waits for a core. A server on another machine takes no cores of this one:
+  `server_s` is what it takes for each save, and `client_s` what the threads of the client take.
 - `resume` is the time from an empty directory to the end of the first step, less that of a resume from a local
   checkpoint, for a model with 500 MB of weights, trained by SGD; `bare` is the download of the same files by s3fs. Both
-  write them to the disk, and both begin without a client.
+  write them to the disk, and both begin without a client, and when the disk has written what came before.
 - `memory` is the growth of this process's resident memory during an upload and a download, without a model.
 
 One JSON line, then a table.
@@ -45,8 +49,8 @@ from trainwright import Trainer, TrainerCallback, TrainingArguments  # noqa: E40
 from trainwright.checkpoint.manifest import Manifest, describe_files  # noqa: E402
 from trainwright.checkpoint.remote import RemoteStore  # noqa: E402
 
-NUM_SAVES = 4
-SAVE_STEPS = 12
+NUM_SAVES = 3
+SAVE_STEPS = 50
 TURNS = 3
 
 
@@ -84,8 +88,8 @@ class Wide(nn.Module):
 
 
 @contextmanager
-def s3_server() -> Iterator[None]:
-    """An S3 server with an empty bucket, which clients of this process find."""
+def s3_server() -> Iterator[psutil.Process]:
+    """An S3 server with an empty bucket, which clients of this process find; yields its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -107,10 +111,21 @@ def s3_server() -> Iterator[None]:
         import fsspec
 
         fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
-        yield
+        yield psutil.Process(process.pid)
     finally:
         process.kill()
         process.wait()
+
+
+def used_s(server: psutil.Process | None) -> dict[str, float]:
+    """Seconds until now: of the clock, of this thread (its work, and its wait for a core), of this process, of the server."""
+    work, cores = time.thread_time(), 0.0
+    schedule = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
+    if schedule.exists():
+        work, cores = (int(text) / 1e9 for text in schedule.read_text().split()[:2])
+    now = time.perf_counter()
+    served = 0.0 if server is None else sum(server.cpu_times()[:2])
+    return {"steps": now, "work": work, "cores": cores, "process": time.process_time(), "server": served}
 
 
 class Stopwatch(TrainerCallback):
@@ -119,12 +134,16 @@ class Stopwatch(TrainerCallback):
     first = 0.0
     last = 0.0
 
-    def __init__(self) -> None:
+    def __init__(self, server: psutil.Process | None = None) -> None:
+        self.server = server
         self.gaps: dict[int, float] = {}  # seconds after each step until the next one begins
+        self.used: list[dict[str, float]] = []  # after the first step, and at the end
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.last = time.perf_counter()
         self.first = self.first or self.last
+        if state.global_step in (1, state.max_steps):
+            self.used.append(used_s(self.server))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.last:
@@ -138,9 +157,17 @@ class Stopwatch(TrainerCallback):
 
 
 def trained(
-    width: int, folder: Path, url: str | None, *, max_steps: int, save_steps: int, resume: bool = False, **settings: Any
+    width: int,
+    folder: Path,
+    url: str | None,
+    *,
+    max_steps: int,
+    save_steps: int,
+    resume: bool = False,
+    server: psutil.Process | None = None,
+    **settings: Any,
 ) -> dict[str, float]:
-    """Trains; seconds from the call of `train()` to the end of its first step, in its saves, and in all steps."""
+    """Trains; seconds from the call of `train()` to the end of its first step, in its saves, and in all later steps."""
     args = TrainingArguments(
         output_dir=str(folder),
         checkpoint_mirror=url,
@@ -157,7 +184,7 @@ def trained(
         **settings,
     )
     data = [{"x": torch.full((width,), float(i % 7)), "labels": float(i % 3)} for i in range(64)]
-    watch = Stopwatch()
+    watch = Stopwatch(server)
     torch.manual_seed(0)
     trainer = Trainer(model=Wide(width), args=args, train_dataset=data, callbacks=[watch])
     begun = time.perf_counter()
@@ -166,42 +193,50 @@ def trained(
     return {
         "first_s": watch.first - begun,
         "saving_s": watch.saving_s(save_steps),
-        "steps_s": watch.last - watch.first,
+        **{f"{name}_s": watch.used[-1][name] - value for name, value in watch.used[0].items()},
     }
 
 
-def saves(width: int, top: Path) -> dict[str, float]:
+def saves(width: int, top: Path, server: psutil.Process) -> dict[str, float]:
     """What one save takes, without and with copies, in turns."""
     found: dict[str, list[dict[str, float]]] = {"none": [], "local": [], "copied": []}
     num_steps = NUM_SAVES * SAVE_STEPS + 1  # the last save is not at the last step
     for turn in range(TURNS):
         for name, url in (("none", None), ("local", None), ("copied", f"s3://bucket/saves-{turn}")):
             how = {"save_strategy": "no"} if name == "none" else {}
-            found[name].append(
-                trained(
-                    width,
-                    top / f"{name}-{turn}",
-                    url,
-                    max_steps=num_steps,
-                    save_steps=SAVE_STEPS,
-                    per_device_train_batch_size=64,
-                    **how,
-                )
+            os.sync()
+            times = trained(
+                width,
+                top / f"{name}-{turn}",
+                url,
+                max_steps=num_steps,
+                save_steps=SAVE_STEPS,
+                server=server,
+                per_device_train_batch_size=64,
+                **how,
             )
+            times["locks_s"] = times["steps_s"] - times["work_s"] - times["cores_s"]
+            times["client_s"] = times["process_s"] - times["work_s"]
+            found[name].append(times)
             shutil.rmtree(top / f"{name}-{turn}", ignore_errors=True)
 
-    def median(name: str, what: str) -> float:
-        return statistics.median(one[what] for one in found[name])
+    def least(name: str, what: str) -> float:
+        return min(one[f"{what}_s"] for one in found[name])
 
-    step_s = median("none", "steps_s") / (num_steps - 1)
-    return {
-        "step_s": step_s,
-        **{f"{name}_s": median(name, "saving_s") / NUM_SAVES for name in ("local", "copied")},
-        **{
-            f"{name}_lost_steps": (median(name, "steps_s") - median("none", "steps_s")) / NUM_SAVES / step_s
-            for name in ("local", "copied")
-        },
-    }
+    def lost_steps(name: str, what: str) -> float:
+        return (least(name, what) - least("none", what)) / NUM_SAVES / step_s
+
+    step_s = least("none", "steps") / (num_steps - 1)
+    figures = {"step_s": step_s}
+    for name in ("local", "copied"):
+        figures[f"{name}_saving_s"] = least(name, "saving") / NUM_SAVES
+        figures[f"{name}_lost_steps"] = lost_steps(name, "steps")
+        for what in ("work", "locks", "cores"):
+            figures[f"{name}_{what}"] = lost_steps(name, what)
+    figures["client_s"] = (least("copied", "client") - least("local", "client")) / NUM_SAVES
+    figures["server_s"] = least("copied", "server") / NUM_SAVES
+    figures["ratio"] = figures["copied_saving_s"] / figures["local_saving_s"]
+    return figures
 
 
 def resumes(width: int, top: Path) -> dict[str, float]:
@@ -214,17 +249,22 @@ def resumes(width: int, top: Path) -> dict[str, float]:
     found: dict[str, list[float]] = {"resume": [], "bare": []}
     for turn in range(TURNS):
         shutil.copytree(top / "first", top / f"full-{turn}")
+        os.sync()
         local = trained(width, top / f"full-{turn}", None, max_steps=3, resume=True, **common)
+        shutil.rmtree(top / f"full-{turn}")
+        os.sync()
         begun = time.perf_counter()
         store = fsspec.filesystem("s3", skip_instance_cache=True)
         store.get("bucket/resumed/checkpoint-2", str(top / f"bare-{turn}"), recursive=True)
         found["bare"].append(time.perf_counter() - begun)
+        shutil.rmtree(top / f"bare-{turn}")
+        os.sync()
         empty = trained(width, top / f"empty-{turn}", url, max_steps=3, resume=True, **common)
         found["resume"].append(empty["first_s"] - local["first_s"])
         RemoteStore(url).remove(3)  # the next turn finds what this one found
-        for name in ("full", "bare", "empty"):
-            shutil.rmtree(top / f"{name}-{turn}")
-    return {f"{name}_s": statistics.median(values) for name, values in found.items()}
+        shutil.rmtree(top / f"empty-{turn}")
+    figures = {f"{name}_s": min(values) for name, values in found.items()}
+    return {**figures, "ratio": figures["resume_s"] / figures["bare_s"]}
 
 
 def growth(work: Callable[[], object]) -> float:
@@ -267,11 +307,9 @@ def main() -> None:
     torch.set_num_threads(1)
     width, wide = (400, 700) if args.small else (2_000, 11_200)
     num_bytes = (2 if args.small else 200) << 20
-    with s3_server(), tempfile.TemporaryDirectory() as folder:
+    with s3_server() as server, tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
-        figures = {"save": saves(width, top), "resume": resumes(wide, top), "memory": memory(num_bytes, top)}
-    figures["save"]["ratio"] = figures["save"]["copied_s"] / figures["save"]["local_s"]
-    figures["resume"]["ratio"] = figures["resume"]["resume_s"] / figures["resume"]["bare_s"]
+        figures = {"save": saves(width, top, server), "resume": resumes(wide, top), "memory": memory(num_bytes, top)}
     print_json({"trainwright": figures, "versions": versions("torch", "s3fs", "moto")})
     print_table([("measured", "figures"), *((name, line(values)) for name, values in figures.items())])
 

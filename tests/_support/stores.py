@@ -17,10 +17,12 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 START_S = 60.0
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -69,20 +71,25 @@ S3_VARIABLES = {
 
 
 @contextmanager
-def s3_server() -> Iterator[dict[str, str]]:
-    """Runs an S3 server; yields the environment in which clients find it."""
+def s3_server(failures: Path | None = None) -> Iterator[dict[str, str]]:
+    """Runs an S3 server; yields the environment in which clients find it.
+
+    With a file `failures`, every second upload fails, and adds a byte to it.
+    """
     port = free_port()
-    with server(sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port), port=port):
+    options = [] if failures is None else [str(failures)]
+    with server(sys.executable, str(HERE / "s3_emulator.py"), str(port), *options, port=port):
         yield {**S3_VARIABLES, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
 
 
 @contextmanager
-def gcs_server() -> Iterator[dict[str, str]]:
-    """Runs a server of Google Cloud Storage; yields the environment in which clients find it."""
+def gcs_server(failures: Path | None = None) -> Iterator[dict[str, str]]:
+    """Runs a server of Google Cloud Storage, like `s3_server`."""
     port = free_port()
-    command = ("-m", "gcp_storage_emulator", "start", "--in-memory", "--host=127.0.0.1", f"--port={port}")
-    with server(sys.executable, *command, port=port):
-        yield {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}"}
+    options = [] if failures is None else [str(failures)]
+    with server(sys.executable, str(HERE / "gcs_emulator.py"), str(port), *options, port=port):
+        # No search for the metadata server of a machine at Google.
+        yield {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}", "NO_GCE_CHECK": "true"}
 
 
 # Name and key of the only account that Azure's emulator has, as its documentation publishes them.

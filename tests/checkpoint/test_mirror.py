@@ -316,6 +316,33 @@ def test_the_best_is_copied_with_the_next_one_that_is_due(tmp_path: Path) -> Non
     assert {2, 4} <= set(bench.steps())
 
 
+def test_a_copy_whose_evaluation_is_open_is_kept_until_its_result_is_there(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, keep_last=1)
+    kept = {1, 2}
+    bench.mirror.keeps = lambda: kept
+    bench.begin()
+    for step in (1, 2, 3):
+        bench.save(step, best=None)
+        bench.until_sent(step)
+    assert bench.steps() == [1, 2, 3]
+    kept.remove(2)  # its result is there, and no better than that of 1
+    bench.save(4, best=None)
+    bench.until_sent(4)
+    bench.mirror.end()
+    assert bench.steps() == [1, 4]
+
+
+def test_the_best_that_is_known_after_the_last_save_is_copied(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, every_s=3600, keep_last=2)
+    bench.begin()
+    for step, written_at in ((1, 0), (2, 100), (3, 200)):
+        bench.save(step, written_at=written_at)
+    bench.until_sent(1)
+    bench.mirror.keeps = lambda: {2}  # as an evaluation says that came last
+    bench.mirror.end()
+    assert {2, 3} <= set(bench.steps())
+
+
 def test_another_run_that_has_the_url_ends_the_copies_and_not_the_training(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,26 @@ from trainwright.checkpoint.remote import RemoteStore
 from trainwright.errors import ArgumentError, CheckpointWriteError
 from trainwright.extensions.lease.lease import HELD, Holder, take
 from trainwright.extensions.mirror import lease as module
-from trainwright.extensions.mirror.lease import RemoteLease
 
 from .test_lease import alone, unused_pid
+
+TAKEN: list[RemoteLease] = []
+
+
+class RemoteLease(module.RemoteLease):
+    """A lease that is released after the test, so that none beats on after one that failed."""
+
+    def __init__(self, store: RemoteStore, **kwargs: Any) -> None:
+        super().__init__(store, **kwargs)
+        TAKEN.append(self)
+
+
+@pytest.fixture(autouse=True)
+def released() -> Iterator[None]:
+    yield
+    while TAKEN:
+        TAKEN.pop().release()
+    assert not [thread for thread in threading.enumerate() if thread.name == "trainwright-mirror-lease"]
 
 
 class Aged(RemoteStore):
@@ -41,7 +59,9 @@ def left_by(store: RemoteStore, number: int = 1, **facts: Any) -> Holder:
 
 
 def leases(store: RemoteStore) -> list[str]:
-    return sorted(name for name in store.names() if name.startswith(".lease"))
+    """The leases that were not released, and drafts."""
+    names = sorted(name for name in store.names() if name.startswith(".lease"))
+    return [name for name in names if store.read(name) != module.RELEASED]
 
 
 def test_a_claim_is_there_while_it_is_held(store_url: str) -> None:
@@ -126,6 +146,87 @@ def test_of_many_runs_that_find_a_stale_claim_one_gets_it(store_url: str) -> Non
     assert len(found) == 1
     found[0].confirm()
     found[0].release()
+
+
+class Late(RemoteStore):
+    """A store for a run that is suspended before it creates its lease, while others do something."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def create(self, name: str, content: bytes) -> None:
+        meanwhile = self.meanwhile
+        self.meanwhile = None
+        if meanwhile is not None:
+            meanwhile()
+        super().create(name, content)
+
+
+@pytest.mark.parametrize("num_runs", [1, 2, 3])
+def test_a_run_that_looked_long_ago_takes_nothing_from_a_live_one(store_url: str, num_runs: int) -> None:
+    """It found a stale lease, which others have taken, released and taken again, until it goes on."""
+    here = Holder.of_this_process()
+    store = RemoteStore(store_url)
+    left_by(store, host=here.host, pid=unused_pid())
+    others = [RemoteLease(RemoteStore(store_url)) for _ in range(num_runs)]
+
+    def others_come_and_go() -> None:
+        for other in others:
+            assert other.attempt() is None
+            if other is not others[-1]:
+                other.release()
+
+    late = Late(store_url)
+    late.meanwhile = others_come_and_go
+    assert RemoteLease(late).attempt() is not None
+    others[-1].confirm()
+    assert leases(store) == [f".lease-{1 + num_runs}.json"]
+
+
+def test_the_number_of_a_released_lease_is_not_used_again(store_url: str) -> None:
+    store = RemoteStore(store_url)
+    for number in (1, 2, 3):
+        lease = RemoteLease(store)
+        assert lease.attempt() is None
+        assert [name for name in store.names() if name.startswith(".lease")] == [f".lease-{number}.json"]
+        lease.release()
+
+
+class Ignoring(RemoteStore):
+    """A store that ignores the condition."""
+
+    def create(self, name: str, content: bytes) -> None:
+        self.overwrite(name, content)
+
+
+def test_of_many_runs_one_gets_a_url_whose_store_ignores_the_condition(tmp_path: Path) -> None:
+    found: list[RemoteLease] = []
+    seen = threading.Barrier(4)
+    written = threading.Barrier(4)
+
+    class Together(Ignoring):
+        has_looked = False
+
+        def create(self, name: str, content: bytes) -> None:
+            if not self.has_looked:
+                seen.wait(30)
+            self.has_looked = True
+            super().create(name, content)
+
+    def pause(seconds: float) -> None:
+        assert seconds == module.SETTLE_S
+        written.wait(30)
+
+    def compete() -> None:
+        lease = RemoteLease(Together(f"file://{tmp_path}/run"), pause=pause)
+        if lease.attempt() is None:
+            found.append(lease)
+
+    threads = [threading.Thread(target=compete) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 1
 
 
 def test_a_suspended_run_finds_that_another_has_the_url(store_url: str) -> None:

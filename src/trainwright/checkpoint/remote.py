@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,12 +29,14 @@ from trainwright._types import (
     PREFIX_CHECKPOINT_DIR,
     QUARANTINE_NAME,
     RECIPE_NAME,
+    create_file,
     without_tokens,
     write_pieces,
 )
 from trainwright.checkpoint.manifest import DIGEST, MAX_BYTES, FileEntry, Manifest, digest, is_outside
 from trainwright.errors import ArgumentError, CheckpointError, MissingPackageError
 from trainwright.journal.record import JOURNAL_NAME
+from trainwright.support.own_random import give_own_random
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +58,7 @@ _FOLDER = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
 FileSystem = Any  # fsspec's: an optional package has its class, and each store has its own
 Part: TypeAlias = tuple[str, int, int]  # name of a file, and the bytes of it from a start to before a stop
 _SHARED: dict[str, RemoteStore] = {}  # stores that runs of this process have open, by their URL
+_CREATING = threading.Lock()  # held while an object is created in the memory of this process
 
 
 def reason(error: BaseException) -> str:
@@ -281,8 +285,15 @@ class RemoteStore:
     @property
     def _has_directories(self) -> bool:
         """Returns True for a store in which an empty directory exists."""
+        return self._is_local or self._is_one_of("memory")
+
+    @property
+    def _is_local(self) -> bool:
+        return self._is_one_of("file", "local")
+
+    def _is_one_of(self, *names: str) -> bool:
         protocol = self._fs.protocol
-        return bool({"file", "local", "memory"} & {protocol, *(protocol if isinstance(protocol, tuple) else ())})
+        return not {protocol, *(protocol if isinstance(protocol, tuple) else ())}.isdisjoint(names)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
@@ -438,12 +449,22 @@ class RemoteStore:
     # -- small objects, for the lease ----------------------------------------------------------------------------------
 
     def create(self, name: str, content: bytes) -> None:
-        """Writes a new small object; FileExistsError if it exists, on stores that can tell."""
-        self._fs.pipe_file(f"{self._root}/{name}", content, mode="create")
+        """Writes a new small object, whole and at once; FileExistsError if it exists, on stores that can tell."""
+        path = f"{self._root}/{name}"
+        if self._is_local:  # fsspec looks and then writes: two runs may both find nothing
+            create_file(path, content)
+            return
+        with _CREATING if self._has_directories else nullcontext():  # memory: it looks and then writes, likewise
+            self._fs.pipe_file(path, content, mode="create")
 
     def overwrite(self, name: str, content: bytes) -> None:
-        """Writes a small object."""
-        self._fs.pipe_file(f"{self._root}/{name}", content)
+        """Writes a small object, whole and at once."""
+        path = f"{self._root}/{name}"
+        if self._is_local:  # else a reader may find it empty
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            write_pieces(path, [content])
+            return
+        self._fs.pipe_file(path, content)
 
     def read(self, name: str) -> bytes | None:
         """Returns the content of a small object; None if there is none."""
@@ -506,4 +527,5 @@ def _open(url: str) -> tuple[FileSystem, str]:
         ) from error
     except ValueError as error:
         raise ArgumentError(f"{shown} cannot be opened: {without_tokens(str(error))}.") from None
+    give_own_random()  # now that the client is imported
     return found, root.rstrip("/")

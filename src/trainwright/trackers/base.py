@@ -28,6 +28,7 @@ from trainwright.errors import needs_package
 from trainwright.journal import record
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support.hooks import definer
+from trainwright.support.own_random import CLIENTS, give_own_random
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,9 @@ def rewrite_logs(d: Mapping[str, object]) -> Values:
 def client(name: str, module: str, package: str | None = None) -> Client:
     """Imports the module of a tracker (`name` in report_to), or names the package to install (`package`)."""
     with needs_package(f"report_to={name!r} needs a package that is not installed: pip install {package or module}"):
-        return import_module(module)
+        imported = import_module(module)
+    give_own_random((*CLIENTS, module.partition(".")[0]))  # it sends, and tries again, on the tracker's thread
+    return imported
 
 
 def settings_of(args: Arguments, model: object) -> Values:

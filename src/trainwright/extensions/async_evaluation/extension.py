@@ -84,6 +84,7 @@ class AsyncEvaluation(Extension):
         self._run: Run | None = None
         self._evaluator: Evaluator | None = None  # in the main process
         self._open: dict[str, Request] = {}  # requests that are not delivered, in their order
+        self._kept: set[int] = set()  # steps to keep, when the run is over
         self._arrived: dict[str, Result] = {}  # in the main process: results that wait for earlier ones
         self._owed: list[Request] = []  # open in the checkpoint that was resumed
         self._is_decided = False  # an evaluation has ended the training: a run that waits would make no further one
@@ -343,8 +344,11 @@ class AsyncEvaluation(Extension):
 
     def keeps(self) -> set[int]:
         """Returns the steps whose evaluations are open, and the best so far: their checkpoints stay."""
+        run = self._run
+        if run is None:
+            return self._kept
         steps = {request.step for request in list(self._open.values())}
-        best = None if self._run is None else self._run.progress.state.best_global_step
+        best = run.progress.state.best_global_step
         return steps if best is None else steps | {best}
 
     def state_dict(self) -> StateDict:
@@ -393,6 +397,7 @@ class AsyncEvaluation(Extension):
             self._evaluator.stop()
             self._evaluator = None
             self._requests.close()
+        self._kept = self.keeps()  # copies are still sent, and deleted, after this
         self._run = None
         self._open = {}
         self._arrived = {}

@@ -158,6 +158,12 @@ class RunMirror(Extension):
         self._mirror = Mirror(
             Path(self._folder), self._store, self._plan, self._lease, tell=self._tell, clock=self._clock
         )
+
+        def keeps() -> set[int]:
+            best = run.progress.state.best_global_step
+            return run.extensions.kept_steps() | ({best} if best else set())
+
+        self._mirror.keeps = keeps
         if helps_each_other:
             self._mirror.names = partial(names_to_send, outbox, own=self._ranks, token=self._token, clock=self._clock)
         self._mirror.begin(own, continues=came_from is not None)

@@ -1,9 +1,20 @@
 """Lease on a URL: the claim of one live run on the checkpoints there, in an object.
 
-The object `.lease-<n>.json` names the holder, who writes it again every few seconds. Only the highest number
-counts, so a suspended run that writes its own again takes nothing back. A lease is created on the condition that there
-is none of that number (S3, GCS, local directories, memory). Where a store cannot tell, the object is written, and read
-back after a while: the last writer has it.
+The object `.lease-<n>.json` names the holder, who writes it again every few seconds. Only the highest number counts,
+and no number is used twice: a released lease stays as an object that says so, and the next run takes the next number.
+
+Two runs never both take a lease, where a store creates an object only if there is none (S3, GCS, Azure, local
+directories, memory):
+
+- Runs that want number n + 1 have seen that n is released or stale. One of them creates n + 1; the others find it.
+- A run that looked long ago, and was suspended since, may want a number that was used and deleted. It creates that, but
+  then finds a higher one: only lower numbers are deleted, and only while a higher one is there. So it has no lease, and
+  the holder of the highest number keeps its own.
+- Deleting the lease at its release would break this: numbers would start again at 1, and such a late run would create
+  number 2 over the number 1 of a run that has just begun.
+
+A lease is created twice. Where the second call does not fail, the store ignores the condition, as some servers for S3
+do: then, and where a store has no condition, the object is read back after a while, and the last writer has it.
 
 Whether a holder lives is read from its process, on the same machine; elsewhere from the age of the object by the
 store's clock, read from an object that was just written. So no clock of a machine counts.
@@ -30,6 +41,7 @@ logger = logging.getLogger(__name__)
 BEAT_S = 15.0
 STALE_S = 90.0
 SETTLE_S = 2.0  # until an object is read back, if the store writes it unconditionally
+RELEASED = b'{"released": true}'
 _NAME = re.compile(r"^\.lease-(\d+)\.json$")
 
 
@@ -54,7 +66,9 @@ class RemoteLease:
         """Tries to take the lease; None if it was taken. Raises the errors of the store."""
         mine = Holder.of_this_process()
         before = self._highest()
-        if before is not None:
+        left = None if before is None else self._store.read(_name(before))
+        is_released = before is None or left == RELEASED
+        if before is not None and not is_released:
             obstacle = self._obstacle(before, mine)
             if obstacle is not None:
                 return obstacle
@@ -62,7 +76,7 @@ class RemoteLease:
         HELD.add(mine.token)  # before it can be read: another run of this process would take it for a dead one's
         is_taken = False
         try:
-            is_taken = self._create(number, mine) and self._highest() == number
+            is_taken = self._create(number, mine) and self._is_highest(number)
         finally:
             if not is_taken:
                 HELD.discard(mine.token)
@@ -70,9 +84,10 @@ class RemoteLease:
             return Obstacle("another run that starts now", is_alive=False)
         self._number = number
         self._holder = mine
-        if before is not None:
-            holder = self._read(before) or "an unknown process"
+        if not is_released:
+            holder = _parsed(left) or "an unknown process"
             logger.warning("The run of %s ended without releasing %s; it is taken over.", holder, self._store)
+        if before is not None:
             self._store.delete([_name(one) for one in self._numbers() if one < number])
         self._is_over = threading.Event()
         self._beats = threading.Thread(
@@ -108,7 +123,7 @@ class RemoteLease:
         self._forget()
         if is_mine and number is not None:
             with suppress(Exception):
-                self._store.delete([_name(number)])
+                self._store.overwrite(_name(number), RELEASED)
 
     def _forget(self) -> None:
         self._is_over.set()
@@ -151,29 +166,36 @@ class RemoteLease:
 
     def _create(self, number: int, mine: Holder) -> bool:
         """Creates a lease; returns False if another run has created it."""
+        is_conditional = True
         try:
-            self._store.create(_name(number), _content(mine))
-        except FileExistsError:
-            pass  # it may be ours all the same: a first answer that was lost on the way
+            with suppress(FileExistsError):  # it may be ours all the same: a first answer that was lost on the way
+                self._store.create(_name(number), _content(mine))
+                self._store.create(_name(number), _content(mine))
+                is_conditional = False
         except (NotImplementedError, ValueError, TypeError) as error:  # the store has no condition
             logger.info("%s: a lease without a condition (%s).", self._store, reason(error))
-            if self._read(number) is not None:
+            if self._store.read(_name(number)) is not None:
                 return False
             self._store.overwrite(_name(number), _content(mine))
+            is_conditional = False
+        if not is_conditional:
             self._pause(SETTLE_S)
         found = self._read(number)
         return found is not None and found.token == mine.token
+
+    def _is_highest(self, number: int) -> bool:
+        """Returns True if no higher number is there; otherwise deletes this one, which a run created too late."""
+        highest = self._highest()
+        if highest is not None and highest > number:
+            self._store.delete([_name(number)])
+        return highest == number
 
     def _is_mine(self, number: int) -> bool:
         found = self._read(number)
         return found is not None and self._holder is not None and found.token == self._holder.token
 
     def _read(self, number: int) -> Holder | None:
-        content = self._store.read(_name(number))
-        try:
-            return None if content is None else Holder.parse(parse_json(content))
-        except ValueError:
-            return None
+        return _parsed(self._store.read(_name(number)))
 
     def _numbers(self) -> list[int]:
         return [int(match[1]) for name in self._store.names() if (match := _NAME.match(name))]
@@ -188,3 +210,10 @@ def _name(number: int) -> str:
 
 def _content(holder: Holder) -> bytes:
     return json.dumps(asdict(holder)).encode()
+
+
+def _parsed(content: bytes | None) -> Holder | None:
+    try:
+        return None if content is None else Holder.parse(parse_json(content))
+    except ValueError:
+        return None

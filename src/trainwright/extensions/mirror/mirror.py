@@ -71,6 +71,8 @@ class Mirror:
         self.outbox = outbox_of(folder, plan.url)
         # Returns the files of a checkpoint that this process sends; when it ends, all files are there.
         self.names: Callable[[Manifest], Iterable[str]] = all_files
+        # Returns steps whose copies stay: the best so far, and those that may become it, as their evaluations are open.
+        self.keeps: Callable[[], set[int]] = set
         self._folder = folder
         self._store = store
         self._plan = plan
@@ -145,6 +147,15 @@ class Mirror:
         self._staged_at = manifest.written_at
         self._wake.set()
 
+    def _stage_kept(self, newest: Manifest) -> None:
+        """Puts checkpoints into the outbox that became the best, or may, after the newest one was saved."""
+        for step in self.keeps() - {newest.step}:
+            path = CheckpointStore(self._folder).path(step)
+            manifest = Manifest.read(path)
+            if manifest is not None and manifest.run_id == newest.run_id and not self._has(path.name, manifest):
+                with suppress(OSError):  # it is in the run's directory, at least
+                    self._link(path, manifest)
+
     def _has(self, name: str, manifest: Manifest) -> bool:
         sent = None if self._sent is None else self._sent.get(name)
         return sent is not None and sent.identity == manifest.identity
@@ -173,8 +184,10 @@ class Mirror:
             return
         self._thread = None
         manifest = None if self._last is None else Manifest.read(self._last)
-        if self._last is not None and manifest is not None and not self._has(self._last.name, manifest):
-            self._stage(self._last, manifest)
+        if self._last is not None and manifest is not None:
+            if not self._has(self._last.name, manifest):
+                self._stage(self._last, manifest)
+            self._stage_kept(manifest)
         self._is_ending = True
         self._wake.set()
         if any(True for _ in self._waiting()):
@@ -257,7 +270,8 @@ class Mirror:
             logger.warning("%s answers again after %s; nothing is missing there.", self._store, duration_text(away_s))
 
     def _tidy(self) -> tuple[Path, Manifest] | None:
-        """Removes checkpoints that a newer one replaces, unless it names them as the best; returns the newest."""
+        """Removes checkpoints that a newer one replaces, unless they are the best or may become it; returns the newest."""
+        kept = self.keeps()
         with self._lock:
             waiting = list(self._waiting())
             if not waiting:
@@ -265,7 +279,7 @@ class Mirror:
             newest, _ = waiting[0]
             best = best_step(newest)
             for path, manifest in waiting[1:]:
-                if manifest.step != best:
+                if manifest.step != best and manifest.step not in kept:
                     shutil.rmtree(path, ignore_errors=True)
             return waiting[0]
 
@@ -322,7 +336,8 @@ class Mirror:
         own = [one for one in self._sent.values() if one.run_id == newest.run_id]
         last = max(one.step for one in own)
         saved = [Saved(one.step, one.written_at) for one in own]
-        for step in to_remove(saved, Keep(last=self._plan.keep_last), newest=last, best=best):
+        removed = to_remove(saved, Keep(last=self._plan.keep_last), newest=last, best=best)
+        for step in removed - self.keeps():
             self._store.remove(step)
             del self._sent[f"checkpoint-{step}"]
 
