@@ -727,7 +727,7 @@ def ledger(
 Model = Annotated[
     Any, typer.Argument(help="A run, a checkpoint, or a model; a path or a URL.", metavar="MODEL", parser=place)
 ]
-Task = Annotated[str | None, typer.Option(help="Task of a MODEL that is no run.", autocompletion=_tasks)]
+Task = Annotated[str | None, typer.Option(help="Task, if MODEL is not a run.", autocompletion=_tasks)]
 WhichWeights = Annotated[str, typer.Option(help="trained or average.", metavar="KIND")]
 
 
