@@ -96,7 +96,7 @@ def test_scalars_are_read_as_people_mean_them() -> None:
         (("eval_strategy: no", "bf16: perhaps"), 9, "training.bf16: 'perhaps' is neither true nor false."),
         (("eval_strategy: no", "max_length: 5"), 9, "Did you mean data.max_length?"),
         (("eval_strategy: no", "learning_rate: 1"), 9, "training.learning_rate appears twice."),
-        (("  eval_strategy: no", " eval_strategy: no"), 9, "this is not YAML"),
+        (("  eval_strategy: no", " eval_strategy: no"), 9, "Entries of one level begin in the same column."),
     ],
 )
 def test_a_mistake_is_told_with_its_line(change: tuple[str, str], line: int, said: str) -> None:
@@ -143,6 +143,22 @@ def test_a_template_lists_every_setting_and_stays_the_same_file(task: str, monke
     values = yaml.safe_load("\n".join(line for line in everything.split("\n") if re.match(r"  \w+: ", line)))
     assert len(values) > 90
     assert max(map(len, short.split("\n"))) <= 120
+
+
+@pytest.mark.parametrize(
+    ("text", "cure"),
+    [
+        ("task: chat\n model: x", "Entries of one level begin in the same column"),
+        ("task: a: b", "quote a text with a colon"),
+        ("task: chat\ndata:\n\ttrain: a", "Indent with spaces"),
+        ("task: chat\nmodel:x\ndata: {}", "a space after the colon"),
+        ('task: chat\nmodel: "x', "is not closed"),
+    ],
+)
+def test_a_file_that_is_not_yaml_is_refused_with_the_usual_cure(text: str, cure: str) -> None:
+    with pytest.raises(RecipeError, match="this is not YAML: ") as caught:
+        parse(text, "config.yaml")
+    assert cure in str(caught.value)
 
 
 def test_null_stands_for_the_default() -> None:

@@ -123,7 +123,7 @@ Config = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", metavar="A.B=VALUE", help="An entry in place of the file's: training.max_steps=100."),
+    typer.Option("--set", "-s", metavar="A.B=VALUE", help="Override an entry: training.max_steps=100."),
 ]
 Processes = Annotated[
     int | None, typer.Option("--processes", "-m", min=1, help="Number of processes to start, by torchrun.")
@@ -152,7 +152,7 @@ def init(
     task: Annotated[str, typer.Argument(help="Task to train; an unknown name lists all tasks.", autocompletion=_tasks)],
     config: Annotated[Path, typer.Argument(help="File to write.", dir_okay=False)] = Path("config.yaml"),
     everything: Annotated[bool, typer.Option("--all", help="List every setting, with its default.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a commented configuration file that is ready to train."""
@@ -181,10 +181,10 @@ def train(
     config: Config,
     overrides: Overrides = None,
     processes: Processes = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be trained, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan of the run; train nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train as a configuration file says; evaluate and save the model."""
+    """Train from a configuration file; evaluate and save the model."""
     recipe, tree = _read(config, overrides, context)
     if _launched(recipe, processes, context):
         return
@@ -230,17 +230,17 @@ Changed = Annotated[
 def branch(
     context: typer.Context,
     run: Annotated[Any, typer.Argument(help="Output directory of the run; it stays as it is.", parser=place)],
-    at: Annotated[int, typer.Option(min=1, help="Step to begin from.", metavar="STEP")],
+    at: Annotated[int, typer.Option(min=1, help="Step to start from.", metavar="STEP")],
     out: Annotated[Path, typer.Option(help="Output directory of the new run.", metavar="DIR", file_okay=False)],
     cooldown: Annotated[
-        str | None, typer.Option(help="Let the rate fall to 0 over N steps, or P% of its length.", metavar="N|P%")
+        str | None, typer.Option(help="Let the learning rate fall to 0 over N steps, or P% of the run.", metavar="N|P%")
     ] = None,
     shape: Annotated[str | None, typer.Option(help="linear (default), cosine, 1-sqrt.")] = None,
     overrides: Changed = None,
     processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Begin a run from a checkpoint of another, as for a cooldown."""
+    """Start a run from a checkpoint of another, as for a cooldown."""
     from trainwright.cli.branch import branched
     from trainwright.cli.tasks.recipe_run import run as carry_out
 
@@ -258,13 +258,14 @@ def extend(
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to add to a run that has ended.", metavar="N")] = None,
     to: Annotated[int | None, typer.Option(min=1, help="Step to end at.", metavar="STEP")] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Let the rate fall to 0 as linear, cosine or 1-sqrt (default: its schedule).")
+        str | None,
+        typer.Option(help="Let the learning rate fall to 0: linear, cosine or 1-sqrt (default: its schedule)."),
     ] = None,
     overrides: Changed = None,
     processes: Processes = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a run past its end, without a jump of the rate."""
+    """Continue a run past its end; the learning rate does not jump."""
     from trainwright.cli.branch import extended
     from trainwright.cli.tasks.recipe_run import run as carry_out
 
@@ -305,11 +306,11 @@ def check(
     config: Config,
     overrides: Overrides = None,
     memory: Annotated[bool, typer.Option("--memory", help="Also plan the memory of a step.")] = False,
-    prove: Annotated[bool, typer.Option("--prove", help="Also prove what must be equal.")] = False,
-    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit, as 24GB.")] = None,
+    prove: Annotated[bool, typer.Option("--prove", help="Also prove exact resumes and accumulation.")] = False,
+    budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit, such as 24GB.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Also plan a run with this number of processes.")] = None,
-    per_node: Annotated[int | None, typer.Option(min=1, help="Processes of a machine.")] = None,
-    engine: Annotated[str | None, typer.Option(help="How they share the model.")] = None,
+    per_node: Annotated[int | None, typer.Option(min=1, help="Processes per machine.")] = None,
+    engine: Annotated[str | None, typer.Option(help="How the processes share the model.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look for problems without training."""
@@ -387,11 +388,11 @@ def _say_written(path: Path, *, as_json: bool, **facts: object) -> None:
 
 def compare(
     runs: Annotated[list[Any], typer.Argument(help="Output directories or URLs of two runs or more.", parser=place)],
-    tolerance: Annotated[float, typer.Option(min=0, help="Relative difference of losses that is none.")] = 1e-6,
+    tolerance: Annotated[float, typer.Option(min=0, help="Relative difference of losses to ignore.")] = 1e-6,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an HTML file that shows where several runs part, and why."""
+    """Write an HTML file that shows where runs diverge, and why."""
     from trainwright.report.comparison import comparison, first_difference, partings, read_runs
     from trainwright.report.run_table import (
         best_of,
@@ -437,13 +438,13 @@ def compare(
 
 def diff(
     run: Annotated[Path, typer.Argument(help="Output directory of a run with record_values.", metavar="RUN")],
-    other: Annotated[Path, typer.Argument(help="That of another run.", metavar="OTHER")],
+    other: Annotated[Path, typer.Argument(help="Output directory of the other run.", metavar="OTHER")],
     tolerance: Annotated[
-        float | None, typer.Option(min=0, help="Difference, relative to a tensor's norm, that is none.")
+        float | None, typer.Option(min=0, help="Difference to ignore, relative to a tensor's norm.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Name the first value in which two runs part: module and operation."""
+    """Name the first value that differs between two runs."""
     from trainwright.support.value_comparison import compare_values, read_values
 
     found = compare_values(read_values(run), read_values(other), tolerance=tolerance)
@@ -457,7 +458,7 @@ def diff(
 
 
 def runs(
-    folder: Annotated[Any, typer.Argument(help="Directory or URL to look below.", metavar="DIR", parser=place)] = ".",
+    folder: Annotated[Any, typer.Argument(help="Directory or URL to search.", metavar="DIR", parser=place)] = ".",
     as_json: AsJson = False,
 ) -> None:
     """Show the runs below a directory: metrics, arguments, state."""
@@ -498,7 +499,7 @@ def runs(
 
 def push(
     run: Annotated[Path, typer.Argument(help="Output directory of a run.")],
-    token: Annotated[str | None, typer.Option(help="Token for the Hub (default: that of the login).")] = None,
+    token: Annotated[str | None, typer.Option(help="Token for the Hub (default: your login's).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Upload files that a training with push_to_hub could not."""
@@ -548,12 +549,12 @@ def export(
     checkpoint: Annotated[
         Any, typer.Argument(help="A checkpoint, or the output directory of a run; a path or a URL.", parser=place)
     ],
-    folder: Annotated[Path, typer.Argument(help="Directory to write; it must be empty, or not there.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="Directory to write; it must be new or empty.", metavar="DIR")],
     merged: Annotated[bool, typer.Option("--merge", help="Merge an adapter (lora) into the model.")] = False,
-    weights: Annotated[str, typer.Option(help="trained, or average: those of a run with `average`.")] = "trained",
+    weights: Annotated[str, typer.Option(help="trained, or average (of a run with `average`).")] = "trained",
     as_json: AsJson = False,
 ) -> None:
-    """Write the model of a checkpoint alone, for from_pretrained."""
+    """Write only the model of a checkpoint, for from_pretrained."""
     from trainwright.checkpoint.weights import export_model
     from trainwright.cli.tasks.export import chosen, chosen_checkpoint, export_average, merge
     from trainwright.engine import sharded_state
@@ -581,14 +582,15 @@ def export(
 
 def verify(
     checkpoint: Annotated[
-        Any, typer.Argument(help="A checkpoint, or the directory or URL of a run: all in it.", parser=place)
+        Any,
+        typer.Argument(help="A checkpoint, or the directory or URL of a run for all of its checkpoints.", parser=place),
     ],
     accepts: Annotated[
-        bool, typer.Option("--accept", help="List the files as they are now: they were changed on purpose.")
+        bool, typer.Option("--accept", help="Accept the files as they are now: they were changed on purpose.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check that every file of a checkpoint is there and unchanged."""
+    """Check that the files of a checkpoint are complete and unchanged."""
     from trainwright.checkpoint.checkpoint import Checkpoint
     from trainwright.checkpoint.store import CheckpointStore
     from trainwright.journal.record import JOURNAL_NAME
@@ -668,11 +670,11 @@ def replay(
     model: Annotated[
         str | None, typer.Option(help="module:function that returns the model, or a Trainer with it.")
     ] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16 in the place of the run's.")] = None,
-    one_by_one: Annotated[bool, typer.Option("--one-by-one", help="Run each sample by itself too.")] = False,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16, instead of the run's.")] = None,
+    one_by_one: Annotated[bool, typer.Option("--one-by-one", help="Also run each sample by itself.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the step of an incident again, without the data set."""
+    """Repeat the step of an incident, without the dataset."""
     from trainwright.cli.replay import replay
 
     if precision not in (None, "fp32", "bf16", "fp16"):
@@ -690,10 +692,10 @@ def ledger(
     run: Annotated[Path, typer.Argument(help="Output directory or checkpoint of a run with ledger=True.")],
     question: Annotated[str, typer.Argument(help="top, never, repeated, by-source or text.", metavar="WHAT")] = "top",
     other: Annotated[Path | None, typer.Argument(help="For `ledger diff RUN OTHER`.", metavar="OTHER")] = None,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Samples at most.")] = 20,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Most samples to show.")] = 20,
     data: Annotated[Path | None, typer.Option(help="The training data, for its texts.")] = None,
     quarantine: Annotated[
-        Path | None, typer.Option(help="Leave these samples out of runs in DIR.", metavar="DIR")
+        Path | None, typer.Option(help="Exclude these samples from runs in DIR.", metavar="DIR")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -725,7 +727,7 @@ def ledger(
 Model = Annotated[
     Any, typer.Argument(help="A run, a checkpoint, or a model; a path or a URL.", metavar="MODEL", parser=place)
 ]
-Task = Annotated[str | None, typer.Option(help="Task, without a run.", autocompletion=_tasks)]
+Task = Annotated[str | None, typer.Option(help="Task, if MODEL is not a run.", autocompletion=_tasks)]
 WhichWeights = Annotated[str, typer.Option(help="trained or average.", metavar="KIND")]
 
 
@@ -735,10 +737,8 @@ def eval(
     overrides: Overrides = None,
     task: Task = None,
     weights: WhichWeights = "trained",
-    hardest: Annotated[int, typer.Option(min=0, help="Rows to show by loss.", metavar="N")] = 10,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Make the evaluations of a run with eval_async=watch.")
-    ] = False,
+    hardest: Annotated[int, typer.Option(min=0, help="Rows with the largest losses to show.", metavar="N")] = 10,
+    watch: Annotated[bool, typer.Option("--watch", help="Evaluate for a live run with eval_async=watch.")] = False,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
@@ -809,7 +809,7 @@ def predict(
     task: Task = None,
     weights: WhichWeights = "trained",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at a time.", metavar="N")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a generated text.", metavar="N")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.", metavar="N")] = 64,
     as_json: AsJson = False,
 ) -> None:
     """Write the predictions of a trained model, row by row."""
@@ -851,7 +851,7 @@ def ctl(
     wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the run's answer.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Tell a run under way to save, evaluate, stop, or change its rate."""
+    """Tell a live run to save, evaluate, stop, or change its rate."""
     from trainwright.cli.control import give
 
     step, refused = give(run, words, wait_s=wait_s)
@@ -866,7 +866,7 @@ def ctl(
 
 
 def env(as_json: AsJson = False) -> None:
-    """Show versions and hardware, for a report of an error."""
+    """Show versions and hardware, for a bug report."""
     from trainwright.journal.record import environment
 
     found = environment(World.detect().device)

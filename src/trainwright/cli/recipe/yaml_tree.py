@@ -25,6 +25,14 @@ DEEPEST = 32
 TOO_DEEP = f"values are nested deeper than {DEEPEST} levels"
 LONGEST_NUMBER = 40
 MOST_PARTS = 20_000  # parts of a file, with its aliases expanded
+# Problem in PyYAML's words -> the usual cure.
+CURES = {
+    "mapping values are not allowed": " Entries of one level begin in the same column; quote a text with a colon.",
+    "expected <block end>": " Entries of one level begin in the same column.",
+    "cannot start any token": " Indent with spaces, not tabs; a text that begins with a sign needs quotes.",
+    "could not find expected ':'": " Write `name: value`, with a space after the colon.",
+    "unexpected end of stream": " A quote or a bracket is not closed.",
+}
 
 
 class _Loader(yaml.SafeLoader):
@@ -133,7 +141,9 @@ def _value(tree: Tree, text: str) -> Any:  # any YAML value
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         tree.places[("",)] = 1 if mark is None else mark.line + 1
-        raise RecipeError(tree.said(("",), f"this is not YAML: {excerpt(error.problem or error.context)}.")) from None
+        problem = str(error.problem or error.context)
+        cure = next((cure for part, cure in CURES.items() if part in problem), "")
+        raise RecipeError(tree.said(("",), f"this is not YAML: {excerpt(problem)}.{cure}")) from None
     except yaml.reader.ReaderError as error:
         tree.places[("",)] = text.count("\n", 0, error.position) + 1
         raise RecipeError(tree.said(("",), f"this is not YAML: {error.reason}.")) from None
