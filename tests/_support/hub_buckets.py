@@ -1,8 +1,8 @@
-"""A stand-in for buckets of the Hugging Face Hub, which no package serves: the requests of `HfFileSystem`, in this process.
+"""A stand-in for buckets of the Hugging Face Hub, which no package serves: answers `HfFileSystem`, in this process.
 
 It is written after what the client of huggingface_hub 2.4 sends, not after the Hub. It lists, reads parts, and takes
 batches of additions and deletions over HTTP. Uploads go to a service of their own, Xet, through a library in Rust: the
-double `XetSession` takes their place, and hands the bytes to the server by their hash. So the protocol of Xet is not tested.
+double `XetSession` takes their place, and hands the bytes to the server by their hash. So Xet itself is not tested.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_an_altered_or_missing_object_is_named(tmp_path: Path, hub: Hub) -> None
     assert list(store.problems(manifest)) == ["model.safetensors was altered: its checksum does not match"]
     del hub.files[name]
     (tmp_path / "back").mkdir()
-    with pytest.raises(CheckpointError, match="model.safetensors is missing"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
         store.download(manifest, tmp_path / "back")
 
 

@@ -295,7 +295,7 @@ class RemoteStore:
                 self._fs.rm_file(path)
 
     def _forget_listings(self, path: str) -> None:
-        """Lets the client ask the store again; that of the Hub keeps listings, and sizes of files, whatever is asked."""
+        """Lets the client ask the store again: the client of the Hub keeps listings although it is told not to."""
         self._fs.invalidate_cache(path)
 
     @property
