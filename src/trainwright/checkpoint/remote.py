@@ -54,6 +54,7 @@ FIRST_PAUSE_S = 0.5
 RUN_FILES = (JOURNAL_NAME, QUARANTINE_NAME, LEDGER_NAME, RECIPE_NAME)
 RUN_FOLDER = "incidents"
 _FOLDER = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
+_DRAFT = re.compile(r"^\.\.lease-.*\.partial$")  # of a small object in a local directory
 
 FileSystem = Any  # fsspec's: an optional package has its class, and each store has its own
 Part: TypeAlias = tuple[str, int, int]  # name of a file, and the bytes of it from a start to before a stop
@@ -273,6 +274,8 @@ class RemoteStore:
                 self.remove(step)
             elif MARK_NAME in names:
                 self._delete([self._path(step, MARK_NAME)])
+        if self._is_local:
+            self.delete([name for name in self.names() if _DRAFT.match(name)])
         self._abort_uploads()
 
     def _abort_uploads(self) -> None:
