@@ -3,8 +3,9 @@
     python benchmarks/remote.py
     python benchmarks/remote.py --small    checkpoints of 2 MB
 
-The store is an S3 server (moto) in a process of its own on this machine. It keeps the content of objects in memory: moto
-itself reads a whole object from the disk for each request of a part of it, which would be all that a download takes.
+The store is an S3 server (moto) in a process of its own on this machine. It keeps the content of objects in memory:
+moto itself reads a whole object from the disk for each request of a part of it, which would be all that a download
+takes.
 Each figure is the smallest of three turns.
 
 - `save` is one of 48 MB every 50 steps, for a run that saves in its directory alone, and for one that copies to the URL
@@ -118,14 +119,18 @@ def s3_server() -> Iterator[psutil.Process]:
 
 
 def used_s(server: psutil.Process | None) -> dict[str, float]:
-    """Seconds until now: of the clock, of this thread (its work, and its wait for a core), of this process, of the server."""
-    work, cores = time.thread_time(), 0.0
+    """Seconds until now: of the clock, of this thread (work, and waits for a core), of this process, of the server."""
+    found = {
+        "steps": time.perf_counter(),
+        "work": time.thread_time(),
+        "cores": 0.0,
+        "process": time.process_time(),
+        "server": 0.0 if server is None else sum(server.cpu_times()[:2]),
+    }
     schedule = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
     if schedule.exists():
-        work, cores = (int(text) / 1e9 for text in schedule.read_text().split()[:2])
-    now = time.perf_counter()
-    served = 0.0 if server is None else sum(server.cpu_times()[:2])
-    return {"steps": now, "work": work, "cores": cores, "process": time.process_time(), "server": served}
+        found["cores"] = int(schedule.read_text().split()[1]) / 1e9
+    return found
 
 
 class Stopwatch(TrainerCallback):

@@ -14,8 +14,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from gcp_storage_emulator import server
-from gcp_storage_emulator.handlers import objects
+from gcp_storage_emulator import server  # type: ignore[import-untyped]
+from gcp_storage_emulator.handlers import objects  # type: ignore[import-untyped]
 
 
 class Exists(Exception):

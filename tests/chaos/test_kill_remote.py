@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 
 from trainwright.checkpoint.remote import RemoteStore
+from trainwright.extensions.mirror.lease import RELEASED
 
 from .._support.stores import fresh_url, missing_packages
 from .test_kill_anywhere import NEVER_ENDING, Nursery, Weights, words
@@ -99,4 +100,6 @@ def assert_same_end(folder: Path, url: str, uninterrupted: Weights) -> None:
     assert len(found) <= 3  # a kill between the last copy and the deletion of an older one leaves that
     for one in found:
         assert list(store.problems(one)) == []
-    assert sorted(store.names()) == sorted([*(f"checkpoint-{one.step}" for one in found), "journal.jsonl"])
+    leases = [name for name in store.names() if name.startswith(".lease-")]
+    assert [store.read(name) for name in leases] == [RELEASED]
+    assert sorted(store.names()) == sorted([*(f"checkpoint-{one.step}" for one in found), "journal.jsonl", *leases])

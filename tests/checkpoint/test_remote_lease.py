@@ -300,6 +300,17 @@ def test_the_claim_is_written_again_while_it_is_held(store_url: str, monkeypatch
     assert leases(store) == []
 
 
+def test_what_a_killed_run_left_of_a_lease_that_it_wrote_is_removed(tmp_path: Path) -> None:
+    store = RemoteStore(tmp_path.as_uri())
+    left = tmp_path / "..lease-1.json.77.abcd1234.partial"
+    left.write_bytes(b"")
+    other = tmp_path / ".lease.token.partial"  # of a run that looks for the time of the store
+    other.write_bytes(b"")
+    store.clean()
+    assert not left.exists()
+    assert other.exists()
+
+
 def test_no_token_stays_held(store_url: str) -> None:
     before = set(HELD)
     lease = RemoteLease(RemoteStore(store_url))

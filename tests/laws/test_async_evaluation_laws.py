@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from trainwright import TrainerCallback
+from trainwright.checkpoint.remote import RemoteStore
 from trainwright.cli.tasks.watch import Watcher
 from trainwright.errors import ArgumentError, ProcessFailedError
 from trainwright.extensions.async_evaluation import evaluators
@@ -410,6 +411,20 @@ def test_the_checkpoint_of_an_open_evaluation_is_not_deleted(held: Held, tmp_pat
     assert all(f"checkpoint-{EVERY}" in found for found in seen[EVERY:])
     assert {"checkpoint-4", "checkpoint-6", "checkpoint-8"} <= set().union(*seen)
     assert names(tmp_path) == {f"checkpoint-{EVERY}", "checkpoint-12"}, "those kept for an evaluation are gone"
+
+
+@pytest.mark.parametrize("delay", [4, 100])
+def test_the_copy_of_an_open_evaluation_is_not_deleted(held: Held, tmp_path: Path, delay: int) -> None:
+    """The first one is the best, and is known to be so when others were copied after it, or all of them."""
+    held.delay = delay
+    url = (tmp_path / "store").as_uri()
+    copies = {"checkpoint_mirror": url, "mirror_total_limit": 2}
+    settings = {"greater_is_better": True, "save_total_limit": 2, "save_async": False, **copies}
+    trainer, _ = run(tmp_path / "run", held, max_steps=12, **settings)
+    assert trainer.state.best_global_step == EVERY
+    found = {one.step for one in RemoteStore(url).manifests()}
+    assert {EVERY, 12} <= found
+    assert names(tmp_path / "run") == {f"checkpoint-{EVERY}", "checkpoint-12"}
 
 
 def test_an_evaluation_that_is_lost_is_told_and_the_run_goes_on(

@@ -61,7 +61,8 @@ class WaitForFailures(TrainerCallback):
         time.sleep(0.05)
 
 
-def trained(folder: Path, url: str | None, *callbacks: TrainerCallback) -> tuple[dict[str, torch.Tensor], Any]:
+def trained(folder: Path, url: str | None, *callbacks: TrainerCallback) -> tuple[Any, Any]:
+    """Returns the weights after a run, and the states of the global generators."""
     args = TrainingArguments(
         output_dir=str(folder),
         checkpoint_mirror=url,

@@ -54,6 +54,7 @@ FIRST_PAUSE_S = 0.5
 RUN_FILES = (JOURNAL_NAME, QUARANTINE_NAME, LEDGER_NAME, RECIPE_NAME)
 RUN_FOLDER = "incidents"
 _FOLDER = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
+_DRAFT = re.compile(r"^\.\.lease-.*\.partial$")  # of a small object in a local directory
 
 FileSystem = Any  # fsspec's: an optional package has its class, and each store has its own
 Part: TypeAlias = tuple[str, int, int]  # name of a file, and the bytes of it from a start to before a stop
@@ -70,7 +71,14 @@ def reason(error: BaseException) -> str:
 def is_refusal(error: BaseException) -> bool:
     """Returns True for an error that no second attempt cures: no permission, no bucket, no credentials."""
     is_named = type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
-    return is_named or isinstance(error, (PermissionError, FileNotFoundError, NotImplementedError, ArgumentError))
+    # Of the Hub: the status of the answer; of GCS: its code, or a plain OSError.
+    status = getattr(getattr(error, "response", None), "status_code", getattr(error, "code", None))
+    is_forbidden = status in (401, 403) or (type(error) is OSError and str(error).startswith("Forbidden: "))
+    return (
+        is_named
+        or is_forbidden
+        or isinstance(error, (PermissionError, FileNotFoundError, NotImplementedError, ArgumentError))
+    )
 
 
 class RemoteStore:
@@ -133,6 +141,7 @@ class RemoteStore:
     def manifest(self, step: int) -> Manifest | None:
         """Returns the manifest of a checkpoint; None if there is none, or it is damaged or of another step."""
         path = self._path(step, MANIFEST_NAME)
+        self._forget_listings(path)
         try:
             if self._fs.info(path)["size"] > MAX_BYTES:
                 return None
@@ -147,6 +156,7 @@ class RemoteStore:
 
     def names(self) -> list[str]:
         """Returns the names of files and directories directly under the URL; none if there is nothing."""
+        self._forget_listings(self._root)
         try:
             paths = self._fs.ls(self._root, detail=False)
         except FileNotFoundError:
@@ -156,6 +166,7 @@ class RemoteStore:
     def find(self, folder: str) -> dict[str, int]:
         """Returns the sizes in bytes of the files below a directory, by their path in it."""
         top = f"{self._root}/{folder}"
+        self._forget_listings(top)
         try:
             found = self._fs.find(top, detail=True)
         except FileNotFoundError:
@@ -237,6 +248,8 @@ class RemoteStore:
                     target.discard()
                 with suppress(Exception):
                     target.closed = True  # or it would be flushed when it is freed
+            with suppress(Exception):
+                Path(target.temp_file.name).unlink()  # the Hub's client writes the whole file to the disk first
             raise
 
     # -- deleting ------------------------------------------------------------------------------------------------------
@@ -261,6 +274,8 @@ class RemoteStore:
                 self.remove(step)
             elif MARK_NAME in names:
                 self._delete([self._path(step, MARK_NAME)])
+        if self._is_local:
+            self.delete([name for name in self.names() if _DRAFT.match(name)])
         self._abort_uploads()
 
     def _abort_uploads(self) -> None:
@@ -281,6 +296,17 @@ class RemoteStore:
         for path in paths:
             with suppress(FileNotFoundError):
                 self._fs.rm_file(path)
+
+    def _forget_listings(self, path: str) -> None:
+        """Lets the client ask the store again: the client of the Hub keeps listings although it is told not to."""
+        self._fs.invalidate_cache(path)
+
+    @property
+    def _has_condition(self) -> bool:
+        """Returns False for a client with fsspec's own way to create: it looks, and writes then."""
+        from fsspec import AbstractFileSystem
+
+        return getattr(self._fs.pipe_file, "__func__", None) is not AbstractFileSystem.pipe_file
 
     @property
     def _has_directories(self) -> bool:
@@ -449,11 +475,20 @@ class RemoteStore:
     # -- small objects, for the lease ----------------------------------------------------------------------------------
 
     def create(self, name: str, content: bytes) -> None:
-        """Writes a new small object, whole and at once; FileExistsError if it exists, on stores that can tell."""
+        """Writes a new small object, whole and at once.
+
+        Raises:
+            FileExistsError: there is one.
+            NotImplementedError: the client of the store cannot create on that condition.
+        """
         path = f"{self._root}/{name}"
         if self._is_local:  # fsspec looks and then writes: two runs may both find nothing
             create_file(path, content)
             return
+        if not self._has_condition:
+            raise NotImplementedError(
+                f"{type(self._fs).__name__} creates no object on the condition that there is none"
+            )
         with _CREATING if self._has_directories else nullcontext():  # memory: it looks and then writes, likewise
             self._fs.pipe_file(path, content, mode="create")
 
@@ -468,16 +503,20 @@ class RemoteStore:
 
     def read(self, name: str) -> bytes | None:
         """Returns the content of a small object; None if there is none."""
+        path = f"{self._root}/{name}"
+        self._forget_listings(path)
         try:
-            content: bytes = self._fs.cat_file(f"{self._root}/{name}")
+            content: bytes = self._fs.cat_file(path)
         except FileNotFoundError:
             return None
         return content
 
     def modified(self, name: str) -> float:
         """Returns when an object was written, in seconds since 1970, by the clock of the store."""
-        self._fs.invalidate_cache()
-        return float(self._fs.modified(f"{self._root}/{name}").timestamp())
+        path = f"{self._root}/{name}"
+        self._forget_listings(path)
+        uploaded = self._fs.info(path).get("uploaded_at")  # of the Hub, where `modified` is by the writer's clock
+        return float((uploaded or self._fs.modified(path)).timestamp())
 
     def delete(self, names: Collection[str]) -> None:
         """Deletes small objects; missing ones are ignored."""

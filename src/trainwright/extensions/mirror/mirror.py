@@ -270,7 +270,7 @@ class Mirror:
             logger.warning("%s answers again after %s; nothing is missing there.", self._store, duration_text(away_s))
 
     def _tidy(self) -> tuple[Path, Manifest] | None:
-        """Removes checkpoints that a newer one replaces, unless they are the best or may become it; returns the newest."""
+        """Removes checkpoints that a newer one replaces, but none that is or may be the best; returns the newest."""
         kept = self.keeps()
         with self._lock:
             waiting = list(self._waiting())
