@@ -48,5 +48,6 @@ if __name__ == "__main__":
         if backend.startswith("refused"):
             tell(**{backend: refused(BACKENDS[backend])})
             continue
-        for kind in KINDS if backend == "fsdp" else ("exponential",):
+        backend, _, kinds = backend.partition(" of ")
+        for kind in KINDS if kinds else ("exponential",):
             tell(**{f"{backend}: {kind}": compared(backend, kind)})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -314,22 +316,27 @@ def test_a_share_of_an_unknown_number_of_steps_is_refused(tmp_path: Path) -> Non
 # -- several processes ------------------------------------------------------------------------------------------------
 
 
+Alone = Callable[[str], tuple[Weights, list[float]]]
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Weights, list[float]]]:
-    """Returns the averages of one process, and the losses of their evaluations."""
-    found = {}
-    for kind in KINDS:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    """Returns the average of a kind in one process, and the losses of its evaluations; each is trained once."""
+
+    @functools.cache
+    def train(kind: str) -> tuple[Weights, list[float]]:
         folder = tmp_path_factory.mktemp("alone")
         trainer = make(folder, kind)
         trainer.train()
         losses = [entry["eval_average_loss"] for entry in trainer.state.log_history if "eval_average_loss" in entry]
-        found[kind] = average_of(folder / f"checkpoint-{STEPS}"), losses
-    return found
+        return average_of(folder / f"checkpoint-{STEPS}"), losses
+
+    return train
 
 
-def assert_as_alone(told: dict[str, Any], alone: dict[str, tuple[Weights, list[float]]]) -> None:
+def assert_as_alone(told: dict[str, Any], alone: Alone) -> None:
     for name, found in told.items():
-        average, losses = alone[name.partition(": ")[2]]
+        average, losses = alone(name.partition(": ")[2])
         assert found["average"] == found["resumed"], name
         assert found["metrics"] == pytest.approx(losses, rel=1e-5), name
         for weight, values in average.items():
@@ -341,11 +348,20 @@ SCRIPT = Path(__file__).with_name("average_of_two.py")
 
 @pytest.mark.process
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("backends", "num_runs"),
+    [
+        (("ddp", "fsdp"), 2),
+        # One kind shows how parts are averaged and joined; the arithmetic of the others is tried in one process.
+        pytest.param(("fsdp of all kinds",), len(KINDS), marks=pytest.mark.slow),
+    ],
+    ids=["one kind", "all kinds"],
+)
 def test_two_processes_have_the_average_of_one_and_continue_it_to_the_bit(
-    tmp_path: Path, alone: dict[str, tuple[Weights, list[float]]]
+    backends: tuple[str, ...], num_runs: int, tmp_path: Path, alone: Alone
 ) -> None:
-    told = run_ranks(SCRIPT, str(tmp_path), "ddp", "fsdp", folder=tmp_path, timeout_s=250).told[0]
-    assert len(told) == 1 + len(KINDS)
+    told = run_ranks(SCRIPT, str(tmp_path), *backends, folder=tmp_path, timeout_s=250).told[0]
+    assert len(told) == num_runs
     assert_as_alone(told, alone)
 
 
@@ -353,9 +369,7 @@ def test_two_processes_have_the_average_of_one_and_continue_it_to_the_bit(
 @pytest.mark.process
 @pytest.mark.slow  # DeepSpeed
 @pytest.mark.timeout(300)
-def test_zero_has_the_average_of_one_where_it_holds_whole_weights(
-    tmp_path: Path, alone: dict[str, tuple[Weights, list[float]]]
-) -> None:
+def test_zero_has_the_average_of_one_where_it_holds_whole_weights(tmp_path: Path, alone: Alone) -> None:
     how: dict[str, Any] = {"folder": tmp_path, "timeout_s": 250, "environment": {"DS_ACCELERATOR": "cpu"}}
     assert_as_alone(run_ranks(SCRIPT, str(tmp_path), "zero", **how).told[0], alone)
     refused = {"refused zero 3": "ZeRO stage 3 has them in partitions", "refused zero in bf16": "in its optimizer"}

@@ -25,6 +25,7 @@ from trainwright.checkpoint.training_state import load_plain
 from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, ExtensionError
 from trainwright.loop.extension import EVENTS, FORWARD, REVERSED, Extensions
+from trainwright.preflight import prove
 from trainwright.run import build
 
 from .._support.small import StopAt
@@ -678,11 +679,14 @@ def test_a_check_up_runs_no_extension_of_the_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.costly
-def test_a_proof_runs_no_extension_of_the_user(tmp_path: Path) -> None:
+def test_a_proof_runs_no_extension_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor do the processes that it starts: their recipe has the parts and settings of a trainer, and no extension."""
+    monkeypatch.setattr(prove, "processes", lambda trainer, num_steps: (True, "not here", ""))
     trainer = doubles.trainer(tmp_path)
     diary = Diary()
     trainer.add_extension(diary)
-    trainer.prove(num_steps=2)
+    report = trainer.prove(num_steps=2)
+    assert [proof.holds for proof in report.proofs] == [True] * 4
     assert diary.entries == []
 
 

@@ -203,6 +203,7 @@ def rows() -> Iterator[Any]:
             yield pytest.param(use, settings, id=f"{name}, {kind}", marks=marks)
 
 
+@pytest.mark.one_in(3)  # every use and all settings, in a third of their pairs
 @pytest.mark.parametrize(("use", "settings"), list(rows()))
 def test_all_is_freed_at_del(use: Use, settings: dict[str, Any], no_collection: None, tmp_path: Path) -> None:
     assert left_alive(tmp_path, use, **settings) == []

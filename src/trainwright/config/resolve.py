@@ -424,6 +424,22 @@ def whole_matrices(name: str, args: Arguments) -> str | None:
     )
 
 
+def plain_tensors(name: str, args: Arguments) -> str | None:
+    """Reports version 2 of FSDP, whose weights are distributed tensors, for an optimizer with plain ones beside them.
+
+    Args:
+        name: of the optimizer.
+        args: arguments of the run.
+    """
+    if fsdp_version(args) != 2:
+        return None
+    return (
+        f"optim={name!r} keeps means of the rows and columns as plain tensors, which torch does not add to the "
+        "distributed tensors of fsdp: the first update fails, with transformers' Trainer too. Use optim='adamw_torch', "
+        "or optim='sgd' or 'muon' for less memory, or leave fsdp out."
+    )
+
+
 # -- parallelism -------------------------------------------------------------------------------------------------------
 
 

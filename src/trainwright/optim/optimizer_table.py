@@ -147,17 +147,6 @@ def needs_cuda(name: str, args: Arguments) -> str | None:
     )
 
 
-def no_distributed_tensors(name: str, args: Arguments) -> str | None:
-    """Reports version 2 of FSDP, whose weights are distributed tensors, for an optimizer that keeps plain ones."""
-    if resolve.fsdp_version(args) != 2:
-        return None
-    return (
-        f"optim={name!r} keeps means of the rows and columns as plain tensors, which torch does not add to the "
-        "distributed tensors of fsdp: the first update fails, with transformers' Trainer too. Use optim='adamw_torch', "
-        "or optim='sgd' or 'muon' for less memory, or leave fsdp out."
-    )
-
-
 def whole_warmup(name: str, args: Arguments) -> str | None:
     """Reports a warm-up given as a share of an unknown number of steps."""
     if args.warmup_steps == int(args.warmup_steps) or args.max_steps > 0:
@@ -235,7 +224,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     "adamw_torch_4bit": _torchao("AdamW4bit"),
     "adamw_torch_8bit": _torchao("AdamW8bit"),
     "adafactor": OptimizerSpec(
-        path="trainwright.optim.schedules:Adafactor", fixed=EXTERNAL_RATE, limits=(no_distributed_tensors,)
+        path="trainwright.optim.schedules:Adafactor", fixed=EXTERNAL_RATE, limits=(resolve.plain_tensors,)
     ),
     "sgd": OptimizerSpec(
         path="torch.optim:SGD",

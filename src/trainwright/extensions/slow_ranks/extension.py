@@ -118,7 +118,7 @@ class SlowRanks(Extension):
         self._begun: torch.Event | None = None
         self._run: Run | None = None
         self._waits: HostWaits | DeviceWaits | None = None  # in forward passes; None where there are none
-        self._waits_within = False  # forward passes wait where it cannot be told from work
+        self._waits_within = False  # forward passes wait within layers, where nothing tells it from work
         self._before = dict[str, float]()  # seconds by phase at the last exchange
         self._step_before = 0
         self._is_warm = False  # the first exchange is over: it includes the start of the run
