@@ -14,6 +14,7 @@ from trainwright.config import planned, resolve
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.distributed.device import supports_bf16
 from trainwright.distributed.process_group import as_one_of_many
+from trainwright.engine.accelerate_setup import make_sizes
 from trainwright.errors import ArgumentError, ModelError, TrainwrightError
 from trainwright.preflight.memory.memory_plan import SettingsChange, parse_size
 from trainwright.preflight.memory.planner import PlannedStep, Settings, changes, predicted_step, tried
@@ -46,6 +47,8 @@ def plan_run(
     _check(trainer, processes, num_each)
     limit = parse_size(budget)
     base: Settings = planned.settings_of(engine, trainer.args)
+    if "parallelism_config" in base:
+        base |= {"parallelism_config": make_sizes(base["parallelism_config"])}
     args = copy.copy(trainer.args)
     planned.apply(args, base)
     word = planned.engine_of(args)
