@@ -79,6 +79,13 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
         "times the logits' memory; streamed in one batch's; the loss alone at 1.05 times an inference loop.",
     ),
     "memory": ("Peak memory", "", "GPT-2 of 124M parameters with AdamW. Promised: at most 1.00 of the loop by hand."),
+    "long_context_memory": (
+        "Memory of long sequences",
+        "",
+        "Predicted, in MB, for the fullest process: a Llama of 206M parameters, bf16, recomputed activations, one row "
+        "in a micro-batch. Where processes share the row, FSDP shards the model over them too. The line of one process "
+        "is that of `check(memory=True)`.",
+    ),
     "ddp_step": (
         "Two processes",
         "",

@@ -19,6 +19,7 @@ SMALL = {
     "resume": "--small",
     "evaluation": "--small",
     "sizes": "--quick",
+    "long_context_memory": "--small",
     "checkpoint": "--small",
     "sharded_saves": "--small",
     "remote": "--small",

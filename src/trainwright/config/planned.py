@@ -68,6 +68,9 @@ def settings_of(engine: str | None, args: Arguments) -> dict[str, Any]:
         engine: a word of `ENGINES`, and how sequences are shared, if they are: "fsdp2", "ddp+sp4", "fsdp2+cp8".
         args: of the run.
 
+    Returns:
+        Values of arguments; `parallelism_config` with the sizes of accelerate's object, in a dict.
+
     Raises:
         ArgumentError: there is no such engine, or no plan can be made for it.
     """
@@ -75,15 +78,12 @@ def settings_of(engine: str | None, args: Arguments) -> dict[str, Any]:
         return {}
     base, *ways = engine.split("+")
     if ways:
-        from accelerate import ParallelismConfig
-
         found = re.fullmatch(r"(cp|sp)([1-9][0-9]*)", ways[0])
         if found is None or len(ways) > 1:
             raise ArgumentError(
                 f"engine={engine!r}: a sequence is shared in one way, '+cp8' or '+sp8' for eight processes."
             )
-        sizes = {f"{found[1]}_size": int(found[2])}
-        return {**settings_of(base, args), "parallelism_config": ParallelismConfig(**sizes)}
+        return {**settings_of(base, args), "parallelism_config": {f"{found[1]}_size": int(found[2])}}
     if engine.startswith(DEEPSPEED):
         raise ArgumentError(
             f"engine={engine!r} cannot be planned: DeepSpeed flattens parameters in memory that a plan does not have. "

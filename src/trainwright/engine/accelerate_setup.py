@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, fields, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any  # Any: accelerate is imported where it is used
 
 import torch
 
@@ -123,6 +123,13 @@ def _check_state(plan: EnginePlan, *, has_plugins: bool) -> None:
             f"{asks}: the state of an Accelerator keeps its own plugins, and fsdp or deepspeed is asked for here. "
             "Make only a PartialState()."
         )
+
+
+def make_sizes(sizes: Mapping[str, int]) -> Any:
+    """Returns accelerate's ParallelismConfig of sizes, by the names of its fields."""
+    from accelerate import ParallelismConfig
+
+    return ParallelismConfig(**sizes)
 
 
 def _set_sizes(accelerator: Accelerator, plan: ParallelPlan) -> None:

@@ -24,7 +24,7 @@ import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -621,7 +621,8 @@ class Looks:
     """
 
     def __init__(self) -> None:
-        self._known = WeakTensorKeyDictionary()  # a tensor on the device -> (has_zeros, begins_again)
+        # A tensor on the device -> (has_zeros, begins_again).
+        self._known: MutableMapping[torch.Tensor, tuple[bool, bool]] = WeakTensorKeyDictionary()
 
     def noting(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
         """Returns a function that copies a tensor and remembers its looks, as long as the copy is there."""
@@ -637,12 +638,12 @@ class Looks:
     def has_zeros(self, mask: torch.Tensor) -> bool:
         """Returns whether a mask (rows, tokens) hides tokens."""
         known = self._known.get(mask)
-        return _has_zeros(mask) if known is None else bool(known[0])
+        return _has_zeros(mask) if known is None else known[0]
 
     def begins_again(self, positions: torch.Tensor) -> bool:
         """Returns whether a row of positions (rows, tokens) has more than one sample."""
         known = self._known.get(positions)
-        return _begins_again(positions) if known is None else bool(known[1])
+        return _begins_again(positions) if known is None else known[1]
 
 
 def _has_zeros(mask: torch.Tensor) -> bool:

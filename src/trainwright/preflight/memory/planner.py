@@ -282,7 +282,7 @@ def _track(
         else:
             # Where parameters are in parts, the window itself has the micro-batch that leaves gradients.
             keeps_gradients = resolve.micro_batches(copied.args) > 1 and len(samples) == 1
-            _make_states(run, model, keeps_gradients=keeps_gradients)
+            _make_states(run, model, engine, keeps_gradients=keeps_gradients)
         tracker.count(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()]), "optimizer")
         tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
         tracker.peaks = {}
@@ -299,11 +299,14 @@ def _take_step(run: Run, hooks: Any, window: Window) -> None:
     step.update()
 
 
-def _make_states(run: Run, model: Any, *, keeps_gradients: bool) -> None:
+def _make_states(run: Run, model: Any, engine: Engine, *, keeps_gradients: bool) -> None:
     """Makes the optimizer create its states, as in a first step; gradients remain if the window has more batches."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
+    if not engine.scales_loss:  # the scaler takes gradients once for each update
+        # torch works out the layouts of parameters in parts at the first call, with whole stand-ins.
+        engine.clip(run.setup.model, 1.0)
     run.setup.optimizer.step()
     if not keeps_gradients:
         run.setup.engine.zero_grad(run.setup.model)

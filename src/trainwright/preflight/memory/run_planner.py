@@ -14,6 +14,7 @@ from trainwright.config import planned, resolve
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.distributed.device import supports_bf16
 from trainwright.distributed.process_group import as_one_of_many
+from trainwright.engine.accelerate_setup import make_sizes
 from trainwright.errors import ArgumentError, ModelError, TrainwrightError
 from trainwright.preflight.memory.memory_plan import SettingsChange, parse_size
 from trainwright.preflight.memory.planner import PlannedStep, Settings, changes, predicted_step, tried
@@ -45,12 +46,16 @@ def plan_run(
     num_each = min(MAX_PER_NODE, processes) if per_node is None else per_node
     _check(trainer, processes, num_each)
     limit = parse_size(budget)
-    base: Settings = planned.settings_of(engine, trainer.args)
+    asked = planned.settings_of(engine, trainer.args)
+    if "parallelism_config" in asked:
+        asked["parallelism_config"] = make_sizes(asked["parallelism_config"])
+    base: Settings = asked
     args = copy.copy(trainer.args)
     planned.apply(args, base)
     word = planned.engine_of(args)
     ranks: list[tuple[str, int]] = [("every rank", 0)]
-    if (planned.ENGINES[word] is not None or planned.sequences_of(args)) and processes > 1:  # the last one may have no part of a small tensor
+    differ = planned.ENGINES[word] is not None or bool(planned.sequences_of(args))
+    if differ and processes > 1:  # the last one may have no part of a small tensor
         ranks = [("rank 0", 0), (f"rank {processes - 1}", processes - 1)]
     steps: dict[str, PlannedStep] = {}
     found: list[SettingsChange] = []
@@ -71,6 +76,7 @@ def plan_run(
     if all(step.peak == first.peak for step in steps.values()):
         steps = {"every rank": first}
     plan = first.plan
+    tokens = None if first.batch_tokens is None else first.batch_tokens * plan.micro_batches * first.num_replicas
     return RunPlan(
         num_processes=processes,
         per_node=num_each,
@@ -86,7 +92,7 @@ def plan_run(
         samples_per_step=plan.total_batch_size,
         num_steps=None if plan.has_open_end else plan.max_steps,
         num_epochs=None if plan.has_open_end or not plan.num_examples else plan.num_train_samples / plan.num_examples,
-        tokens_per_step=None if first.batch_tokens is None else first.batch_tokens * plan.micro_batches * first.num_replicas,
+        tokens_per_step=tokens,
         collectives=first.collectives,
         checkpoint=CheckpointSize(
             weights_bytes=first.weights_bytes,
