@@ -28,11 +28,13 @@ from trainwright.loop.extension import EVENTS
 from trainwright.run import build
 from trainwright.support.evaluation_requests import EVALUATE, SIGNS, Request, Requests, Result
 
+from .._support.engines import needs
 from .._support.two_processes import launch
 from .._support.two_processes import run as run_ranks
 from ..cli.commands import SMALL, call
 from ..contract import doubles
 from ..parity import data, models
+from .average_runs import ON_CPU
 from .async_evaluations import (
     EVERY,
     STEPS,
@@ -519,9 +521,9 @@ def test_a_run_that_is_killed_leaves_no_process_and_its_resume_makes_the_evaluat
 @pytest.mark.slow  # two processes, and a child
 @pytest.mark.process
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", ["ddp", "fsdp"])
+@pytest.mark.parametrize("backend", ["ddp", "fsdp", *(pytest.param(name, marks=needs("deepspeed")) for name in ("zero 1", "zero 2"))])
 def test_several_processes_hear_of_a_result_after_the_same_step(backend: str, tmp_path: Path) -> None:
-    told = run_ranks(SCRIPT, str(tmp_path), backend, folder=tmp_path, timeout_s=250).told
+    told = run_ranks(SCRIPT, str(tmp_path), backend, folder=tmp_path, timeout_s=250, environment=ON_CPU).told
     assert told[0]["heard"] == told[1]["heard"]
     assert told[0]["weights"] == told[0]["weights of a blocking run"]
     assert told[0]["best"] == told[0]["best of a blocking run"]
