@@ -283,6 +283,17 @@ class Engine:
         """
         return None
 
+    def keeps_evaluation(self, model: nn.Module) -> str | None:
+        """Returns why a copy of the model in another process cannot evaluate with the `finished_weights` of this one.
+
+        Args:
+            model: as it was given to the trainer, not wrapped yet.
+
+        Returns:
+            The reason with its cure; None: the copy computes with the numbers that this process does.
+        """
+        return self.hides_weights
+
     def whole_tensor(self, parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
         """Gathers a tensor that is distributed over the processes like a parameter. All processes call it.
 

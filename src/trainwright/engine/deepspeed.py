@@ -265,6 +265,16 @@ class DeepSpeedEngine(DistributedEngine):
             return "ZeRO stage 3 has them in partitions; train in fp32 with stage 2"
         return "DeepSpeed keeps them in its optimizer in bf16 and fp16; train in fp32" if self._is_mixed else None
 
+    def keeps_evaluation(self, model: nn.Module) -> str | None:
+        if self._stage != 3 or self._is_mixed:
+            return self.hides_weights
+        if is_partitioned(self.unwrap(model)):
+            return (
+                "its parameters are partitioned already, so it cannot be copied into another process; make the model "
+                "before TrainingArguments, with a new trainer for each train()"
+            )
+        return None
+
     @property
     def _is_mixed(self) -> bool:
         return any(_is_on(self._config, name) for name in DTYPES)
