@@ -47,7 +47,7 @@ class Meter(TorchDispatchMode):
             return NotImplemented  # comes again with the part of this process
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type != "meta":  # DeepSpeed notes shapes so
                 self.add(tensor)
         if self.is_on:
             self._look(func.name())

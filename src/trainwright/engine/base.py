@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MakeOptimizer: TypeAlias = Callable[[nn.Module], Optimizer]
 MakeScheduler: TypeAlias = Callable[[Optimizer], Scheduler]
+Count: TypeAlias = Callable[[Iterable[torch.Tensor], str], None]  # of a plan of memory: tensors, and their kind
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # without state, so one serves all
 
 
@@ -420,9 +421,16 @@ class Engine:
 
         return watch_single_process(self._plan.hang_timeout_s, interrupts)
 
-    def communication_buffers(self) -> Iterable[torch.Tensor]:
-        """Returns the tensors that a plan of memory counts as buffers of communication for the whole run."""
-        return ()
+    def show_buffers(self, count: Count) -> None:
+        """Announces tensors of this engine to a plan of memory, once after `setup`, those of a step when it makes them.
+
+        Args:
+            count: is called with tensors and their kind, such as "communication".
+        """
+
+    def saved_bytes(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, int] | None:
+        """Returns the bytes of weights and optimizer states in a checkpoint; None if their tensors show them."""
+        return None
 
     def peak_flops(self) -> float | None:
         """Peak operations per second of all devices of this run together; None if unknown."""

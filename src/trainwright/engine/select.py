@@ -13,6 +13,10 @@ from trainwright.engine.base import Engine, MakeOptimizer
 
 def select_engine(plan: EnginePlan) -> Engine:
     """Makes the engine for a plan. Its module is imported here, so no run imports the engine of another backend."""
+    if plan.deepspeed is not None and plan.stands_in:
+        from trainwright.engine.zero_stand_ins import make_zero_stand_in
+
+        return make_zero_stand_in(plan)
     if plan.deepspeed is not None:
         from trainwright.engine.deepspeed import DeepSpeedEngine
 

@@ -149,13 +149,17 @@ def predicted_step(trainer: AnyTrainer, settings: dict[str, Any]) -> PlannedStep
         window = copied.get_batch_samples(iter(batches), len(batches), engine.device)
     samples = [map_tensors(mode.from_tensor, batch) for batch in window[0]]
     tracker, run = _track(copied, samples, window[1], mode)
+    saved = engine.saved_bytes(copied.model, run.setup.optimizer)
+    if saved is None:
+        weights = _num_bytes([*_saved_weights(copied.model, engine), *copied.model.buffers()])
+        saved = weights, _num_bytes(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()]))
     tokens = [int(batch["input_ids"].numel()) for batch in first if "input_ids" in batch]
     return PlannedStep(
         peak=max(tracker.peaks.values(), key=lambda peak: peak.total_bytes),
         collectives=joined(counter.found(), tracker.collectives.found()),
         plan=run.plan,
-        weights_bytes=_num_bytes([*_saved_weights(copied.model, engine), *copied.model.buffers()]),
-        optimizer_bytes=_num_bytes(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()])),
+        weights_bytes=saved[0],
+        optimizer_bytes=saved[1],
         batch_bytes=_num_bytes(tensors_of(batches[0])),
         batch_tokens=round(sum(tokens) / len(tokens)) if tokens else None,
     )
@@ -257,7 +261,7 @@ def _track(
         tracker.count(model.parameters(), "weights")
         tracker.count(model.buffers(), "buffers")
         tracker.count(tensors_of(list(samples)), "batch")
-        tracker.count(engine.communication_buffers(), "communication")
+        engine.show_buffers(tracker.count)
         stack.enter_context(tracker.inside(model))
         window = Window(list(samples), num_items)
         hooks = _MarkedHooks(copied, tracker)

@@ -26,7 +26,7 @@ MAX_PER_NODE = 8  # processes of a node where nobody says how many
 
 
 def plan_run(
-    trainer: AnyTrainer, processes: int, *, per_node: int | None, engine: str | None, budget: Any, tries: bool = True
+    trainer: AnyTrainer, processes: int, *, per_node: int | None, engine: planned.Planned | None, budget: Any, tries: bool = True
 ) -> RunPlan:
     """Returns the plan of a run of so many processes.
 
@@ -34,7 +34,8 @@ def plan_run(
         trainer: in one process, with the whole model.
         processes: of the run.
         per_node: of them on one machine; None: 8, or all where they are fewer.
-        engine: how the model is shared out, a word of `config/planned.py`; None: as the arguments say.
+        engine: how the model is shared out, a word of `config/planned.py` or a configuration of DeepSpeed; None: as the
+            arguments say.
         budget: memory of a device, a size as "80GB"; None: unknown.
         tries: look for changes of settings.
 
@@ -50,7 +51,7 @@ def plan_run(
     planned.apply(args, base)
     word = planned.engine_of(args)
     ranks: list[tuple[str, int]] = [("every rank", 0)]
-    if planned.ENGINES[word] is not None and processes > 1:  # the last one may have no part of a small tensor
+    if planned.has_kinds_of_ranks(word) and processes > 1:  # the last one may have no part of a small tensor
         ranks = [("rank 0", 0), (f"rank {processes - 1}", processes - 1)]
     steps: dict[str, PlannedStep] = {}
     found: list[SettingsChange] = []
