@@ -15,6 +15,7 @@ from trainwright.errors import ArgumentError, ModelError
 from trainwright.preflight.memory.run_plan import RunPlan
 from trainwright.preflight.memory.run_planner import plan_run
 
+from .._support.engines import needs
 from .._support.small import differing, make_trainer, weights
 from .._support.two_processes import run
 from .memory_cases import CASES, Case, LooksAtValues, mlp, vectors
@@ -26,7 +27,7 @@ CLOSE = 0.05
 HEADERS = 65536  # bytes of names and shapes in the files of a checkpoint
 SCRIPT = Path(__file__).with_name("memory_of_ranks.py")
 SHARDED = {"fsdp": True}
-ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> case, engine, settings
+ROWS: dict[str, tuple[str, Any, dict[str, Any]]] = {  # name -> case, engine, settings
     "ddp": ("llama", "ddp", {}),
     "ddp, accumulated": ("llama-accumulated", "ddp", {}),
     "ddp, bf16": ("llama-bf16", "ddp", {}),
@@ -39,6 +40,37 @@ ROWS: dict[str, tuple[str, str, dict[str, Any]]] = {  # name -> case, engine, se
     "fsdp2, tied": ("gpt2", "fsdp2", SHARDED),
     "shard_grad_op": ("bert", "shard_grad_op", {"fsdp": "shard_grad_op"}),
     "hsdp": ("llama", "hsdp", {"fsdp": "hybrid_shard"}),
+}
+
+
+def zero(stage: int, *, bf16: bool = False, **settings: Any) -> dict[str, Any]:
+    """A configuration of DeepSpeed with buckets that small models fill."""
+    if stage == 3:
+        settings = {"stage3_param_persistence_threshold": 1000, "stage3_prefetch_bucket_size": 50_000, **settings}
+    settings = {"reduce_bucket_size": 300_000, "allgather_bucket_size": 300_000, **settings}
+    config = {"zero_optimization": {"stage": stage, **settings}, "train_batch_size": "auto"}
+    return {**config, "bf16": {"enabled": True}} if bf16 else config
+
+
+FEW = {"per_device_train_batch_size": 1}  # so that little is taken by activations
+ZERO_ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # name -> case, configuration, settings
+    "zero 1": ("llama", zero(1), {}),
+    "zero 1, few samples": ("bert", zero(1), FEW),
+    "zero 1, accumulated": ("llama-accumulated", zero(1), FEW),
+    "zero 2": ("llama", zero(2), FEW),
+    "zero 2, accumulated": ("llama-accumulated", zero(2), FEW),
+    "zero 2, small buckets": ("llama", zero(2, reduce_bucket_size=50_000), FEW),
+    "zero 2, two buckets": ("bert", zero(2, overlap_comm=True), FEW),
+    "zero 2, whole sums": ("mlp", zero(2, reduce_scatter=False), {"per_device_train_batch_size": 2}),
+    "zero 2, bf16": ("llama", zero(2, bf16=True), {**FEW, "bf16": True}),
+    "zero 2, tied": ("gpt2", zero(2), FEW),
+    "zero 3": ("llama", zero(3), FEW),
+    "zero 3, accumulated": ("llama-accumulated", zero(3), FEW),
+    "zero 3, freed": ("llama", zero(3, stage3_max_reuse_distance=0, stage3_max_live_parameters=0), FEW),
+    "zero 3, small buckets": ("llama", zero(3, reduce_bucket_size=50_000, sub_group_size=100_000), FEW),
+    "zero 3, persistent": ("bert", zero(3, stage3_param_persistence_threshold=100_000), FEW),
+    "zero 3, bf16": ("llama", zero(3, bf16=True), {**FEW, "bf16": True}),
+    "zero 3, tied": ("gpt2", zero(3), FEW),
 }
 # Collectives of the plan, by the names under which torch dispatches them.
 DISPATCHED = {
@@ -56,7 +88,7 @@ def many(case: Case) -> Case:
 
 def plan_of(folder: Path, name: str, processes: int, *, engine: str | None = None, **more: Any) -> RunPlan:
     """The plan of a row, by a trainer that has no settings of several processes."""
-    case, word, settings = ROWS[name]
+    case, word, settings = (ROWS | ZERO_ROWS)[name]
     alone = {key: value for key, value in settings.items() if key != "fsdp"}
     trainer = trainer_for(folder, many(CASES[case]), **alone)
     return plan_run(trainer, processes, per_node=processes, engine=engine or word, budget=None, tries=False, **more)
@@ -90,6 +122,19 @@ def test_the_plan_of_two_processes_is_what_two_processes_take(tmp_path: Path) ->
 def test_every_plan_is_what_so_many_processes_take(processes: int, tmp_path: Path) -> None:
     rows = {name: (case, settings) for name, (case, _, settings) in ROWS.items()}
     done = run(SCRIPT, str(tmp_path / "run"), json.dumps(rows), folder=tmp_path, processes=processes, timeout_s=500)
+    for name in rows:
+        check_row(name, processes, done.told, tmp_path / name)
+
+
+@needs("deepspeed")
+@pytest.mark.process
+@pytest.mark.slow  # DeepSpeed, and a training in each of up to four processes, for every row
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_every_plan_of_zero_is_what_so_many_processes_take(processes: int, tmp_path: Path) -> None:
+    rows = {name: (case, {**settings, "deepspeed": config}) for name, (case, config, settings) in ZERO_ROWS.items()}
+    how: dict[str, Any] = {"processes": processes, "timeout_s": 500, "environment": {"DS_ACCELERATOR": "cpu"}}
+    done = run(SCRIPT, str(tmp_path / "run"), json.dumps(rows), folder=tmp_path, **how)
     for name in rows:
         check_row(name, processes, done.told, tmp_path / name)
 

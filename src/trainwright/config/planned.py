@@ -30,6 +30,7 @@ TITLES = {
 ZERO = {
     "zero1": "DeepSpeed ZeRO 1, the whole model in each process, optimizer states partitioned",
     "zero2": "DeepSpeed ZeRO 2, the whole model in each process, gradients and optimizer states partitioned",
+    "zero3": "DeepSpeed ZeRO 3, parameters partitioned over all processes and gathered when they are needed",
 }
 TITLES |= ZERO
 EXAMPLE = "check(processes=64, engine='fsdp2')"

@@ -428,6 +428,15 @@ class Engine:
             count: is called with tensors and their kind, such as "communication".
         """
 
+    @property
+    def settles_in(self) -> int:
+        """Steps after which a plan of memory finds this engine as it is for the rest of a run."""
+        return 0
+
+    def host_bytes(self, optimizer: Optimizer) -> int:
+        """Returns the bytes that this engine holds in main memory for a device, as a plan of memory counts them."""
+        return 0
+
     def saved_bytes(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, int] | None:
         """Returns the bytes of weights and optimizer states in a checkpoint; None if their tensors show them."""
         return None

@@ -36,6 +36,10 @@ from trainwright.errors import ArgumentError
 from trainwright.support.tensor_tree import tensors_of
 
 BUCKET = 500_000_000  # elements, DeepSpeed's default
+PERSISTENCE = 100_000  # likewise
+PREFETCH = 50_000_000
+FAR = 1_000_000_000
+FP32_BYTES = 4
 ALIGNED = 2  # a flat group is a multiple of this many elements for each process
 
 
@@ -50,6 +54,11 @@ class ZeroSettings:
     scatters: bool  # gradients are summed up by slices, one for each process that needs them
     max_norm: float  # 0: gradients are not clipped
     checks_overflow: bool
+    persistence: int  # elements of the largest parameter that stays gathered (stage 3)
+    prefetch: int  # elements that are gathered ahead (stage 3)
+    max_live: int  # elements that may be gathered at a time before nothing more is gathered ahead (stage 3)
+    reuse_distance: int  # elements of modules within which a parameter that is used again stays gathered (stage 3)
+    sub_group: int  # elements of a partition that are updated together (stage 3)
     offloads: bool  # masters, optimizer states and their gradients are in host memory
 
     @classmethod
@@ -61,6 +70,16 @@ class ZeroSettings:
             return default if found is None else found
 
         stage = int(value("zero_optimization.stage", 0))
+        if value("optimizer.type", None) is not None:
+            raise ArgumentError(
+                "An optimizer in the DeepSpeed configuration cannot be planned. Leave its section out for the plan, "
+                "and say optim=... instead, such as 'adamw_torch'."
+            )
+        if value("zero_optimization.offload_param.device", "none") != "none":
+            raise ArgumentError(
+                "zero_optimization.offload_param cannot be planned. Leave it out: the plan says how much the partition "
+                "of the weights takes, which then is in host memory."
+            )
         if value("zero_optimization.contiguous_gradients", True) is False:
             raise ArgumentError(
                 "zero_optimization.contiguous_gradients=false cannot be planned. Leave it out for the plan: the "
@@ -75,7 +94,12 @@ class ZeroSettings:
             scatters=bool(value("zero_optimization.reduce_scatter", True)),
             max_norm=float(value("gradient_clipping", 0.0)),
             checks_overflow=dtype is torch.float16
-            or (dtype is torch.bfloat16 and bool(value("bf16.check_grad_overflow", True))),
+            or (stage < 3 and dtype is torch.bfloat16 and bool(value("bf16.check_grad_overflow", True))),
+            persistence=int(value("zero_optimization.stage3_param_persistence_threshold", PERSISTENCE)),
+            prefetch=int(value("zero_optimization.stage3_prefetch_bucket_size", PREFETCH)),
+            max_live=int(float(value("zero_optimization.stage3_max_live_parameters", FAR))),
+            reuse_distance=int(float(value("zero_optimization.stage3_max_reuse_distance", FAR))),
+            sub_group=int(float(value("zero_optimization.sub_group_size", FAR))),
             offloads=value("zero_optimization.offload_optimizer.device", "none") not in ("none", None),
         )
 
@@ -87,16 +111,17 @@ class FlatGroup:
         parameters: trained ones, which become views of the flat tensor.
         rank: this process.
         num_parts: processes.
+        offloads: the master is in host memory.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], *, rank: int, num_parts: int) -> None:
+    def __init__(self, parameters: list[nn.Parameter], *, rank: int, num_parts: int, offloads: bool) -> None:
         self.parameters = parameters
         total = sum(parameter.numel() for parameter in parameters)
         unit = ALIGNED * num_parts
         self.whole = parameters[0].new_empty(-(-total // unit) * unit, requires_grad=False)
         self.part_size = self.whole.numel() // num_parts
         self.part = self.whole.narrow(0, rank * self.part_size, self.part_size)
-        self.master = nn.Parameter(self.part.clone().float(), requires_grad=True)
+        self.master = new_master(self.whole, self.part_size, is_on_host=offloads)
         self._rank = rank
         self._places: dict[nn.Parameter, int] = {}
         offset = 0
@@ -136,14 +161,12 @@ class FlatGroup:
 class ZeroStandIn(DistributedEngine):
     """Holds the tensors of ZeRO stages 1 and 2, and makes the same exchanges."""
 
-    def __init__(self, plan: EnginePlan) -> None:
-        assert plan.deepspeed is not None
+    def __init__(self, plan: EnginePlan, settings: ZeroSettings) -> None:
         super().__init__(plan, make_accelerator(plan))
-        self._config = dict(plan.deepspeed.config)
-        self._settings = ZeroSettings.of(self._config)
+        self._settings = settings
         self._groups: list[FlatGroup] = []
         self._group_of: dict[nn.Parameter, FlatGroup] = {}
-        self._count: Count = _ignore
+        self._count: Count = count_nothing
         self._is_boundary = True  # this micro-batch is the last one of the window
         self._buckets: list[torch.Tensor] = []
         self._filled = 0  # elements in the bucket
@@ -156,30 +179,20 @@ class ZeroStandIn(DistributedEngine):
     # -- set-up --------------------------------------------------------------------------------------------------------
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        settings = self._settings
-        if settings.dtype is not torch.float32:
-            for tensor in (*model.parameters(), *model.buffers()):
-                if tensor.is_floating_point():
-                    tensor.data = tensor.data.to(settings.dtype)
-            self.input_dtype = settings.dtype
+        self.input_dtype = cast_to(model, self._settings.dtype)
         optimizer = make_optimizer(model)
         for group in optimizer.param_groups:
             trained = [parameter for parameter in group["params"] if parameter.requires_grad]
-            flat = FlatGroup(trained, rank=dist.get_rank(), num_parts=self._world_size)
+            flat = FlatGroup(
+                trained, rank=dist.get_rank(), num_parts=self._world_size, offloads=self._settings.offloads
+            )
             self._groups.append(flat)
             self._group_of |= dict.fromkeys(trained, flat)
             group["params"] = [flat.master]
-        optimizer.register_step_pre_hook(self._fill_missing)
+        optimizer.register_step_pre_hook(fill_missing)
         for parameter in self._group_of:
             parameter.register_post_accumulate_grad_hook(self._take)
         return model, optimizer
-
-    def _fill_missing(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Gives masters a gradient where a step is made before any backward pass, so that their states exist."""
-        for group in optimizer.param_groups:
-            for master in group["params"]:
-                if master.grad is None:
-                    master.grad = torch.zeros_like(master)
 
     def show_buffers(self, count: Count) -> None:
         self._count = count
@@ -187,16 +200,14 @@ class ZeroStandIn(DistributedEngine):
         count([flat.master for flat in self._groups], "masters")
 
     def saved_bytes(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, int]:
-        weights = sum(one.numel() * 4 for one in model.parameters()) + sum(
-            one.numel() * one.element_size() for one in model.buffers()
-        )
-        states = 0
-        for flat in self._groups:
-            size = sum(parameter.numel() for parameter in flat.parameters)
-            for state in tensors_of([optimizer.state.get(flat.master, {})]):
-                is_spread = state.numel() == flat.part_size
-                states += state.element_size() * (size if is_spread else len(flat.parameters))
-        return weights, states
+        sizes = [(flat.master, sum(one.numel() for one in flat.parameters)) for flat in self._groups]
+        return bytes_in_checkpoint(model, optimizer, sizes, [len(flat.parameters) for flat in self._groups])
+
+    def host_bytes(self, optimizer: Optimizer) -> int:
+        if not self._settings.offloads:
+            return 0
+        halves = sum(flat.part_size * flat.whole.element_size() for flat in self._groups)  # a copy of the partition
+        return halves + host_bytes_of(optimizer, [flat.master for flat in self._groups])
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -371,8 +382,67 @@ class ZeroStandIn(DistributedEngine):
 
 def make_zero_stand_in(plan: EnginePlan) -> DistributedEngine:
     """Returns the stand-in for the stage of a plan."""
-    return ZeroStandIn(plan)
+    assert plan.deepspeed is not None
+    settings = ZeroSettings.of(plan.deepspeed.config)
+    if settings.stage == 3:
+        from trainwright.engine.zero3_stand_in import ZeroThreeStandIn
+
+        return ZeroThreeStandIn(plan, settings)
+    return ZeroStandIn(plan, settings)
 
 
-def _ignore(tensors: Iterable[torch.Tensor], kind: str) -> None:
+def cast_to(model: nn.Module, dtype: torch.dtype) -> torch.dtype | None:
+    """Gives parameters and buffers of a model the type that ZeRO trains in; returns it, None in full precision."""
+    if dtype is torch.float32:
+        return None
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(dtype)
+    return dtype
+
+
+def new_master(like: torch.Tensor, size: int, *, is_on_host: bool) -> nn.Parameter:
+    """Returns a flat copy in fp32; one in host memory has a device of its own, which a plan of a device does not see."""
+    device = {"device": "meta"} if is_on_host else {}
+    return nn.Parameter(like.new_empty(size, dtype=torch.float32, requires_grad=False, **device))
+
+
+def fill_missing(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Gives masters a gradient where a step is made before any backward pass, so that their states exist."""
+    for group in optimizer.param_groups:
+        for master in group["params"]:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+
+
+def bytes_in_checkpoint(
+    model: nn.Module, optimizer: Optimizer, sizes: list[tuple[nn.Parameter, int]], counts: list[int]
+) -> tuple[int, int]:
+    """Returns the bytes of weights and of optimizer states in a checkpoint, which has them whole and in fp32.
+
+    Args:
+        model: its buffers are saved as they are.
+        optimizer: has states of this process's partitions.
+        sizes: masters, and elements of the whole parameters that each has a partition of.
+        counts: parameters of each, which have a copy of the states that are not tensors of their shape.
+    """
+    weights = sum(FP32_BYTES * one.numel() for one in model.parameters())
+    weights += sum(one.numel() * one.element_size() for one in model.buffers())
+    states = 0
+    for (master, size), count in zip(sizes, counts, strict=True):
+        for state in tensors_of([optimizer.state.get(master, {})]):
+            is_spread = state.numel() == master.numel()
+            states += state.element_size() * (size if is_spread else count)
+    return weights, states
+
+
+def host_bytes_of(optimizer: Optimizer, masters: list[nn.Parameter]) -> int:
+    """Returns the bytes of masters, their gradients and states in host memory."""
+    size = sum(2 * FP32_BYTES * master.numel() for master in masters)
+    for master in masters:
+        size += sum(one.numel() * one.element_size() for one in tensors_of([optimizer.state.get(master, {})]))
+    return size
+
+
+def count_nothing(tensors: Iterable[torch.Tensor], kind: str) -> None:
     """Counts nothing: no plan looks."""

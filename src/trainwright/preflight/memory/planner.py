@@ -271,6 +271,8 @@ def _track(
             # Where parameters are in parts, the window itself has the micro-batch that leaves gradients.
             keeps_gradients = resolve.micro_batches(copied.args) > 1 and len(samples) == 1
             _make_states(run, model, keeps_gradients=keeps_gradients)
+        for _ in range(engine.settles_in):
+            _take_step(run, hooks, window)
         tracker.count(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()]), "optimizer")
         tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
         tracker.peaks = {}
