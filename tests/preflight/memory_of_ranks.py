@@ -68,6 +68,7 @@ class Marks(TrainerCallback):
         self._meter = meter
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        gc.collect()  # what only cycles hold goes when Python likes
         self._meter.is_on = state.global_step == STEP - 1
 
 

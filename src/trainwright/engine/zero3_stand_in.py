@@ -37,9 +37,9 @@ from trainwright.engine.zero_stand_ins import (
     bytes_in_checkpoint,
     cast_to,
     count_nothing,
-    fill_missing,
     host_bytes_of,
     new_master,
+    prepare,
 )
 
 
@@ -75,7 +75,7 @@ class ZeroThreeStandIn(DistributedEngine):
             ]
             group["params"] = [one.master for one in made]
             self._groups += made
-        optimizer.register_step_pre_hook(fill_missing)
+        prepare(optimizer, is_on_host=settings.offloads)
         trained = [parameter for group in self._groups for parameter in group.parameters]
         frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         for some in (trained, frozen):
@@ -170,7 +170,9 @@ class ZeroThreeStandIn(DistributedEngine):
         if self._settings.scatters:
             message = first if is_one else first.new_empty(total * self._world_size)
             part = message.narrow(0, dist.get_rank() * total, total)
+            copied = message.clone() if self.device.type == "cpu" else None  # gloo sums a copy up
             dist.reduce_scatter_tensor(part, message)
+            del copied
         else:
             assert self._bucket is not None
             message = self._bucket.narrow(0, 0, self._filled) if self._filled <= self._settings.bucket else first
@@ -218,6 +220,11 @@ class ZeroThreeStandIn(DistributedEngine):
 
     def _norm_of(self, group: SubGroup) -> torch.Tensor:
         """Returns the norm of the gradients of a group, measured in double precision, one after the other."""
+        if self._settings.offloads:  # measured in host memory
+            assert self._bucket is not None
+            norm = self._bucket.new_zeros((), dtype=torch.float32)
+            dist.all_reduce(norm)
+            return norm
         norms = [torch.linalg.vector_norm(self._gradients[one].double()) for one in group.parameters]
         norm = torch.stack(norms).square().sum()
         dist.all_reduce(norm)

@@ -59,6 +59,7 @@ class ZeroSettings:
     max_live: int  # elements that may be gathered at a time before nothing more is gathered ahead (stage 3)
     reuse_distance: int  # elements of modules within which a parameter that is used again stays gathered (stage 3)
     sub_group: int  # elements of a partition that are updated together (stage 3)
+    accumulates: bool  # a step has several micro-batches
     offloads: bool  # masters, optimizer states and their gradients are in host memory
 
     @classmethod
@@ -100,6 +101,7 @@ class ZeroSettings:
             max_live=int(float(value("zero_optimization.stage3_max_live_parameters", FAR))),
             reuse_distance=int(float(value("zero_optimization.stage3_max_reuse_distance", FAR))),
             sub_group=int(float(value("zero_optimization.sub_group_size", FAR))),
+            accumulates=int(value("gradient_accumulation_steps", 1)) > 1,
             offloads=value("zero_optimization.offload_optimizer.device", "none") not in ("none", None),
         )
 
@@ -172,6 +174,7 @@ class ZeroStandIn(DistributedEngine):
         self._filled = 0  # elements in the bucket
         self._waiting: list[nn.Parameter] = []  # whose gradients are in the bucket
         self._reduced: dict[nn.Parameter, torch.Tensor] = {}  # gradients of this micro-batch
+        self._on_the_way: torch.Tensor | None = None  # a gradient on its way to host memory
         self._kept: torch.Tensor | None = None  # memory of those of the partition
         self._num_kept = 0
         self._sums: dict[int, list[torch.Tensor]] = {}  # gradients of the partition over micro-batches, by group
@@ -189,15 +192,23 @@ class ZeroStandIn(DistributedEngine):
             self._groups.append(flat)
             self._group_of |= dict.fromkeys(trained, flat)
             group["params"] = [flat.master]
-        optimizer.register_step_pre_hook(fill_missing)
+        prepare(optimizer, is_on_host=self._settings.offloads)
         for parameter in self._group_of:
             parameter.register_post_accumulate_grad_hook(self._take)
+        if self._settings.offloads:
+            self._on_the_way = self._groups[0].whole.new_empty(self._largest)
         return model, optimizer
+
+    @property
+    def _largest(self) -> int:
+        return max(parameter.numel() for parameter in self._group_of)
 
     def show_buffers(self, count: Count) -> None:
         self._count = count
         count([flat.whole for flat in self._groups], "weights")
         count([flat.master for flat in self._groups], "masters")
+        if self._on_the_way is not None:
+            count([self._on_the_way], "communication")
 
     def saved_bytes(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, int]:
         sizes = [(flat.master, sum(one.numel() for one in flat.parameters)) for flat in self._groups]
@@ -206,8 +217,11 @@ class ZeroStandIn(DistributedEngine):
     def host_bytes(self, optimizer: Optimizer) -> int:
         if not self._settings.offloads:
             return 0
-        halves = sum(flat.part_size * flat.whole.element_size() for flat in self._groups)  # a copy of the partition
-        return halves + host_bytes_of(optimizer, [flat.master for flat in self._groups])
+        copied = self._largest + sum(flat.part_size for flat in self._groups)  # elements on their way
+        if self._settings.accumulates:
+            copied += sum(parameter.numel() for flat in self._groups for parameter in flat.in_part)
+        copied *= self._groups[0].whole.element_size()
+        return copied + host_bytes_of(optimizer, [flat.master for flat in self._groups])
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -268,7 +282,11 @@ class ZeroStandIn(DistributedEngine):
             tensor = self._buckets[0].narrow(0, 0, self._filled)
         self._sum_up(tensor)
         for parameter in self._waiting:
-            if self._is_in_part(parameter):
+            if self._settings.offloads:
+                gradient = self._reduced.pop(parameter)
+                if self._is_boundary and self._is_in_part(parameter):
+                    torch.linalg.vector_norm(gradient.double())  # before it goes to host memory
+            elif self._is_in_part(parameter):
                 self._reduced[parameter] = self._keep(self._reduced[parameter])
             elif self._settings.stage == 2:
                 del self._reduced[parameter]
@@ -314,7 +332,7 @@ class ZeroStandIn(DistributedEngine):
 
     def _finish_backward(self) -> None:
         self._reduce_bucket()
-        for number, flat in enumerate(self._groups):
+        for number, flat in enumerate([] if self._settings.offloads else self._groups):
             new = [
                 self._reduced[parameter] if parameter in self._reduced else torch.zeros_like(parameter).reshape(-1)
                 for parameter in flat.in_part
@@ -340,27 +358,36 @@ class ZeroStandIn(DistributedEngine):
         norms = [self._norm_of(number) for number in range(len(self._groups))]
         groups = self._optimizer.param_groups
         for number, flat in enumerate(self._groups):
-            pieces = flat.pieces(self._sums.pop(number))
-            gradient = (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).float()
-            del pieces
-            self._count([gradient], "gradients")
-            flat.master.grad = gradient
-            if self._settings.max_norm > 0:
-                gradient.mul_(1.0)
-            del gradient
+            if not self._settings.offloads:
+                self._set_gradient(number, flat)
             self._optimizer.param_groups = [groups[number]]
             self._optimizer.step()
             self._optimizer.param_groups = groups
             flat.master.grad = None
-            with torch.no_grad():
-                flat.part.copy_(flat.master)
+            if not self._settings.offloads:
+                with torch.no_grad():
+                    flat.part.copy_(flat.master)
         if self._world_size > 1:
             for flat in self._groups:
                 dist.all_gather_into_tensor(flat.whole, flat.part)
         return torch.linalg.vector_norm(torch.stack(norms))
 
+    def _set_gradient(self, number: int, flat: FlatGroup) -> None:
+        """Gives the master of a group the gradients of its partition as one tensor."""
+        pieces = flat.pieces(self._sums.pop(number))
+        gradient = (pieces[0] if len(pieces) == 1 else torch.cat(pieces)).float()
+        self._count([gradient], "gradients")
+        flat.master.grad = gradient
+        del pieces
+        if self._settings.max_norm > 0:
+            gradient.mul_(1.0)
+
     def _norm_of(self, number: int) -> torch.Tensor:
         """Returns the norm of the gradients of a group, measured in double precision, one after the other."""
+        if self._settings.offloads:  # measured in host memory
+            norm = self._groups[number].whole.new_zeros((), dtype=torch.float32)
+            dist.all_reduce(norm)
+            return norm
         norms = [torch.linalg.vector_norm(one.double()) for one in self._groups[number].pieces(self._sums[number])]
         norm = torch.stack(norms).square().sum().float()
         dist.all_reduce(norm)
@@ -405,6 +432,14 @@ def new_master(like: torch.Tensor, size: int, *, is_on_host: bool) -> nn.Paramet
     """Returns a flat copy in fp32; one in host memory has a device of its own, which a plan of a device does not see."""
     device = {"device": "meta"} if is_on_host else {}
     return nn.Parameter(like.new_empty(size, dtype=torch.float32, requires_grad=False, **device))
+
+
+def prepare(optimizer: Optimizer, *, is_on_host: bool) -> None:
+    """Makes an optimizer of masters take steps without a backward pass; fused ones know no host memory of a plan."""
+    optimizer.register_step_pre_hook(fill_missing)
+    for group in optimizer.param_groups if is_on_host else ():
+        if group.get("fused"):
+            group["fused"] = False
 
 
 def fill_missing(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -127,6 +127,7 @@ class PlannedStep:
     plan: StepPlan  # of the run
     weights_bytes: int  # of all processes together, as a checkpoint has them
     optimizer_bytes: int  # likewise
+    host_bytes: int  # that the engine keeps in main memory for the device
     batch_bytes: int  # of the largest of the first batches
     batch_tokens: int | None  # in a batch, padding included, on average over the first; None: they have no `input_ids`
 
@@ -160,6 +161,7 @@ def predicted_step(trainer: AnyTrainer, settings: dict[str, Any]) -> PlannedStep
         plan=run.plan,
         weights_bytes=saved[0],
         optimizer_bytes=saved[1],
+        host_bytes=engine.host_bytes(run.setup.optimizer),
         batch_bytes=_num_bytes(tensors_of(batches[0])),
         batch_tokens=round(sum(tokens) / len(tokens)) if tokens else None,
     )

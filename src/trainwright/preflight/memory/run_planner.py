@@ -78,7 +78,12 @@ def plan_run(
         engine=word,
         engine_title=planned.TITLES[word],
         ranks=tuple(
-            RankPlan(name=name, peak=step.peak, loader_bytes=step.batch_bytes * _batches_ahead(args))
+            RankPlan(
+                name=name,
+                peak=step.peak,
+                loader_bytes=step.batch_bytes * _batches_ahead(args),
+                offloaded_bytes=step.host_bytes,
+            )
             for name, step in steps.items()
         ),
         batch_size=args.per_device_train_batch_size,
