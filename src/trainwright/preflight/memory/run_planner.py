@@ -26,7 +26,13 @@ MAX_PER_NODE = 8  # processes of a node where nobody says how many
 
 
 def plan_run(
-    trainer: AnyTrainer, processes: int, *, per_node: int | None, engine: planned.Planned | None, budget: Any, tries: bool = True
+    trainer: AnyTrainer,
+    processes: int,
+    *,
+    per_node: int | None,
+    engine: planned.Planned | None,
+    budget: Any,
+    tries: bool = True,
 ) -> RunPlan:
     """Returns the plan of a run of so many processes.
 
