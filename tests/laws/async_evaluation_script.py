@@ -10,7 +10,7 @@ from typing import Any
 from tests._support.two_processes import tell
 from tests.contract import doubles
 from tests.laws.async_evaluations import EVERY, STEPS, errors, evaluations, make, timeless
-from tests.laws.average_runs import BACKENDS
+from tests.laws.average_runs import BACKENDS, weights_of
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ.get("RANK", "0"))
@@ -27,13 +27,6 @@ class Hangs:
             (FOLDER / "child").write_text(str(os.getpid()))
             time.sleep(1000)
         return errors(prediction)
-
-
-def weights(trainer: Any) -> dict[str, Any]:
-    """The weights of a run that has ended, as numbers; of parts only in the main process."""
-    whole = trainer._engine.whole_weights(trainer.model)
-    state = trainer._engine.unwrap(trainer.model).state_dict() if whole is None else whole
-    return {name: value.detach().flatten().tolist() for name, value in state.items()}
 
 
 def metrics_of(checkpoint: Path) -> dict[str, float]:
@@ -60,15 +53,15 @@ def compared(backend: str) -> dict[str, Any]:
     settings = {**BACKENDS[backend], "load_best_model_at_end": False}
     without, _ = make(FOLDER / "without", eval_strategy="no", **settings)
     without.train()
-    of_without = weights(without)
+    of_without = weights_of(without)
     plain, _ = make(FOLDER / "plain", **settings)
     plain.train()
-    of_plain = weights(plain)
+    of_plain = weights_of(plain)
     trainer, heard = make(FOLDER / "beside", eval_async=True, **settings)
     trainer.train()
     return {
         "heard": [(step, trained) for step, trained, _ in heard.evaluations],
-        "weights": weights(trainer),
+        "weights": weights_of(trainer),
         "weights of a blocking run": of_plain,
         "weights of a run without evaluation": of_without,
         "best": trainer.state.best_global_step,

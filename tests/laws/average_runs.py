@@ -66,3 +66,10 @@ def make(folder: Path, kind: str, *, size: int = 4, average: Any = None, **setti
 
 def average_of(checkpoint: Path) -> dict[str, torch.Tensor]:
     return read_average(checkpoint)
+
+
+def weights_of(trainer: Any) -> dict[str, Any]:
+    """The weights of a run that has ended, as numbers; all processes call it."""
+    whole = trainer._engine.whole_weights(trainer.model)
+    state = trainer._engine.unwrap(trainer.model).state_dict() if whole is None else whole
+    return {name: value.detach().flatten().tolist() for name, value in state.items()}

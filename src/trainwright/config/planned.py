@@ -55,11 +55,8 @@ def zero_word(config: Mapping[str, Any]) -> str:
     if word in ZERO:
         return word
     if stage == 0:
-        raise ArgumentError("A DeepSpeed configuration without ZeRO cannot be planned. It takes about what 'ddp' does.")
-    raise ArgumentError(
-        f"zero_optimization.stage={stage!r} cannot be planned: {', '.join(ZERO)} can. Stage 3 gathers layers by what it "
-        "has seen of earlier steps; it takes about what engine='fsdp2' does."
-    )
+        raise ArgumentError("A DeepSpeed configuration without ZeRO cannot be planned; it takes about what 'ddp' does.")
+    raise ArgumentError(f"zero_optimization.stage={stage!r} is not one that can be planned: {', '.join(ZERO)}.")
 
 
 def settings_of(engine: Planned | None, args: Arguments) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 It holds the tensors that DeepSpeed holds, takes and frees them at the same moments, and calls the same collectives:
 
 - weights, masters in fp32, gradients: a partition of each parameter, each kind in flat tensors for the whole run;
-- a parameter is gathered before the module that it belongs to runs, forward and backward, and freed afterwards unless it
-  is used again within `stage3_max_reuse_distance` elements. Those up to `stage3_param_persistence_threshold` elements
-  stay gathered from one update to the next;
+- a parameter is gathered before the module that it belongs to runs, forward and backward, and freed afterwards unless
+  it is used again within `stage3_max_reuse_distance` elements; those of at most `stage3_param_persistence_threshold`
+  elements stay gathered from one update to the next;
 - parameters of the modules to come are gathered ahead, `stage3_prefetch_bucket_size` elements and not above
   `stage3_max_live_parameters`, in the order of the pass before. Several that are gathered together lie in one message
   first, and are copied out of it when the first of them is needed;

@@ -430,7 +430,7 @@ def cast_to(model: nn.Module, dtype: torch.dtype) -> torch.dtype | None:
 
 
 def new_master(like: torch.Tensor, size: int, *, is_on_host: bool) -> nn.Parameter:
-    """Returns a flat copy in fp32; one in host memory has a device of its own, which a plan of a device does not see."""
+    """Returns a flat copy in fp32; one in host memory is on another device, which a plan of a device does not see."""
     device = {"device": "meta"} if is_on_host else {}
     return nn.Parameter(like.new_empty(size, dtype=torch.float32, requires_grad=False, **device))
 
