@@ -198,7 +198,8 @@ def test_offloaded_states_are_in_host_memory(tmp_path: Path) -> None:
             config = zero(stage, **offload)
             trainer = trainer_for(tmp_path / f"{stage}{bool(offload)}", many(CASES["llama"]))
             plans[bool(offload)] = plan_run(trainer, 4, per_node=4, engine=config, budget=None, tries=False).ranks[0]
-        on, off = plans[True], plans[False]
+        on = plans[True]
+        off = plans[False]
         assert off.offloaded_bytes == 0
         assert off.peak.by_kind["optimizer"] > 0
         assert "masters" not in on.peak.by_kind

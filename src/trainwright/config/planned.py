@@ -120,7 +120,7 @@ def apply(args: Arguments, settings: dict[str, Any]) -> None:
 def more_sharding(args: Arguments) -> Iterator[tuple[dict[str, Any], str]]:
     """Yields settings with which a process holds less of the model, and their price, the cheapest first."""
     word = engine_of(args)
-    if word in ZERO:
+    if word in ZERO and args.deepspeed:
         for other in list(ZERO)[list(ZERO).index(word) + 1 :]:
             config = deepspeed_config.read(args.deepspeed)
             deepspeed_config.put(config, "zero_optimization.stage", int(other.removeprefix("zero")))

@@ -46,9 +46,9 @@ from trainwright.engine.zero_stand_ins import (
 class ZeroThreeStandIn(DistributedEngine):
     """Holds the tensors of ZeRO stage 3, and makes the same exchanges."""
 
-    def __init__(self, plan: EnginePlan, settings: ZeroSettings) -> None:
+    def __init__(self, plan: EnginePlan) -> None:
         super().__init__(plan, make_accelerator(plan))
-        self._settings = settings
+        self._settings: ZeroSettings  # known with the model
         self._count: Count = count_nothing
         self._groups: list[SubGroup] = []
         self._parts: list[torch.Tensor] = []  # of weights
@@ -62,7 +62,8 @@ class ZeroThreeStandIn(DistributedEngine):
     # -- set-up --------------------------------------------------------------------------------------------------------
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        settings = self._settings
+        settings = ZeroSettings.of(self._plan, model)
+        self._settings = settings
         self.input_dtype = cast_to(model, settings.dtype)
         optimizer = make_optimizer(model)
         parameters = list(model.parameters())
@@ -93,13 +94,13 @@ class ZeroThreeStandIn(DistributedEngine):
         if not trained:
             return
         self._bucket = trained[0].new_empty(self._settings.bucket, requires_grad=False)
-        device = {"device": "meta"} if self._settings.offloads else {}
-        whole = trained[0].new_empty(sum(map(self._part_size, trained)), requires_grad=False, **device)
+        device = torch.device("meta") if self._settings.offloads else trained[0].device
+        whole = trained[0].new_empty(sum(map(self._part_size, trained)), requires_grad=False, device=device)
         start = 0
         for parameter in trained:
             self._gradients[parameter] = whole.narrow(0, start, self._part_size(parameter))
             start += self._part_size(parameter)
-            parameter.register_post_accumulate_grad_hook(self._take)
+            parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
 
     def _part_size(self, parameter: nn.Parameter) -> int:
         return -(-parameter.numel() // self._world_size)
@@ -212,7 +213,7 @@ class ZeroThreeStandIn(DistributedEngine):
             self._optimizer.param_groups = groups
             group.master.grad = None
         self._live.gather_persistent()
-        return torch.linalg.vector_norm(torch.stack(norms))
+        return torch.stack(norms).square().sum().sqrt()
 
     def _waiting_flag(self) -> torch.Tensor:
         assert self._bucket is not None
@@ -423,7 +424,7 @@ class LiveParameters:
 
     def _look_ahead(self, own: list[nn.Parameter], place: int) -> None:
         num_new = sum(self._fetched_for.get(one, -1) < place for one in own)
-        passed = set()
+        passed: set[nn.Parameter] = set()
         while self._queue and len(passed) < num_new:
             parameter, used_at = self._queue.popleft()
             self._fetched_for[parameter] = used_at

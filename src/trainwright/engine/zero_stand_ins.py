@@ -16,7 +16,7 @@ documentation of `zero_optimization` for the buckets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -63,8 +63,10 @@ class ZeroSettings:
     offloads: bool  # masters, optimizer states and their gradients are in host memory
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> ZeroSettings:
-        """Reads a configuration without "auto"; ArgumentError for one whose memory is not known."""
+    def of(cls, plan: EnginePlan, model: nn.Module) -> ZeroSettings:
+        """Reads the configuration of a plan; ArgumentError for one whose memory is not known."""
+        assert plan.deepspeed is not None
+        config = deepspeed_config.filled_in(plan.deepspeed.config, model, num_steps=0, num_warmup_steps=0)
 
         def value(place: str, default: Any) -> Any:
             found = deepspeed_config.get(config, place)
@@ -163,9 +165,9 @@ class FlatGroup:
 class ZeroStandIn(DistributedEngine):
     """Holds the tensors of ZeRO stages 1 and 2, and makes the same exchanges."""
 
-    def __init__(self, plan: EnginePlan, settings: ZeroSettings) -> None:
+    def __init__(self, plan: EnginePlan) -> None:
         super().__init__(plan, make_accelerator(plan))
-        self._settings = settings
+        self._settings: ZeroSettings  # known with the model
         self._groups: list[FlatGroup] = []
         self._group_of: dict[nn.Parameter, FlatGroup] = {}
         self._count: Count = count_nothing
@@ -182,6 +184,7 @@ class ZeroStandIn(DistributedEngine):
     # -- set-up --------------------------------------------------------------------------------------------------------
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
+        self._settings = ZeroSettings.of(self._plan, model)
         self.input_dtype = cast_to(model, self._settings.dtype)
         optimizer = make_optimizer(model)
         for group in optimizer.param_groups:
@@ -194,7 +197,7 @@ class ZeroStandIn(DistributedEngine):
             group["params"] = [flat.master]
         prepare(optimizer, is_on_host=self._settings.offloads)
         for parameter in self._group_of:
-            parameter.register_post_accumulate_grad_hook(self._take)
+            parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
         if self._settings.offloads:
             self._on_the_way = self._groups[0].whole.new_empty(self._largest)
         return model, optimizer
@@ -371,7 +374,7 @@ class ZeroStandIn(DistributedEngine):
         if self._world_size > 1:
             for flat in self._groups:
                 dist.all_gather_into_tensor(flat.whole, flat.part)
-        return torch.linalg.vector_norm(torch.stack(norms))
+        return torch.stack(norms).square().sum().sqrt()
 
     def _set_gradient(self, number: int, flat: FlatGroup) -> None:
         """Gives the master of a group the gradients of its partition as one tensor."""
@@ -408,17 +411,6 @@ class ZeroStandIn(DistributedEngine):
             flat.master.grad = None
 
 
-def make_zero_stand_in(plan: EnginePlan) -> DistributedEngine:
-    """Returns the stand-in for the stage of a plan."""
-    assert plan.deepspeed is not None
-    settings = ZeroSettings.of(plan.deepspeed.config)
-    if settings.stage == 3:
-        from trainwright.engine.zero3_stand_in import ZeroThreeStandIn
-
-        return ZeroThreeStandIn(plan, settings)
-    return ZeroStandIn(plan, settings)
-
-
 def cast_to(model: nn.Module, dtype: torch.dtype) -> torch.dtype | None:
     """Gives parameters and buffers of a model the type that ZeRO trains in; returns it, None in full precision."""
     if dtype is torch.float32:
@@ -431,8 +423,8 @@ def cast_to(model: nn.Module, dtype: torch.dtype) -> torch.dtype | None:
 
 def new_master(like: torch.Tensor, size: int, *, is_on_host: bool) -> nn.Parameter:
     """Returns a flat copy in fp32; one in host memory is on another device, which a plan of a device does not see."""
-    device = {"device": "meta"} if is_on_host else {}
-    return nn.Parameter(like.new_empty(size, dtype=torch.float32, requires_grad=False, **device))
+    device = torch.device("meta") if is_on_host else like.device
+    return nn.Parameter(like.new_empty(size, dtype=torch.float32, requires_grad=False, device=device))
 
 
 def prepare(optimizer: Optimizer, *, is_on_host: bool) -> None:
