@@ -2402,7 +2402,7 @@ class Trainer:
         budget: int | float | str | None = None,
         processes: int | None = None,
         per_node: int | None = None,
-        engine: str | None = None,
+        engine: str | Mapping[str, Any] | None = None,
     ) -> CheckReport:
         """Looks for likely problems, on the first batches and without training; the trainer is not changed.
 
@@ -2414,7 +2414,8 @@ class Trainer:
                 batches, steps and tokens, bytes sent in a step, and checkpoints. None: no such plan.
             per_node: processes on one machine; default 8, or all if there are fewer.
             engine: how the model is distributed: "ddp", "fsdp2", "shard_grad_op" or "hsdp", with "+cp8" or "+sp8" where
-                eight processes share each sequence; by default as in the arguments.
+                eight processes share each sequence; "zero1", "zero2", "zero3", or a configuration of DeepSpeed (a dict,
+                or a JSON file); by default as in the arguments.
 
         Returns:
             The findings, each with its evidence and its cure. `print` shows them; `is_fine` is True if none is serious.

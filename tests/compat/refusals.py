@@ -602,7 +602,7 @@ NOT_RUN: dict[str, str] = {
     "distributed.watchdog.raise_first": "the other processes wait until torch's timeout, then raise",
     "distributed.world._check_ranks": "init_process_group waits for processes that do not come, then raises",
     "engine.accelerate_setup._missing_recipe_explained": "accelerate raises: this passes its error on, with a remedy",
-    "engine.deepspeed.DeepSpeedEngine._filled_in": "HfTrainerDeepSpeedConfig raises for a model without a hidden size",
+    "config.deepspeed_config.filled_in": "HfTrainerDeepSpeedConfig raises for a model without a hidden size",
     "engine.long_context.make_long_context_engine": "AcceleratorState raises: cp_size needs version 2 of FSDP",
     "engine.long_context.check_model": "it raises without sdpa, and with other layers than full attention",
     "engine.long_context.try_parts": "accelerate raises for layers that are not full attention",

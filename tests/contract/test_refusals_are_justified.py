@@ -21,6 +21,7 @@ OURS = (
     "journal",
     "preflight",
     "config.planned",  # a run that is planned, not started
+    "engine.zero_stand_ins",  # likewise
     "distributed.process_group.as_one_of_many",
     "extensions.guard.rollback",  # the command line, the journal, checks before a run, going back
     "extensions.incidents.bundle",

@@ -1,4 +1,4 @@
-"""Runs that evaluate beside training: `async_evaluation_script.py FOLDER ddp|fsdp|hang|resume`. The test judges."""
+"""Runs that evaluate beside training: `async_evaluation_script.py FOLDER BACKEND|alone|hang|resume`, for a test."""
 
 import os
 import sys
@@ -9,8 +9,8 @@ from typing import Any
 
 from tests._support.two_processes import tell
 from tests.contract import doubles
-from tests.laws.async_evaluations import errors, evaluations, make
-from tests.laws.average_runs import BACKENDS
+from tests.laws.async_evaluations import EVERY, STEPS, errors, evaluations, make, timeless
+from tests.laws.average_runs import BACKENDS, weights_of
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ.get("RANK", "0"))
@@ -29,28 +29,41 @@ class Hangs:
         return errors(prediction)
 
 
-def weights(trainer: Any) -> dict[str, Any]:
-    return (
-        {
-            name: value.detach().flatten().tolist()
-            for name, value in trainer._engine.whole_weights(trainer.model).items()
-        }
-        if trainer._engine.holds_parts
-        else {name: v.flatten().tolist() for name, v in doubles.weights(trainer).items()}
-    )
+def metrics_of(checkpoint: Path) -> dict[str, float]:
+    """Metrics of an evaluation of a checkpoint in this process alone."""
+    trainer, _ = make(FOLDER / "alone")
+    trainer._load_from_checkpoint(str(checkpoint))
+    return timeless(trainer.evaluate())
+
+
+def refused(settings: dict[str, Any]) -> dict[str, Any]:
+    """Why a run is refused, and the steps it had trained; a model of ZeRO stage 3 is in parts by a run before."""
+    model = doubles.model()
+    if "bf16" not in settings:
+        make(FOLDER / "before", model=model, eval_strategy="no", load_best_model_at_end=False, **settings)[0].train()
+    trainer, heard = make(FOLDER / "refused", model=model, eval_async=True, **settings)
+    try:
+        trainer.train()
+    except ValueError as error:
+        return {"reason": str(error), "trained": heard.trained}
+    return {"reason": "it trains", "trained": heard.trained}
 
 
 def compared(backend: str) -> dict[str, Any]:
     settings = {**BACKENDS[backend], "load_best_model_at_end": False}
+    without, _ = make(FOLDER / "without", eval_strategy="no", **settings)
+    without.train()
+    of_without = weights_of(without)
     plain, _ = make(FOLDER / "plain", **settings)
     plain.train()
-    of_plain = weights(plain)
+    of_plain = weights_of(plain)
     trainer, heard = make(FOLDER / "beside", eval_async=True, **settings)
     trainer.train()
     return {
         "heard": [(step, trained) for step, trained, _ in heard.evaluations],
-        "weights": weights(trainer),
+        "weights": weights_of(trainer),
         "weights of a blocking run": of_plain,
+        "weights of a run without evaluation": of_without,
         "best": trainer.state.best_global_step,
         "best of a blocking run": plain.state.best_global_step,
         "evaluations": evaluations(trainer),
@@ -67,5 +80,9 @@ if __name__ == "__main__":
         trainer, _ = make(FOLDER / "beside", eval_async=True)
         trainer.train(resume_from_checkpoint=True)
         tell(evaluations=evaluations(trainer), best=trainer.state.best_global_step)
+    elif mode == "alone":
+        tell(metrics=[metrics_of(FOLDER / "beside" / f"checkpoint-{step}") for step in range(EVERY, STEPS + 1, EVERY)])
+    elif mode.startswith("refused "):
+        tell(**refused(BACKENDS[mode.removeprefix("refused ")]))
     else:
         tell(**compared(mode))

@@ -45,8 +45,9 @@ def refused(settings: dict[str, Any]) -> str:
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "`torch.distributed.all_gather_into_tensor`")
     for backend in sys.argv[2:]:
-        if backend.startswith("refused"):
-            tell(**{backend: refused(BACKENDS[backend])})
+        if backend.startswith("refused "):
+            name = backend.removeprefix("refused ")
+            tell(**{name: refused(BACKENDS[name])})
             continue
         backend, _, kinds = backend.partition(" of ")
         for kind in KINDS if kinds else ("exponential",):

@@ -22,16 +22,26 @@ KINDS: dict[str, Any] = {
     "mean of every second of the last": {"kind": "lawa", "last": 3, "every": 2, "start": 1},
     "in host memory": {"kind": "ema", "decay": 0.8, "memory": "host"},
 }
+
+
+def zero(stage: int, **more: Any) -> dict[str, Any]:
+    return {"deepspeed": {"zero_optimization": {"stage": stage}, "train_batch_size": "auto", **more}}
+
+
+def zero_in_bf16(stage: int) -> dict[str, Any]:
+    return {"bf16": True, **zero(stage, bf16={"enabled": True})}
+
+
 BACKENDS: dict[str, dict[str, Any]] = {
     "ddp": {},
     "fsdp": {"fsdp": True, "fsdp_config": {"reshard_after_forward": False}},
-    "zero": {"deepspeed": {"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}},
-    "refused zero 3": {"deepspeed": {"zero_optimization": {"stage": 3}, "train_batch_size": "auto"}},
-    "refused zero in bf16": {
-        "bf16": True,
-        "deepspeed": {"zero_optimization": {"stage": 1}, "train_batch_size": "auto", "bf16": {"enabled": True}},
-    },
+    "zero 1": zero(1),
+    "zero 2": zero(2),
+    "zero 3": zero(3),
+    "zero 1 in bf16": zero_in_bf16(1),
+    "zero 3 in bf16": zero_in_bf16(3),
 }
+ON_CPU = {"DS_ACCELERATOR": "cpu"}  # variables of processes under DeepSpeed
 
 
 def make(folder: Path, kind: str, *, size: int = 4, average: Any = None, **settings: Any) -> Any:
@@ -56,3 +66,10 @@ def make(folder: Path, kind: str, *, size: int = 4, average: Any = None, **setti
 
 def average_of(checkpoint: Path) -> dict[str, torch.Tensor]:
     return read_average(checkpoint)
+
+
+def weights_of(trainer: Any) -> dict[str, Any]:
+    """The weights of a run that has ended, as numbers; all processes call it."""
+    whole = trainer._engine.whole_weights(trainer.model)
+    state = trainer._engine.unwrap(trainer.model).state_dict() if whole is None else whole
+    return {name: value.detach().flatten().tolist() for name, value in state.items()}

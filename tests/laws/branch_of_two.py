@@ -1,5 +1,6 @@
-"""Branches in two processes: `branch_of_two.py FOLDER BACKEND trunk|branches`. The test beside it judges."""
+"""Branches in two processes: `branch_of_two.py FOLDER BACKEND trunk|branches|killed`. The test beside it judges."""
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 from tests._support.two_processes import tell
 from tests.contract import doubles
 from tests.laws.average_runs import BACKENDS
-from tests.laws.branch_runs import AT, END, STEPS, branch, run
+from tests.laws.branch_runs import AT, END, STEPS, Dies, branch, run
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.weights import load_weights
 from trainwright.engine import sharded_state
+from trainwright.run.branch import origins_in
 
 FOLDER = Path(sys.argv[1])
 SETTINGS = {"per_device_train_batch_size": 2, **BACKENDS[sys.argv[2]]}
@@ -25,6 +28,11 @@ def weights(name: str, step: int) -> dict[str, Any]:
     return {name: value.flatten().tolist() for name, value in model.state_dict().items()}
 
 
+def origins(name: str, step: int) -> list[int]:
+    """The steps that the run of a checkpoint branched at."""
+    return [origin["step"] for origin in origins_in(Checkpoint(FOLDER / name / f"checkpoint-{step}"))]
+
+
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "`torch.distributed.all_gather_into_tensor`")
     if sys.argv[3] == "trunk":
@@ -32,12 +40,21 @@ if __name__ == "__main__":
         sys.exit()
     origin = FOLDER / "trunk" / f"checkpoint-{AT}"
     cooled = {"max_steps": END, "cooldown": "linear"} | SETTINGS
+    if sys.argv[3] == "killed":  # in its last step, after the checkpoint of step 8
+        callbacks = [Dies(at=END - 1)] if os.environ["RANK"] == "1" else []
+        branch(FOLDER / "killed", origin, callbacks=callbacks, save_async=False, **cooled)
     rates = {
         "same": branch(FOLDER / "same", origin, **SETTINGS)[1],
         "cooled": branch(FOLDER / "cooled", origin, **cooled)[1],
         "cut": branch(FOLDER / "cut", origin, stops_after=8, **cooled)[1],
         "resumed": branch(FOLDER / "cut", origin, **cooled)[1],
+        "killed": branch(FOLDER / "killed", origin, **cooled)[1],
     }
     found = {"trunk": weights("trunk", STEPS), "same": weights("same", STEPS), "cooled": weights("cooled", END)}
     found["resumed"] = weights("cut", END)
-    tell(rates={name: list(one.of.values()) for name, one in rates.items()}, weights=found)
+    found["killed"] = weights("killed", END)
+    tell(
+        rates={name: list(one.of.values()) for name, one in rates.items()},
+        weights=found,
+        origins={name: origins(name, END) for name in ("cooled", "cut", "killed")},
+    )

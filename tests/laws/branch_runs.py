@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,17 @@ class Rates(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == self._stops_after:
             control.should_training_stop = True
+
+
+class Dies(TrainerCallback):
+    """Kills its process after a step."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self._at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def made(folder: Path, **settings: Any) -> tuple[Any, Rates]:

@@ -1,4 +1,4 @@
-"""A run of two processes that gets commands: `control_of_two.py FOLDER`. The test beside it judges."""
+"""A run of two processes that gets commands: `control_of_two.py FOLDER BACKEND`. The test beside it judges."""
 
 import os
 import sys
@@ -8,6 +8,7 @@ from typing import Any
 
 from tests._support.two_processes import tell
 from tests.contract import doubles
+from tests.laws.average_runs import BACKENDS, weights_of
 from trainwright import TrainerCallback
 from trainwright.support.inbox import Inbox
 
@@ -40,8 +41,9 @@ if __name__ == "__main__":
         "save_strategy": "steps",
         "save_steps": STEPS,
         "logging_steps": STEPS,
+        **BACKENDS[sys.argv[2]],
     }
     trainer = doubles.trainer(FOLDER, settings=settings, callbacks=[sends])
     trainer.train()
-    weights = {name: value.flatten().tolist() for name, value in doubles.weights(trainer).items()}
-    tell(rates=sends.rates, weights=weights, saved=sorted(path.name for path in FOLDER.glob("checkpoint-*")))
+    saved = sorted(path.name for path in FOLDER.glob("checkpoint-*"))
+    tell(rates=sends.rates, weights=weights_of(trainer), saved=saved)

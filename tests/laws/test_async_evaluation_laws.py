@@ -29,6 +29,7 @@ from trainwright.loop.extension import EVENTS
 from trainwright.run import build
 from trainwright.support.evaluation_requests import EVALUATE, SIGNS, Request, Requests, Result
 
+from .._support.engines import needs
 from .._support.two_processes import launch
 from .._support.two_processes import run as run_ranks
 from ..cli.commands import SMALL, call
@@ -47,6 +48,7 @@ from .async_evaluations import (
     timeless,
     until,
 )
+from .average_runs import ON_CPU
 
 
 def children(others: Collection[psutil.Process] = ()) -> list[psutil.Process]:
@@ -509,6 +511,7 @@ def test_a_time_limit_does_not_wait_for_evaluations(held: Held, tmp_path: Path) 
 
 
 SCRIPT = Path(__file__).with_name("async_evaluation_script.py")
+ZERO = ["zero 1", "zero 2", "zero 3"]
 
 
 @pytest.mark.slow  # new interpreters
@@ -534,17 +537,42 @@ def test_a_run_that_is_killed_leaves_no_process_and_its_resume_makes_the_evaluat
 @pytest.mark.slow  # two processes, and a child
 @pytest.mark.process
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", ["ddp", "fsdp"])
+@pytest.mark.parametrize("backend", ["ddp", "fsdp", *(pytest.param(zero, marks=needs("deepspeed")) for zero in ZERO)])
 def test_several_processes_hear_of_a_result_after_the_same_step(backend: str, tmp_path: Path) -> None:
-    told = run_ranks(SCRIPT, str(tmp_path), backend, folder=tmp_path, timeout_s=250).told
+    how: dict[str, Any] = {"folder": tmp_path, "environment": ON_CPU}
+    told = run_ranks(SCRIPT, str(tmp_path), backend, timeout_s=250, **how).told
     assert told[0]["heard"] == told[1]["heard"]
     assert told[0]["weights"] == told[0]["weights of a blocking run"]
+    assert told[0]["weights"] == told[0]["weights of a run without evaluation"]
     assert told[0]["best"] == told[0]["best of a blocking run"]
     one = told[0]["evaluations"]
     other = told[0]["evaluations of a blocking run"]
     assert [entry["step"] for entry in one] == [entry["step"] for entry in other] == [2, 4, 6, 8]
-    for name in ("eval_loss", "eval_mae"):  # batches of other sizes, so up to rounding
-        assert [entry[name] for entry in one] == pytest.approx([entry[name] for entry in other], rel=1e-5)
+    alone = run_ranks(SCRIPT, str(tmp_path), "alone", processes=1, timeout_s=120, **how).told[0]["metrics"]
+    for name in ("eval_loss", "eval_mae"):
+        found = [entry[name] for entry in one]
+        assert found == [metrics[name] for metrics in alone], "to the bit those of one process with the same weights"
+        assert found == pytest.approx([entry[name] for entry in other], rel=1e-5), "of two: batches of other sizes"
+
+
+@needs("deepspeed")
+@pytest.mark.slow  # DeepSpeed
+@pytest.mark.process
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("backend", "reason"),
+    [
+        ("zero 1 in bf16", "DeepSpeed keeps them in its optimizer in bf16 and fp16; train in fp32"),
+        ("zero 3 in bf16", "ZeRO stage 3 has them in partitions"),
+        ("zero 3", "partitioned already, so it cannot be copied into another process"),
+    ],
+)
+def test_zero_that_another_process_cannot_repeat_is_refused(backend: str, reason: str, tmp_path: Path) -> None:
+    told = run_ranks(
+        SCRIPT, str(tmp_path), f"refused {backend}", folder=tmp_path, processes=1, timeout_s=150, environment=ON_CPU
+    ).told[0]
+    assert reason in told["reason"]
+    assert told["trained"] == 0
 
 
 # -- what is refused, and a run without it ----------------------------------------------------------------------------

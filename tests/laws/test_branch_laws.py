@@ -26,9 +26,12 @@ from trainwright.report.run_table import find_runs
 from trainwright.run.branch import checkpoint_at, origins_in
 
 from .._support import forked
+from .._support.engines import needs
+from .._support.two_processes import finish_forks, start_forks
 from .._support.two_processes import run as run_ranks
 from ..contract import doubles
 from ..optim.test_schedule_resume import BASE, BY_STEPS, COURSES, WARMUPS, advance, after, builder, loaded
+from .average_runs import ON_CPU
 from .branch_runs import AT, END, STEPS, branch, made, run
 
 FALLS: dict[str, Callable[[float], float]] = {
@@ -53,7 +56,9 @@ def states(folder: Path, step: int) -> dict[str, Any]:
     """Everything of a checkpoint that a resume continues, but for its arguments and times."""
     path = folder / f"checkpoint-{step}"
     found: dict[str, Any] = {"cursor": Checkpoint(path).cursor}
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+    random_states = [file.name for file in path.glob("rng_state*.pth")]  # one for each process
+    assert random_states
+    for name in ("optimizer.pt", "scheduler.pt", *random_states):
         found[name] = torch.load(path / name, weights_only=False)
     found["weights"] = (path / "model.safetensors").read_bytes()
     return found
@@ -381,22 +386,36 @@ def test_steps_that_a_run_has_are_named(trunk: Path) -> None:
         checkpoint_at(trunk, 7)
 
 
-@pytest.mark.slow
+ZERO = ["zero 1", "zero 2", "zero 3", "zero 1 in bf16", "zero 3 in bf16"]
+
+
+@pytest.mark.slow  # three launches of two processes
 @pytest.mark.process
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", *(pytest.param(zero, marks=needs("deepspeed")) for zero in ZERO)])
 def test_two_processes_branch_and_resume_to_the_bit(kind: str, tmp_path: Path) -> None:
     script = Path(__file__).with_name("branch_of_two.py")
-    run_ranks(script, str(tmp_path), kind, "trunk", folder=tmp_path, timeout_s=120)
+    how: dict[str, Any] = {"folder": tmp_path, "environment": ON_CPU}
+    run_ranks(script, str(tmp_path), kind, "trunk", timeout_s=120, **how)
     before = content(tmp_path / "trunk")
-    told = run_ranks(script, str(tmp_path), kind, "branches", folder=tmp_path, timeout_s=150).told
+    victims = start_forks(script, str(tmp_path), kind, "killed", **how)
+    killed = finish_forks(victims, tmp_path, timeout_s=120)
+    assert victims[1].returncode == -signal.SIGKILL, killed.out
+    assert sorted(path.name for path in (tmp_path / "killed").glob("checkpoint-*")) == ["checkpoint-8"]
+    told = run_ranks(script, str(tmp_path), kind, "branches", timeout_s=150, **how).told
     assert told[0] == told[1]
     rates = told[0]["rates"]
     assert rates["same"] == [0.01] * 6
     assert rates["cooled"] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
     assert rates["cut"] + rates["resumed"] == rates["cooled"]
+    assert rates["killed"] == rates["resumed"]
     weights = told[0]["weights"]
     assert weights["same"] == weights["trunk"]
     assert weights["resumed"] == weights["cooled"]
+    assert weights["killed"] == weights["cooled"]
+    if kind != "fsdp":  # which writes its states in parts
+        assert equal(states(tmp_path / "same", STEPS), states(tmp_path / "trunk", STEPS))
+        assert equal(states(tmp_path / "killed", END), states(tmp_path / "cooled", END))
+    assert told[0]["origins"] == {"cooled": [AT], "cut": [AT], "killed": [AT]}
     assert content(tmp_path / "trunk") == before
     assert json.loads((tmp_path / "cooled" / "journal.jsonl").read_text().splitlines()[0])["kind"] == "start"

@@ -20,9 +20,11 @@ from trainwright.journal.record import read
 from trainwright.report.run_page import write_report
 from trainwright.support.inbox import Inbox
 
+from .._support.engines import needs
 from .._support.two_processes import run as run_ranks
 from ..cli.commands import call
 from ..contract import doubles
+from .average_runs import ON_CPU
 
 STEPS = 8
 AFTER = 3  # a command that is sent at the end of step 3 acts after step 4, once the run has taken it
@@ -234,11 +236,15 @@ def test_messages_to_an_earlier_run_are_not_carried_out(tmp_path: Path) -> None:
     assert trainer.state.global_step == STEPS
 
 
+ZERO = [pytest.param(f"zero {stage}", marks=[pytest.mark.slow, needs("deepspeed")]) for stage in (1, 2, 3)]
+
+
 @pytest.mark.process
 @pytest.mark.timeout(200)
-def test_two_processes_carry_a_command_out_after_the_same_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["ddp", *ZERO])
+def test_two_processes_carry_a_command_out_after_the_same_step(backend: str, tmp_path: Path) -> None:
     script = Path(__file__).with_name("control_of_two.py")
-    done = run_ranks(script, str(tmp_path / "run"), folder=tmp_path, timeout_s=150)
+    done = run_ranks(script, str(tmp_path / "run"), backend, folder=tmp_path, timeout_s=150, environment=ON_CPU)
     first, second = done.told
     assert first["rates"] == second["rates"]
     assert first["weights"] == second["weights"]

@@ -13,7 +13,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -318,12 +318,13 @@ def check(
     from trainwright.cli.tasks.recipe_run import make_trainer
     from trainwright.preflight.check_registry import TABLE_CHECKS, CheckReport, Finding
 
+    shares: str | Mapping[str, Any] | None = engine
     if processes is not None:
         from trainwright.config.planned import split_engine
 
         training, asked = split_engine(recipe.training)
         recipe = dataclasses.replace(recipe, training=training)
-        engine = engine or asked
+        shares = engine or asked
     about: dict[str, list[str]] = {}
 
     def keep(word: str, line: str) -> None:
@@ -343,7 +344,7 @@ def check(
             budget=budget,
             processes=processes,
             per_node=per_node,
-            engine=engine,
+            engine=shares,
         )
         proof = trainer.prove() if prove and report.worst != "error" else None
     report = report.with_findings(found, TABLE_CHECKS)

@@ -83,6 +83,37 @@ def settled(config: Mapping[str, Any] | str, values: Mapping[str, Any]) -> JSONO
     return made
 
 
+def filled_in(config: Mapping[str, Any], model: object, *, num_steps: int, num_warmup_steps: int) -> JSONObject:
+    """Returns the configuration with the values that only the model and the length of the run decide.
+
+    Raises:
+        ArgumentError: a size follows from the model's `config.hidden_size`, which it does not have.
+    """
+    made = read(config)
+    model_config = getattr(model, "config", None)
+    sizes = getattr(model_config, "hidden_sizes", None) or [getattr(model_config, "hidden_size", None)]
+    known: JSONObject = {
+        "scheduler.params.total_num_steps": num_steps,
+        "scheduler.params.warmup_num_steps": max(num_warmup_steps, 1),
+    }
+    if sizes[0] is not None:
+        size = max(sizes)
+        values = {
+            "reduce_bucket_size": size * size,
+            "stage3_prefetch_bucket_size": int(0.9 * size * size),
+            "stage3_param_persistence_threshold": 10 * size,
+        }
+        known |= {f"zero_optimization.{name}": value for name, value in values.items()}
+    for place in list(autos(made)):
+        if place not in known:
+            raise ArgumentError(
+                f'The DeepSpeed configuration has "auto" at {place}, which follows from config.hidden_size, and '
+                f"{type(model).__name__} has none. Write a number there."
+            )
+        put(made, place, known[place])
+    return made
+
+
 def autos(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Places that are still "auto"."""
     for key, value in config.items():

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
+from trainwright.config import deepspeed_config
 from trainwright.config.enums import FSDPOption
 from trainwright.config.fsdp_config import coerce_fsdp, version_of, word_of
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
+
+Planned: TypeAlias = str | Mapping[str, Any]  # a word, or a configuration of DeepSpeed or its file
 
 # The word -> the value of `fsdp`; None: each process has the whole model.
 ENGINES: dict[str, str | None] = {
@@ -29,8 +32,13 @@ SEQUENCES = {
     "cp": "each sequence shared by {} processes, which gather keys and values",
     "sp": "each sequence shared by {} processes, which exchange heads for tokens",
 }
+ZERO = {
+    "zero1": "DeepSpeed ZeRO 1, the whole model in each process, optimizer states partitioned",
+    "zero2": "DeepSpeed ZeRO 2, the whole model in each process, gradients and optimizer states partitioned",
+    "zero3": "DeepSpeed ZeRO 3, parameters partitioned over all processes and gathered when they are needed",
+}
+TITLES |= ZERO
 EXAMPLE = "check(processes=64, engine='fsdp2')"
-DEEPSPEED = ("zero", "deepspeed")
 MORE_SHARDED = {"ddp": ("shard_grad_op", "fsdp2"), "shard_grad_op": ("fsdp2",), "hsdp": ("fsdp2",)}
 MORE_EXCHANGE = "more communication"
 
@@ -55,18 +63,32 @@ def sequences_of(args: Arguments) -> dict[str, int]:
 
 def engine_of(args: Arguments) -> str:
     """Returns the word for the engine that the arguments ask for."""
+    if args.deepspeed:
+        return zero_word(deepspeed_config.read(args.deepspeed))
     if not args.fsdp:
         return "ddp"
     word = word_of(args.fsdp_config or {})
     return {"false": "shard_grad_op", "shard_grad_op": "shard_grad_op", "hybrid_shard": "hsdp"}.get(word, "fsdp2")
 
 
-def settings_of(engine: str | None, args: Arguments) -> dict[str, Any]:
+def zero_word(config: Mapping[str, Any]) -> str:
+    """Returns the word for a configuration of DeepSpeed; ArgumentError if no plan can be made for it."""
+    stage = deepspeed_config.get(config, "zero_optimization.stage") or 0
+    word = f"zero{stage}"
+    if word in ZERO:
+        return word
+    if stage == 0:
+        raise ArgumentError("A DeepSpeed configuration without ZeRO cannot be planned; it takes about what 'ddp' does.")
+    raise ArgumentError(f"zero_optimization.stage={stage!r} is not one that can be planned: {', '.join(ZERO)}.")
+
+
+def settings_of(engine: Planned | None, args: Arguments) -> dict[str, Any]:
     """Returns the settings with which `args` ask for an engine; {} for None, as they are.
 
     Args:
-        engine: a word of `ENGINES`, and how sequences are shared, if they are: "fsdp2", "ddp+sp4", "fsdp2+cp8".
-        args: of the run.
+        engine: a word, or a configuration of DeepSpeed as `deepspeed` takes it. A word of `ENGINES` may say how sequences
+            are shared, too: "fsdp2", "ddp+sp4", "fsdp2+cp8".
+        args: arguments of the trainer.
 
     Returns:
         Values of arguments; `parallelism_config` with the sizes of accelerate's object, in a dict.
@@ -76,6 +98,15 @@ def settings_of(engine: str | None, args: Arguments) -> dict[str, Any]:
     """
     if engine is None:
         return {}
+    if isinstance(engine, str) and engine.startswith("zero"):
+        stage = engine.removeprefix("zero")
+        config = {"zero_optimization": {"stage": int(stage) if stage.isdecimal() else stage}}
+        config |= {name: {"enabled": True} for name in ("bf16", "fp16") if args.mixed_precision == name}
+        return {"deepspeed": config} if zero_word(config) else {}
+    if not isinstance(engine, str) or engine.endswith(".json"):
+        config = deepspeed_config.read(engine)
+        zero_word(config)
+        return {"deepspeed": config}
     base, *ways = engine.split("+")
     if ways:
         found = re.fullmatch(r"(cp|sp)([1-9][0-9]*)", ways[0])
@@ -84,28 +115,28 @@ def settings_of(engine: str | None, args: Arguments) -> dict[str, Any]:
                 f"engine={engine!r}: a sequence is shared in one way, '+cp8' or '+sp8' for eight processes."
             )
         return {**settings_of(base, args), "parallelism_config": {f"{found[1]}_size": int(found[2])}}
-    if engine.startswith(DEEPSPEED):
-        raise ArgumentError(
-            f"engine={engine!r} cannot be planned: DeepSpeed flattens parameters in memory that a plan does not have. "
-            "Its stage 3 takes about what engine='fsdp2' does, stages 1 and 2 at most what engine='ddp' does."
-        )
     if engine not in ENGINES:
-        raise ArgumentError(f"engine={engine!r} is not one of: {', '.join(ENGINES)}.")
+        raise ArgumentError(
+            f"engine={engine!r} is not one of: {', '.join([*ENGINES, *ZERO])}, nor a configuration of DeepSpeed."
+        )
     config = {name: value for name, value in (args.fsdp_config or {}).items() if name != "reshard_after_forward"}
     if version_of(config) != 2:
         raise ArgumentError("fsdp_config: version 1 cannot be planned. Leave version out: 2 is the default.")
     return {"fsdp": ENGINES[engine], "fsdp_config": config if ENGINES[engine] else args.fsdp_config}
 
 
-def split_engine(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Splits settings of a run under a launcher into the settings of one process, and the word for its engine.
+def split_engine(settings: Mapping[str, Any]) -> tuple[dict[str, Any], Planned | None]:
+    """Splits settings of a run under a launcher into the settings of one process, and its engine.
 
     Raises:
         ArgumentError: the settings of the engine cannot be read.
     """
+    if settings.get("deepspeed"):
+        alone = {name: value for name, value in settings.items() if name != "deepspeed"}
+        return alone, deepspeed_config.read(settings["deepspeed"])
     if not settings.get("fsdp"):
         return dict(settings), None
-    words: Any = SimpleNamespace(fsdp=settings["fsdp"], fsdp_config=settings.get("fsdp_config"))
+    words: Any = SimpleNamespace(deepspeed=None, fsdp=settings["fsdp"], fsdp_config=settings.get("fsdp_config"))
     problems = coerce_fsdp(words)
     if problems:
         raise ArgumentError(" ".join(problems))
@@ -123,8 +154,19 @@ def apply(args: Arguments, settings: dict[str, Any]) -> None:
 
 def more_sharding(args: Arguments) -> Iterator[tuple[dict[str, Any], str]]:
     """Yields settings with which a process holds less of the model, and their price, the cheapest first."""
-    for word in MORE_SHARDED.get(engine_of(args), ()):
-        yield {"fsdp": ENGINES[word]}, MORE_EXCHANGE
+    word = engine_of(args)
+    if word in ZERO and args.deepspeed:
+        for other in list(ZERO)[list(ZERO).index(word) + 1 :]:
+            config = deepspeed_config.read(args.deepspeed)
+            deepspeed_config.put(config, "zero_optimization.stage", int(other.removeprefix("zero")))
+            yield {"deepspeed": config}, MORE_EXCHANGE
+    for other in MORE_SHARDED.get(word, ()):
+        yield {"fsdp": ENGINES[other]}, MORE_EXCHANGE
+
+
+def has_kinds_of_ranks(word: str) -> bool:
+    """Returns True if processes hold parts of different sizes."""
+    return word in ZERO or ENGINES[word] is not None
 
 
 def writes_parts(args: Arguments) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MakeOptimizer: TypeAlias = Callable[[nn.Module], Optimizer]
 MakeScheduler: TypeAlias = Callable[[Optimizer], Scheduler]
+Count: TypeAlias = Callable[[Iterable[torch.Tensor], str], None]  # of a plan of memory: tensors, and their kind
 NO_CONTEXT: AbstractContextManager[None] = nullcontext()  # without state, so one serves all
 
 
@@ -293,6 +294,17 @@ class Engine:
         """
         return None
 
+    def keeps_evaluation(self, model: nn.Module) -> str | None:
+        """Returns why a copy of the model in another process cannot evaluate with the `finished_weights` of this one.
+
+        Args:
+            model: as it was given to the trainer, not wrapped yet.
+
+        Returns:
+            The reason with its cure; None: the copy computes with the numbers that this process does.
+        """
+        return self.hides_weights
+
     def whole_tensor(self, parameter: nn.Parameter, part: torch.Tensor) -> torch.Tensor:
         """Gathers a tensor that is distributed over the processes like a parameter. All processes call it.
 
@@ -428,9 +440,25 @@ class Engine:
 
         return watch_single_process(self._plan.hang_timeout_s, interrupts)
 
-    def communication_buffers(self) -> Iterable[torch.Tensor]:
-        """Returns the tensors that a plan of memory counts as buffers of communication for the whole run."""
-        return ()
+    def show_buffers(self, count: Count) -> None:
+        """Announces tensors of this engine to a plan of memory, once after `setup`, those of a step when it makes them.
+
+        Args:
+            count: is called with tensors and their kind, such as "communication".
+        """
+
+    @property
+    def settles_in(self) -> int:
+        """Steps after which a plan of memory finds this engine as it is for the rest of a run."""
+        return 0
+
+    def host_bytes(self, optimizer: Optimizer) -> int:
+        """Returns the bytes that this engine holds in main memory for a device, as a plan of memory counts them."""
+        return 0
+
+    def saved_bytes(self, model: nn.Module, optimizer: Optimizer) -> tuple[int, int] | None:
+        """Returns the bytes of weights and optimizer states in a checkpoint; None if their tensors show them."""
+        return None
 
     def peak_flops(self) -> float | None:
         """Peak operations per second of all devices of this run together; None if unknown."""

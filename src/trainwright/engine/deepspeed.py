@@ -28,7 +28,7 @@ from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, MakeScheduler, is_from
 from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.precision import DTYPES
-from trainwright.errors import ArgumentError, ModelError
+from trainwright.errors import ModelError
 
 if TYPE_CHECKING:
     from accelerate.utils import DeepSpeedPlugin
@@ -119,29 +119,9 @@ class DeepSpeedEngine(DistributedEngine):
 
     def _filled_in(self, model: nn.Module) -> Config:
         """Returns the configuration with the values that only the model and the length of the run decide."""
-        made = settings.read(self._config)
-        config = getattr(model, "config", None)
-        sizes = getattr(config, "hidden_sizes", None) or [getattr(config, "hidden_size", None)]
-        known: Config = {
-            "scheduler.params.total_num_steps": self._num_steps,
-            "scheduler.params.warmup_num_steps": max(self._num_warmup_steps, 1),
-        }
-        if sizes[0] is not None:
-            size = max(sizes)
-            values = {
-                "reduce_bucket_size": size * size,
-                "stage3_prefetch_bucket_size": int(0.9 * size * size),
-                "stage3_param_persistence_threshold": 10 * size,
-            }
-            known |= {f"zero_optimization.{name}": value for name, value in values.items()}
-        for place in list(settings.autos(made)):
-            if place not in known:
-                raise ArgumentError(
-                    f'The DeepSpeed configuration has "auto" at {place}, which follows from config.hidden_size, and '
-                    f"{type(model).__name__} has none. Write a number there."
-                )
-            settings.put(made, place, known[place])
-        return made
+        return settings.filled_in(
+            self._config, model, num_steps=self._num_steps, num_warmup_steps=self._num_warmup_steps
+        )
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         module = self.unwrap(model)
@@ -267,6 +247,16 @@ class DeepSpeedEngine(DistributedEngine):
         if self._stage == 3:
             return "ZeRO stage 3 has them in partitions; train in fp32 with stage 2"
         return "DeepSpeed keeps them in its optimizer in bf16 and fp16; train in fp32" if self._is_mixed else None
+
+    def keeps_evaluation(self, model: nn.Module) -> str | None:
+        if self._stage != 3 or self._is_mixed:
+            return self.hides_weights
+        if is_partitioned(self.unwrap(model)):
+            return (
+                "its parameters are partitioned already, so it cannot be copied into another process; make the model "
+                "before TrainingArguments, with a new trainer for each train()"
+            )
+        return None
 
     @property
     def _is_mixed(self) -> bool:

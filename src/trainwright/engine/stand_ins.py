@@ -17,7 +17,7 @@ from torch import nn
 from trainwright._types import Optimizer
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import MakeOptimizer
+from trainwright.engine.base import Count, MakeOptimizer
 from trainwright.engine.distributed_base import DistributedEngine, finds_unused_parameters
 
 MIB = 2**20
@@ -54,8 +54,8 @@ class StandInEngine(DistributedEngine):
         for bucket in self._buckets:
             dist.all_reduce(bucket)
 
-    def communication_buffers(self) -> Iterable[torch.Tensor]:
-        return self._buckets if self._used is None else [*self._buckets, self._used]
+    def show_buffers(self, count: Count) -> None:
+        count(self._buckets if self._used is None else [*self._buckets, self._used], "communication")
 
     def _send(self, buffers: list[torch.Tensor]) -> None:
         """Sends the buffers of the first process, each type together, before the first pass of a window."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,7 @@ def full_check(
     budget: Any,
     processes: int | None = None,
     per_node: int | None = None,
-    engine: str | None = None,
+    engine: str | Mapping[str, Any] | None = None,
 ) -> CheckReport:
     """Runs every check on all available facts; the arguments are as for `Trainer.check`.
 

@@ -49,7 +49,7 @@ class AsyncEvaluation(Extension):
         rotate: deletes checkpoints that the arguments no longer want.
 
     Raises:
-        ArgumentError: the engine keeps the weights elsewhere, or evaluations decide about the training.
+        ArgumentError: another process cannot compute as the engine does, or evaluations decide about the training.
     """
 
     name = "async_evaluation"
@@ -67,10 +67,10 @@ class AsyncEvaluation(Extension):
         rotate: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if (reason := engine.hides_weights) is not None:
+        if (reason := engine.keeps_evaluation(hooks.model)) is not None:
             raise ArgumentError(
-                f"eval_async needs the trained weights as the parameters of the model, and {reason}. Or set "
-                "eval_async=False."
+                f"eval_async needs a copy of the model that another process evaluates with the trained weights, and "
+                f"{reason}. Or set eval_async=False."
             )
         self._engine = engine
         self._hooks = hooks

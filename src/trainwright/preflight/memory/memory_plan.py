@@ -10,7 +10,18 @@ from trainwright.errors import ArgumentError
 from trainwright.support.html_table import html_section, html_table
 from trainwright.support.units import size_text
 
-KINDS = ("weights", "buffers", "gradients", "optimizer", "activations", "gathered", "communication", "batch", "other")
+KINDS = (
+    "weights",
+    "masters",
+    "buffers",
+    "gradients",
+    "optimizer",
+    "activations",
+    "gathered",
+    "communication",
+    "batch",
+    "other",
+)
 UNITS = {"": 1, "B": 1, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 

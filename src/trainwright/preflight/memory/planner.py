@@ -127,6 +127,7 @@ class PlannedStep:
     plan: StepPlan  # plan of the run
     weights_bytes: int  # all processes together, as in a checkpoint
     optimizer_bytes: int  # likewise
+    host_bytes: int  # that the engine keeps in main memory for the device
     batch_bytes: int  # the largest of the first batches
     batch_tokens: int | None  # in a batch, padding included, on average over the first; None: they have no `input_ids`
     num_replicas: int  # groups of processes that work on the same samples
@@ -150,13 +151,18 @@ def predicted_step(trainer: AnyTrainer, settings: dict[str, Any]) -> PlannedStep
         window = copied.get_batch_samples(iter(batches), len(batches), engine.device)
     samples = [map_tensors(_stand_in(mode, engine), batch) for batch in window[0]]
     tracker, run = _track(copied, samples, window[1], mode)
+    saved = engine.saved_bytes(copied.model, run.setup.optimizer)
+    if saved is None:
+        weights = _num_bytes([*_saved_weights(copied.model, engine), *copied.model.buffers()])
+        saved = weights, _num_bytes(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()]))
     tokens = [int(batch["input_ids"].numel()) for batch in first if "input_ids" in batch]
     return PlannedStep(
         peak=max(tracker.peaks.values(), key=lambda peak: peak.total_bytes),
         collectives=joined(counter.found(), tracker.collectives.found()),
         plan=run.plan,
-        weights_bytes=_num_bytes([*_saved_weights(copied.model, engine), *copied.model.buffers()]),
-        optimizer_bytes=_num_bytes(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()])),
+        weights_bytes=saved[0],
+        optimizer_bytes=saved[1],
+        host_bytes=engine.host_bytes(run.setup.optimizer),
         batch_bytes=_num_bytes(tensors_of(batches[0])),
         batch_tokens=round(sum(tokens) / len(tokens)) if tokens else None,
         num_replicas=engine.num_replicas,
@@ -273,7 +279,7 @@ def _track(
         tracker.count(model.parameters(), "weights")
         tracker.count(model.buffers(), "buffers")
         tracker.count(tensors_of(list(samples)), "batch")
-        tracker.count(engine.communication_buffers(), "communication")
+        engine.show_buffers(tracker.count)
         stack.enter_context(tracker.inside(model))
         window = Window(list(samples), num_items)
         hooks = _MarkedHooks(copied, tracker)
@@ -283,6 +289,8 @@ def _track(
             # Where parameters are in parts, the window itself has the micro-batch that leaves gradients.
             keeps_gradients = resolve.micro_batches(copied.args) > 1 and len(samples) == 1
             _make_states(run, model, engine, keeps_gradients=keeps_gradients)
+        for _ in range(engine.settles_in):
+            _take_step(run, hooks, window)
         tracker.count(tensors_of([*getattr(run.setup.optimizer, "state", {}).values()]), "optimizer")
         tracker.count([parameter.grad for parameter in model.parameters()], "gradients")
         tracker.peaks = {}

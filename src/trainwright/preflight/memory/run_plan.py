@@ -20,6 +20,7 @@ class RankPlan:
     name: str  # such as "rank 0"
     peak: PeakMemory  # on its device
     loader_bytes: int  # batches that its loader holds in main memory
+    offloaded_bytes: int = 0  # masters, optimizer states and gradients that ZeRO keeps in main memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,8 @@ class RunPlan:
     num_processes: int
     num_replicas: int  # groups of processes that work on the same samples
     per_node: int
-    engine: str  # "ddp", "fsdp2", "shard_grad_op" or "hsdp", and "+cp8" or "+sp8" where eight share each sequence
+    # "ddp", "fsdp2", "shard_grad_op" or "hsdp", and "+cp8" or "+sp8" where eight share each sequence; "zero1" to "zero3"
+    engine: str
     engine_title: str
     ranks: tuple[RankPlan, ...]  # the kinds of processes, the fullest first
     batch_size: int  # samples of a micro-batch, on one process
@@ -91,7 +93,7 @@ class RunPlan:
         yield self._title()
         yield from (f"  {name:14}{text}" for name, text in self._facts())
         yield "memory of a process at its peak, predicted:"
-        yield from ("  " + f"{row[0]:14}" + "".join(f"{cell:>22}" for cell in row[1:]) for row in self._memory())
+        yield from ("  " + f"{row[0]:16}" + "".join(f"{cell:>22}" for cell in row[1:]) for row in self._memory())
         if self.collectives:
             yield "communication of a step, in each process:"
             yield from (f"  {name:16}{calls:>10}{size:>12}" for name, calls, size in self._messages())
@@ -144,6 +146,8 @@ class RunPlan:
         rows += [(kind, *(size_text(rank.peak.by_kind.get(kind, 0)) for rank in self.ranks)) for kind in kinds]
         rows.append(("together", *(size_text(rank.peak.total_bytes) for rank in self.ranks)))
         rows.append(("", *(f"in {rank.peak.moment}" for rank in self.ranks)))
+        if any(rank.offloaded_bytes for rank in self.ranks):
+            rows.append(("offloaded (host)", *(size_text(rank.offloaded_bytes) for rank in self.ranks)))
         rows.append(("loader (host)", *(size_text(rank.loader_bytes) for rank in self.ranks)))
         return rows
 

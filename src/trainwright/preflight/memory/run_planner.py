@@ -27,7 +27,13 @@ MAX_PER_NODE = 8  # processes of a node, unless the caller says how many
 
 
 def plan_run(
-    trainer: AnyTrainer, processes: int, *, per_node: int | None, engine: str | None, budget: Any, tries: bool = True
+    trainer: AnyTrainer,
+    processes: int,
+    *,
+    per_node: int | None,
+    engine: planned.Planned | None,
+    budget: Any,
+    tries: bool = True,
 ) -> RunPlan:
     """Returns the plan of a run with a number of processes.
 
@@ -35,7 +41,8 @@ def plan_run(
         trainer: in one process, with the whole model.
         processes: of the run.
         per_node: processes on one machine; None: 8, or all if they are fewer.
-        engine: how the model is shared out, a word of `config/planned.py`; None: as the arguments say.
+        engine: how the model is shared out, a word of `config/planned.py` or a configuration of DeepSpeed; None: as the
+            arguments say.
         budget: memory of a device, a size as "80GB"; None: unknown.
         tries: look for changes of settings.
 
@@ -54,7 +61,7 @@ def plan_run(
     planned.apply(args, base)
     word = planned.engine_of(args)
     ranks: list[tuple[str, int]] = [("every rank", 0)]
-    differ = planned.ENGINES[word] is not None or bool(planned.sequences_of(args))
+    differ = planned.has_kinds_of_ranks(word) or bool(planned.sequences_of(args))
     if differ and processes > 1:  # the last one may have no part of a small tensor
         ranks = [("rank 0", 0), (f"rank {processes - 1}", processes - 1)]
     steps: dict[str, PlannedStep] = {}
@@ -84,7 +91,12 @@ def plan_run(
         engine=planned.word_for(args),
         engine_title=planned.title_of(args),
         ranks=tuple(
-            RankPlan(name=name, peak=step.peak, loader_bytes=step.batch_bytes * _batches_ahead(args))
+            RankPlan(
+                name=name,
+                peak=step.peak,
+                loader_bytes=step.batch_bytes * _batches_ahead(args),
+                offloaded_bytes=step.host_bytes,
+            )
             for name, step in steps.items()
         ),
         batch_size=args.per_device_train_batch_size,
