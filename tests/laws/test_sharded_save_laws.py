@@ -152,8 +152,8 @@ def states_of(rank: int, num: int) -> set[str]:
     return {rng.file_name(rank, num, name) for name in (RNG_STATE_NAME, DATA_POSITION_NAME)}
 
 
-LARGE = pytest.mark.slow  # a turn of a rank takes milliseconds, and each has two
-WORLDS = [64, pytest.param(512, marks=LARGE), pytest.param(4096, marks=[LARGE, pytest.mark.timeout(900)])]
+LARGE = [pytest.mark.slow, pytest.mark.timeout(1800)]  # a turn of a rank takes milliseconds, and each has two
+WORLDS = [64, pytest.param(512, marks=LARGE), pytest.param(4096, marks=LARGE)]
 
 
 @pytest.mark.parametrize("num", WORLDS)
