@@ -15,6 +15,6 @@ def test_a_batch_that_was_copied_ahead_is_cut_without_a_wait(tmp_path: Path) -> 
     found = on_the_standin("long_context_cuts.waits", folder=tmp_path)
     assert len(found) == 16
     for name, of in found.items():
-        way, rows, how = name.split(", ")
+        _, rows, how = name.split(", ")
         assert of["masked"] is (rows in ("padded", "packed")), name
         assert of["waits"] == (0 if how == "prefetched" else 1), name

@@ -190,9 +190,7 @@ def loaded(model: str, folder: Path, sizes: dict[str, int]) -> Any:
     return trained
 
 
-def trainer_of(
-    cell: str, folder: Path, *, replicas: int = 1, sizes: dict[str, int] | None = None, **more: Any
-) -> Any:
+def trainer_of(cell: str, folder: Path, *, replicas: int = 1, sizes: dict[str, int] | None = None, **more: Any) -> Any:
     """A trainer whose micro-batches have `TOTAL` rows over all replicas.
 
     With `sizes` the model is loaded in parts, from beside the folder of the run.

@@ -87,7 +87,8 @@ def refused() -> None:
         data = settings.get("train_dataset", packed())
         more = {key: value for key, value in settings.items() if key != "train_dataset"}
         try:
-            OURS.make(build(), FOLDER / "no", {"max_steps": 1, **KINDS[kind].settings, **more}, train_dataset=data).train()
+            chosen = {"max_steps": 1, **KINDS[kind].settings, **more}
+            OURS.make(build(), FOLDER / "no", chosen, train_dataset=data).train()
         except Exception as error:
             tell(**{f"refused: {name}": f"{type(error).__name__}: {error}"})
 

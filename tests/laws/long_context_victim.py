@@ -1,7 +1,7 @@
 """A run in several processes that is killed: `long_context_victim.py FOLDER KIND [RANK COUNT]`.
 
-It resumes where there is a checkpoint, and notes each step that begins in `FOLDER/steps`. With a RANK, that process kills
-itself when it comes by for the COUNT-th time at a place of a save (see `tests/chaos/victim.py`).
+It resumes where there is a checkpoint, and notes each step that begins in `FOLDER/steps`. With a RANK, that process
+kills itself when it comes by for the COUNT-th time at a place of a save (see `tests/chaos/victim.py`).
 """
 
 import logging
@@ -46,7 +46,8 @@ if len(sys.argv) > 3 and os.environ["RANK"] == sys.argv[3]:
 logging.getLogger("trainwright").setLevel("ERROR")
 warnings.filterwarnings("ignore", "FSDP2-wrapped module")
 torch.manual_seed(0)
-settings = {"optim": "adamw_torch", "learning_rate": 1e-2, "save_steps": 1, "save_total_limit": 2}
-trainer = trainer_of(kind.cell, folder / "run", save_strategy="steps", **settings | {"max_steps": NUM_STEPS}, **kind.settings)
+settings = {"optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": NUM_STEPS}
+saves = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 2}
+trainer = trainer_of(kind.cell, folder / "run", **settings, **saves, **kind.settings)
 trainer.add_callback(Notes(folder / "steps"))
 tell(outcome=outcome(trainer, resume_from_checkpoint="auto"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trainwright.checkpoint.store import CheckpointStore, verified
 
 from .._support.two_processes import end_group, finish_forks, start_forks

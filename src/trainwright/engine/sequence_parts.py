@@ -490,12 +490,10 @@ class SequenceParts:
                 f"{share.setting} cuts sequences, and position_ids of shape {tuple(positions.shape)} are not one "
                 f"number for each of {length} tokens. Train this model with fsdp or tp_size instead."
             )
-        elif mask is None:  # as transformers does, which takes rows with a mask for one sample
-            if self.looks.begins_again(positions):
-                samples = _filled(_starts(positions).cumsum(1).expand(num_rows, -1), filled)
-        if mask is not None and mask.ndim == 2:
-            if self.looks.has_zeros(mask):
-                seen = pad(mask != 0, (0, filled - length), value=False)
+        elif mask is None and self.looks.begins_again(positions):  # transformers takes a row with a mask for one sample
+            samples = _filled(_starts(positions).cumsum(1).expand(num_rows, -1), filled)
+        if mask is not None and mask.ndim == 2 and self.looks.has_zeros(mask):
+            seen = pad(mask != 0, (0, filled - length), value=False)
         return WholeBatch(
             length=length,
             filled=filled,
