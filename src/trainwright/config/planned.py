@@ -86,8 +86,8 @@ def settings_of(engine: Planned | None, args: Arguments) -> dict[str, Any]:
     """Returns the settings with which `args` ask for an engine; {} for None, as they are.
 
     Args:
-        engine: a word, or a configuration of DeepSpeed as `deepspeed` takes it. A word of `ENGINES` may say how sequences
-            are shared, too: "fsdp2", "ddp+sp4", "fsdp2+cp8".
+        engine: a word, or a configuration of DeepSpeed as `deepspeed` takes it. A word of `ENGINES` may also say how
+            sequences are shared: "fsdp2", "ddp+sp4", "fsdp2+cp8".
         args: arguments of the trainer.
 
     Returns:

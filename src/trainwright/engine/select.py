@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from trainwright._types import Optimizer
-from trainwright.config import deepspeed_config
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import Engine, MakeOptimizer
@@ -15,13 +14,9 @@ from trainwright.engine.base import Engine, MakeOptimizer
 def select_engine(plan: EnginePlan) -> Engine:
     """Makes the engine for a plan. Its module is imported here, so no run imports the engine of another backend."""
     if plan.deepspeed is not None and plan.stands_in:
-        if deepspeed_config.get(plan.deepspeed.config, "zero_optimization.stage") == 3:
-            from trainwright.engine.zero3_stand_in import ZeroThreeStandIn
+        from trainwright.engine.zero3_stand_in import make_zero_stand_in
 
-            return ZeroThreeStandIn(plan)
-        from trainwright.engine.zero_stand_ins import ZeroStandIn
-
-        return ZeroStandIn(plan)
+        return make_zero_stand_in(plan)
     if plan.deepspeed is not None:
         from trainwright.engine.deepspeed import DeepSpeedEngine
 

@@ -28,12 +28,14 @@ import torch.distributed as dist
 from torch import nn
 
 from trainwright._types import Optimizer
+from trainwright.config import deepspeed_config
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, Count, MakeOptimizer
 from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.zero_stand_ins import (
     ZeroSettings,
+    ZeroStandIn,
     bytes_in_checkpoint,
     cast_to,
     count_nothing,
@@ -41,6 +43,13 @@ from trainwright.engine.zero_stand_ins import (
     new_master,
     prepare,
 )
+
+
+def make_zero_stand_in(plan: EnginePlan) -> DistributedEngine:
+    """Makes the stand-in for the stage of ZeRO in a plan's configuration."""
+    assert plan.deepspeed is not None
+    is_third = deepspeed_config.get(plan.deepspeed.config, "zero_optimization.stage") == 3
+    return ZeroThreeStandIn(plan) if is_third else ZeroStandIn(plan)
 
 
 class ZeroThreeStandIn(DistributedEngine):

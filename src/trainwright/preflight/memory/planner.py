@@ -312,7 +312,7 @@ def _make_states(run: Run, model: Any, engine: Engine, *, keeps_gradients: bool)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
-    if not engine.scales_loss:  # the scaler takes gradients once for each update
+    if not engine.scales_loss and not engine.updates_in_clip:  # the scaler takes gradients once for each update
         # torch works out the layouts of parameters in parts at the first call, with whole stand-ins.
         engine.clip(run.setup.model, 1.0)
     run.setup.optimizer.step()
