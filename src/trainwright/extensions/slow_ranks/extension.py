@@ -16,9 +16,9 @@ compared with a whole step.
     waiting  time in the backward pass beyond that of the process with the shortest one, until all have counted the
              labels of a window, and until weights are gathered in the forward pass
 
-On a CPU the times are those of the host. On an accelerator, which works while the host continues, the forward pass is the
-time on the device from the beginning of a step to the end of its first forward pass, less the times in which it waits
-for weights: pairs of events, read at the next log.
+On a CPU the times are those of the host. On an accelerator, which works while the host continues, the forward pass is
+the time on the device from the beginning of a step to the end of its first forward pass, less the times in which it
+waits for weights: pairs of events, read at the next log.
 """
 
 from __future__ import annotations
