@@ -42,12 +42,12 @@ def call(*words: str) -> Result:
 
 
 def done(*words: str) -> str:
-    """Runs it, and fails unless it ends well; what it printed."""
+    """Runs it, and fails unless it ends well; returns its lines, with `--json` those on standard output alone."""
     result = call(*words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout if "--json" in words else result.output
 
 
 def start(*words: str, folder: Path) -> forked.Process:

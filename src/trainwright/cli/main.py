@@ -14,9 +14,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 import typer.core
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 FAILED = 1
 USAGE = 2
 WIDE = 100  # characters of a terminal that has room for times
+_ANSWERS: ContextVar[TextIO | None] = ContextVar("trainwright_answers", default=None)  # None: sys.stdout
 OF_THE_USER = (
     errors.ArgumentError,
     errors.CheckpointNotFoundError,
@@ -66,7 +68,7 @@ def _report(error: Exception, *, as_json: bool) -> None:
     tell(str(error))
     if as_json and World.detect().process_index == 0:
         problems = [*getattr(error, "problems", ())] or [str(error)]
-        echo(_json({"error": {"type": type(error).__name__, "message": str(error), "problems": problems}}))
+        put_json({"error": {"type": type(error).__name__, "message": str(error), "problems": problems}})
 
 
 def reported(command: Callable[..., None]) -> Callable[..., None]:
@@ -74,25 +76,43 @@ def reported(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def call(*args: Any, **kwargs: Any) -> None:
-        with reporting(as_json=bool(kwargs.get("as_json"))):
+        as_json = bool(kwargs.get("as_json"))
+        with answers_alone() if as_json else nullcontext(), reporting(as_json=as_json):
             command(*args, **kwargs)
 
     return call
 
 
 @contextmanager
-def answering(as_json: bool) -> Iterator[dict[str, Any]]:
-    """Within the context, a command fills the dict that `--json` prints; lines for people go to standard error then."""
-    answer: dict[str, Any] = {}
-    if not as_json:
-        yield answer
-        return
+def answers_alone() -> Iterator[None]:
+    """Within the context, standard output has answers alone; other lines, of libraries too, go to standard error."""
+    token = _ANSWERS.set(_ANSWERS.get() or sys.stdout)
     try:
         with redirect_stdout(sys.stderr):
-            yield answer
+            yield
     finally:
-        if answer and World.detect().process_index == 0:
-            echo(_json(answer))
+        _ANSWERS.reset(token)
+
+
+@contextmanager
+def answering(as_json: bool) -> Iterator[dict[str, Any]]:
+    """Within the context, a command fills the dict that `--json` prints."""
+    answer: dict[str, Any] = {}
+    try:
+        yield answer
+    finally:
+        if as_json and answer and World.detect().process_index == 0:
+            put_json(answer)
+
+
+def put(text: str) -> None:
+    """Prints an answer as it is."""
+    typer.echo(text, file=_ANSWERS.get())
+
+
+def put_json(value: object) -> None:
+    """Prints an answer in JSON, without keys that may be in it."""
+    put(for_log(_json(value)))
 
 
 def echo(text: str, *, err: bool = False) -> None:
@@ -171,7 +191,7 @@ def init(
     schema_file = config.with_name(SCHEMA_NAME)
     write_text(schema_file, _json(json_schema()) + "\n")
     if as_json:
-        echo(_json({"written": [config, schema_file]}))
+        put_json({"written": [config, schema_file]})
         return
     echo(f"Written: {config}, and {schema_file} for editors. Train with\n\n    trainwright train {config}")
 
@@ -350,7 +370,7 @@ def check(
     report = report.with_findings(found, TABLE_CHECKS)
     if as_json:
         proved = None if proof is None else str(proof)
-        echo(_json({**about, **dataclasses.asdict(report), "worst": report.worst, "proof": proved}))
+        put_json({**about, **dataclasses.asdict(report), "worst": report.worst, "proof": proved})
     else:
         echo(str(report) if proof is None else f"{report}\n\n{proof}")
     if report.worst == "error" or (proof is not None and not proof.holds):
@@ -384,7 +404,10 @@ def report(
 
 def _say_written(path: Path, *, as_json: bool, **facts: object) -> None:
     """Names a file that was written, and facts about it in JSON."""
-    echo(_json({"written": [path], **facts}) if as_json else f"Written: {path}")
+    if as_json:
+        put_json({"written": [path], **facts})
+    else:
+        echo(f"Written: {path}")
 
 
 def compare(
@@ -422,7 +445,7 @@ def compare(
             "pairs": [dataclasses.asdict(pair) for pair in pairs],
             "origins": origins,
         }
-        echo(_json({"runs": list(records), **found, "arguments": differing_arguments(records)}))
+        put_json({"runs": list(records), **found, "arguments": differing_arguments(records)})
         return
     for name, record in records.items():
         echo(f"{name}: {', '.join(metric_texts(metrics_of(record, best_of(record)))) or 'no evaluation'}")
@@ -450,7 +473,7 @@ def diff(
 
     found = compare_values(read_values(run), read_values(other), tolerance=tolerance)
     if as_json:
-        echo(_json(found.to_dict()))
+        put_json(found.to_dict())
     else:
         for line in found.lines():
             echo(line)
@@ -474,7 +497,7 @@ def runs(
         found = find_runs(local)
     now = time.time()
     if as_json:
-        echo(_json([dataclasses.asdict(one) for one in found]))
+        put_json([dataclasses.asdict(one) for one in found])
         return
     if not found:
         echo(f"No run is below {folder}: none has a journal.jsonl.")
@@ -512,7 +535,7 @@ def push(
     waiting = Outbox(run).waiting()
     if not waiting:
         if as_json:
-            echo(_json({"uploads": []}))
+            put_json({"uploads": []})
             return
         echo(f"Nothing waits in {run}: all of it is on the Hub, or it was trained without push_to_hub.")
         return
@@ -529,7 +552,7 @@ def push(
             state = "Not uploaded" if upload in failed else "Uploaded"
             echo(f"{state}: {ticket.message or 'files'} (step {ticket.step}) to {where}")
     if as_json:
-        echo(_json({"uploads": uploads}))
+        put_json({"uploads": uploads})
     if failed:
         raise typer.Exit(FAILED)
 
@@ -540,7 +563,7 @@ def schema(output: Output = None, as_json: AsJson = False) -> None:
 
     text = _json(json_schema())
     if output is None:
-        typer.echo(text)  # no value of anybody's is in it, and names of fields are not to be masked
+        put(text)  # no value of a user is in it, and names of fields are not to be masked
     else:
         write_text(output, f"{text}\n")
         _say_written(output, as_json=as_json)
@@ -576,7 +599,7 @@ def export(
             written = merge(source, folder) if merged else export_model(source, folder, parts=sharded_state)
     size = sum(path.stat().st_size for path in written)
     if as_json:
-        echo(_json({"written": written, "bytes": size}))
+        put_json({"written": written, "bytes": size})
         return
     echo(f"Written: {folder}, {counted(len(written), 'file')}, {size_text(size)}")
 
@@ -619,7 +642,7 @@ def verify(
             for problem in problems[folder]:
                 echo(f"    {problem}")
     if as_json:
-        echo(_json([{"checkpoint": folder, "problems": found} for folder, found in problems.items()]))
+        put_json([{"checkpoint": folder, "problems": found} for folder, found in problems.items()])
     if any(problems.values()):
         raise typer.Exit(FAILED)
 
@@ -635,7 +658,7 @@ def _verify_under(url: str, *, as_json: bool) -> None:
             for problem in problems:
                 echo(f"    {problem}")
     if as_json:
-        echo(_json([{"checkpoint": name, "problems": problems} for name, problems in found.items()]))
+        put_json([{"checkpoint": name, "problems": problems} for name, problems in found.items()])
     if any(found.values()):
         raise typer.Exit(FAILED)
 
@@ -647,7 +670,7 @@ def _accept(folders: list[Path], *, as_json: bool) -> None:
 
     results = accepted(folders)
     if as_json:
-        echo(_json([{"checkpoint": folder, "accepted": found} for folder, found in results.items()]))
+        put_json([{"checkpoint": folder, "accepted": found} for folder, found in results.items()])
         return
     for folder, found in results.items():
         checkpoint = Checkpoint(folder)
@@ -707,7 +730,10 @@ def ledger(
         if other is None or quarantine is not None or data is not None:
             raise errors.ArgumentError("Compare two runs as: trainwright ledger diff RUN OTHER.")
         compared = difference(Path(question), other, number=number)
-        for line in [_json(compared)] if as_json else difference_lines(compared):
+        if as_json:
+            put_json(compared)
+            return
+        for line in difference_lines(compared):
             echo(line)
         return
     if other is not None:
@@ -716,7 +742,7 @@ def ledger(
     if quarantine is not None and question == "by-source":
         raise errors.ArgumentError("--quarantine takes samples, and by-source lists sources.")
     if as_json:
-        echo(_json(found))
+        put_json(found)
     else:
         for line in lines(found):
             echo(line)
@@ -762,7 +788,7 @@ def eval(
             echo(f"From {named_as(model, local, one.note)}", err=True)
         found = evaluate(one, num_hardest=hardest)
     if as_json:
-        echo(_json(dataclasses.asdict(found)))
+        put_json(dataclasses.asdict(found))
         return
     scores = readable({f"eval_{name}": value for name, value in found.metrics.items()})
     echo(f"{counted(found.num_samples, 'sample')}: {scores}")
@@ -787,7 +813,7 @@ def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None,
 
     def tell(request: Request, metrics: dict[str, Any]) -> None:
         if as_json:
-            echo(json.dumps(json_value({"step": request.step, **metrics})))
+            put(for_log(json.dumps(json_value({"step": request.step, **metrics}))))
         else:
             echo(f"Step {request.step}: {readable(metrics)}")
 
@@ -819,6 +845,7 @@ def predict(
     from trainwright.cli.tasks.predict import predict
 
     with (
+        answers_alone(),
         rows_at(data) as file,
         checkpoint_of(model) as local,
         applied(local, file, task=task, overrides=overrides or (), weights=weights) as one,
@@ -831,7 +858,7 @@ def predict(
         )
         if str(out) == "-":
             for line in found:
-                typer.echo(printable(line))
+                put(printable(line))
             return
         number = 0
         with replacing(out) as partial, partial.open("w", encoding="utf-8") as target:
@@ -857,7 +884,7 @@ def ctl(
 
     step, refused = give(run, words, wait_s=wait_s)
     if as_json:
-        echo(_json({"step": step, "refused": refused}))
+        put_json({"step": step, "refused": refused})
     if refused is not None:
         tell(f"Refused: {refused}")
         raise typer.Exit(FAILED)
@@ -873,7 +900,7 @@ def env(as_json: AsJson = False) -> None:
     found = environment(World.detect().device)
     found.pop("script")
     if as_json:
-        echo(_json(found))
+        put_json(found)
         return
     packages = found.pop("packages")
     found["memory_bytes"] = size_text(found["memory_bytes"])
