@@ -270,6 +270,7 @@ class HostGuard(Extension):
         return Decision.APPLY
 
     def _refuse(self, progress: Progress, kind: str, action: str, what: str, values: dict[str, float]) -> Decision:
+        may_end = action != "warn"
         if self._was_updated is not None:
             is_made = self._was_updated()
             if action != "stop":
@@ -290,7 +291,7 @@ class HostGuard(Extension):
                 f"Step {progress.state.global_step + 1}: {what}; the snapshot of step {step} is not better"
             )
             incident = replace(incident, what=f"{what}; weights, optimizer and schedule are back at step {step}")
-        self._log.add(incident)
+        self._log.add(incident, may_end=may_end)
         return Decision.APPLY if action == "warn" else Decision.SKIP
 
     def _loss_of(self, progress: Progress) -> float:

@@ -100,8 +100,12 @@ class IncidentLog:
         """Counts a step that is skipped because of an earlier incident."""
         self.num_skipped += 1
 
-    def add(self, incident: Incident) -> None:
+    def add(self, incident: Incident, *, may_end: bool = True) -> None:
         """Counts and reports a bad step.
+
+        Args:
+            incident: the bad step and what was done about it.
+            may_end: False if the policy is to warn. A backend may have skipped the update by itself, as ZeRO does.
 
         Raises NonFiniteError or SpikeError if the policy stops the run, if too many steps were skipped, or if weights,
         optimizer state or rates are not finite, so that no later step can be good.
@@ -114,6 +118,8 @@ class IncidentLog:
             self._recent = (*(one for one in self._recent if one > incident.step - SHARE_OF), incident.step)
         self.num_rollbacks += incident.action == "rollback"
         self._report(incident)
+        if not may_end:
+            return
         if incident.kind == NON_FINITE and incident.action in ("skip", "stop") and is_first:
             self.check_parts(f"Step {incident.step}: {incident.what}")
         if incident.action == "stop":
