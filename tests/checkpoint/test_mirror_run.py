@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from trainwright.checkpoint.remote import RemoteStore
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import ArgumentError, CheckpointError, CheckpointNotFoundError
 from trainwright.extensions.mirror import extension as mirror_extension
+from trainwright.extensions.mirror import mirror as mirror_module
 from trainwright.extensions.mirror.lease import RELEASED
 from trainwright.journal.record import read
 
@@ -173,7 +175,7 @@ def test_a_store_that_is_away_does_not_make_a_run_start_from_the_first_step(
     monkeypatch.setattr(remote_module, "FIRST_PAUSE_S", 0.0)
     with pytest.raises(CheckpointError, match=r"cannot be read \(ConnectionError.*continue from"):
         trained(tmp_path / "empty", url)
-    monkeypatch.setattr(mirror_extension.Mirror, "end", lambda mirror: None)  # or it waits a minute
+    monkeypatch.setattr(mirror_module, "END_PATIENCE_S", 0.0)  # or it waits a minute
     again = trained(tmp_path / "run", url)
     assert again.state.global_step == LAST
     assert "The run continues from" in caplog.text
@@ -294,7 +296,17 @@ def test_no_key_is_in_a_file_or_a_log(
     assert [path for path in files if secret.encode() in path.read_bytes()] == []
 
 
-def test_the_journal_tells_of_the_copies(tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize("delay_s", [0.0, 0.3], ids=["at once", "after the last step"])
+def test_the_journal_tells_of_the_copies(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, delay_s: float
+) -> None:
+    upload = RemoteStore.upload
+
+    def later(self: RemoteStore, *args: Any, **kwargs: Any) -> None:
+        time.sleep(delay_s)
+        upload(self, *args, **kwargs)
+
+    monkeypatch.setattr(RemoteStore, "upload", later)
     trained(tmp_path / "run", url, max_steps=4)
     lines = [json.loads(line) for line in (tmp_path / "run" / "journal.jsonl").read_text().splitlines()]
     told = [line for line in lines if line["kind"] == "mirror"]

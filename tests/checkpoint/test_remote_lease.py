@@ -31,10 +31,12 @@ class RemoteLease(module.RemoteLease):
 
 @pytest.fixture(autouse=True)
 def released() -> Iterator[None]:
+    before = threading.enumerate()
     yield
     while TAKEN:
         TAKEN.pop().release()
-    assert not [thread for thread in threading.enumerate() if thread.name == "trainwright-mirror-lease"]
+    new = [thread for thread in threading.enumerate() if thread not in before]
+    assert not [thread for thread in new if thread.name == "trainwright-mirror-lease"]
 
 
 class Aged(RemoteStore):

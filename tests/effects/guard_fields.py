@@ -122,7 +122,7 @@ def rolled_back(bench: Bench, *bad: int, **settings: Any) -> tuple[list[str], in
 def a_snapshot_is_taken_every_so_many_steps(bench: Bench) -> None:
     for every, step in {4: 4, 3: 6}.items():
         ((text,), _) = rolled_back(bench, 6, rollback_every=every)
-        assert f"are those of step {step} again" in text
+        assert f"are back at step {step};" in text
     with pytest.raises(CheckpointNotFoundError, match=r"no checkpoint in .* yet"):
         rolled_back(bench, 6, rollback_every=0)
 

@@ -21,7 +21,7 @@ from trainwright.extensions.mirror.clock import Clock, Pace, SystemClock
 from trainwright.extensions.mirror.lease import RemoteLease
 from trainwright.extensions.mirror.mirror import Mirror, outbox_of
 from trainwright.extensions.mirror.parts import Helper, names_to_send
-from trainwright.journal.record import live_journal
+from trainwright.journal.record import FileJournal, live_journal
 from trainwright.loop.extension import Extension, Run
 
 logger = logging.getLogger(__name__)
@@ -79,6 +79,7 @@ class RunMirror(Extension):
         self._lease: RemoteLease | None = None
         self._mirror: Mirror | None = None
         self._helper: Helper | None = None
+        self._journal: FileJournal | None = None  # of the run, which ends before the last copies do
         self._ranks: list[int] = []  # processes of this node
         self._num_nodes = 1
         self._token = ""
@@ -197,6 +198,7 @@ class RunMirror(Extension):
 
     def committed(self, checkpoint: Path) -> None:
         """Takes a checkpoint that is on the disk."""
+        self._journal = live_journal(self._folder)
         self._pace.release()
         if self._mirror is not None:
             self._mirror.committed(checkpoint)
@@ -218,11 +220,12 @@ class RunMirror(Extension):
             if helper is not None:
                 helper.end()
         finally:
+            self._journal = None
             if lease is not None:
                 lease.release()
 
     def _tell(self, **values: Any) -> None:
         """Writes an entry into the journal of the run, if it has one."""
-        journal = live_journal(self._folder)
+        journal = live_journal(self._folder) or self._journal
         if journal is not None:
             journal.write("mirror", **values)
