@@ -39,7 +39,9 @@ def settings_of(kind: str) -> dict[str, Any]:
             "sizes": LOADED[more],
             "replicas": LOADED[more].get("fsdp_size", 1) // together,
         }
-    sizes = {f"{name}_size": together} | ({"dp_replicate_size": 2} if more == "copies" else {})
+    sizes = {f"{name}_size": together}
+    if more == "copies":
+        sizes |= {"dp_replicate_size": 2, "dp_shard_size": WORLD // together // 2}
     fsdp = {"fsdp": True} if more else {}
     return {"parallelism_config": ParallelismConfig(**sizes), **fsdp, "replicas": WORLD // together}
 

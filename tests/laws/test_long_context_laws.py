@@ -31,6 +31,7 @@ LAUNCHES: dict[str, tuple[int, dict[str, list[str]]]] = {
     "layers and experts": (4, {"cp + tp ep": OF_EXPERTS, "sp + tp ep": OF_EXPERTS[:2]}),
     "layers": (4, {"cp + tp": [*CELLS, *OF_LAYERS], "sp + tp": [*CELLS, *OF_LAYERS]}),
     "sharded replicas": (4, {"cp + fsdp": [*CELLS], "sp + copies": [*CELLS]}),
+    "copies": (8, {"cp + copies": ["padded, 1", "packed, 4", "masked, 4"], "sp + copies": ["packed, 4"]}),
 }
 CASES = [
     pytest.param(name, kind, cell, marks=[] if name == "quick" else pytest.mark.slow)
