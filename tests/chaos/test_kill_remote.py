@@ -97,7 +97,9 @@ def assert_same_end(folder: Path, url: str, uninterrupted: Weights) -> None:
     store = RemoteStore(url)
     found = store.manifests()
     assert found[0].step == NUM_STEPS
-    assert len(found) <= 3  # a kill between the last copy and the deletion of an older one leaves that
+    # A kill between a copy and the deletion of an older one leaves that until the next copy; two in a row, at the end
+    # of a run, leave two more than the two that are kept.
+    assert len(found) <= 4
     for one in found:
         assert list(store.problems(one)) == []
     leases = [name for name in store.names() if name.startswith(".lease-")]
