@@ -1,7 +1,8 @@
 """One launch: `long_context_run.py FOLDER CASE...`, each case "KIND: CELL"; it tells what each comes to.
 
 KIND is "cp" or "sp", with the number of processes that share a sequence unless it is two ("cp 4"), and " + fsdp", or
-" + copies" for two copies of a sharded model, or what the model is loaded with: " + tp", " + ep", " + tp ep".
+" + copies" for two copies of a sharded model, or what the model is loaded with: " + tp", " + ep", " + tp ep". "tp"
+alone shares no sequence.
 """
 
 import logging
@@ -30,6 +31,8 @@ LOADED = {
 
 def settings_of(kind: str) -> dict[str, Any]:
     """Settings of a kind, and its `replicas`."""
+    if kind in LOADED:
+        return {"sizes": LOADED[kind], "replicas": LOADED[kind].get("fsdp_size", 1)}
     way, _, more = kind.partition(" + ")
     name, _, size = way.partition(" ")
     together = int(size or 2)

@@ -29,6 +29,7 @@ LAUNCHES: dict[str, tuple[int, dict[str, list[str]]]] = {
     "sharded pairs": (2, {"cp + fsdp": [*CELLS], "sp + fsdp": [*CELLS]}),
     "experts": (2, {"cp + ep": OF_EXPERTS, "sp + ep": OF_EXPERTS}),
     "layers and experts": (4, {"cp + tp ep": OF_EXPERTS, "sp + tp ep": OF_EXPERTS[:2]}),
+    "layers alone": (4, {"tp": [*CELLS]}),
     "layers": (4, {"cp + tp": [*CELLS, *OF_LAYERS], "sp + tp": [*CELLS, *OF_LAYERS]}),
     "sharded replicas": (4, {"cp + fsdp": [*CELLS], "sp + copies": [*CELLS]}),
     "copies": (8, {"cp + copies": ["padded, 1", "packed, 4", "masked, 4"], "sp + copies": ["packed, 4"]}),
