@@ -91,7 +91,7 @@ class Mirror:
         self._is_lost = False  # another run has the URL
         self._failed_since: float | None = None  # since when every attempt fails
 
-    # -- from the run ---------------------------------------------------------------------------------------------
+    # -- called by the run ---------------------------------------------------------------------------------------------
 
     def begin(self, known: list[Manifest], *, continues: bool) -> None:
         """Starts the thread.
