@@ -1439,7 +1439,8 @@ class Trainer:
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         outputs = run.forward(model, inputs)
-        if run.extensions.needs_outputs and model.training:
+        is_training = model.training and self.model.training  # DeepSpeed's engine is always in the training mode
+        if run.extensions.needs_outputs and is_training:
             run.outputs = outputs, inputs
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
@@ -1455,7 +1456,7 @@ class Trainer:
             checks.raise_no_loss(model, inputs, outputs, loss, made_by=self.compute_loss_func)
         rule = run.loss_rule or self._loss_rule()
         loss = rule.undo_averaging(loss, outputs, num_items_in_batch)
-        if model.training:
+        if is_training:
             loss = rule.weigh_auxiliary(loss, outputs, sample_share=run.progress.share_of_window)
         return (loss, outputs) if return_outputs else loss
 

@@ -247,10 +247,21 @@ def ledger_of(folder: Path) -> list[list[float]]:
     return [column for column in columns.values() if all(isinstance(value, float) for value in column)]
 
 
+def whole_state(trainer: Any) -> dict[str, torch.Tensor]:
+    """Weights put together from their parts; of DeepSpeed's only the main process has them, and the others none."""
+    if trainer.is_deepspeed_enabled:
+        spread = trainer._engine.whole_weights(trainer.model)
+        if spread:  # under the first name of a weight that is used twice
+            names = {id(weight): name for name, weight in trainer.model.named_parameters()}
+            weights = trainer.model.named_parameters(remove_duplicate=False)
+            return {**spread, **{name: spread[names[id(weight)]] for name, weight in weights}}
+    return {n: getattr(v, "full_tensor", lambda v=v: v)() for n, v in trainer.model.state_dict().items()}
+
+
 def outcome(trainer: Any, **how: Any) -> dict[str, Any]:
     """Trains, evaluates and predicts, and says in plain numbers what came of it."""
     out = trainer.train(**how)
-    state = {n: getattr(v, "full_tensor", lambda v=v: v)() for n, v in trainer.model.state_dict().items()}
+    state = whole_state(trainer)
     judged = trainer.evaluate()
     predicted = trainer.predict(trainer.eval_dataset).predictions
     return {

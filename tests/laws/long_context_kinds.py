@@ -14,6 +14,11 @@ LAYERS = {"sizes": {"tp_size": 2, "fsdp_size": 2}}
 IN_PARTS = {"fsdp_config": {"state_dict_type": "SHARDED_STATE_DICT"}}
 
 
+def zero(stage: int, **more: Any) -> dict[str, Any]:
+    """DeepSpeed with a stage of ZeRO, and a batch that it checks."""
+    return {"deepspeed": {"zero_optimization": {"stage": stage}, "train_batch_size": "auto", **more}}
+
+
 @dataclass(frozen=True)
 class Kind:
     """Settings of `trainer_of`, and with how many processes it runs."""
@@ -33,4 +38,7 @@ KINDS = {
     "cp + tp": Kind(CP | LAYERS, processes=4),
     "sp + tp": Kind(SP | LAYERS | IN_PARTS, processes=4),
     "tp": Kind(LAYERS | {"replicas": 2}, processes=4),
+    # Last, since ZeRO 3 changes how transformers loads models as long as its arguments are there.
+    "sp + zero 2": Kind(zero(2, sequence_parallel_size=2)),  # as DeepSpeed's own configuration asks for it
+    "cp + zero 3": Kind(CP | zero(3)),
 }

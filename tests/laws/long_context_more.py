@@ -22,7 +22,16 @@ FOLDER = Path(sys.argv[1])
 WORLD = int(os.environ["WORLD_SIZE"])
 # (kind, the other kind of which it resumes a checkpoint)
 PAIRS = {
-    2: [("cp", "sp"), ("sp", "cp + fsdp"), ("cp + fsdp", "cp"), ("cp + ep", "sp + ep"), ("sp + ep", "cp + ep")],
+    2: [
+        ("cp", "sp"),
+        ("sp", "cp + fsdp"),
+        ("cp + fsdp", "cp"),
+        ("cp + ep", "sp + ep"),
+        ("sp + ep", "cp + ep"),
+        ("sp + zero 2", "cp + zero 3"),
+        ("cp + zero 3", "sp"),
+        ("cp", "sp + zero 2"),
+    ],
     4: [("cp + tp", "sp + tp"), ("sp + tp", "tp"), ("tp", "cp + tp")],
 }[WORLD]
 ADAM = {"optim": "adamw_torch", "learning_rate": 1e-2, "adam_epsilon": 1e-3}

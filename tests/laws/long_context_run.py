@@ -1,8 +1,8 @@
 """One launch: `long_context_run.py FOLDER CASE...`, each case "KIND: CELL"; it tells what each comes to.
 
 KIND is "cp" or "sp", with the number of processes that share a sequence unless it is two ("cp 4"), and " + fsdp", or
-" + copies" for two copies of a sharded model, or what the model is loaded with: " + tp", " + ep", " + tp ep". "tp"
-alone shares no sequence.
+" + copies" for two copies of a sharded model, or " + zero 2" for a stage of DeepSpeed, or what the model is loaded
+with: " + tp", " + ep", " + tp ep". "tp" alone shares no sequence.
 """
 
 import logging
@@ -18,6 +18,7 @@ from accelerate import ParallelismConfig
 
 from tests._support.two_processes import tell
 from tests.laws.long_context import outcome, trainer_of
+from tests.laws.long_context_kinds import zero
 
 FOLDER = Path(sys.argv[1])
 WORLD = int(os.environ["WORLD_SIZE"])
@@ -45,8 +46,10 @@ def settings_of(kind: str) -> dict[str, Any]:
     sizes = {f"{name}_size": together}
     if more == "copies":
         sizes |= {"dp_replicate_size": 2, "dp_shard_size": WORLD // together // 2}
-    fsdp = {"fsdp": True} if more else {}
-    return {"parallelism_config": ParallelismConfig(**sizes), **fsdp, "replicas": WORLD // together}
+    shards: dict[str, Any] = {"fsdp": True} if more else {}
+    if more.startswith("zero"):
+        shards = zero(int(more.removeprefix("zero ")))
+    return {"parallelism_config": ParallelismConfig(**sizes), **shards, "replicas": WORLD // together}
 
 
 logging.getLogger("trainwright").setLevel("ERROR")

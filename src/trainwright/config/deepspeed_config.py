@@ -14,11 +14,13 @@ from trainwright._types import JSONObject
 from trainwright.errors import ArgumentError
 
 AUTO = "auto"
+SEQUENCE_SIZE = "sequence_parallel_size"  # DeepSpeed's name of `sp_size`
 # Place in the configuration -> argument that says the same.
 FIELDS = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
     "gradient_accumulation_steps": "gradient_accumulation_steps",
-    "train_batch_size": "per_device_train_batch_size x gradient_accumulation_steps x processes",
+    "train_batch_size": "per_device_train_batch_size x gradient_accumulation_steps x processes with their own batches",
+    SEQUENCE_SIZE: "parallelism_config.sp_size",
     "gradient_clipping": "max_grad_norm",
     "optimizer.params.lr": "learning_rate",
     "optimizer.params.betas": "adam_beta1, adam_beta2",
@@ -41,6 +43,7 @@ LATE = (
     "zero_optimization.stage3_prefetch_bucket_size",
     "zero_optimization.stage3_param_persistence_threshold",
 )
+OF_SEQUENCES = ("train_batch_size", "data_parallel_size", SEQUENCE_SIZE)  # sizes that follow from one another
 PLAIN = {"scheduler.params.warmup_min_lr": 0, "fp16.auto_cast": False}  # values of "auto"
 
 
@@ -56,6 +59,23 @@ def read(config: Mapping[str, Any] | str) -> JSONObject:
         raise ArgumentError(
             f"deepspeed={config!r} is not a file with a JSON object ({error}). Give the path of one, or a dict."
         ) from error
+
+
+def sequence_size(config: Mapping[str, Any] | str) -> int:
+    """Returns how many processes share a sequence (DeepSpeed's ALST); 1 if the configuration leaves it to others.
+
+    Raises:
+        ArgumentError: it is no whole number from 1 up.
+    """
+    size = read(config).get(SEQUENCE_SIZE, AUTO)
+    if size == AUTO:
+        return 1
+    if not isinstance(size, int) or size < 1:
+        raise ArgumentError(
+            f"{SEQUENCE_SIZE}={size!r} in the DeepSpeed configuration is not a whole number from 1 up, of processes "
+            'that share a sequence. Write one there, or "auto" for that of parallelism_config.'
+        )
+    return size
 
 
 def settled(config: Mapping[str, Any] | str, values: Mapping[str, Any]) -> JSONObject:

@@ -58,6 +58,8 @@ def sequences_of(args: Arguments) -> dict[str, int]:
     """Returns how many processes share each sequence, by "cp" or "sp"; {}: none do."""
     config = args.parallelism_config
     sizes = {way: getattr(config, f"{way}_size", None) or 1 for way in SEQUENCES}
+    if config is None and args.deepspeed:
+        sizes["sp"] = deepspeed_config.sequence_size(args.deepspeed)
     return {way: size for way, size in sizes.items() if size > 1}
 
 
@@ -86,8 +88,8 @@ def settings_of(engine: Planned | None, args: Arguments) -> dict[str, Any]:
     """Returns the settings with which `args` ask for an engine; {} for None, as they are.
 
     Args:
-        engine: a word, or a configuration of DeepSpeed as `deepspeed` takes it. A word of `ENGINES` may also say how
-            sequences are shared: "fsdp2", "ddp+sp4", "fsdp2+cp8".
+        engine: a word, or a configuration of DeepSpeed as `deepspeed` takes it. A word may also say how sequences are
+            shared: "fsdp2", "ddp+sp4", "fsdp2+cp8", "zero3+sp8".
         args: arguments of the trainer.
 
     Returns:
@@ -98,7 +100,7 @@ def settings_of(engine: Planned | None, args: Arguments) -> dict[str, Any]:
     """
     if engine is None:
         return {}
-    if isinstance(engine, str) and engine.startswith("zero"):
+    if isinstance(engine, str) and engine.startswith("zero") and "+" not in engine:
         stage = engine.removeprefix("zero")
         config = {"zero_optimization": {"stage": int(stage) if stage.isdecimal() else stage}}
         config |= {name: {"enabled": True} for name in ("bf16", "fp16") if args.mixed_precision == name}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,20 +135,23 @@ def fsdp_version(args: Arguments) -> int | None:
 
 def deepspeed(args: Arguments) -> plans.DeepSpeedPlan | None:
     """Returns None without DeepSpeed. The launcher's configuration applies if the arguments have none."""
-    source = args.deepspeed or (configured_deepspeed() if configured_backend() == "deepspeed" else None)
+    source = _deepspeed_source(args)
     if source is None:
         return None
     clipping: float | str = args.max_grad_norm or 0.0
     if not args.deepspeed and not isinstance(source, str) and source["gradient_clipping"] != "auto":
         clipping = source["gradient_clipping"]  # the launcher's setting
-    from trainwright.config.deepspeed_config import settled
+    from trainwright.config.deepspeed_config import SEQUENCE_SIZE, settled
 
     steps = micro_batches(args)
     size = args.per_device_train_batch_size
+    sizes = asked_sizes(args) or {}
+    num_replicas = args.world_size // (sizes.get("cp_size", 1) * sizes.get("sp_size", 1))
     values = {
         "train_micro_batch_size_per_gpu": size,
         "gradient_accumulation_steps": steps,
-        "train_batch_size": size * steps * args.world_size,
+        "train_batch_size": size * steps * num_replicas,
+        SEQUENCE_SIZE: sizes.get("sp_size", 1),
         "gradient_clipping": clipping,
         "optimizer.params.lr": args.learning_rate,
         "optimizer.params.betas": [args.adam_beta1, args.adam_beta2],
@@ -159,6 +162,10 @@ def deepspeed(args: Arguments) -> plans.DeepSpeedPlan | None:
         "bf16.enabled": args.mixed_precision == "bf16",
     }
     return plans.DeepSpeedPlan(config=settled(source, values))
+
+
+def _deepspeed_source(args: Arguments) -> Mapping[str, Any] | str | None:
+    return args.deepspeed or (configured_deepspeed() if configured_backend() == "deepspeed" else None)
 
 
 def zero3_config(args: Arguments) -> dict[str, Any] | None:
@@ -467,7 +474,7 @@ def parallel(
         ArgumentError: lists all that cannot be done.
     """
     given = args.parallelism_config
-    asked = configured_parallelism() if given is None else {name: getattr(given, name) for name in PARALLEL_SIZES}
+    asked = asked_sizes(args)
     if asked is None and layout is None:
         if num_in_copy is None or num_in_copy in (1, args.world_size):
             return None
@@ -495,6 +502,21 @@ def parallel(
         ]
     refuse(problems)
     return plan
+
+
+def asked_sizes(args: Arguments) -> dict[str, int] | None:
+    """Returns the sizes that the arguments or the launcher ask for, or DeepSpeed's configuration; None: nobody does."""
+    given = args.parallelism_config
+    if given is not None:
+        return {name: getattr(given, name) for name in PARALLEL_SIZES}
+    asked = configured_parallelism()
+    source = _deepspeed_source(args)
+    if asked is not None or source is None:
+        return asked
+    from trainwright.config.deepspeed_config import sequence_size
+
+    size = sequence_size(source)
+    return {**dict.fromkeys(PARALLEL_SIZES, 1), "sp_size": size} if size > 1 else None
 
 
 def _with_replicas(
@@ -583,16 +605,14 @@ def _between_settings(
             "Set fsdp=True, or use dp_replicate_size for whole models."
         )
     if plan.num_of_sequence > 1:
-        yield from _of_long_context(plan, args, has_deepspeed=has_deepspeed)
+        yield from _of_long_context(plan, args)
 
 
-def _of_long_context(plan: plans.ParallelPlan, args: Arguments, *, has_deepspeed: bool) -> Iterator[str]:
+def _of_long_context(plan: plans.ParallelPlan, args: Arguments) -> Iterator[str]:
     """Yields what cannot be combined with sequences in parts."""
     words = _words(plan)
     if plan.cp > 1 and plan.sp > 1:
         yield f"{words}: a sequence is cut in one way. Set cp_size or sp_size, and leave the other out."
-    if has_deepspeed:
-        yield f"{words} with deepspeed is not supported. Leave deepspeed out: fsdp=True shards models, states and all."
     if args.torch_compile:
         yield f"{words} with torch_compile is not supported. Leave torch_compile out."
     if generation(args).predicts:

@@ -88,7 +88,7 @@ class SharesSequences(DistributedEngine):
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
         placed = super().setup_for_evaluation(model)
-        self._prepare(placed)
+        self._prepare(self.unwrap(placed))
         return placed
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:

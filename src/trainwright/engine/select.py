@@ -13,6 +13,11 @@ from trainwright.engine.base import Engine, MakeOptimizer
 
 def select_engine(plan: EnginePlan) -> Engine:
     """Makes the engine for a plan. Its module is imported here, so no run imports the engine of another backend."""
+    shares_sequences = plan.parallel is not None and plan.parallel.num_of_sequence > 1
+    if plan.deepspeed is not None and shares_sequences:
+        from trainwright.engine.long_context_zero import make_long_zero_engine
+
+        return make_long_zero_engine(plan)
     if plan.deepspeed is not None and plan.stands_in:
         from trainwright.engine.zero3_stand_in import make_zero_stand_in
 
@@ -21,7 +26,7 @@ def select_engine(plan: EnginePlan) -> Engine:
         from trainwright.engine.deepspeed import DeepSpeedEngine
 
         return DeepSpeedEngine(plan)
-    if plan.parallel is not None and plan.parallel.num_of_sequence > 1:
+    if shares_sequences:
         from trainwright.engine.long_context import make_long_context_engine
 
         return make_long_context_engine(plan)

@@ -60,7 +60,7 @@ class ZeroThreeStandIn(DistributedEngine):
         self._settings: ZeroSettings  # known with the model
         self._count: Count = count_nothing
         self._groups: list[SubGroup] = []
-        self._parts: list[torch.Tensor] = []  # of weights
+        self._partitions: list[torch.Tensor] = []  # of weights
         self._gradients: dict[nn.Parameter, torch.Tensor] = {}  # partitions, views of one tensor
         self._bucket: torch.Tensor | None = None
         self._filled = 0
@@ -90,7 +90,7 @@ class ZeroThreeStandIn(DistributedEngine):
         frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         for some in (trained, frozen):
             if some and self._world_size > 1:
-                self._parts.append(some[0].new_empty(sum(map(self._part_size, some)), requires_grad=False))
+                self._partitions.append(some[0].new_empty(sum(map(self._part_size, some)), requires_grad=False))
         self._take_gradients_of(trained)
         self._live = LiveParameters(model, settings, self._count_gathered, self._world_size)
         return model, optimizer
@@ -119,7 +119,7 @@ class ZeroThreeStandIn(DistributedEngine):
 
     def show_buffers(self, count: Count) -> None:
         self._count = count
-        count(self._parts, "weights")
+        count(self._partitions, "weights")
         count([group.master for group in self._groups], "masters")
         count(self._gradients.values(), "gradients")
         if self._bucket is not None:

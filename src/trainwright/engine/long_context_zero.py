@@ -1,0 +1,67 @@
+"""Engines of processes that share sequences where DeepSpeed shares out the model, and their stand-ins for a plan.
+
+ZeRO partitions over all processes and averages gradients over all of them, as DDP does: parts of a sequence are to it
+what batches are. The exchange of keys or heads is our own, not that of DeepSpeed's `UlyssesSPAttentionHF`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from trainwright._types import Prepared
+from trainwright.config import deepspeed_config
+from trainwright.config.plans import EnginePlan
+from trainwright.engine.base import MakeOptimizer, MakeScheduler
+from trainwright.engine.deepspeed import DeepSpeedEngine
+from trainwright.engine.distributed_base import DistributedEngine
+from trainwright.engine.long_context import SharesSequences
+from trainwright.engine.zero3_stand_in import ZeroThreeStandIn
+from trainwright.engine.zero_stand_ins import ZeroStandIn
+
+
+def make_long_zero_engine(plan: EnginePlan) -> DistributedEngine:
+    """Makes the engine of a plan with DeepSpeed and with `cp` or `sp` above 1."""
+    assert plan.deepspeed is not None
+    if not plan.stands_in:
+        return SequencesWithDeepSpeed(plan)
+    is_third = deepspeed_config.get(plan.deepspeed.config, "zero_optimization.stage") == 3
+    return SequencesOfZeroThree(plan) if is_third else SequencesOfZero(plan)
+
+
+class SequencesWithDeepSpeed(SharesSequences, DeepSpeedEngine):
+    """Models that DeepSpeed partitions over all processes."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__(plan)
+        assert plan.parallel is not None
+        self._share_sequences(plan.parallel)
+
+    def setup(self, model: nn.Module, *, make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler) -> Prepared:
+        prepared = super().setup(model, make_optimizer=make_optimizer, make_scheduler=make_scheduler)
+        self._prepare(self.unwrap(prepared.model))
+        return prepared
+
+    def _filled_in(self, model: nn.Module) -> dict[str, Any]:
+        """Leaves out what DeepSpeed would count by itself: to it, all processes have batches of their own."""
+        config = super()._filled_in(model)
+        return {name: value for name, value in config.items() if name not in deepspeed_config.OF_SEQUENCES}
+
+
+class SequencesOfZero(SharesSequences, ZeroStandIn):
+    """Stages 1 and 2 without memory, for a plan of it."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__(plan)
+        assert plan.parallel is not None
+        self._share_sequences(plan.parallel)
+
+
+class SequencesOfZeroThree(SharesSequences, ZeroThreeStandIn):
+    """Stage 3 without memory, for a plan of it."""
+
+    def __init__(self, plan: EnginePlan) -> None:
+        super().__init__(plan)
+        assert plan.parallel is not None
+        self._share_sequences(plan.parallel)
