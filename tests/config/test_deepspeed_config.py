@@ -4,10 +4,11 @@ import base64
 import json
 
 import pytest
+from accelerate import ParallelismConfig
 
 from trainwright import TrainingArguments
 from trainwright.config import resolve
-from trainwright.config.deepspeed_config import autos, get, put, read, settled
+from trainwright.config.deepspeed_config import autos, get, put, read, sequence_size, settled
 from trainwright.errors import ArgumentError
 
 STAGE = {"zero_optimization": {"stage": 2}}
@@ -127,3 +128,43 @@ def test_the_fields_of_a_launchers_plugin(monkeypatch):
         "offload_optimizer": {"device": "nvme", "nvme_path": "/local"},
         "stage3_gather_16bit_weights_on_model_save": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("asked", "config"),
+    [
+        ({}, {"sequence_parallel_size": 2, "data_parallel_size": 2}),
+        ({"parallelism_config": ParallelismConfig(sp_size=2)}, {}),
+        ({"parallelism_config": ParallelismConfig(sp_size=2)}, {"sequence_parallel_size": 2}),
+        ({"parallelism_config": ParallelismConfig(sp_size=2)}, {"sequence_parallel_size": "auto"}),
+        ({"parallelism_config": ParallelismConfig(cp_size=2)}, {}),
+    ],
+)
+def test_processes_that_share_sequences_count_once_in_the_batch(asked, config, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "0")
+    args = TrainingArguments(
+        "out",
+        deepspeed={**STAGE, "train_batch_size": "auto", **config},
+        use_cpu=True,
+        per_device_train_batch_size=3,
+        **asked,
+    )
+    assert resolve.deepspeed(args).config["train_batch_size"] == 6
+    plan = resolve.parallel(args, None, has_deepspeed=True)
+    assert (plan.num_of_sequence, plan.dp_replicate) == (2, 2)
+
+
+@pytest.mark.parametrize("size", [0, "two", 2.0, True])
+def test_a_number_of_processes_of_a_sequence_that_is_none_is_named(size):
+    with pytest.raises(ArgumentError, match=f"sequence_parallel_size={size!r}"):
+        sequence_size({**STAGE, "sequence_parallel_size": size})
+
+
+def test_two_numbers_of_processes_of_a_sequence_are_a_contradiction():
+    asked = ParallelismConfig(sp_size=2)
+    args = TrainingArguments(
+        "out", deepspeed={**STAGE, "sequence_parallel_size": 4}, use_cpu=True, parallelism_config=asked
+    )
+    with pytest.raises(ArgumentError, match=r"sequence_parallel_size=4 .* parallelism_config\.sp_size says 2"):
+        resolve.deepspeed(args)

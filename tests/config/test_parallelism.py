@@ -16,7 +16,8 @@ SIZES = {"dp_replicate_size": 1, "dp_shard_size": 1, "tp_size": 1, "cp_size": 1,
 
 
 def asking(world: int = 1, config: Any = None, **more: Any) -> Any:
-    settings = {"mixed_precision": "no", "torch_compile": False, "predict_with_generate": False, "fsdp_config": None}
+    none = dict.fromkeys(("deepspeed", "fsdp_config"))
+    settings = {"mixed_precision": "no", "torch_compile": False, "predict_with_generate": False, **none}
     return SimpleNamespace(**{"world_size": world, "parallelism_config": config, **settings, **more})
 
 
@@ -100,6 +101,7 @@ def test_a_model_in_parts_counts_the_processes_of_a_sequence_among_its_shards(
         (ParallelismConfig(cp_size=2), 8, {"has_fsdp": True, "num_in_copy": 1}, (1, 4)),
         (ParallelismConfig(dp_replicate_size=2, dp_shard_size=2, cp_size=2), 8, {"has_fsdp": True}, (2, 2)),
         (ParallelismConfig(dp_replicate_size=2, sp_size=2), 4, {"has_fsdp": True}, (2, 1)),
+        (ParallelismConfig(sp_size=2), 8, {"has_deepspeed": True}, (4, 1)),
     ],
 )
 def test_processes_beside_those_that_share_sequences_have_data_of_their_own(
@@ -127,7 +129,6 @@ def test_processes_beside_those_that_share_sequences_have_data_of_their_own(
         (asking(2, ParallelismConfig(tp_size=2)), None, {"has_fsdp": True}, "tp_size=2 fsdp fsdp_size"),
         (asking(2, ParallelismConfig(tp_size=2)), None, {"has_deepspeed": True}, "tp_size=2 deepspeed"),
         (asking(2, ParallelismConfig(tp_size=2), mixed_precision="fp16"), None, {}, "fp16 bf16"),
-        (asking(2, ParallelismConfig(sp_size=2)), None, {"has_deepspeed": True}, "sp_size=2 deepspeed fsdp=True"),
         (asking(3, ParallelismConfig(cp_size=2)), None, {"has_fsdp": True}, "cp_size=2 2 3 torchrun"),
         (asking(2, ParallelismConfig(cp_size=2), torch_compile=True), None, {}, "cp_size=2 torch_compile"),
         (

@@ -159,3 +159,17 @@ def test_a_configuration_that_fights_the_arguments(done: dict[int, Done]) -> Non
         for word in ("train_micro_batch_size_per_gpu=3", "per_device_train_batch_size", "4"):
             assert word in told["fight"]
         assert "zero_optimization.stage" in told["auto"]
+
+
+def test_shared_sequences_train_as_with_transformers(tmp_path: Path) -> None:
+    """DeepSpeed's ALST, asked for as accelerate does, and in the words of DeepSpeed's configuration."""
+    script = Path(__file__).with_name("alst.py")
+    done = run(script, str(tmp_path), folder=tmp_path, timeout_s=250, environment={"DS_ACCELERATOR": "cpu"})
+    for told in done.told:
+        theirs = told["theirs"]
+        assert len(theirs["log"]) == 4
+        for mine in (told["ours"], told["in_its_own_words"]):
+            assert mine["log"] == [pytest.approx(entry, rel=1e-5) for entry in theirs["log"]]
+            assert mine["weights"].keys() == theirs["weights"].keys()
+            for name, values in mine["weights"].items():
+                assert values == pytest.approx(theirs["weights"][name], rel=1e-5, abs=1e-6)

@@ -38,7 +38,6 @@ KINDS = {
     "cp + tp": Kind(CP | LAYERS, processes=4),
     "sp + tp": Kind(SP | LAYERS | IN_PARTS, processes=4),
     "tp": Kind(LAYERS | {"replicas": 2}, processes=4),
-    # Last, since ZeRO 3 changes how transformers loads models as long as its arguments are there.
     "sp + zero 2": Kind(zero(2, sequence_parallel_size=2)),  # as DeepSpeed's own configuration asks for it
     "cp + zero 3": Kind(CP | zero(3)),
 }

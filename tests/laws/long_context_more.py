@@ -42,10 +42,10 @@ def made(name: str, folder: Path, **more: Any) -> Any:
     return trainer_of(KINDS[name].cell, folder, **KINDS[name].settings, **more)
 
 
-def cut_off_and_resumed() -> None:
+def cut_off_and_resumed(*, zero: bool) -> None:
     """Two runs, of which one is cut off after two steps and resumed; and one that resumes what the other kind saved."""
     for name, kind in KINDS.items():
-        if kind.processes != WORLD or name == "ep":
+        if kind.processes != WORLD or name == "ep" or ("zero" in name) is not zero:
             continue
         tell(**{f"{name}: whole": outcome(made(name, FOLDER / f"whole {name}", **SAVING))})
         stopped = made(name, FOLDER / f"cut {name}", **SAVING)
@@ -54,6 +54,8 @@ def cut_off_and_resumed() -> None:
         again = made(name, FOLDER / f"cut {name}", **SAVING)
         tell(**{f"{name}: resumed": outcome(again, resume_from_checkpoint=True)})
     for name, other in PAIRS:
+        if ("zero" in name + other) is not zero:
+            continue
         resumed = made(name, FOLDER / f"{name} from {other}", **ADAM)
         source = str(FOLDER / f"whole {other}" / "checkpoint-2")
         tell(**{f"{name}: from {other}": outcome(resumed, resume_from_checkpoint=source)})
@@ -105,7 +107,8 @@ def refused() -> None:
 logging.getLogger("trainwright").setLevel("ERROR")
 torch.manual_seed(0)
 warnings.filterwarnings("ignore", "FSDP2-wrapped module")
-cut_off_and_resumed()
+cut_off_and_resumed(zero=False)
 if WORLD == 2:
     refused()
+cut_off_and_resumed(zero=True)  # last: ZeRO 3 changes how transformers loads models as long as its arguments are there
 tell(done=True)

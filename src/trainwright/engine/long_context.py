@@ -18,7 +18,7 @@ from torch import nn
 
 from trainwright._types import Optimizer, output_logits, output_loss
 from trainwright.config.plans import EnginePlan, ParallelPlan
-from trainwright.engine.base import MakeOptimizer
+from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
 from trainwright.engine.distributed_base import DDPEngine, DistributedEngine
 from trainwright.engine.fsdp import FSDP2Engine, make_plugin
 from trainwright.engine.sequence_parts import (
@@ -103,8 +103,13 @@ class SharesSequences(DistributedEngine):
         check_model(model, share, tp=self._plan.parallel.tp)
         attach(model, model_facts.core_model(model))
         if self._checked is not model and not self._plan.stands_in:
-            try_parts(model, self._parts, self.device, precision=self._plan.precision.mixed)
+            with self._trying(model):
+                try_parts(model, self._parts, self.device, precision=self._plan.precision.mixed)
             self._checked = model
+
+    def _trying(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Context of the trial of a model."""
+        return NO_CONTEXT
 
     # -- when sequences are cut ----------------------------------------------------------------------------------------
 

@@ -6,8 +6,12 @@ what batches are. The exchange of keys or heads is our own, not that of DeepSpee
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from trainwright._types import Prepared
@@ -42,6 +46,27 @@ class SequencesWithDeepSpeed(SharesSequences, DeepSpeedEngine):
         prepared = super().setup(model, make_optimizer=make_optimizer, make_scheduler=make_scheduler)
         self._prepare(self.unwrap(prepared.model))
         return prepared
+
+    @contextmanager
+    def _trying(self, model: nn.Module) -> Iterator[None]:
+        """Has stage 3 forget the order of modules in the trial's passes, which no backward passes follow.
+
+        DeepSpeed keeps for good which weights it lets go of in a pass of known order, and would gather them again for
+        each backward pass. It forgets an order if a pass differs from the one before: here by calls of the embedding.
+        """
+        embedding: Any = model.get_input_embeddings()  # type: ignore[operator]  # a model of transformers
+        token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+        passes = itertools.count()
+
+        def call_embedding(*_inputs: Any) -> None:
+            for _ in range(next(passes)):
+                embedding(token)
+
+        hook = model.register_forward_pre_hook(call_embedding)
+        try:
+            yield
+        finally:
+            hook.remove()
 
     def _filled_in(self, model: nn.Module) -> dict[str, Any]:
         """Leaves out what DeepSpeed would count by itself: to it, all processes have batches of their own."""
