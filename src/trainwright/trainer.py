@@ -2414,9 +2414,9 @@ class Trainer:
             processes: also plan a run of this size, without starting it: the memory of each kind of process,
                 batches, steps and tokens, bytes sent in a step, and checkpoints. None: no such plan.
             per_node: processes on one machine; default 8, or all if there are fewer.
-            engine: how the model is distributed: "ddp", "fsdp2", "shard_grad_op" or "hsdp", with "+cp8" or "+sp8" where
-                eight processes share each sequence; "zero1", "zero2", "zero3", or a configuration of DeepSpeed (a dict,
-                or a JSON file); by default as in the arguments.
+            engine: how the model is distributed: "ddp", "fsdp2", "shard_grad_op", "hsdp", "zero1", "zero2" or "zero3",
+                with "+cp8" or "+sp8" where eight processes share each sequence; or a configuration of DeepSpeed (a
+                dict, or a JSON file); by default as in the arguments.
 
         Returns:
             The findings, each with its evidence and its cure. `print` shows them; `is_fine` is True if none is serious.

@@ -597,6 +597,7 @@ NOT_RUN: dict[str, str] = {
     "config.resolve._per_process": "accelerate's BatchSamplerShard raises for a batch that the processes do not divide",
     "config.resolve.writes_parts": "TrainingArguments raises for a file of fsdp_config that it cannot open",
     "config.deepspeed_config.settled": "HfTrainerDeepSpeedConfig raises: values that mismatch TrainingArguments",
+    "config.deepspeed_config.sequence_size": "DeepSpeed divides by it: ZeroDivisionError or TypeError",
     "distributed.collectives._check_alike": "the processes wait for each other until torch's timeout",
     "distributed.elastic_store._answer_all": "init_process_group raises after its timeout",
     "distributed.watchdog.raise_first": "the other processes wait until torch's timeout, then raise",

@@ -97,6 +97,12 @@ SHOWN = {
     "`cp_size` needs FSDP 2": (
         "laws/test_long_context_laws.py::test_losses_weights_and_evaluations_are_those_of_one_process"
     ),
+    "with `sp_size` and ZeRO 1 or 2": (
+        "laws/test_long_context_laws.py::test_losses_weights_and_evaluations_are_those_of_one_process"
+    ),
+    "`sequence_parallel_size` in DeepSpeed's": (
+        "distributed/test_zero.py::test_shared_sequences_train_as_with_transformers"
+    ),
     "a model that was loaded with `distributed_config`": (
         f"{EXPERTS}::test_a_run_resumes_with_experts_shared_out_otherwise"
     ),

@@ -231,6 +231,18 @@ def test_more_sharding_is_a_change_that_is_tried_for_zero(tmp_path: Path) -> Non
     assert stages[-1] == 3
 
 
+@pytest.mark.parametrize("engine", ["zero3+cp2", "zero2+sp4"])
+def test_zero_and_shared_sequences_are_asked_for_together(engine: str, tmp_path: Path) -> None:
+    together = int(engine[-1])
+    trainer = trainer_for(tmp_path, many(CASES["llama"]))
+    plan = plan_run(trainer, 8, per_node=8, engine=engine, budget=None, tries=False)
+    alone = plan_run(trainer, 8, per_node=8, engine=engine[:5], budget=None, tries=False)
+    assert plan.engine == engine
+    assert plan.num_replicas == plan.samples_per_step / 8 == 8 / together
+    activations = plan.ranks[0].peak.by_kind["activations"]
+    assert activations < 1.2 * alone.ranks[0].peak.by_kind["activations"] / together
+
+
 def test_batch_steps_and_tokens_are_those_of_the_run(tmp_path: Path) -> None:
     trainer = trainer_for(tmp_path, many(CASES["llama-accumulated"]), max_steps=10)
     plan = plan_run(trainer, 64, per_node=8, engine=None, budget=None, tries=False)

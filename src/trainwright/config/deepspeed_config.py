@@ -70,12 +70,12 @@ def sequence_size(config: Mapping[str, Any] | str) -> int:
     size = read(config).get(SEQUENCE_SIZE, AUTO)
     if size == AUTO:
         return 1
-    if type(size) is not int or size < 1:
+    if not isinstance(size, (int, float)) or size < 1 or size != int(size):
         raise ArgumentError(
             f"{SEQUENCE_SIZE}={size!r} in the DeepSpeed configuration is not a whole number from 1 up, of processes "
             'that share a sequence. Write one there, or "auto" for that of parallelism_config.'
         )
-    return size
+    return int(size)
 
 
 def settled(config: Mapping[str, Any] | str, values: Mapping[str, Any]) -> JSONObject:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from trainwright._types import JSONObject, Model, is_instance_of
@@ -92,13 +93,20 @@ def expert_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {
         name: module
         for name, module in model.named_modules()
-        if hasattr(module, "num_experts") and any(p.ndim == 3 for p in module.parameters(recurse=False))
+        if hasattr(module, "num_experts") and any(len(whole_shape(p)) == 3 for p in module.parameters(recurse=False))
     }
 
 
 def num_experts(layer: nn.Module) -> int:
     """Returns the experts of one of `expert_layers` in all processes; the module's own count is of this process."""
-    return next(p.shape[0] for p in layer.parameters(recurse=False) if p.ndim == 3)
+    shapes = (whole_shape(parameter) for parameter in layer.parameters(recurse=False))
+    return next(shape[0] for shape in shapes if len(shape) == 3)
+
+
+def whole_shape(parameter: torch.Tensor) -> torch.Size:
+    """Returns the shape of a parameter in all processes: one that ZeRO 3 has partitioned is empty, and notes it."""
+    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+    return shape
 
 
 def num_devices(model: Model) -> int:

@@ -49,7 +49,7 @@ class RunPlan:
     num_processes: int
     num_replicas: int  # groups of processes that work on the same samples
     per_node: int
-    # "ddp", "fsdp2", "shard_grad_op" or "hsdp", and "+cp8" or "+sp8" if eight share each sequence; "zero1" to "zero3"
+    # "ddp", "fsdp2", "shard_grad_op", "hsdp" or "zero1" to "zero3", and "+cp8" or "+sp8" if eight share each sequence
     engine: str
     engine_title: str
     ranks: tuple[RankPlan, ...]  # the kinds of processes, the fullest first
