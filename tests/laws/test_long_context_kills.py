@@ -13,6 +13,7 @@ import pytest
 
 from trainwright.checkpoint.store import CheckpointStore, verified
 
+from .._support.engines import needs
 from .._support.two_processes import end_group, finish_forks, start_forks
 from .long_context import write_model
 from .long_context_kinds import KINDS
@@ -20,7 +21,7 @@ from .long_context_kinds import KINDS
 # Four starts of up to four processes each.
 pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(600)]
 SCRIPT = Path(__file__).with_name("long_context_victim.py")
-KILLED = ["cp", "sp", "ep", "cp + ep", "sp + ep", "cp + tp"]
+KILLED = ["cp", "sp", "ep", "cp + ep", "sp + ep", "cp + tp", "sp + zero 2", "cp + zero 3"]
 
 
 def start(kind: str, folder: Path, *place: object) -> list[Any]:
@@ -70,7 +71,9 @@ def killed_in_a_save(kind: str, folder: Path, draw: random.Random) -> None:
     assert done.code != 0, "it came by less often"
 
 
-@pytest.mark.parametrize("kind", KILLED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[needs("deepspeed")] if "zero" in kind else []) for kind in KILLED]
+)
 def test_a_run_of_which_all_processes_are_killed_is_resumed_to_the_bit(
     kind: str, uninterrupted: Callable[[str], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
