@@ -130,7 +130,6 @@ def test_processes_beside_those_that_share_sequences_have_data_of_their_own(
         (asking(2, ParallelismConfig(tp_size=2)), None, {"has_deepspeed": True}, "tp_size=2 deepspeed"),
         (asking(2, ParallelismConfig(tp_size=2), mixed_precision="fp16"), None, {}, "fp16 bf16"),
         (asking(3, ParallelismConfig(cp_size=2)), None, {"has_fsdp": True}, "cp_size=2 2 3 torchrun"),
-        (asking(2, ParallelismConfig(cp_size=2), torch_compile=True), None, {}, "cp_size=2 torch_compile"),
         (
             asking(2, ParallelismConfig(sp_size=2), predict_with_generate=True),
             None,

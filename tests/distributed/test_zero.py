@@ -137,6 +137,15 @@ def test_a_second_training_with_an_optimizer_and_a_schedule_of_its_own(done: dic
     assert_same(*(done[n].told[0]["own_second"] for n in (1, 2)))
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_compiled_model_trains_as_another(
+    processes: int, done: dict[int, Done], alone: dict[str, dict[str, Any]]
+) -> None:
+    told = done[processes].told[0]
+    assert told["is_compiled"]
+    assert_same(told["compiled"], alone["means"])
+
+
 def test_a_second_training_in_bf16_begins_with_the_first_ones_weights(done: dict[int, Done]) -> None:
     told = done[2].told[0]
     first, second = (

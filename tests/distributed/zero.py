@@ -76,6 +76,8 @@ trainer = trainer_of("means", FOLDER / "own", WORLD, **zero(1, **own))
 tell(
     own=told(trainer), own_second=told(trainer), kinds=[type(trainer.deepspeed).__name__, trainer.is_deepspeed_enabled]
 )
+compiled = trainer_of("means", FOLDER / "compiled", WORLD, torch_compile=True, **zero(2))
+tell(compiled=told(compiled), is_compiled=compiled.deepspeed.is_compiled)
 mixed = trainer_of(
     SAVED, FOLDER / "mixed", WORLD, bf16=True, save_strategy="steps", save_steps=2, **zero(3, bf16={"enabled": "auto"})
 )

@@ -171,11 +171,17 @@ MORE: dict[str, tuple[str, str, int, dict[str, Any]]] = {
     "clipped": ("llama", "padded", 2, {"max_grad_norm": 0.05}),
     "ledger": ("llama", "padded", 2, {"ledger": True}),
 }
+# The same with a compiler, whose programs are made for whatever a part of a batch looks like.
+COMPILED: dict[str, tuple[str, str, int, dict[str, Any]]] = {
+    "compiled": ("llama", "packed", 4, {"torch_compile": True}),
+    "compiled by block": ("llama", "padded", 4, {"torch_compile": "regional"}),
+}
+ALL = {**CELLS, **MORE, **COMPILED}
 
 
 def write_model(cell: str, folder: Path) -> None:
     """Writes the model of a cell, for processes that load it in parts."""
-    model = {**CELLS, **MORE}[cell][0]
+    model = ALL[cell][0]
     seeded(MODELS[model]).save_pretrained(folder / model.replace(" ", "_"))
 
 
@@ -195,7 +201,7 @@ def trainer_of(cell: str, folder: Path, *, replicas: int = 1, sizes: dict[str, i
 
     With `sizes` the model is loaded in parts, from beside the folder of the run.
     """
-    model, rows, steps, settings = {**CELLS, **MORE}[cell]
+    model, rows, steps, settings = ALL[cell]
     data = ROWS[rows]()
     always = {
         "per_device_train_batch_size": TOTAL // replicas,

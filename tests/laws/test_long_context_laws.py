@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from trainwright.engine.long_context import take_masks
+from trainwright.engine.sequence_parts import HeadShare, attention_of
+
 from .._support.engines import needs
 from .._support.two_processes import Done, run
-from .long_context import CELLS, MORE, outcome, trainer_of, write_model
+from .long_context import CELLS, COMPILED, MORE, llama, outcome, trainer_of, write_model
 from .long_context_kinds import KINDS
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(500)]
@@ -36,6 +39,15 @@ LAUNCHES: dict[str, tuple[int, dict[str, list[str]]]] = {
             "sp + zero 2": [*CELLS],
             "sp + zero 3": [*CELLS, *OF_ZERO],
             "cp + zero 3": [*CELLS, *OF_ZERO],
+        },
+    ),
+    "compiled": (
+        2,
+        {
+            "cp": ["compiled"],
+            "sp": ["compiled by block"],
+            "cp + fsdp": ["compiled by block"],
+            "sp + zero 3": ["compiled by block"],
         },
     ),
     "experts": (2, {"cp + ep": OF_EXPERTS, "sp + ep": OF_EXPERTS}),
@@ -91,7 +103,13 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
     folder = tmp_path_factory.mktemp("alone")
-    return functools.cache(lambda cell: outcome(trainer_of(cell, folder / cell.replace(", ", "-"))))
+
+    @functools.cache
+    def trained(cell: str) -> dict[str, Any]:
+        interpreted = {"torch_compile": False} if cell in COMPILED else {}
+        return outcome(trainer_of(cell, folder / cell.replace(", ", "-"), **interpreted))
+
+    return trained
 
 
 def steps_of(told: dict[str, Any]) -> torch.Tensor:
@@ -208,3 +226,15 @@ def test_refused_with_a_sentence(case: str, kind: str, words: str, more: Done) -
         message = told[f"refused: {case}"]
         assert kind in message
         assert all(word in message for word in words.split())
+
+
+def test_an_attention_that_takes_no_masks_is_that_of_torch(caplog: pytest.LogCaptureFixture) -> None:
+    """The package is not needed here: the configuration names it as a model that was loaded with it has it."""
+    model = llama()
+    model.config._attn_implementation = "flash_attention_2"  # type: ignore[union-attr]
+    take_masks(model, HeadShare(None, size=2, place=0))
+    assert attention_of(model) == "sdpa"
+    assert "'sdpa' instead of 'flash_attention_2'" in caplog.text
+    caplog.clear()
+    take_masks(model, HeadShare(None, size=2, place=0))
+    assert caplog.text == ""

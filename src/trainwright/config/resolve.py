@@ -613,8 +613,6 @@ def _of_long_context(plan: plans.ParallelPlan, args: Arguments) -> Iterator[str]
     words = _words(plan)
     if plan.cp > 1 and plan.sp > 1:
         yield f"{words}: a sequence is cut in one way. Set cp_size or sp_size, and leave the other out."
-    if args.torch_compile:
-        yield f"{words} with torch_compile is not supported. Leave torch_compile out."
     if generation(args).predicts:
         yield (
             f"{words} with predict_with_generate: text is generated token by token, of which no process can have a "

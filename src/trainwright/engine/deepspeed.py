@@ -89,6 +89,10 @@ class DeepSpeedEngine(DistributedEngine):
         self._leave(model)
         self._train_engine, optimizer, _, schedule = deepspeed.initialize(model=model, config=config, **given)
         self._train_engine._trainwright_module = model
+        compiles = self._plan.compile
+        if compiles.backend is not None:  # in its place: DeepSpeed's engine goes on calling the same module
+            kwargs = {} if compiles.mode is None else {"mode": compiles.mode}
+            self._train_engine.compile(backend=compiles.backend, compile_kwargs=kwargs)
         if self._fp32_master_weights is not None:
             set_masters(model, self._fp32_master_weights)
             self._fp32_master_weights = None

@@ -101,6 +101,7 @@ class SharesSequences(DistributedEngine):
         share = self._parts.share
         assert self._plan.parallel is not None
         check_model(model, share, tp=self._plan.parallel.tp)
+        take_masks(model_facts.core_model(model), share)
         attach(model, model_facts.core_model(model))
         if self._checked is not model and not self._plan.stands_in:
             with self._trying(model):
@@ -252,11 +253,6 @@ def check_model(model: nn.Module, share: Share, *, tp: int = 1) -> None:
         reason = "it is an encoder-decoder, which has two sequences for each sample"
     elif not model_facts.shifts_labels(core) or not model_facts.takes_argument(core.loss_function, "shift_labels"):
         reason = "its loss is not that of the next token with shift_labels, as transformers' causal models have it"
-    elif "flash" in attention_of(core):
-        reason = (
-            f"attn_implementation={attention_of(core)!r} takes its masks in another way. Load it with 'sdpa', which "
-            "runs torch's own flash kernels"
-        )
     elif getattr(config, "output_attentions", False):
         reason = "output_attentions=True wants the attention of each token to each token, which no process has"
     if reason is not None:
@@ -264,6 +260,24 @@ def check_model(model: nn.Module, share: Share, *, tp: int = 1) -> None:
     num_heads = getattr(config, "num_attention_heads", None)
     if isinstance(share, HeadShare) and isinstance(num_heads, int) and num_heads // tp % share.size:
         raise ModelError(uneven_heads(num_heads // tp, share.size))
+
+
+def take_masks(core: Any, share: Share) -> None:
+    """Gives a model torch's attention in place of a flash-attention package's, which takes no masks but lengths."""
+    chosen = attention_of(core)
+    if "flash" not in chosen:
+        return
+    try:
+        core.set_attn_implementation("sdpa")
+    except ValueError:  # a model that has none
+        core.set_attn_implementation("eager")
+    logger.warning(
+        "%s=%d: the attention is %r instead of %r, whose kernels take no masks. Torch's 'sdpa' has flash kernels too.",
+        share.setting,
+        share.size,
+        attention_of(core),
+        chosen,
+    )
 
 
 def try_parts(model: nn.Module, parts: SequenceParts, device: torch.device, *, precision: str) -> None:
