@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from trainwright import Trainer, TrainingArguments, is_optimizer_factory
 from trainwright.config import resolve
@@ -99,6 +103,22 @@ def test_adafactor_is_refused_where_weights_are_distributed_tensors(
         Trainer.get_optimizer_cls_and_kwargs(args)
     words = ("optim='adafactor'", "rows and columns", "fsdp", "optim='adamw_torch'", "'sgd'")
     assert [word for word in words if word not in str(error.value)] == [], str(error.value)
+
+
+@pytest.mark.parametrize(("trained", "is_refused"), [(True, True), (False, False)])
+def test_adafactor_is_refused_for_a_model_in_parts(trained: bool, is_refused: bool) -> None:
+    """As `from_pretrained` loads one with `DistributedConfig(tp_size=...)`; here the only process has all parts."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.Linear(4, 4)
+        part = distribute_tensor(model.weight.detach(), init_device_mesh("cpu", (1,)), [Shard(0)])
+        model.weight = torch.nn.Parameter(part, requires_grad=trained)
+        args = TrainingArguments(**ALWAYS, optim="adafactor")
+        refused = pytest.raises(ArgumentError, match=r"'adafactor'.* loaded in parts.*'adamw_torch'")
+        with refused if is_refused else contextlib.nullcontext():
+            Trainer.get_optimizer_cls_and_kwargs(args, model)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

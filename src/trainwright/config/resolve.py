@@ -438,12 +438,15 @@ def plain_tensors(name: str, args: Arguments) -> str | None:
         name: of the optimizer.
         args: arguments of the run.
     """
-    if fsdp_version(args) != 2:
-        return None
+    return mixes_tensors(name, "fsdp", "leave fsdp out") if fsdp_version(args) == 2 else None
+
+
+def mixes_tensors(name: str, source: str, instead: str) -> str:
+    """Returns why an optimizer does not work with distributed tensors, and the cure."""
     return (
         f"optim={name!r} keeps means of the rows and columns as plain tensors, which torch does not add to the "
-        "distributed tensors of fsdp: the first update fails, with transformers' Trainer too. Use optim='adamw_torch', "
-        "or optim='sgd' or 'muon' for less memory, or leave fsdp out."
+        f"distributed tensors of {source}: the first update fails, with transformers' Trainer too. Use "
+        f"optim='adamw_torch', or optim='sgd' or 'muon' for less memory, or {instead}."
     )
 
 

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from trainwright.config import resolve
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, MissingPackageError, did_you_mean
 from trainwright.optim import parameter_groups
@@ -141,6 +142,8 @@ def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) 
     """
     name, spec = spec_of(args)
     problems = [message for limit in spec.limits if (message := limit(name, args))]
+    if not problems and resolve.plain_tensors in spec.limits and model is not None and has_matrices_in_parts(model):
+        problems = [resolve.mixes_tensors(name, "a model that was loaded in parts", "load the model whole")]
     if problems:
         raise ArgumentError("\n".join(problems))
     given = parse_optim_args(args.optim_args)
@@ -161,6 +164,11 @@ def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) 
         return cls, {**kwargs, "params": groups}
     settings = {**read(name, given, spec.projects), **(_adam(args) if spec.projects_adam else {})}
     return _projected(cls, kwargs, model, args, settings)
+
+
+def has_matrices_in_parts(model: nn.Module) -> bool:
+    """Returns True if the model trains matrices that are distributed tensors (tp_size, fsdp_size)."""
+    return any(p.requires_grad and p.ndim > 1 and hasattr(p, "device_mesh") for p in model.parameters())
 
 
 def steps_in_backward(args: Arguments) -> bool:
