@@ -20,7 +20,7 @@ from tests.laws.long_context import outcome, trainer_of
 from tests.laws.long_context_kinds import KINDS
 from trainwright import TrainerCallback
 
-NUM_STEPS = 6
+NUM_STEPS = 7
 
 
 class Killing(Countdown):
