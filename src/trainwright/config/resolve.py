@@ -508,7 +508,7 @@ def parallel(
 
 
 def asked_sizes(args: Arguments) -> dict[str, int] | None:
-    """Returns the sizes that the arguments or the launcher ask for, or DeepSpeed's configuration; None: nobody does."""
+    """Returns the sizes in the arguments, the launcher's variables or DeepSpeed's configuration; None without any."""
     given = args.parallelism_config
     if given is not None:
         return {name: getattr(given, name) for name in PARALLEL_SIZES}

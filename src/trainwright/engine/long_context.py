@@ -263,7 +263,7 @@ def check_model(model: nn.Module, share: Share, *, tp: int = 1) -> None:
 
 
 def take_masks(core: Any, share: Share) -> None:
-    """Gives a model torch's attention in place of a flash-attention package's, which takes no masks but lengths."""
+    """Replaces the attention of a flash-attention package, which takes lengths and no masks, by torch's."""
     chosen = attention_of(core)
     if "flash" not in chosen:
         return
@@ -272,7 +272,7 @@ def take_masks(core: Any, share: Share) -> None:
     except ValueError:  # a model that has none
         core.set_attn_implementation("eager")
     logger.warning(
-        "%s=%d: the attention is %r instead of %r, whose kernels take no masks. Torch's 'sdpa' has flash kernels too.",
+        "%s=%d: the attention is %r instead of %r, because its kernels take no masks. Torch's has flash kernels too.",
         share.setting,
         share.size,
         attention_of(core),

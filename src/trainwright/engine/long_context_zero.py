@@ -1,7 +1,7 @@
 """Engines of processes that share sequences where DeepSpeed shares out the model, and their stand-ins for a plan.
 
-ZeRO partitions over all processes and averages gradients over all of them, as DDP does: parts of a sequence are to it
-what batches are. The exchange of keys or heads is our own, not that of DeepSpeed's `UlyssesSPAttentionHF`.
+ZeRO partitions the model over all processes and averages gradients over all of them, as DDP does, so it treats parts of
+a sequence as batches. The exchange of keys or heads is our own, not DeepSpeed's `UlyssesSPAttentionHF`.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class SequencesWithDeepSpeed(SharesSequences, DeepSpeedEngine):
 
     @contextmanager
     def _trying(self, model: nn.Module) -> Iterator[None]:
-        """Has stage 3 forget the order of modules in the trial's passes, which no backward passes follow.
+        """Makes stage 3 forget the order of modules in the trial, whose passes have no backward pass.
 
-        DeepSpeed keeps for good which weights it lets go of in a pass of known order, and would gather them again for
-        each backward pass. It forgets an order if a pass differs from the one before: here by calls of the embedding.
+        DeepSpeed records the order of modules in one pass, and from the next pass on it decides for good which weights
+        to free. After the trial alone it would free all of them before each backward pass. It discards the order if a
+        pass differs from the recorded one: here by an additional call of the embedding.
         """
         embedding: Any = model.get_input_embeddings()  # type: ignore[operator]  # a model of transformers
         token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
@@ -69,7 +70,7 @@ class SequencesWithDeepSpeed(SharesSequences, DeepSpeedEngine):
             hook.remove()
 
     def _filled_in(self, model: nn.Module) -> dict[str, Any]:
-        """Leaves out what DeepSpeed would count by itself: to it, all processes have batches of their own."""
+        """Leaves out the sizes of batches: DeepSpeed counts every process as one with its own batch."""
         config = super()._filled_in(model)
         return {name: value for name, value in config.items() if name not in deepspeed_config.OF_SEQUENCES}
 
