@@ -68,11 +68,13 @@ class SharesSequences(DistributedEngine):
     _are_outputs_read = False  # extensions do
     _checked: nn.Module | None = None
 
-    def _share_sequences(self, parallel: ParallelPlan) -> None:
-        """Makes the group of the processes that have parts of the same sequences as this one."""
-        self._parts = SequenceParts(make_share(parallel))
-        self._parts.share.stands_in = self._plan.stands_in
-        if self._plan.loaders.dispatch_batches:
+    def __init__(self, plan: EnginePlan, *others: Any) -> None:
+        """Makes the groups of processes that have parts of the same sequences, in all processes at once."""
+        super().__init__(plan, *others)
+        assert plan.parallel is not None
+        self._parts = SequenceParts(make_share(plan.parallel))
+        self._parts.share.stands_in = plan.stands_in
+        if plan.loaders.dispatch_batches:
             logger.warning(
                 "accelerator_config.dispatch_batches=True has no effect with %s, where several processes need the same "
                 "batch: each process reads for itself.",
@@ -139,28 +141,13 @@ class SharesSequences(DistributedEngine):
 class SequencesWithDDP(SharesSequences, DDPEngine):
     """A whole model in each process."""
 
-    def __init__(self, plan: EnginePlan) -> None:
-        super().__init__(plan)
-        assert plan.parallel is not None
-        self._share_sequences(plan.parallel)
-
 
 class SequencesOfStandIns(SharesSequences, StandInEngine):
     """Whole models without memory, for a plan of it."""
 
-    def __init__(self, plan: EnginePlan) -> None:
-        super().__init__(plan)
-        assert plan.parallel is not None
-        self._share_sequences(plan.parallel)
-
 
 class SequencesWithFSDP(SharesSequences, FSDP2Engine):
     """Sharded models: a copy's parameters are shared out over all its processes, with its batches and sequences."""
-
-    def __init__(self, plan: EnginePlan, plugin: Any) -> None:
-        super().__init__(plan, plugin)
-        assert plan.parallel is not None
-        self._share_sequences(plan.parallel)
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         with self._sharded_over_a_copy():
@@ -205,10 +192,6 @@ class SequencesOfParts(SharesSequences, EngineOfParts):
     layers and other parts of the sequences. Where the model was sharded as well, that was over the latter too: torch
     averages their gradients as those of replicas.
     """
-
-    def __init__(self, plan: EnginePlan) -> None:
-        super().__init__(plan)
-        self._share_sequences(self._parallel)
 
     def _prepare(self, model: nn.Module) -> None:
         super()._prepare(model)

@@ -37,11 +37,6 @@ def make_long_zero_engine(plan: EnginePlan) -> DistributedEngine:
 class SequencesWithDeepSpeed(SharesSequences, DeepSpeedEngine):
     """Models that DeepSpeed partitions over all processes."""
 
-    def __init__(self, plan: EnginePlan) -> None:
-        super().__init__(plan)
-        assert plan.parallel is not None
-        self._share_sequences(plan.parallel)
-
     def setup(self, model: nn.Module, *, make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler) -> Prepared:
         prepared = super().setup(model, make_optimizer=make_optimizer, make_scheduler=make_scheduler)
         self._prepare(self.unwrap(prepared.model))
@@ -78,16 +73,6 @@ class SequencesWithDeepSpeed(SharesSequences, DeepSpeedEngine):
 class SequencesOfZero(SharesSequences, ZeroStandIn):
     """Stages 1 and 2 without memory, for a plan of it."""
 
-    def __init__(self, plan: EnginePlan) -> None:
-        super().__init__(plan)
-        assert plan.parallel is not None
-        self._share_sequences(plan.parallel)
-
 
 class SequencesOfZeroThree(SharesSequences, ZeroThreeStandIn):
     """Stage 3 without memory, for a plan of it."""
-
-    def __init__(self, plan: EnginePlan) -> None:
-        super().__init__(plan)
-        assert plan.parallel is not None
-        self._share_sequences(plan.parallel)
