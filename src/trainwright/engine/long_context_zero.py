@@ -44,7 +44,7 @@ class SequencesWithDeepSpeed(SharesSequences, DeepSpeedEngine):
 
     @contextmanager
     def _trying(self, model: nn.Module) -> Iterator[None]:
-        """Makes stage 3 forget the order of modules in the trial, whose passes have no backward pass.
+        """Makes stage 3 discard the order of modules that it records in the trial, which has no backward passes.
 
         DeepSpeed records the order of modules in one pass, and from the next pass on it decides for good which weights
         to free. After the trial alone it would free all of them before each backward pass. It discards the order if a
