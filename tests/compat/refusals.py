@@ -50,6 +50,15 @@ class Head(models.ReturnsDict):
         return {"loss": self.of(logits), "logits": logits}
 
 
+def quantized(**facts: bool) -> Any:
+    """Returns a module that says of itself what a model quantised by transformers says."""
+    model: Any = module()
+    model.is_quantized = True
+    config = SimpleNamespace(quant_method="some-bits")
+    model.hf_quantizer = SimpleNamespace(quantization_config=config, **({"is_trainable": True} | facts))
+    return model
+
+
 class NoWeights(nn.Module):
     def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         return {"loss": x.mean(), "logits": x}
@@ -236,6 +245,13 @@ RAISES: list[tuple[str, dict[str, Any], str]] = [  # the last entry: what raises
         "run.checks.check_optimizers",
     ),
     ("half weights", {"model": module().half(), "fp16": True}, "run.checks.check_trainable"),
+    ("quantised", {"model": quantized()}, "run.checks._check_quantized"),
+    ("quantised, compiled", {"model": torch.compile(quantized(), backend="eager")}, "run.checks._check_quantized"),
+    (
+        "quantised for use",
+        {"model": quantized(is_trainable=False, is_qat_trainable=True)},
+        "run.checks._check_quantized",
+    ),
     ("noise", {"neftune_noise_alpha": 5.0}, "support.patches.add_noise_to_embeddings"),
     ("kernels", {"use_liger_kernel": True}, "errors.needs_package"),
     ("optimizer", {"optim": "nope"}, "config.enums.ExplicitEnum._missing_"),

@@ -17,6 +17,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+import transformers
 from accelerate.state import GradientState
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from transformers import DataCollatorForLanguageModeling, DataCollatorWithPadding, default_data_collator
@@ -281,6 +282,21 @@ def test_full_determinism_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> 
     assert draws() == first
     assert asked == [((True,), {"warn_only": True})]
     assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (False, True)
+
+
+def test_full_determinism_sets_what_the_original_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda *a, **k: None)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    found: list[dict[str, str]] = []
+    for enable in (transformers.enable_full_determinism, enable_full_determinism):
+        environment: dict[str, str] = {}
+        monkeypatch.setattr(os, "environ", environment)
+        enable(4)
+        found.append(environment)
+    theirs, ours = found
+    assert ours == theirs
+    assert "FLASH_ATTENTION_DETERMINISTIC" in ours
 
 
 # -- through a trainer -----------------------------------------------------------------------------------------------

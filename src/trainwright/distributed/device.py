@@ -147,10 +147,19 @@ def device_variables(name: str) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": chosen}
 
 
+# Variables for deterministic kernels. CUDA, Ascend's runtime and the packages of attention read them when they start.
+DETERMINISTIC_VARIABLES = {
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "ASCEND_LAUNCH_BLOCKING": "1",
+    "HCCL_DETERMINISTIC": "1",
+    "FLASH_ATTENTION_DETERMINISTIC": "1",
+}
+
+
 def make_deterministic() -> None:
     """Makes the libraries of accelerators compute the same numbers each time, at the price of speed."""
-    os.environ["CUDA_LAUNCH_BLOCKING"] = "1"  # CUDA reads both when it starts
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    os.environ.update(DETERMINISTIC_VARIABLES)
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 

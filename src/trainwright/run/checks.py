@@ -435,7 +435,7 @@ def check_ends_together(plan: StepPlan, chunk: int | None, num_processes: int) -
 
 
 def check_trainable(model: Model, mixed: str) -> None:
-    """Raises ModelError for fp16 weights with fp16 autocast, and for quantised weights without an adapter."""
+    """Raises ModelError for fp16 weights with fp16 autocast, and for quantised weights that cannot be trained."""
     halves = [name for name, p in model.named_parameters() if p.requires_grad and p.dtype == torch.float16]
     if mixed == "fp16" and halves:
         raise ModelError(
@@ -443,10 +443,34 @@ def check_trainable(model: Model, mixed: str) -> None:
             f"({halves[0]}, ...): their gradients would underflow and cannot be unscaled. Load the model with "
             "dtype=torch.float32, or train it in bf16."
         )
-    is_adapter = bool(getattr(model, "peft_config", None))  # an adapter of peft, or loaded by transformers
+    if getattr(model, "is_quantized", False):
+        _check_quantized(model)
+
+
+def _check_quantized(model: Model) -> None:
+    """Raises ModelError for a quantised model whose weights, kernels or compiled form cannot be trained.
+
+    An adapter that transformers loaded is not refused: the original trains it whatever the quantisation says of itself.
+    """
     quantizer = getattr(model, "hf_quantizer", None)
-    if getattr(model, "is_quantized", False) and not is_adapter and not getattr(quantizer, "is_trainable", False):
+    is_trainable = bool(getattr(quantizer, "is_trainable", False))
+    name = type(model_facts.uncompiled(model)).__name__
+    method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", type(quantizer).__name__)
+    cannot = f"{name} is quantised with {word(method)}, which cannot be trained, not even below an adapter"
+    if getattr(model, "_hf_peft_config_loaded", False):
+        if quantizer is not None and not is_trainable:
+            logger.warning("%s. If the loss does not fall, load the model in another quantisation.", cannot)
+        return
+    if hasattr(model, "_orig_mod"):
         raise ModelError(
-            f"{type(model).__name__} is quantised; its weights cannot be trained. Train an adapter on it "
-            "(peft.get_peft_model), or load it unquantised."
+            f"{name} is quantised and was compiled with torch.compile: an adapter on it is not trained in this form. "
+            "Pass the model as it was before compiling it."
         )
+    has_adapter = bool(getattr(model, "peft_config", None))
+    if not has_adapter and not getattr(quantizer, "is_qat_trainable", False):
+        raise ModelError(
+            f"{name} is quantised; its weights cannot be trained, only embeddings and norms would be. Train an adapter "
+            "on it (peft.get_peft_model), or load it unquantised."
+        )
+    if quantizer is not None and not is_trainable:
+        raise ModelError(f"{cannot}. Load the model unquantised, or in a quantisation that can be trained.")
