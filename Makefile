@@ -19,7 +19,7 @@ SEED ?= $(shell date +%s)
 SHARD ?= 1/1
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo quick test test-all accelerator gpu one slow shuffled busy lint docs bench bench-full clean
+.PHONY: demo newest upgrade quick test test-all accelerator gpu one slow shuffled busy lint docs bench bench-full clean
 
 # Threads that wait without spinning: on a busy machine the spinning takes the time of those that work.
 demo: $(VENV)/.run
@@ -61,6 +61,21 @@ shuffled: $(VENV)/.dev
 
 busy: $(VENV)/.dev
 	$(PYTEST) -m quick $(WORKERS) --busy $(ARGS)
+
+# The newest releases of the packages that a user's `pip install` takes, in an environment of its own: the quick tests, then
+# parity, compat and laws. NEWEST="transformers torch" chooses others; a torch for GPUs has gigabytes.
+NEWEST ?= accelerate datasets huggingface_hub peft transformers trl
+NEWEST_VENV := .venv-newest
+newest:
+	$(MAKE) VENV=$(NEWEST_VENV) upgrade quick
+	$(IN_MEMORY) $(subst $(BIN),$(NEWEST_VENV)/bin,$(PYTEST)) tests/parity tests/compat tests/laws \
+		-m "not quick and not slow and not gpu" $(TEST_WORKERS) $(ARGS)
+
+EMPTY :=
+upgrade: $(VENV)/.dev
+	grep -viE "^($(subst $(EMPTY) ,|,$(NEWEST)))==" constraints.txt > $(VENV)/others.txt
+	$(PIP_INSTALL) --upgrade -c $(VENV)/others.txt $(NEWEST)
+	$(BIN)/python -m pip list | grep -iE "^(torch|$(subst $(EMPTY) ,|,$(NEWEST))) "
 
 test-all: lint $(VENV)/.engines
 	$(PYTEST) $(ARGS)

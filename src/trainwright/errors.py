@@ -6,13 +6,10 @@ Each one also derives from a built-in class, so `except ValueError` in a user's 
 from __future__ import annotations
 
 import difflib
-import logging
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-
-logger = logging.getLogger(__name__)
 
 
 class TrainwrightError(Exception):
@@ -140,18 +137,6 @@ class TrainwrightWarning(UserWarning):
 
 class LegacyNameWarning(FutureWarning):
     """An older name of an argument was used; it still works, and the message names the new one."""
-
-
-def add_note(error: BaseException, text: str) -> None:
-    """Adds a sentence to an error of any type, below its traceback.
-
-    Python 3.10 does not show notes, so there it is logged.
-    """
-    if sys.version_info >= (3, 11):
-        error.add_note(text)
-    else:
-        error.__notes__ = [*getattr(error, "__notes__", []), text]  # type: ignore[attr-defined]
-        logger.error("%s", text)
 
 
 def warn_older_name(old: str, new: str, *, stacklevel: int = 3) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,8 +102,6 @@ def test_the_sample_is_named(kind: str, workers: int, tmp_path: Path, caplog: py
         trainer.train()
     text = "".join(traceback.format_exception(caught.value))
     notes = " ".join(getattr(caught.value, "__notes__", ()))
-    if sys.version_info < (3, 11):
-        text += notes
     assert type(caught.value) is expected
     assert [word for word in words if word not in text] == [], text
     assert "epoch 0 (counted from 0) of the training data" in notes

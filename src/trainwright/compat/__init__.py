@@ -22,7 +22,7 @@ import trainwright
 from trainwright.errors import TrainwrightWarning
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["Installed", "install", "uninstall"]
 

@@ -43,8 +43,9 @@ from trainwright.distributed.world import ParallelMode, World, barrier, configur
 from trainwright.errors import ArgumentError, UnknownArgumentError
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import torch
-    from typing_extensions import Self
 
 LEVELS = {"detail": 10, "debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 

@@ -6,7 +6,8 @@ from enum import Enum
 from typing import NoReturn
 
 
-class ExplicitEnum(str, Enum):
+# No StrEnum: `str(member)` is the member's name there and in the original, as "SchedulerType.LINEAR".
+class ExplicitEnum(str, Enum):  # noqa: UP042
     """An enum of strings. The error for an unknown value lists the allowed values."""
 
     @classmethod

@@ -11,7 +11,7 @@ from trainwright.config.fields import ASKED_FOR
 from trainwright.errors import ArgumentError, warn_older_name
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class Setters:

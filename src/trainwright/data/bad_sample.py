@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainwright._types import counted
 from trainwright.data.identity import listed
 from trainwright.data.worker_internals import add_to_errors
-from trainwright.errors import DataError, add_note
+from trainwright.errors import DataError
 from trainwright.support.model_facts import TEXT_LABELS
 
 PADDING_CURE = (
@@ -61,16 +61,16 @@ def name_sample(error: BaseException, *, where: str, name: Name = number_text) -
     """
     note = note_of(error, name)
     if note:
-        add_note(error, f"{note} This was in {where}.")
+        error.add_note(f"{note} This was in {where}.")
         return
     name_numbers(error, name)
     if "DataLoader worker process" in str(error):
-        add_note(error, f"The worker read {where}.")
+        error.add_note(f"The worker read {where}.")
     else:
         found = (frame.f_locals.get("workers") for frame, _ in walk_tb(error.__traceback__))
         workers = next((one for one in found if isinstance(one, LoaderWorkers)), None)
         if workers is not None and workers.note:
-            add_note(error, f"The workers read {where}. {workers.note}")
+            error.add_note(f"The workers read {where}. {workers.note}")
 
 
 class LoaderWorkers:
@@ -147,7 +147,7 @@ def name_numbers(error: BaseException, name: Name) -> None:
         f"Sample {number} is {name(int(number))}." for number in numbers if name(int(number)) != number_text(number)
     ]
     if named:
-        add_note(error, " ".join(named))
+        error.add_note(" ".join(named))
 
 
 @contextlib.contextmanager

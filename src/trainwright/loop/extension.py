@@ -28,7 +28,7 @@ import torch
 
 from trainwright._types import Batch, DataLoaderLike, Optimizer, SampleIds, Scheduler, StateDict
 from trainwright.config.plans import StepPlan
-from trainwright.errors import ExtensionError, TrainwrightError, add_note
+from trainwright.errors import ExtensionError, TrainwrightError
 from trainwright.loop.setup import Setup, Start
 from trainwright.state.progress import Progress
 
@@ -558,7 +558,7 @@ def _note_second(error: BaseException, second: Exception) -> None:
 
 def _add_note(error: BaseException, note: str) -> None:
     if note not in getattr(error, "__notes__", ()):
-        add_note(error, note)
+        error.add_note(note)
 
 
 def _wrong_result(event: Callable[..., object], found: object, wanted: str) -> str:

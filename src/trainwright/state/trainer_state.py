@@ -13,9 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain
 from operator import is_
 from pathlib import Path
-from typing import Any
-
-from typing_extensions import Self
+from typing import Any, Self
 
 from trainwright._types import JSONObject, parse_json, read_bytes, recordable, write_pieces
 

@@ -11,7 +11,7 @@ import re
 import ssl
 import time
 import urllib.request
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from trainwright.config.plans import OPEN_END
@@ -275,7 +275,7 @@ class KubeflowCallback(TrackerCallback):
     def _post(self, state: TrainerState, *, percent: int, remaining_s: float | None = None) -> None:
         metrics = {**self._metrics, "current_step": state.global_step, "total_steps": state.max_steps}
         status: dict[str, object] = {
-            "lastUpdatedTime": datetime.now(timezone.utc).isoformat(),
+            "lastUpdatedTime": datetime.now(UTC).isoformat(),
             "progressPercentage": percent,
             "metrics": [{"name": name, "value": str(value)} for name, value in metrics.items()],
         }

@@ -30,7 +30,7 @@ from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.data.row_names import NamesOf
 from trainwright.engine.base import Engine
-from trainwright.errors import BadStepError, BundleError, add_note
+from trainwright.errors import BadStepError, BundleError
 from trainwright.extensions.incidents import bundle, contents
 from trainwright.extensions.incidents.contents import Evidence
 from trainwright.extensions.incidents.forward_states import ForwardStates
@@ -176,7 +176,7 @@ class IncidentRecorder(Extension):
         is_found = not isinstance(error, Exception) or isinstance(error, BadStepError)
         is_full = self._engine.is_out_of_memory(error)
         if is_full and window is not None:
-            add_note(error, self._cure())
+            error.add_note(self._cure())
         if not self._is_on or is_found or window is None or self._run.progress.is_window_trained:
             return
         text = f"{type(error).__name__}: {without_tokens(str(error))}"
