@@ -2404,6 +2404,7 @@ class Trainer:
         processes: int | None = None,
         per_node: int | None = None,
         engine: str | Mapping[str, Any] | None = None,
+        against: str | Sequence[str] | None = None,
     ) -> CheckReport:
         """Looks for likely problems, on the first batches and without training; the trainer is not changed.
 
@@ -2417,12 +2418,16 @@ class Trainer:
             engine: how the model is distributed: "ddp", "fsdp2", "shard_grad_op", "hsdp", "zero1", "zero2" or "zero3",
                 with "+cp8" or "+sp8" where eight processes share each sequence; or a configuration of DeepSpeed (a
                 dict, or a JSON file); by default as in the arguments.
+            against: other versions of packages, such as "transformers==5.24.0": trains 20 steps and predicts with the
+                installed packages and with these, in processes of their own, and names the first value that differs.
 
         Returns:
             The findings, each with its evidence and its cure. `print` shows them; `is_fine` is True if none is serious.
 
         Raises:
-            ArgumentError: the plan of a run is asked for in one of several processes, or its numbers do not fit.
+            ArgumentError: the plan of a run is asked for in one of several processes, or its numbers do not fit; or
+                the packages of `against` cannot be installed, or are the installed ones.
+            ProcessFailedError: the 20 steps fail with the installed packages too.
         """
         from trainwright.preflight import check_up
 
@@ -2433,6 +2438,7 @@ class Trainer:
             processes=processes,
             per_node=per_node,
             engine=engine,
+            against=against,
         )
 
     def prove(self, *, num_steps: int = 4) -> ProofReport:

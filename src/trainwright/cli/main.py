@@ -331,6 +331,9 @@ def check(
     processes: Annotated[int | None, typer.Option(min=1, help="Also plan a run with this number of processes.")] = None,
     per_node: Annotated[int | None, typer.Option(min=1, help="Processes per machine.")] = None,
     engine: Annotated[str | None, typer.Option(help="How the processes share the model.")] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="PACKAGES", help="Other versions, such as transformers==5.24.0.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look for problems without training."""
@@ -365,6 +368,7 @@ def check(
             processes=processes,
             per_node=per_node,
             engine=shares,
+            against=against,
         )
         proof = trainer.prove() if prove and report.worst != "error" else None
     report = report.with_findings(found, TABLE_CHECKS)
@@ -373,7 +377,8 @@ def check(
         put_json({**about, **dataclasses.asdict(report), "worst": report.worst, "proof": proved})
     else:
         echo(str(report) if proof is None else f"{report}\n\n{proof}")
-    if report.worst == "error" or (proof is not None and not proof.holds):
+    is_apart = report.against is not None and not report.against.is_same
+    if report.worst == "error" or is_apart or (proof is not None and not proof.holds):
         raise typer.Exit(FAILED)
 
 

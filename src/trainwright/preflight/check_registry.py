@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from trainwright.preflight.memory.run_plan import RunPlan
 from trainwright.preflight.rows import Rows
 from trainwright.preflight.tables import Table
 from trainwright.support.html_table import html_section, html_table
+
+if TYPE_CHECKING:
+    from trainwright.preflight.against import AgainstReport
 
 Severity: TypeAlias = Literal["note", "warning", "error"]
 SEVERITIES = get_args(Severity)  # from the mildest
@@ -60,6 +63,7 @@ class CheckReport:
     not_done: tuple[tuple[str, str], ...] = ()  # checks that could not run, and the reason
     memory: MemoryPlan | None = None  # the memory plan, if requested
     plan: RunPlan | None = None  # the plan of a run of many processes, if requested
+    against: AgainstReport | None = None  # the first steps with other packages, if requested
 
     @property
     def is_fine(self) -> bool:
@@ -109,6 +113,9 @@ class CheckReport:
         if self.plan is not None:
             yield ""
             yield from self.plan.lines()
+        if self.against is not None:
+            yield ""
+            yield from self.against.lines()
 
     def to_dict(self) -> JSONObject:
         """Returns plain values, for JSON."""

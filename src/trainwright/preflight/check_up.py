@@ -180,6 +180,7 @@ def full_check(
     processes: int | None = None,
     per_node: int | None = None,
     engine: str | Mapping[str, Any] | None = None,
+    against: str | Sequence[str] | None = None,
 ) -> CheckReport:
     """Runs every check on all available facts; the arguments are as for `Trainer.check`.
 
@@ -200,6 +201,10 @@ def full_check(
         if facts.batches and not look_at(facts, "batch").of("vocabulary"):  # it would end a GPU's process
             facts = _tried(copied, facts)
         report = look_at(facts, "start", "batch", "step", "full")
+    if against is not None:
+        from trainwright.preflight.against import check_against
+
+        report = replace(report, against=check_against(trainer, against))
     if processes is not None:
         from trainwright.preflight.memory.run_planner import plan_run
 

@@ -23,15 +23,17 @@ def compare_with(trainer: AnyTrainer, other: AnyTrainer, *, num_steps: int, tole
         folders = [Path(folder, name) for name in ("one", "other")]
         for one, place in zip((trainer, other), folders, strict=True):
             with quietly(one):
-                _record(one, place, num_steps=num_steps)
+                record_steps(one, place, num_steps=num_steps)
         return compare_values(*map(read_values, folders), tolerance=tolerance)
 
 
-def _record(trainer: AnyTrainer, folder: Path, *, num_steps: int) -> None:
+def record_steps(trainer: AnyTrainer, folder: Path, *, num_steps: int) -> AnyTrainer:
+    """Trains the first steps of a copy of the trainer, records their values in a folder, and returns the copy."""
     copied = short_copy(trainer, str(folder))
     copied.callback_handler.add_callback(EndAfter(num_steps))
     copied.add_extension(Internals(copied).value_recorder(num_steps, folder=str(folder)))
     copied.train()
+    return copied
 
 
 class EndAfter(TrainerCallback):

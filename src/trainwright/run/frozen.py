@@ -85,8 +85,17 @@ def frozen(trainer: AnyTrainer, *, folder: str, device: str) -> dict[str, Any]:
     }
 
 
-def write_frozen(values: dict[str, Any], path: Path) -> None:
-    """Writes them for the other process; ArgumentError names a part of the trainer that cannot be written."""
+def write_frozen(
+    values: dict[str, Any], path: Path, *, asked_by: str = "eval_async=True", instead: str = "set eval_async=False"
+) -> None:
+    """Writes them for the other process; ArgumentError names a part of the trainer that cannot be written.
+
+    Args:
+        values: entries for the other process; `trainer` is the state of the trainer.
+        path: the file.
+        asked_by: the setting or call that needs the other process.
+        instead: what works without it.
+    """
     pickler = best_pickler()
     try:
         torch.save(values, path, pickle_module=pickler, pickle_protocol=pickle.HIGHEST_PROTOCOL)
@@ -96,9 +105,9 @@ def write_frozen(values: dict[str, Any], path: Path) -> None:
         name, reason = _culprit(values["trainer"]["attributes"], pickler) or ("trainer", error)
         install = "" if pickler is not pickle else ", or install cloudpickle (pip install 'trainwright[eval-async]')"
         raise ArgumentError(
-            f"eval_async=True hands the trainer to another process, and its {name} cannot be pickled: {reason!r}. Make "
+            f"{asked_by} hands the trainer to another process, and its {name} cannot be pickled: {reason!r}. Make "
             f"it of functions and classes at the top of a module, without open files, locks or lambdas{install}; or "
-            "set eval_async=False."
+            f"{instead}."
         ) from error
 
 

@@ -33,6 +33,7 @@ WORDS = {
     "clipped": "gradient",
     "optimizer": "optimizer",
     "update": "update",
+    "prediction": "prediction",
 }
 
 
@@ -70,7 +71,7 @@ class Parting:
     Attributes:
         step: from 1.
         micro_batch: of the step, from 0.
-        phase: random, data, weights, forward, loss, backward, gradient, optimizer or update.
+        phase: random, data, weights, forward, loss, backward, gradient, optimizer, update or prediction.
         name: of the module or parameter; empty for the model itself, and for other values.
         kind: class of the module in both runs, or of the optimizer; empty for others.
         text: the difference, as a sentence.
@@ -318,7 +319,10 @@ class _Pair:
                 a = mine.get(name)
                 b = theirs.get(name)
                 if a is None or b is None:
-                    if key.phase == "data":  # elsewhere, a mask or weights of attention may change nothing
+                    if key.phase in (
+                        "data",
+                        "prediction",
+                    ):  # elsewhere, a mask or weights of attention may change nothing
                         gaps.append((part, name, a, b))
                 elif not self._is_same(a, b, key):
                     gaps.append((part, name, a, b))
@@ -374,6 +378,8 @@ class _Pair:
             )
         if key.phase == "data":
             return "", "", self._data(key, gaps)
+        if key.phase == "prediction" and part == "values":
+            return "", "", f"{gaps[0][1]}, after step {key.step}: {_gap(one, other)}"
         if key.phase in ("weight", "update", "gradient"):
             return key.name, "", self._of_parameters(key, gaps[0])
         if part == "facts":

@@ -10,6 +10,7 @@
     clipped    norm of the gradients, and gradients as the optimizer gets them
     optimizer  its rates and settings
     update     parameters and buffers after the step
+    prediction arrays and metrics of predictions that a caller makes after the last step
 
 Each fingerprint waits for the device. Hooks are there in the recorded steps only.
 """
@@ -17,7 +18,7 @@ Each fingerprint waits for the device. Hooks are there in the recorded steps onl
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -252,6 +253,39 @@ class ValueRecorder(Extension):
         line: JSONObject = {"step": self._step, "micro_batch": self._micro_batch, "phase": phase, "name": name}
         more = {"kind": kind, "call": call, **parts}
         self._file.write(json.dumps(json_value(line | {key: one for key, one in more.items() if one})) + "\n")
+
+
+def add_predictions(folder: str | Path, step: int, predictions: Any, labels: Any, metrics: JSONObject | None) -> None:
+    """Adds the predictions after a step to the record of the first process.
+
+    Args:
+        folder: the run's directory.
+        step: the last recorded step.
+        predictions: arrays, nested; a part that is no array is recorded by its class.
+        labels: likewise.
+        metrics: names and numbers; times and rates are left out.
+    """
+    values = {
+        f"{title}{'.' if name else ''}{name}": fingerprint(torch.as_tensor(one))
+        for title, tree in (("predictions", predictions), ("labels", labels))
+        for name, one in _named_arrays(tree)
+    }
+    facts = {name: one for name, one in (metrics or {}).items() if not name.endswith(("_runtime", "_per_second"))}
+    line = {"step": step, "micro_batch": 0, "phase": "prediction", "name": "", "values": values, "facts": facts}
+    with file_of(folder, 0).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(json_value(line)) + "\n")
+
+
+def _named_arrays(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the arrays of a nested value; an array of objects is yielded as a zero, by the names of its classes."""
+    if isinstance(tree, (list, tuple)):
+        for number, one in enumerate(tree):
+            yield from _named_arrays(one, f"{name}.{number}" if name else str(number))
+    elif isinstance(tree, np.ndarray) and tree.dtype != object:
+        yield name, tree
+    elif tree is not None:
+        kinds = sorted({type(one).__name__ for one in np.atleast_1d(tree)})
+        yield f"{name} ({', '.join(kinds)})".strip(), np.zeros(1)
 
 
 def _rows(batch: Batch) -> list[str]:
