@@ -72,7 +72,7 @@ def _output(args: Arguments) -> Problems:
             ]
         if has_other_meaning(args, "checkpoint_mirror"):
             return [
-                f"output_dir={without_tokens(args.output_dir)!r} is a URL, for which the trainer sets checkpoint_mirror, "
+                f"output_dir={without_tokens(args.output_dir)!r} is a URL, which becomes the checkpoint_mirror, "
                 f"and {type(args).__name__} has a field of that name. Rename the field, or write into a directory."
             ]
         setattr(args, "checkpoint_mirror", args.output_dir)  # noqa: B010 -- arguments of transformers lack the field
