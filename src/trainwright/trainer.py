@@ -2482,7 +2482,7 @@ class Trainer:
     def _preflight_extensions(self, folder: str) -> list[Extension]:
         """Returns the extensions that check a run before its first step; `folder` is the run's output directory."""
         found: list[Extension] = []
-        if getattr(self.args, "preflight", True):
+        if value_of(self.args, "preflight"):
             from trainwright.preflight.check_up import FirstLook
 
             found.append(FirstLook(self, folder))

@@ -91,9 +91,12 @@ def test_a_field_that_arguments_lack_has_its_default():
 def test_a_subclass_may_give_one_of_our_fields_another_default():
     @dataclass
     class Patient(TrainingArguments):
-        hang_timeout: float = 60.0
+        def __post_init__(self) -> None:
+            self.hang_timeout = self.hang_timeout or 60.0
+            super().__post_init__()
 
     assert value_of(Patient(), "hang_timeout") == 60.0
+    assert value_of(Patient(hang_timeout=5.0), "hang_timeout") == 5.0
 
 
 @pytest.mark.parametrize("name", ["train_sampling_strategy", "shuffle_method", "length_column_name"])

@@ -29,12 +29,14 @@ from trainwright.config.coerce import DICT_FIELDS, coerce, verbosity
 from trainwright.config.fields import (
     ASKED_FOR,
     POSITIONS,
+    SETTINGS,
     GenerationFields,
     OlderFields,
     OurFields,
     SharedFields,
     changed_fields,
     defaults_of,
+    shadowed_fields,
 )
 from trainwright.config.protocol import Arguments
 from trainwright.config.setters import Setters
@@ -141,6 +143,8 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
 
                 if name in deprecated.OLD_NAMES:
                     return deprecated.assign_older_name(self, name, value)
+            if PENDING in vars(self) and name in shadowed_fields(type(self)) and value == SETTINGS[name].default:
+                return  # a property or a value of the subclass, which the generated constructor would replace
             object.__setattr__(self, name, value)
 
     @property

@@ -23,7 +23,7 @@ from trainwright._types import is_url, without_tokens
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.enums import DebugOption, IntervalStrategy, SchedulerType
-from trainwright.config.fields import ALIASES, SETTINGS, names_with, value_of
+from trainwright.config.fields import ALIASES, SETTINGS, has_other_meaning, names_with, value_of
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.errors import ArgumentError, LegacyNameWarning, warn_caller
@@ -70,10 +70,15 @@ def _output(args: Arguments) -> Problems:
                 f"output_dir is a URL, but checkpoint_mirror={without_tokens(str(other))!r} is a different one. A run "
                 "has one URL: remove checkpoint_mirror, or set output_dir to a directory."
             ]
+        if has_other_meaning(args, "checkpoint_mirror"):
+            return [
+                f"output_dir={without_tokens(args.output_dir)!r} is a URL, which becomes the checkpoint_mirror, "
+                f"and {type(args).__name__} has a field of that name. Rename the field, or write into a directory."
+            ]
         setattr(args, "checkpoint_mirror", args.output_dir)  # noqa: B010 -- arguments of transformers lack the field
         args.output_dir = staging_of(args.output_dir)
     for name in names_with("path"):
-        if (path := value_of(args, name)) is not None:
+        if (path := value_of(args, name)) is not None and not has_other_meaning(args, name):
             setattr(args, name, os.path.expanduser(path))
     if args.disable_tqdm is None:
         args.disable_tqdm = verbosity() > logging.WARNING
@@ -87,7 +92,7 @@ def _output(args: Arguments) -> Problems:
 def _json_strings(args: Arguments) -> Problems:
     problems = []
     for name in getattr(args, "_VALID_DICT_FIELDS", DICT_FIELDS):
-        text = getattr(args, name)
+        text = value_of(args, name) if name in SETTINGS else getattr(args, name)
         if not isinstance(text, str) or not text.startswith(("{", "[")):
             continue
         try:
@@ -127,6 +132,8 @@ def _converted(args: Arguments, names: Iterable[str], convert: Callable[[str, An
     """Sets fields to the results of `convert(name, value)`; its ValueErrors are the problems."""
     problems = []
     for name in names:
+        if has_other_meaning(args, name):
+            continue
         try:
             setattr(args, name, convert(name, value_of(args, name)))
         except ValueError as error:

@@ -17,7 +17,16 @@ from trainwright.config import resolve
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.coerce import coerce, verbosity
 from trainwright.config.enums import word
-from trainwright.config.fields import ALIASES, GROUPS, SETTINGS, batch_formers, defaults_of, value_of, was_asked_for
+from trainwright.config.fields import (
+    ALIASES,
+    GROUPS,
+    SETTINGS,
+    batch_formers,
+    defaults_of,
+    redeclared_fields,
+    value_of,
+    was_asked_for,
+)
 from trainwright.config.fields.setting import HERE, PER_START
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
@@ -149,22 +158,28 @@ def _all_defaults(kind: type) -> JSONObject:
 @lru_cache(maxsize=8)
 def _settled_defaults(kind: type, level: int, in_kubeflow: bool) -> list[tuple[Field[Any], Any]]:
     """Fields with defaults in the form that construction brings them to there (None -> "trainer_output", ...)."""
-    namespace = SimpleNamespace(**_all_defaults(kind))
+    own = {name: one for name, one in defaults_of(kind).items() if name in redeclared_fields(kind)}
+    settled = {**_coerced(_all_defaults(kind), kind), **own}
+    return [(field, settled.get(field.name, MISSING)) for field in fields(kind)]
+
+
+def _coerced(values: JSONObject, kind: type) -> JSONObject:
+    """Returns the values of fields in the form of construction; without fields that a subclass declares itself."""
+    own = redeclared_fields(kind)
+    namespace = SimpleNamespace(**{name: value for name, value in values.items() if name not in own})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         coerce(cast(Arguments, namespace))
-    return [(field, getattr(namespace, field.name, MISSING)) for field in fields(kind)]
+    return vars(namespace)
 
 
 def _derived(args: DataclassInstance) -> set[str]:
     """Returns the fields that were not chosen: construction derives their values from the chosen fields."""
     chosen = {field.name: getattr(args, field.name) for field in fields(args) if was_asked_for(args, field.name)}
-    namespace = SimpleNamespace(**{**_all_defaults(type(args)), **chosen})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        coerce(cast(Arguments, namespace))
-    others = [field.name for field in fields(args) if field.name not in chosen]
-    return {name for name in others if _comparable(getattr(args, name)) == _comparable(getattr(namespace, name, None))}
+    derived = _coerced({**_all_defaults(type(args)), **chosen}, type(args))
+    own = redeclared_fields(type(args))
+    others = [field.name for field in fields(args) if field.name not in chosen and field.name not in own]
+    return {name for name in others if _comparable(getattr(args, name)) == _comparable(derived.get(name))}
 
 
 def _comparable(value: Any) -> Any:
@@ -201,7 +216,13 @@ def run_summary(
     summarized = {name for name, one in SETTINGS.items() if one.summarized} | set(idle)
     summarized |= _derived(cast("DataclassInstance", args))
     others = [f"{name}={value!r}" for name, value in differing(args).items() if name not in summarized]
-    return [*lines, f"settings  {', '.join(others)}"] if others else lines
+    if others:
+        lines.append(f"settings  {', '.join(others)}")
+    if taken := redeclared_fields(type(args)):
+        lines.append(
+            f"off       {', '.join(taken)}: {type(args).__name__} declares {counted(len(taken), 'field')} so named"
+        )
+    return lines
 
 
 def _lines(args: Arguments, *, batch: str, length: str, warmup: str, steps: Any) -> list[str]:

@@ -13,6 +13,7 @@ from trainwright._types import Batch
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.checkpoint.rng import unchanged_random_states
+from trainwright.config.fields import assign
 from trainwright.run import build
 from trainwright.run.internals import Internals
 from trainwright.run.run import Run
@@ -28,8 +29,7 @@ def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **pa
     `settings` are changed fields of the arguments, `parts` changed attributes: `model`, `optimizer`, ...
     """
     args = copy.copy(trainer.args)
-    for name, value in (settings or {}).items():
-        setattr(args, name, value)
+    assign(args, settings or {})
     internals = Internals(trainer)
     services = build.Services.for_arguments(args, measures_memory=False)
     services.use_engine(internals.engine)

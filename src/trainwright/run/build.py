@@ -85,7 +85,7 @@ class Services:
 
     @classmethod
     def for_arguments(cls, args: Any, *, measures_memory: bool = True) -> Services:
-        writer = CheckpointWriter(goes_on=getattr(args, "save_failure", "stop") == "continue")
+        writer = CheckpointWriter(goes_on=value_of(args, "save_failure") == "continue")
         skips = args.skip_memory_metrics or not measures_memory
         return cls(writer=writer, memory_tracker=TrainerMemoryTracker(skips, DeviceMemory()))
 

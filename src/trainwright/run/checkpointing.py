@@ -208,7 +208,7 @@ class Checkpointer:
 
     def may_be_asynchronous(self, hooks: SaveHooks, run: Run) -> bool:
         """Returns whether a save may return before its files exist: not if user code may read them."""
-        wanted = getattr(self.args, "save_async", None)
+        wanted = value_of(self.args, "save_async")
         if wanted is False or run.progress.is_interrupted or not run.is_training:
             return False
         looks = is_overridden(hooks, *SAVING_HOOKS) or hooks.callback_handler.looks_at_saves()
@@ -426,7 +426,7 @@ def check_first_checkpoint(args: Any, folder: str, model: Model) -> None:
     free = async_writer.free_bytes(root)
     if free is None or free >= likely:
         return
-    if free < surely and getattr(args, "save_failure", "stop") == "stop":
+    if free < surely and value_of(args, "save_failure") == "stop":
         async_writer.check_free_space(root, surely, what=what)
     what = f"{what}, estimated with its optimizer,"
     logger.warning("%s", async_writer.shortage_message(root, likely, free, what=what))

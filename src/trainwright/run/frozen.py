@@ -14,6 +14,7 @@ import torch
 
 from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.config import resolve
+from trainwright.config.fields import assign
 from trainwright.distributed.device import kind_of, tf32_switches
 from trainwright.errors import ArgumentError
 from trainwright.run.internals import Internals
@@ -57,9 +58,7 @@ def frozen(trainer: AnyTrainer, *, folder: str, device: str) -> dict[str, Any]:
     settings = ALONE | {"use_cpu": is_on_cpu}
     if is_on_cpu and kind_of(args.device).is_accelerator:
         settings |= ON_ANOTHER_KIND
-    for name, value in settings.items():
-        if hasattr(args, name):
-            setattr(args, name, value)
+    assign(args, settings)
     args._n_gpu = 0 if is_on_cpu else 1
     nothing: dict[str, Any] = dict.fromkeys(
         ("train_dataset", "optimizer", "lr_scheduler", "optimizer_cls_and_kwargs", "model_init")

@@ -99,7 +99,7 @@ def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Mo
     with unchanged_random_states():
         layout = find_layout(
             model,
-            row_length=args.packing_length,
+            row_length=value_of(args, "packing_length"),
             num_rows=args.train_batch_size,
             takes_positions=takes_positions,
             length_of=length_of,

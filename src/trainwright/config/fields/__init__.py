@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import lru_cache
+from inspect import get_annotations
 from typing import Any
 
 from trainwright.config.fields.own_fields import GenerationFields, OlderFields, OurFields
@@ -27,12 +28,15 @@ __all__ = [
     "OlderFields",
     "OurFields",
     "SharedFields",
+    "assign",
     "batch_formers",
     "changed_fields",
     "defaults_of",
     "has_other_meaning",
     "names_with",
     "out_of_range",
+    "redeclared_fields",
+    "shadowed_fields",
     "value_of",
 ]
 
@@ -71,11 +75,11 @@ def value_of(args: object, name: str) -> Any:  # Any: the value of any field
 
     Then it is that of the field's older name, which an older transformers has, or the field's default.
 
-    So it is, too, where `args` has a field of this name with another meaning, as TRL's SFTConfig has a `packing` that
-    is True or False and that its own trainer carries out.
+    So it is, too, where the class declares a field of this name itself, as TRL's SFTConfig has a `packing` that is True
+    or False and that its own trainer carries out: what a subclass declares is the subclass's.
     """
     setting = SETTINGS[name]
-    if setting.shares_name and has_other_meaning(args, name):
+    if has_other_meaning(args, name):
         return setting.default
     value = getattr(args, name, MISSING)
     if value is MISSING:
@@ -84,17 +88,44 @@ def value_of(args: object, name: str) -> Any:  # Any: the value of any field
 
 
 def has_other_meaning(args: object, name: str) -> bool:
-    """Returns whether the class of `args` redeclares the field of ours, which may then mean something else."""
+    """Returns whether the class of `args` declares this field of ours itself, so that it may mean something else."""
     kind: type = type(args)
-    return name in _declared_anew(kind)
+    return name in redeclared_fields(kind)
 
 
 @lru_cache(maxsize=8)
-def _declared_anew(kind: type) -> frozenset[str]:
-    """Returns the names of our fields that a class redeclares."""
+def redeclared_fields(kind: type) -> tuple[str, ...]:
+    """Returns the names of our fields that a subclass of the arguments declares: as a field, a property or a value."""
     ours = OurFields.__dataclass_fields__
     theirs = getattr(kind, "__dataclass_fields__", {})
-    return frozenset(name for name in ours.keys() & theirs.keys() if theirs[name] is not ours[name])
+    above = {name for owner in _subclasses_of_the_users(kind) for name in vars(owner)}
+    return tuple(name for name in ours if name in above or theirs.get(name, ours[name]) is not ours[name])
+
+
+@lru_cache(maxsize=8)
+def shadowed_fields(kind: type) -> frozenset[str]:
+    """Returns the names of our fields that a subclass uses for a property, a method or a value that is no field."""
+    ours = OurFields.__dataclass_fields__
+    shadowed: set[str] = set()
+    for owner in _subclasses_of_the_users(kind):
+        fields_of_owner = get_annotations(owner) if "__dataclass_fields__" in vars(owner) else {}
+        shadowed |= (ours.keys() & vars(owner).keys()) - fields_of_owner.keys()
+    return frozenset(shadowed)
+
+
+def _subclasses_of_the_users(kind: type) -> Iterator[type]:
+    """Yields the classes that a user or a library has put above or beside our groups of fields."""
+    groups = {*WITH_GENERATION, object}
+    for owner in kind.__mro__:
+        if owner not in groups and not owner.__module__.startswith("trainwright.config."):
+            yield owner
+
+
+def assign(args: object, settings: Mapping[str, Any]) -> None:
+    """Sets fields of arguments; names that their class lacks, or declares itself, stay as they are."""
+    for name, value in settings.items():
+        if hasattr(args, name) and not has_other_meaning(args, name):
+            setattr(args, name, value)
 
 
 ASKED_FOR = "_asked_for"  # attribute of arguments: names of the fields that the user chose

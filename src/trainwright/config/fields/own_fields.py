@@ -78,7 +78,6 @@ class OurFields(FieldGroup, group="Ours"):
         None,
         "auto: measure before step 1 which settings are faster, and keep proved ones; or a choice, {setting: value}.",
         syntax=("dict",),
-        shares_name=True,
     )
     eval_sampling_strategy: str = tunable(
         "sequential",
@@ -89,22 +88,19 @@ class OurFields(FieldGroup, group="Ours"):
         None,
         "Batches of samples of similar length, with at most this number of tokens, padding included.",
         limits=MAYBE_COUNT,
-        shares_name=True,
     )
     packing: str | None = tunable(
         None,
         "Packs whole samples into rows of packing_length: best_fit (None: one sample a row).",
         choices=("best_fit",),
-        shares_name=True,
     )
     packing_length: int | None = tunable(
-        None, "Tokens of a row that packing fills.", limits=Range(2, whole=True, optional=True), shares_name=True
+        None, "Tokens of a row that packing fills.", limits=Range(2, whole=True, optional=True)
     )
     packing_overflow: str = tunable(
         "error",
         "A sample longer than packing_length: error, or split over rows.",
         choices=("error", "split"),
-        shares_name=True,
     )
     dataloader_timeout: float = tunable(
         0.0,
@@ -141,7 +137,6 @@ class OurFields(FieldGroup, group="Ours"):
         None,
         "The default collator pads to a multiple of this number of tokens, so there are fewer shapes to compile.",
         limits=MAYBE_COUNT,
-        shares_name=True,
     )
     save_every: str | None = fixed(
         None,
@@ -265,7 +260,6 @@ class OurFields(FieldGroup, group="Ours"):
         False,
         "Write visits, tokens and losses of each training sample to ledger.parquet; a text: as id_column too.",
         bare_flag=True,
-        shares_name=True,
         since="0.3",
     )
     id_column: str | None = not_compared(

@@ -118,7 +118,6 @@ class Setting:
     summarized: bool = False  # already in the header lines of a run, so not listed again among changed settings
     alias_of: str | None = None  # the field that this one is an alias of
     formerly: Mapping[str, NameOfField] = field(default_factory=dict)  # its older names, each with its meaning today
-    shares_name: bool = False  # arguments of other libraries have a field of this name with another meaning
     since: str | None = None  # the version that brought it; None: the first one
 
     def to_field(self, annotation: str) -> Any:

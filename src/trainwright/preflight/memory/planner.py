@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from trainwright._types import Batch
 from trainwright.config import planned, resolve
 from trainwright.config.enums import word
-from trainwright.config.fields import batch_formers
+from trainwright.config.fields import assign, batch_formers
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
 from trainwright.data.prepared_dataloader import map_tensors
@@ -241,8 +241,7 @@ def _with_settings(trainer: AnyTrainer, model: Any, settings: dict[str, Any], *,
     copied = copy_of(trainer, settings, model=model, optimizer=None, lr_scheduler=None)
     planned.apply(copied.args, settings)
     # Stand-ins have no values to guard.
-    copied.args.on_nonfinite = "ignore"
-    copied.args.on_spike = "off"
+    assign(copied.args, {"on_nonfinite": "ignore", "on_spike": "off"})
     Internals(copied).services.use_engine(build.make_engine(copied.args, stands_in=stands_in))
     return copied
 
