@@ -457,16 +457,17 @@ def _check_quantized(model: Model) -> None:
     name = type(model_facts.uncompiled(model)).__name__
     method = getattr(getattr(quantizer, "quantization_config", None), "quant_method", type(quantizer).__name__)
     cannot = f"{name} is quantised with {word(method)}, which cannot be trained, not even below an adapter"
-    if getattr(model, "_hf_peft_config_loaded", False):
+    has_adapter = bool(getattr(model, "peft_config", None))
+    base = model.get_base_model() if hasattr(model, "get_base_model") else None  # inside an adapter of peft
+    if has_adapter and base is None:
         if quantizer is not None and not is_trainable:
             logger.warning("%s. If the loss does not fall, load the model in another quantisation.", cannot)
         return
-    if hasattr(model, "_orig_mod"):
+    if any(one is not None and model_facts.uncompiled(one) is not one for one in (model, base)):
         raise ModelError(
             f"{name} is quantised and was compiled with torch.compile: an adapter on it is not trained in this form. "
             "Pass the model as it was before compiling it."
         )
-    has_adapter = bool(getattr(model, "peft_config", None))
     if not has_adapter and not getattr(quantizer, "is_qat_trainable", False):
         raise ModelError(
             f"{name} is quantised; its weights cannot be trained, only embeddings and norms would be. Train an adapter "
