@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -45,6 +45,9 @@ from trainwright.support import model_modes
 from trainwright.support.hooks import Events
 from trainwright.support.log_handler import each_warning_once
 from trainwright.support.loss_normalization import ITEM_SCALE, LossOutput, LossRule, stands_in
+
+if TYPE_CHECKING:
+    from trainwright.extensions.loss_question.extension import LossQuestion
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +86,10 @@ class Run:
         is_evaluating: inside of an evaluation loop.
         loader: yields its batches, from any position.
         batch_size: samples of a micro-batch, per device.
-        loss_rule: how losses are scaled, fixed when the run starts; None determines it for each step.
+        loss_rule: how losses are scaled, fixed when the run starts, or by `loss_question`; None determines it for each
+            step.
+        loss_question: finds out whether the user's own loss is a mean, at the first micro-batch for which this matters;
+            None if it is known.
         pending_actions: actions that the checkpoint's run was about to take.
         checkpoint: the checkpoint that it resumes from, opened once; None for a fresh run.
         begins_branch: that checkpoint is another run's, which this one branches from.
@@ -116,6 +122,7 @@ class Run:
         self.loader: Loader | None = None
         self.batch_size = 0
         self.loss_rule: LossRule | None = None
+        self.loss_question: LossQuestion | None = None
         self.pending_actions = PendingActions()
         self.checkpoint: Checkpoint | None = None
         self.begins_branch = False
