@@ -613,6 +613,10 @@ class Trainer:
         self._accepts_loss_kwargs = value
         self._declares_loss_kwargs = True
 
+    @model_accepts_loss_kwargs.deleter
+    def model_accepts_loss_kwargs(self) -> None:
+        del self._accepts_loss_kwargs
+
     @property
     def neftune_noise_alpha(self) -> float | None:
         """Noise added to the input embeddings in training, as set in the arguments."""
@@ -1311,7 +1315,7 @@ class Trainer:
         batch = self._prepare_inputs(inputs)
         clock.mark(FORWARD)
         if run.loss_question is not None:
-            run.loss_question.ask(model, batch, num_items, compares=compares_loss)
+            run.loss_question.ask(self._loss_in_contexts, model, batch, num_items, compares=compares_loss)
         return batch
 
     def _differentiate(

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -46,12 +46,24 @@ from trainwright.support.hooks import Events
 from trainwright.support.log_handler import each_warning_once
 from trainwright.support.loss_normalization import ITEM_SCALE, LossOutput, LossRule, stands_in
 
-if TYPE_CHECKING:
-    from trainwright.extensions.loss_question.extension import LossQuestion
-
 logger = logging.getLogger(__name__)
 
 Forward = Callable[[Any, Batch], Any]
+
+
+class LossQuestion(Protocol):
+    """Finds out whether the user's own loss is a mean; see `extensions.loss_question`."""
+
+    def ask(
+        self,
+        compute_loss: Callable[[Any, Batch, Any], Any],
+        model: Model,
+        inputs: Batch,
+        num_items: torch.Tensor | int | None,
+        *,
+        compares: bool,
+    ) -> None: ...
+    def compare(self, loss: torch.Tensor | LossOutput, num_items: torch.Tensor | int | None) -> None: ...
 
 
 def run_model(model: Model, inputs: Batch) -> Any:

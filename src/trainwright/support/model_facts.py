@@ -217,8 +217,8 @@ def _callee_takes_count(core: nn.Module, callee: ast.expr) -> bool:
     """Returns whether what a call in `forward` calls takes the number of items; where unknown, whether a child does."""
     path = ast.unparse(callee)
     if path in ("super().forward", "super().__call__"):
-        owner = next(cls for cls in type(core).__mro__ if "forward" in vars(cls))
-        return takes_argument(getattr(super(owner, core), "forward"), _COUNT)
+        owners = [cls for cls in type(core).__mro__ if "forward" in vars(cls)]
+        return takes_argument(vars(owners[1])["forward"], _COUNT)
     root, _, rest = path.partition(".")
     found: Any = core if root == "self" else inspect.unwrap(type(core).forward).__globals__.get(root)
     try:

@@ -6,11 +6,13 @@ name, or an object of another library is not followed.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,14 +21,6 @@ from torch import nn
 LARGE = 100_000  # entries of a container, or elements of a tensor outside of a module: more is data, which stays
 MOST_VISITED = 1_000_000  # objects and entries
 MAPPINGS = (dict, defaultdict, OrderedDict, Counter)
-# Packages whose objects are not looked into.
-LIBRARIES = frozenset(
-    {
-        *sys.stdlib_module_names,
-        *("accelerate", "datasets", "deepspeed", "huggingface_hub", "numpy", "pandas", "peft", "PIL", "pyarrow"),
-        *("tokenizers", "torch", "transformers", __name__.partition(".")[0]),
-    }
-)
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # the hooks, parameters and children of a module
 
 
@@ -95,7 +89,7 @@ class _Kept:
                 self._add_tensor(value)
         elif type(value) in (*MAPPINGS, list, deque, set, tuple):
             self._add_container(value)
-        elif not isinstance(value, type) and type(value).__module__.partition(".")[0] not in LIBRARIES:
+        elif not isinstance(value, type) and _is_own_class(type(value)):
             self._add_attributes(value)
 
     def _add_module(self, module: nn.Module) -> None:
@@ -127,6 +121,16 @@ class _Kept:
         elif type(container) in (deque, set):
             self._undo.append(partial(_put_entries_back, container, entries))
         self._add_all(entries)
+
+
+@functools.cache
+def _is_own_class(cls: type) -> bool:
+    """Returns whether a class is the user's: neither of this package, nor installed, nor of Python itself."""
+    package = cls.__module__.partition(".")[0]
+    if package in sys.stdlib_module_names or package == __name__.partition(".")[0]:
+        return False
+    path = getattr(sys.modules.get(package), "__file__", None) or ""
+    return not {"site-packages", "dist-packages"} & set(Path(path).parts)
 
 
 def _put_attributes_back(attributes: dict[str, Any], before: dict[str, Any], without: frozenset[str]) -> None:

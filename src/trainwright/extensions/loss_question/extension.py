@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from copy import copy
+from functools import partial
 from types import CodeType
 from typing import Any, Protocol
 
@@ -40,6 +41,7 @@ MOST_TRIES = 3  # micro-batches whose losses show nothing (zero, or not finite) 
 # Attributes of a trainer that a loss does not change, or whose changes are no business of ours.
 LEFT_ALONE = frozenset({"args", "eval_dataset", "lr_scheduler", "model_wrapped", "optimizer", "train_dataset"})
 
+ComputeLoss = Callable[[Any, Batch, Any], Any]
 Losses = tuple[float, float]  # with the number of items, and with twice that number
 
 
@@ -47,19 +49,17 @@ class AskingRun(Run, Protocol):
     """A run whose rule for losses may be replaced."""
 
     loss_rule: LossRule | None
-    loss_question: LossQuestion | None
+    loss_question: Any
     forward: Callable[[Any, Batch], Any]
     outputs: Any
 
 
 class LossHooks(Protocol):
-    """The part of the trainer that computes the loss."""
+    """What a loss may change: the trainer, and what it holds."""
 
     model: Any
     compute_loss_func: Any
     callback_handler: Any
-
-    def _loss_in_contexts(self, model: Any, inputs: Batch, num_items: Any) -> Any: ...
 
 
 class LossQuestion(Extension):
@@ -136,10 +136,19 @@ class LossQuestion(Extension):
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
-    def ask(self, model: Any, inputs: Batch, num_items: torch.Tensor | int | None, *, compares: bool = True) -> None:
+    def ask(
+        self,
+        compute_loss: ComputeLoss,
+        model: Any,
+        inputs: Batch,
+        num_items: torch.Tensor | int | None,
+        *,
+        compares: bool = True,
+    ) -> None:
         """Computes the loss with twice the number of items, if the answer matters for the current window.
 
         Args:
+            compute_loss: takes the model, a micro-batch and the number of items.
             model: as the engine wrapped it.
             inputs: the micro-batch on the device; unchanged.
             num_items: label items of the window.
@@ -151,11 +160,12 @@ class LossQuestion(Extension):
         is_one_batch = len(progress.window.batches) == progress.num_parts == 1
         if num_items is None or (is_alone and is_one_batch):
             return
-        twice = self._compute(model, inputs, num_items * 2)
+        compute = partial(compute_loss, model)
+        twice = self._compute(compute, inputs, num_items * 2)
         if compares and is_alone:
             self._twice = twice
         else:
-            self._judge(self._compute(model, inputs, num_items), twice, num_items)
+            self._judge(self._compute(compute, inputs, num_items), twice, num_items)
 
     def compare(self, loss: torch.Tensor | LossOutput, num_items: torch.Tensor | int | None) -> None:
         """Compares the loss of the micro-batch with the one of `ask`."""
@@ -165,29 +175,28 @@ class LossQuestion(Extension):
         self._twice = None
         self._judge(_Answer.of(loss, twice.auxiliary), twice, num_items)
 
-    def _compute(self, model: Any, inputs: Batch, num_items: Any) -> _Answer:
+    def _compute(self, compute: Callable[[Batch, Any], Any], inputs: Batch, num_items: Any) -> _Answer:
         """Returns the loss for a number of items, or the error that came."""
         try:
             with torch.no_grad():
-                return self._computed(model, inputs, num_items)
+                return self._computed(compute, inputs, num_items)
         except Exception as error:
             if self._engine.is_out_of_memory(error):
                 raise
             if self._engine.num_replicas > 1 or not isinstance(error, RuntimeError):
                 return _Answer(error=error)
         try:  # a loss may need gradients of its own
-            return self._computed(model, inputs, num_items)
+            return self._computed(compute, inputs, num_items)
         except Exception as error:
             if self._engine.is_out_of_memory(error):
                 raise
             return _Answer(error=error)
 
-    def _computed(self, model: Any, inputs: Batch, num_items: Any) -> _Answer:
-        assert self._hooks is not None
+    def _computed(self, compute: Callable[[Batch, Any], Any], inputs: Batch, num_items: Any) -> _Answer:
         seen: list[Any] = []
         with self._leaving_no_trace(seen):
             given = map_tensors(torch.Tensor.clone, inputs)
-            loss = self._hooks._loss_in_contexts(model, given, num_items)
+            loss = compute(given, num_items)
             rule = self._run.loss_rule
             assert rule is not None
             auxiliary = rule.auxiliary(seen[-1]) if seen else None
@@ -293,7 +302,9 @@ class LossQuestion(Extension):
             return f"{mean}, since {self._subject} does not divide by num_items_in_batch; {original}"
         if self._weighting is not None:
             return mean
-        return f"sum over the micro-batches of a step, as in transformers: {self._subject} is neither a mean nor divided"
+        return (
+            f"sum over the micro-batches of a step, as in transformers: {self._subject} is neither a mean nor divided"
+        )
 
     def _warning(self, failed: BaseException | None, num_items: float) -> str:
         cure = (
