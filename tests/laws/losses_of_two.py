@@ -1,4 +1,4 @@
-"""Losses in two processes: `losses_of_two.py FOLDER ENGINE...`. It tells the logged losses and the weights of each row."""
+"""Losses in two processes: `losses_of_two.py FOLDER ENGINE...`. It tells the logged losses of each row."""
 
 import sys
 from pathlib import Path
