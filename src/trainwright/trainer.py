@@ -119,7 +119,8 @@ class Trainer:
 
     loss_is_scaled_for_ga: bool | None = None
     """Whether `compute_loss` returns a loss scaled for the whole window. True: used as it is; False: a mean per
-    micro-batch; None (default): scaled if the model or `compute_loss_func` was given `num_items_in_batch`.
+    micro-batch; None (default): as the model is known to do with `num_items_in_batch`, or, for a loss of your own, as
+    is found at the first micro-batch.
     """
 
     columns: Sequence[str] = ()
@@ -230,7 +231,11 @@ class Trainer:
             placed = self.args.place_model_on_device
             self.place_model_on_device = not self.is_model_parallel if placed is None else placed
             self._adopt_model(model)
-            self.model_accepts_loss_kwargs = model_facts.accepts_loss_kwargs(model)
+            self._accepts_loss_kwargs = model_facts.accepts_loss_kwargs(
+                model, by_name=behaviour_of(self.args).gives_items_by_name
+            )
+            # a class attribute of a subclass takes the place of the property
+            self._declares_loss_kwargs = not isinstance(type(self).model_accepts_loss_kwargs, property)
             self.can_return_loss = model_facts.returns_loss_by_default(model)
             self.label_names = (
                 model_facts.find_label_names(model) if (names := self.args.label_names) is None else names
@@ -597,6 +602,20 @@ class Trainer:
                 self._train_on(step)
             if (result := result_of(step)) is not None:
                 return result
+
+    @property
+    def model_accepts_loss_kwargs(self) -> bool:
+        """Whether the model is given `num_items_in_batch`. Whoever assigns it says whether it divides by the number."""
+        return self._accepts_loss_kwargs
+
+    @model_accepts_loss_kwargs.setter
+    def model_accepts_loss_kwargs(self, value: bool) -> None:
+        self._accepts_loss_kwargs = value
+        self._declares_loss_kwargs = True
+
+    @model_accepts_loss_kwargs.deleter
+    def model_accepts_loss_kwargs(self) -> None:
+        del self._accepts_loss_kwargs
 
     @property
     def neftune_noise_alpha(self) -> float | None:
@@ -1270,13 +1289,22 @@ class Trainer:
         Returns:
             The loss as added to the window's sum: a scalar on the model's device, detached.
         """
-        batch = self._begin_forward(model, inputs)
+        batch = self._begin_forward(model, inputs, num_items_in_batch)
         loss = self._loss_in_contexts(model, batch, num_items_in_batch)
         del batch
+        question = self._run.loss_question
+        if question is not None:
+            question.compare(loss, num_items_in_batch)
         return self._differentiate(loss, inputs, num_items_in_batch)
 
-    def _begin_forward(self, model: Any, inputs: Batch) -> Batch:
-        """Sets the model to training mode and moves a micro-batch to the device."""
+    def _begin_forward(
+        self, model: Any, inputs: Batch, num_items: Items = None, *, compares_loss: bool = True
+    ) -> Batch:
+        """Sets the model to training mode and moves a micro-batch to the device.
+
+        Finds out whether the user's own loss is a mean, if that matters now: `compares_loss` if the caller compares the
+        loss of the micro-batch.
+        """
         run = self._run
         if run.eval_mode_guard is not None or not (model.training and self.model.training):
             run.end_evaluation(model, self.optimizer)
@@ -1286,6 +1314,8 @@ class Trainer:
         progress.recorded.batch = inputs
         batch = self._prepare_inputs(inputs)
         clock.mark(FORWARD)
+        if run.loss_question is not None:
+            run.loss_question.ask(self._loss_in_contexts, model, batch, num_items, compares=compares_loss)
         return batch
 
     def _differentiate(
@@ -1416,7 +1446,9 @@ class Trainer:
     ) -> Any:
         """Returns the loss of a micro-batch: the model's own, or by `compute_loss_func` or label smoothing.
 
-        An override that computes its own loss declares in `loss_is_scaled_for_ga` whether the loss is already scaled.
+        An override that computes its own loss may declare in `loss_is_scaled_for_ga` whether the loss is already
+        scaled. Otherwise this is found out at the first micro-batch, if a step has several or several processes train:
+        the loss is computed once more, without gradients, with twice the number of items.
 
         Args:
             model: as the engine wrapped it.
@@ -1468,7 +1500,8 @@ class Trainer:
             self.args,
             accepts_loss_kwargs=self.model_accepts_loss_kwargs and not is_mean,
             has_loss_func=self.compute_loss_func is not None,
-            own_loss=self.compute_loss if is_overridden(self, "compute_loss") else None,
+            has_own_loss=is_overridden(self, "compute_loss"),
+            declares_loss_kwargs=self._declares_loss_kwargs,
             smooths_labels=self.label_smoother is not None,
             is_scaled=False if is_mean and self.loss_is_scaled_for_ga is None else self.loss_is_scaled_for_ga,
             num_processes=self._engine.num_replicas,

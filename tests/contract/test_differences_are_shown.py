@@ -25,6 +25,10 @@ SHOWN = {
         "window/test_equal_to_the_full_batch.py::"
         "test_by_default_a_head_that_ignores_the_count_trains_on_the_mean_of_the_window"
     ),
+    "an overridden `compute_loss`, a": "laws/test_loss_laws.py::test_a_step_is_the_batch_of_all_its_micro_batches",
+    "a `compute_loss_func` counts": "laws/test_loss_laws.py::test_a_loss_function_without_a_count_is_a_mean",
+    "a module whose `forward` names": "laws/test_loss_laws.py::test_a_step_is_the_batch_of_all_its_micro_batches",
+    "a wrapper of a module": "laws/test_loss_laws.py::test_a_step_is_the_batch_of_all_its_micro_batches",
     "`resume_from_checkpoint=True` takes": f"{CHANGED}::test_a_damaged_one_is_skipped_and_named_and_a_named_one_raises",
     "a changed learning rate": f"{CHANGED}::test_a_changed_learning_rate_takes_effect_at_the_schedules_position",
     "a resumed run keeps the intervals": f"{CHANGED}::test_intervals_passed_now_replace_those_of_the_checkpoint",

@@ -107,8 +107,12 @@ CASES: dict[str, Case] = {
     },
     "`fp16=True` has": {"fp16": True},
 }
-# Rows that the last tests of this file compare, and one that test_prompts_are_kept.py does.
+# Rows that the last tests of this file compare, one that test_prompts_are_kept.py does, and three that
+# laws/test_loss_laws.py does.
 ALSO = (
+    "an overridden `compute_loss`, a",
+    "a `compute_loss_func` counts",
+    "a module whose `forward` names",
     "with `dataloader_persistent_workers`",
     "early stopping ignores NaN",
     "random draws of a collator or a dataset",

@@ -92,6 +92,28 @@ class Behaviour:
             "4.46)",
             ours="the mean over the step's micro-batches and the processes, as one batch gives and as the start of a "
             'run says; `loss_weighting="original"` for the sum, `"batches"` for micro-batches that weigh alike',
+        ),
+        Difference(
+            original="an overridden `compute_loss`, a `compute_loss_func` or a module with `**kwargs` counts as "
+            "divided by `num_items_in_batch` whether it uses the number or not: a mean grows with "
+            "`gradient_accumulation_steps` and the number of processes",
+            ours="at the first micro-batch of a step that has several, or of several processes, the loss is computed "
+            "once more with twice the number, without gradients and without a trace. Half as large: it is divided. "
+            "Unchanged: it is a mean, averaged over the step as above. Anything else: a warning with both values, and "
+            "the original's sum. The answer is in the lines of a run, its journal and its checkpoints; "
+            "`loss_is_scaled_for_ga` and `model_accepts_loss_kwargs` settle it beforehand, and `loss_weighting` says "
+            "how a mean is weighted",
+        ),
+        Difference(
+            original="a `compute_loss_func` counts as divided by the number of items even if there is none, as the "
+            'batches have no "labels": its means are added up',
+            ours="without a number it is a mean",
+        ),
+    )
+    gives_items_by_name: bool = _corrects(
+        Difference(
+            original="a module whose `forward` names `num_items_in_batch` and has no `**kwargs` is not given it",
+            ours="it is",
         )
     )
     resume_applies_new_settings: bool = _corrects(

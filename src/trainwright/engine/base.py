@@ -501,6 +501,14 @@ class Engine:
         """Number of the replica that this process belongs to, from 0."""
         return 0
 
+    @property
+    def num_parts_of_batch(self) -> int:
+        """Number of parts into which this process splits a batch, each with a loss of its own."""
+        return 1
+
+    def note_mean_losses(self) -> None:
+        """Notes that the model's losses are means although it is given the number of items."""
+
 
 def is_from(function: object, package: str) -> bool:
     """Returns True if a function, or method, is written in a package itself; a wrapper or replacement is not."""

@@ -65,6 +65,15 @@ class DataParallelEngine(Engine):
     def changes_layers(self) -> str | None:
         return "DataParallel copies the layers to each GPU"
 
+    @property
+    def num_parts_of_batch(self) -> int:
+        return self._plan.num_devices if self._copies is not None else 1
+
+    def note_mean_losses(self) -> None:
+        """Averages the losses of the devices from now on, which are added up if each was divided by the items."""
+        if self._copies is not None:
+            self._copies.divides_by_items = False
+
     def peak_flops(self) -> float | None:
         peak = super().peak_flops()
         return None if peak is None else peak * self._plan.num_devices
@@ -77,7 +86,7 @@ class ReplicatedModel(nn.DataParallel):  # type: ignore[type-arg]
         super().__init__(model)
         self._device = device
         self._dtype = dtype
-        self._divides_by_items = not model_facts.ignores_item_count(model)
+        self.divides_by_items = not model_facts.ignores_item_count(model)
         self._aux_coefficient = model_facts.auxiliary_coefficient(model)
         self._is_divided = False
         self._sizes: list[int] = []
@@ -94,7 +103,7 @@ class ReplicatedModel(nn.DataParallel):  # type: ignore[type-arg]
         single = {name: value for name, value in kwargs.items() if _is_single(value)}
         others = {name: value for name, value in kwargs.items() if name not in single}
         inputs, parts = super().scatter(inputs, others, device_ids)
-        self._is_divided = self._divides_by_items and kwargs.get(COUNT) is not None
+        self._is_divided = self.divides_by_items and kwargs.get(COUNT) is not None
         self._sizes = [find_batch_size(given) or 1 for given in zip(inputs, parts, strict=True)]
         for part, device in zip(parts, device_ids, strict=False):
             part.update({name: value.to(device) for name, value in single.items()})

@@ -22,7 +22,9 @@ Output = TypeVar("Output")
 class DriveHooks(Protocol):
     """Methods of the trainer that a driven step calls."""
 
-    def _begin_forward(self, model: Model, inputs: Batch) -> Batch: ...
+    def _begin_forward(
+        self, model: Model, inputs: Batch, num_items: torch.Tensor | int | None, *, compares_loss: bool
+    ) -> Batch: ...
     def compute_loss_context_manager(self) -> AbstractContextManager[object]: ...
     def _differentiate(
         self,
@@ -103,7 +105,7 @@ class DrivenStep:
                 self._inputs = next(batches, None)
                 if self._inputs is None:
                     break
-                inputs = self._hooks._begin_forward(self.model, self._inputs)
+                inputs = self._hooks._begin_forward(self.model, self._inputs, self.num_items, compares_loss=False)
                 self._forward.enter_context(self._hooks.compute_loss_context_manager())
             self._has_loss = False
             try:

@@ -195,7 +195,13 @@ def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: 
 
 
 def extensions_of_training(
-    run: Any, hooks: Any, engine: Engine, *, folder: str, load_newest: Callable[[], int]
+    run: Any,
+    hooks: Any,
+    engine: Engine,
+    *,
+    folder: str,
+    load_newest: Callable[[], int],
+    show: Callable[[str], None],
 ) -> list[Extension]:
     """Returns the other extensions of a run, once its setup exists.
 
@@ -205,6 +211,7 @@ def extensions_of_training(
         engine: engine of the run.
         folder: output directory of the run.
         load_newest: loads weights, optimizer and schedule of the run's newest checkpoint, and returns its step.
+        show: shows a line to the user.
     """
     from trainwright.extensions.checkpoint_items.extension import CheckpointItems
     from trainwright.extensions.incidents.recorder import IncidentRecorder
@@ -221,6 +228,7 @@ def extensions_of_training(
         RecordedNumbers(run.progress, writes=writes, is_first=engine.replica == 0),
         CheckpointItems(hooks.checkpoint_items, engine, writes=writes, is_rewindable=may_be_dropped or may_be_retried),
         recorder,
+        *loss_question(run, hooks, engine, folder=folder, show=show),
     ]
     guard = _guard(run, hooks, engine, record=recorder.record, load_newest=load_newest)
     if guard is not None:
@@ -423,7 +431,6 @@ def _followers_of_samples(
 
     samples = SampleLosses(
         run,
-        run.setup.rule,
         engine,
         settle_guard=settle_guard,
         dataset=dataset,
@@ -688,34 +695,84 @@ def loss_rule(
     args: Any,
     *,
     accepts_loss_kwargs: bool,
+    declares_loss_kwargs: bool,
     has_loss_func: bool,
-    own_loss: Callable[..., object] | None,
+    has_own_loss: bool,
     smooths_labels: bool,
     is_scaled: bool | None,
     num_processes: int,
 ) -> LossRule:
     """Returns how the losses of a run are scaled; `num_processes` average their gradients.
 
-    `accepts_loss_kwargs`: the model is given `num_items_in_batch`. `own_loss` is `compute_loss` if a subclass defines
-    it, else None. `smooths_labels`: label smoothing makes the loss, and divides by the items. `is_scaled` is the user's
-    declaration about losses; None if there is none.
+    `accepts_loss_kwargs`: the model is given `num_items_in_batch`; `declares_loss_kwargs`: the user says so.
+    `has_own_loss`: a subclass defines `compute_loss`. `smooths_labels`: label smoothing makes the loss, and divides by
+    the items. `is_scaled` is the user's declaration about losses; None if there is none.
     """
     behaviour = behaviour_of(args)
     weighting = value_of(args, "loss_weighting")
     if not weighting and not behaviour.averages_means_over_window:
         weighting = "original"
-    counts = has_loss_func or smooths_labels or (own_loss is not None and model_facts.uses_item_count(own_loss))
-    is_mean = weighting != "original" and not counts and model_facts.ignores_item_count(model)
+    is_original = weighting == "original"
     by_items = weighting == "items"
+    is_of_user = has_own_loss or has_loss_func
+    is_mean = not (is_original or is_of_user or smooths_labels or declares_loss_kwargs)
+    is_mean = is_mean and model_facts.ignores_item_count(model)
+    is_in_question = is_of_user or (not smooths_labels and not is_mean and model_facts.has_own_loss(model))
+    is_declared = is_scaled is not None or (declares_loss_kwargs and not has_loss_func)
+    counts_items = (accepts_loss_kwargs and not is_mean) or has_loss_func
     return LossRule(
-        counts_items=(accepts_loss_kwargs and not is_mean) or has_loss_func or (by_items and smooths_labels),
+        counts_items=counts_items or (by_items and smooths_labels),
         shifts_labels=model_facts.shifts_labels(model, declared_only=not behaviour.counts_predicted_tokens),
         is_scaled=is_scaled,
-        has_loss_func=has_loss_func,
+        has_loss_func=has_loss_func and is_original,
         weights_items=(by_items and not smooths_labels) or (is_mean and weighting is None),
+        is_open=counts_items and is_in_question and not (is_original or is_declared),
         aux_coefficient=model_facts.auxiliary_coefficient(model),
         num_processes=num_processes if args.average_tokens_across_devices else 1,
     )
+
+
+def loss_question(run: Any, hooks: Any, engine: Engine, *, folder: str, show: Callable[[str], None]) -> list[Extension]:
+    """Returns the extension that finds out whether the user's own loss is a mean; none if it is known, or the same.
+
+    It is the same in one process if no window has several micro-batches, or parts of one.
+    """
+    args = hooks.args
+    is_alone = engine.num_parts_of_batch == engine.num_replicas == 1
+    may_have_several = run.plan.micro_batches > 1 or args.auto_find_batch_size
+    may_have_several = may_have_several or is_overridden(hooks, "prepare_window", "get_batch_samples")
+    if not run.loss_rule.is_open or (is_alone and not may_have_several):
+        return []
+    from trainwright.extensions.loss_question.extension import LossQuestion
+
+    core = model_facts.core_model(hooks.model)
+    functions = [hooks.compute_loss, hooks.compute_loss_func, type(core).forward]
+    if is_overridden(hooks, "compute_loss"):
+        subject = f"compute_loss of {type(hooks).__name__}"
+    elif hooks.compute_loss_func is not None:
+        subject = "compute_loss_func"
+    else:
+        subject = type(core).__name__
+    return [
+        LossQuestion(
+            run,
+            hooks,
+            engine,
+            functions=functions,
+            subject=subject,
+            weighting=value_of(args, "loss_weighting"),
+            factor=args.gradient_accumulation_steps * engine.num_replicas,
+            folder=folder,
+            show=show,
+        )
+    ]
+
+
+def loss_note(model: Model, args: Any, run: Any) -> str:
+    """Returns what the lines at the start of a run say about its loss; "" where there is nothing to say."""
+    question = run.extensions.get("loss")
+    note: str = getattr(question, "note", "")
+    return note or note_of_mean(model, args, run.loss_rule)
 
 
 def note_of_mean(model: Model, args: Any, rule: LossRule) -> str:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -51,6 +51,21 @@ logger = logging.getLogger(__name__)
 Forward = Callable[[Any, Batch], Any]
 
 
+class LossQuestion(Protocol):
+    """Finds out whether the user's own loss is a mean; see `extensions.loss_question`."""
+
+    def ask(
+        self,
+        compute_loss: Callable[[Any, Batch, Any], Any],
+        model: Model,
+        inputs: Batch,
+        num_items: torch.Tensor | int | None,
+        *,
+        compares: bool,
+    ) -> None: ...
+    def compare(self, loss: torch.Tensor | LossOutput, num_items: torch.Tensor | int | None) -> None: ...
+
+
 def run_model(model: Model, inputs: Batch) -> Any:
     """Runs the forward pass of a model that keeps no state between batches."""
     return model(**inputs)
@@ -83,7 +98,10 @@ class Run:
         is_evaluating: inside of an evaluation loop.
         loader: yields its batches, from any position.
         batch_size: samples of a micro-batch, per device.
-        loss_rule: how losses are scaled, fixed when the run starts; None determines it for each step.
+        loss_rule: how losses are scaled, fixed when the run starts, or by `loss_question`; None determines it for each
+            step.
+        loss_question: finds out whether the user's own loss is a mean, at the first micro-batch for which this matters;
+            None if it is known.
         pending_actions: actions that the checkpoint's run was about to take.
         checkpoint: the checkpoint that it resumes from, opened once; None for a fresh run.
         begins_branch: that checkpoint is another run's, which this one branches from.
@@ -116,6 +134,7 @@ class Run:
         self.loader: Loader | None = None
         self.batch_size = 0
         self.loss_rule: LossRule | None = None
+        self.loss_question: LossQuestion | None = None
         self.pending_actions = PendingActions()
         self.checkpoint: Checkpoint | None = None
         self.begins_branch = False

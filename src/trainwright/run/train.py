@@ -183,7 +183,7 @@ def begin_training(
         trainer.state,
         engine,
         note=run.resume_note,
-        loss_note=build.note_of_mean(trainer.model, args, run.setup.rule),
+        loss_note=build.loss_note(trainer.model, args, run),
         changed_args=run.changed_args,
         begins_branch=run.begins_branch,
     )
@@ -263,7 +263,12 @@ def prepare_run(
     checkpointer = internals.checkpointer
     run.extensions.add(
         *build.extensions_of_training(
-            run, trainer, engine, folder=folder, load_newest=lambda: checkpointer.load_newest(trainer, folder, run)
+            run,
+            trainer,
+            engine,
+            folder=folder,
+            load_newest=lambda: checkpointer.load_newest(trainer, folder, run),
+            show=lambda line: console.show_lines(args, [line]),
         ),
     )
     engine.note_outputs(run.extensions.needs_outputs)

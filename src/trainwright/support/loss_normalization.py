@@ -7,6 +7,9 @@ A window is the micro-batches of one optimizer step. Two kinds of losses come in
     mean      each micro-batch came as its own mean. The window's loss is the mean of these means: divide by the
               number of micro-batches.
 
+Which of them the user's own code returns cannot be read from its signature: its loss is computed once more with twice
+the number of items. It is half as large if it is counted, and unchanged if it is a mean (`LossFinding`).
+
 Worked example: a window of two micro-batches with 3 and 1 label tokens, losses per token (1, 2, 3) and (6).
     counted   6/4 + 6/4          = 3.0     the mean over the 4 tokens, as one batch of both would give
     mean      (2.0 + 6.0) / 2    = 4.0     the original's arithmetic for modules that return a mean
@@ -15,7 +18,7 @@ Items are counted as the loss counts them: a causal loss compares position i wit
 a target and must not enter the divisor; with sequences of S tokens that would be wrong by (S - 1)/S.
 
     items     a mean again, but weighted by the items it was taken over (`loss_weighting="items"`; the default for
-              models that get the number of items and ignore it, as BERT does): the window's loss is the mean over all
+              whatever gets the number of items and ignores it, as BERT does): the window's loss is the mean over all
               its items, whatever the micro-batches' sizes:  2.0 * 3/4 + 6.0 * 1/4 = 3.0
 
 An auxiliary loss that a model adds to its own (a mixture of experts' balance) is a mean over each micro-batch, not a
@@ -33,8 +36,10 @@ filler batch, which keeps a process in step, has weight 0 and its items are not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -98,16 +103,44 @@ class LossOutput:
 torch.export.register_dataclass(LossOutput, serialized_type_name="trainwright.LossOutput")
 
 
+class LossFinding(Enum):
+    """How a loss changed when it was computed once more with twice the number of items."""
+
+    DIVIDED = "divided"  # half as large
+    MEAN = "mean"  # unchanged
+    MIXED = "mixed"  # anything else
+
+
+TOLERANCE = 1e-4  # relative; a loss of lower precision is compared to a few of its roundings
+
+
+def compare_losses(loss: float, with_twice: float, *, rounding: float) -> LossFinding | None:
+    """Returns what a loss is, given its value with the number of items and with twice that number.
+
+    `rounding` is the relative precision of the loss. None if the values show nothing: they are zero, or not finite.
+    """
+    if not (math.isfinite(loss) and math.isfinite(with_twice)) or loss == 0.0:
+        return None
+    tolerance = max(TOLERANCE, 4 * rounding)
+    if math.isclose(with_twice, loss, rel_tol=tolerance):
+        return LossFinding.MEAN
+    if math.isclose(2 * with_twice, loss, rel_tol=tolerance):
+        return LossFinding.DIVIDED
+    return LossFinding.MIXED
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRule:
-    """Settled when a run (or an evaluation) starts."""
+    """Settled when a run (or an evaluation) starts; one that `is_open`, at its first micro-batch."""
 
     counts_items: bool = False  # the model's forward or `compute_loss_func` takes `num_items_in_batch`
     shifts_labels: bool = False  # label 0 of each row is never a target
     # True: losses arrive scaled for the window; False: they are means; None: counted losses are scaled
     is_scaled: bool | None = None
-    has_loss_func: bool = False  # a `compute_loss_func` makes the loss; its result is taken as scaled
+    has_loss_func: bool = False  # a `compute_loss_func` makes the loss, which is taken as scaled without a count too
     weights_items: bool = False  # weigh the mean of a micro-batch by its items
+    is_open: bool = False  # the loss is the user's own: whether it is a mean is found by a `LossFinding`
+    is_mean: bool = False  # it was found to be one, although it was given the count
     aux_coefficient: float = 0.0  # factor with which the model added its output `aux_loss` to its loss; 0: it adds none
     num_processes: int = 1  # processes that average gradients, if items are counted over all of them; else 1
 
@@ -157,7 +190,7 @@ class LossRule:
         """
         if self._arrives_scaled(num_items):
             return loss * 0.0 if stands_in(batch) else loss
-        if self.weights_items and num_items is not None:
+        if self.weights_items and num_items is not None and has_labels(batch):
             if micro_batches == share == self.num_processes == 1:
                 return loss
             return loss * (self._num_items(batch) * self.num_processes / num_items)
@@ -174,6 +207,19 @@ class LossRule:
         items = self._num_items(batch).to(loss.device) * self.num_processes
         return loss * (num_items / items.clamp(min=1))
 
+    def settled(self, finding: LossFinding, *, weighting: str | None) -> LossRule:
+        """Returns the rule for a loss about which this was found.
+
+        `weighting` is the user's `loss_weighting`: a loss that is neither half as large nor unchanged is a mean with
+        it. Without it, such a loss is taken as the original takes it, which is how an open rule takes every loss.
+        """
+        if finding is LossFinding.DIVIDED:
+            return replace(self, is_open=False, is_scaled=True)
+        if finding is LossFinding.MEAN or weighting is not None:
+            by_items = weighting != "batches"
+            return replace(self, is_open=False, is_scaled=False, is_mean=True, weights_items=by_items)
+        return replace(self, is_open=False)
+
     def _arrives_scaled(self, num_items: torch.Tensor | int | None) -> bool:
         if self.is_scaled is not None:
             return self.is_scaled
@@ -181,7 +227,7 @@ class LossRule:
 
     def weigh_auxiliary(self, loss: torch.Tensor, outputs: Any, *, sample_share: float) -> torch.Tensor:
         """The loss with the model's auxiliary part weighted by the micro-batch's share of the window's samples."""
-        auxiliary = self._auxiliary(outputs)
+        auxiliary = self.auxiliary(outputs)
         return loss if auxiliary is None or sample_share == 1.0 else loss - (1.0 - sample_share) * auxiliary
 
     def undo_averaging(self, loss: torch.Tensor, outputs: Any, num_items: torch.Tensor | int | None) -> torch.Tensor:
@@ -189,13 +235,13 @@ class LossRule:
 
         Not its auxiliary part: that is a mean on each process, which averaging leaves right.
         """
-        if self.num_processes == 1 or num_items is None or not self.counts_items:
+        if self.num_processes == 1 or num_items is None or not self.counts_items or self.is_mean:
             return loss
-        auxiliary = self._auxiliary(outputs)
+        auxiliary = self.auxiliary(outputs)
         scaled = loss * self.num_processes
         return scaled if auxiliary is None else scaled - (self.num_processes - 1) * auxiliary
 
-    def _auxiliary(self, outputs: Any) -> torch.Tensor | None:
+    def auxiliary(self, outputs: Any) -> torch.Tensor | None:
         """Returns the part of the loss that the model added to its loss over labels."""
         if self.aux_coefficient == 0.0 or not isinstance(outputs, Mapping):
             return None

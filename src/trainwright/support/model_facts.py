@@ -6,7 +6,6 @@ Read once, when a trainer is made or a run starts. Nothing here runs the model o
 from __future__ import annotations
 
 import ast
-import dis
 import functools
 import inspect
 import re
@@ -160,15 +159,86 @@ def returns_loss_by_default(model: Model) -> bool:
     return parameter is not None and parameter.default is True
 
 
-def accepts_loss_kwargs(model: Model) -> bool:
-    """Returns True if `forward` takes `num_items_in_batch`: the model says so itself, or takes any keyword."""
-    declared = getattr(core_model(model), "accepts_loss_kwargs", None)
+_COUNT = "num_items_in_batch"
+# Packages whose models are known: they are given the number of items as the original gives it.
+_KNOWN_PACKAGES = frozenset({"transformers", "peft", "liger_kernel", __name__.partition(".")[0]})
+
+
+def has_own_loss(model: Model) -> bool:
+    """Returns True if `forward`, or the loss function that it calls, is the user's own code."""
+    core = core_model(model)
+    functions = (type(core).forward, getattr(core, "loss_function", None))
+    return any(_is_own(function) for function in functions if function is not None)
+
+
+def _is_own(function: object) -> bool:
+    module = getattr(inspect.unwrap(function) if callable(function) else function, "__module__", None)
+    return isinstance(module, str) and module.partition(".")[0] not in _KNOWN_PACKAGES
+
+
+def accepts_loss_kwargs(model: Model, *, by_name: bool = True) -> bool:
+    """Returns True if `forward` takes `num_items_in_batch`: the model says so itself, or by name, or any keyword.
+
+    Not if its own code passes its keywords on to something that does not take the number, as a wrapper may. With
+    `by_name=False`, as in the original, a parameter with that name is not enough.
+    """
+    core = core_model(model)
+    declared = getattr(core, "accepts_loss_kwargs", None)
     if declared is not None:
         return bool(declared)
-    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in forward_parameters(model).values())
+    parameters = forward_parameters(model)
+    keywords = next((name for name, p in parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+    if keywords is None:
+        return by_name and _COUNT in parameters
+    return _COUNT in parameters or not _is_own(type(core).forward) or _passes_count_on(core, keywords)
 
 
-_COUNT = "num_items_in_batch"
+def _passes_count_on(core: nn.Module, keywords: str) -> bool:
+    """Returns False if `forward` calls something with all of its `keywords` that does not take the number of items."""
+    forward = inspect.unwrap(type(core).forward)
+    code = getattr(forward, "__code__", None)
+    if code is None or _COUNT in {*code.co_consts, *code.co_varnames}:  # it looks for the number
+        return True
+    tree = _source_tree(forward)
+    if tree is None:
+        return _is_taken_within(core)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    forwarding = [call for call in calls if any(_unpacks(one, keywords) for one in call.keywords)]
+    return all(_callee_takes_count(core, call.func) for call in forwarding)
+
+
+def _unpacks(argument: ast.keyword, name: str) -> bool:
+    """Returns whether an argument of a call is `**name`, or `**` of something made from it."""
+    names = (node.id for node in ast.walk(argument.value) if isinstance(node, ast.Name))
+    return argument.arg is None and name in names
+
+
+def _callee_takes_count(core: nn.Module, callee: ast.expr) -> bool:
+    """Returns whether what a call in `forward` calls takes the number of items; where unknown, whether a child does."""
+    path = ast.unparse(callee)
+    if path in ("super().forward", "super().__call__"):
+        owners = [cls for cls in type(core).__mro__ if "forward" in vars(cls)]
+        return takes_argument(vars(owners[1])["forward"], _COUNT)
+    root, _, rest = path.partition(".")
+    found: Any = core if root == "self" else inspect.unwrap(type(core).forward).__globals__.get(root)
+    try:
+        found = functools.reduce(getattr, rest.split("."), found) if rest else found
+    except AttributeError:
+        found = None
+    if isinstance(found, nn.Module):
+        return accepts_loss_kwargs(found)
+    return _is_taken_within(core) if found is None or not callable(found) else takes_argument(found, _COUNT)
+
+
+def _is_taken_within(core: nn.Module) -> bool:
+    """Returns whether a child takes the number of items; True without children, since then nothing is known."""
+    lists = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+    children = list(core.children())
+    return not children or any(
+        _is_taken_within(child) if isinstance(child, lists) else accepts_loss_kwargs(child) for child in children
+    )
+
+
 _MEANS = {"CrossEntropyLoss", "BCEWithLogitsLoss", "BCELoss", "MSELoss", "L1Loss", "NLLLoss"}
 
 
@@ -207,27 +277,20 @@ def _has_mean_loss_function(core: Any) -> bool:
 @functools.cache
 def _drops_keywords(forward: Callable[..., object]) -> bool:
     """Returns whether `forward` never passes its own keywords on to the loss function."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
-    except (OSError, SyntaxError, TypeError):
+    tree = _source_tree(forward)
+    if tree is None:
         return False
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     losses = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "loss_function"]
     return bool(losses) and all(keyword.arg is not None for call in losses for keyword in call.keywords)
 
 
-def uses_item_count(compute_loss: Callable[..., object]) -> bool:
-    """Returns True if an override of `compute_loss` reads `num_items_in_batch` itself, or if its code cannot be seen.
-
-    One that hands the count to the `compute_loss` above it leaves the decision to the model.
-    """
-    code = getattr(inspect.unwrap(compute_loss), "__code__", None)
-    if code is None:
-        return True
-    if "compute_loss" in code.co_names:
-        return False
-    loads = (step.argval for step in dis.get_instructions(code) if step.opname.startswith("LOAD"))
-    return any(_COUNT in (value if isinstance(value, tuple) else (value,)) for value in loads)
+def _source_tree(function: Callable[..., object]) -> ast.AST | None:
+    """Returns the parsed source of a function; None where it cannot be read."""
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, SyntaxError, TypeError):
+        return None
 
 
 def shifts_labels(model: Model, *, declared_only: bool = False) -> bool:

@@ -37,7 +37,7 @@ from trainwright.errors import ModelError
 from trainwright.extensions.ledger.rows import LedgerRows
 from trainwright.loop.extension import Extension, MicroBatch, Run, SavedRun, Sink
 from trainwright.support.loss_kernels import token_losses
-from trainwright.support.loss_normalization import LossOutput, LossRule, stands_in
+from trainwright.support.loss_normalization import LossOutput, stands_in
 from trainwright.support.tensor_tree import num_samples_of
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,6 @@ class SampleLosses(Extension):
     Args:
         run: the run, which provides the step and the samples of its window.
         settle_guard: makes the guard report steps without an update.
-        rule: how losses are scaled.
         engine: engine of the run, for communication between processes.
         smoothing: label smoothing.
         dataset: the training data; a mixture provides the source of each sample.
@@ -135,7 +134,6 @@ class SampleLosses(Extension):
     def __init__(
         self,
         run: Any,
-        rule: LossRule,
         engine: Engine,
         *,
         settle_guard: Callable[[], None],
@@ -149,7 +147,6 @@ class SampleLosses(Extension):
         self._run = run
         self._folder = Path(folder)
         self._settle_guard = settle_guard
-        self._rule = rule
         self._engine = engine
         self._smoothing = smoothing
         self._dataset = dataset
@@ -225,7 +222,7 @@ class SampleLosses(Extension):
         formula = self._formula
         if formula is None or tensors is None:
             rows = singly(rows)
-            mean = self._rule.mean_of(loss.detach(), inputs, num_items).reshape(1)
+            mean = self._run.loss_rule.mean_of(loss.detach(), inputs, num_items).reshape(1)
             self._measured.append(([(step, rows, 0)], mean.expand(len(rows))))
             return
         logits, labels = tensors
@@ -292,9 +289,9 @@ class SampleLosses(Extension):
         reason = "the logits and labels of its loss are not available"
         if tensors is not None:
             logits, labels = (one.detach() for one in tensors)
-            mean = float(self._rule.mean_of(loss.detach(), inputs, num_items))
+            mean = float(self._run.loss_rule.mean_of(loss.detach(), inputs, num_items))
             allowed = max(TOLERANCE.get(one.dtype, ROUNDING) for one in (logits, loss))
-            shifts = self._rule.shifts_labels and "shift_labels" not in inputs
+            shifts = self._run.loss_rule.shifts_labels and "shift_labels" not in inputs
             for formula in formulas(logits, labels, shifts=shifts, smoothing=self._smoothing):
                 values = formula.losses(*formula.flat(logits, labels))
                 found = float(values[values != IGNORED].mean())

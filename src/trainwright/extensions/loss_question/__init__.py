@@ -1,0 +1,1 @@
+"""Whether the user's own loss is a mean, or divided already."""
