@@ -783,7 +783,9 @@ class Trainer:
         The columns that the collator requires are added.
         """
         if self._signature_columns is None:
-            names = list(self.columns) or model_facts.signature_columns(self.model, self.label_names)
+            takes_labels_out = self.compute_loss_func is not None or self.label_smoother is not None
+            labels = self.label_names or (["labels"] if takes_labels_out else [])
+            names = list(self.columns) or model_facts.signature_columns(self.model, labels)
             self._signature_columns = list(dict.fromkeys([*names, *columns.named_columns(self, self.data_collator)]))
 
     def _named_columns(self, description: str | None) -> dict[str, str]:
