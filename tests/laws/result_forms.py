@@ -230,3 +230,22 @@ def trainer_of(place: str, form: str, labels: str | None, folder: Path, side: Si
     settings = {"per_device_eval_batch_size": BATCH_SIZE, "remove_unused_columns": False, "seed": 5} | settings
     chosen = Side(side.name, cls, side.arguments)
     return chosen.make(net, folder / side.name, settings, data_collator=collate(labels), **parts)
+
+
+# Cases for several processes.
+OF_PROCESSES = (
+    ("override", "tensor", "tensor"),
+    ("override", "list", "tensor"),
+    ("function", "tuple", "tensor"),
+    ("inside", "dict with a loss", "boxes"),
+    ("inside", "texts beside logits", "texts"),
+    ("override, forward without labels", "boxes", "ragged in a tuple"),
+    ("override, forward without labels", "square", "boxes in a tuple"),
+    ("function, forward without labels", "boxes beside logits", "two tasks"),
+    ("override", "ragged", "dict"),
+    ("override", "lists", "numbers"),
+)
+
+
+def named(case: tuple[str, str, str], size: int, settings: dict[str, Any]) -> str:
+    return f"{case} {size} {settings}"

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from .._support.two_processes import run
 from ..parity.sides import REFERENCE
-from .result_forms import INSIDE, LABELS, MEAN, NUM, OUTPUTS, PLACES, ROWS, Stream, trainer_of
+from .result_forms import INSIDE, LABELS, MEAN, NUM, OF_PROCESSES, OUTPUTS, PLACES, ROWS, Stream, trainer_of
 
 OUTSIDE = [place for place in PLACES if not place.startswith(("inside", "nowhere"))]
 WITH_LOSS = ("texts beside logits", "dataclass", "namespace")
@@ -198,3 +199,15 @@ def assert_equal(ours: Any, theirs: Any) -> None:
     elif ours is not None:
         assert ours.dtype == theirs.dtype
         assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.process
+@pytest.mark.timeout(240)
+def test_two_processes_have_every_row(tmp_path: Path) -> None:
+    done = run(Path(__file__).with_name("result_forms_of_two.py"), str(tmp_path), folder=tmp_path, timeout_s=200)
+    for told in done.told:
+        assert len(told) == 9 * len(OF_PROCESSES)
+        for name, found in told.items():
+            assert (name, found["predictions"]) == (name, ROWS)
+            assert (name, found["labels"]) == (name, ROWS)
+            assert found["loss"] == pytest.approx(MEAN)
