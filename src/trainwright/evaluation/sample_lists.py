@@ -26,8 +26,8 @@ import torch
 from trainwright._types import Nested
 from trainwright.support.tensor_tree import map_nested, nested_concat
 
-Path: TypeAlias = tuple[Any, ...]  # keys and positions that lead to a list, from the root of the results
-Found: TypeAlias = dict[Path, bool]  # whether the list has an entry for each sample
+ListPath: TypeAlias = tuple[object, ...]  # keys and positions that lead to a list, from the root of the results
+ListKinds: TypeAlias = dict[ListPath, bool]  # whether the list has an entry for each sample
 
 
 class SampleList(list[Any]):
@@ -47,8 +47,8 @@ class OpenList:
     """List of one batch, of all processes, of which it is not yet known whether it is one of samples or of parts."""
 
     pieces: Sequence[ListPiece]
-    path: Path
-    found: Found  # of the evaluation; later batches add to it
+    path: ListPath
+    found: ListKinds  # of the evaluation; later batches add to it
     default: bool
 
     @property
@@ -80,7 +80,7 @@ class ResultGatherer:
         self._gather_objects = gather_objects  # any objects; None with a single process
         self._is_collated = is_collated  # the results are entries of batches, and not of a model
         self._num_fields = num_fields  # entries of a batch that the results are a tuple of, if there are several
-        self._found: Found = {}
+        self._found: ListKinds = {}
         self._is_bare = False  # results without a container came before
 
     def gather(self, value: Nested, num_rows: int) -> Nested:
@@ -95,7 +95,7 @@ class ResultGatherer:
         self._is_bare = self._is_bare or isinstance(value, torch.Tensor)
         return self._gather_at((), value, num_rows)
 
-    def _gather_at(self, path: Path, value: Nested, num_rows: int) -> Nested:
+    def _gather_at(self, path: ListPath, value: Nested, num_rows: int) -> Nested:
         if not _has_candidates(value, is_collated=self._is_collated):
             return self._gather(value)
         is_fields = path == () and isinstance(value, tuple) and len(value) == self._num_fields > 1
@@ -111,7 +111,7 @@ class ResultGatherer:
         gathered = [self._gather_at((*path, place), part, num_rows) for place, part in enumerate(value)]
         return type(value)(*gathered) if hasattr(value, "_fields") else type(value)(gathered)
 
-    def _gather_list(self, path: Path, value: Sequence[Any], num_rows: int) -> Nested:
+    def _gather_list(self, path: ListPath, value: Sequence[Any], num_rows: int) -> Nested:
         """Gathers a list as an object; decides what it is, if a process shows it."""
         pieces = [ListPiece(map_nested(_on_cpu, value), num_rows)]
         if self._gather_objects is not None:
@@ -132,7 +132,7 @@ class ResultGatherer:
             return self._gather_at(path, value, num_rows)
         return self._join_parts(path, pieces)
 
-    def _join_parts(self, path: Path, pieces: Sequence[ListPiece]) -> Nested:
+    def _join_parts(self, path: ListPath, pieces: Sequence[ListPiece]) -> Nested:
         """Joins the parts of all processes by place; the first batch of which it was known that they are parts."""
         parts: list[Nested] = []
         for place, part in enumerate(pieces[0].entries):
