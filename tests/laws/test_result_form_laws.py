@@ -192,7 +192,8 @@ def assert_equal(ours: Any, theirs: Any) -> None:
     assert type(ours) is type(theirs)
     if isinstance(ours, dict):
         assert [*ours] == [*theirs]
-        ours, theirs = [*ours.values()], [*theirs.values()]
+        ours = [*ours.values()]
+        theirs = [*theirs.values()]
     if isinstance(ours, (list, tuple)):
         for mine, other in zip(ours, theirs, strict=True):
             assert_equal(mine, other)
