@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from trainwright._types import Batch
+from trainwright._types import Batch, output_loss
 from trainwright.config import resolve
 from trainwright.config.behaviour import behaviour_of
 from trainwright.errors import GenerationConfigError, ModelError
@@ -237,6 +237,8 @@ class Seq2SeqTrainer(Trainer):
         return generation.new_tokens(rows, task, batch_size=first.shape[0])
 
     def _loss_of(self, model: Any, batch: Batch) -> torch.Tensor:
+        if not behaviour_of(self.args).generating_evaluations_use_compute_loss:
+            return self._original_loss(model, batch)
         smooths = self.label_smoother is not None and self.compute_loss_func is None
         # In half precision, smoothing rounds differently if it divides by the items instead of averaging over them.
         # The original does not pass the number of items here.
@@ -244,6 +246,14 @@ class Seq2SeqTrainer(Trainer):
         num_items = None if as_mean else self._get_num_items_in_batch([batch], self.args.device)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, dict(batch), num_items_in_batch=num_items)
+        return self._run.evaluated_loss(loss)
+
+    def _original_loss(self, model: Any, batch: Batch) -> torch.Tensor:
+        """Returns the model's own loss, or the smoothed one, as transformers does when it generates predictions."""
+        with torch.no_grad(), self.compute_loss_context_manager():
+            outputs = model(**batch)
+            smoother = self.label_smoother
+            loss = output_loss(outputs) if smoother is None else smoother(outputs, batch["labels"])
         return self._run.evaluated_loss(loss)
 
     def _padded(self, rows: torch.Tensor, task: generation.Task, settings: Settings) -> torch.Tensor:

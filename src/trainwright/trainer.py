@@ -69,6 +69,7 @@ from trainwright.support.hooks import (
     takes_no_grad_norm_too,
 )
 from trainwright.support.loss_normalization import LossOutput, LossRule
+from trainwright.support.tensor_tree import num_samples_of
 
 if TYPE_CHECKING:
     from trainwright.preflight.check_registry import CheckReport
@@ -801,7 +802,9 @@ class Trainer:
         The columns that the collator requires are added.
         """
         if self._signature_columns is None:
-            names = list(self.columns) or model_facts.signature_columns(self.model, self.label_names)
+            takes_labels_out = self.compute_loss_func is not None or self.label_smoother is not None
+            labels = self.label_names or (["labels"] if takes_labels_out else [])
+            names = list(self.columns) or model_facts.signature_columns(self.model, labels)
             self._signature_columns = list(dict.fromkeys([*names, *columns.named_columns(self, self.data_collator)]))
 
     def _named_columns(self, description: str | None) -> dict[str, str]:
@@ -1509,8 +1512,7 @@ class Trainer:
 
     def _uses_outputs(self) -> bool:
         """Returns whether training uses the model's outputs besides its own loss."""
-        is_own = is_overridden(self, "compute_loss", "training_step")
-        return is_own or self.label_smoother is not None or self.compute_loss_func is not None
+        return self._has_loss_outside_model() or is_overridden(self, "training_step")
 
     def floating_point_ops(self, inputs: Batch) -> float:
         """Estimates the operations of the forward and backward passes of a micro-batch: 6 x parameters x tokens.
@@ -1932,22 +1934,46 @@ class Trainer:
             Loss (a scalar), logits and labels, detached and on the device; each is None if missing.
         """
         inputs = self._prepare_inputs(inputs)
-        with_loss = results.is_for_loss(inputs, self.label_names, returns_loss=self.can_return_loss)
-        labels = results.labels_of(inputs, self.label_names) if with_loss and not prediction_loss_only else None
+        label_names = self._label_names_in(inputs)
+        with_loss = results.is_for_loss(inputs, label_names, returns_loss=self.can_return_loss)
+        num_rows = None if prediction_loss_only else num_samples_of(inputs)
+        labels = results.labels_of(inputs, label_names) if with_loss and not prediction_loss_only else None
         loss = None
         with torch.no_grad():
-            if with_loss:
+            if with_loss and (self.label_names or not label_names or self._has_loss_outside_model()):
                 num_items = self._get_num_items_in_batch([inputs], self._services.engine.device)
                 if prediction_loss_only and self._can_skip_logits():
                     inputs = {**inputs, "skip_logits": True}
-                loss, outputs = self._loss_in_contexts(model, inputs, num_items, return_outputs=True)
-                loss = self._run.evaluated_loss(loss)
+                returned = self._loss_in_contexts(model, inputs, num_items, return_outputs=True)
+                needs_outputs = self.compute_metrics is not None and not prediction_loss_only
+                loss, outputs = results.split_loss(returned, needs_outputs=needs_outputs)
             else:
                 with self.compute_loss_context_manager():
                     outputs = model(**inputs)
+                if with_loss:  # the model takes any entry, and may have computed a loss
+                    loss = results.find_loss(outputs)
+        mean = None if loss is None else self._run.evaluated_loss(loss)
         if prediction_loss_only:
-            return loss, None, None
-        return loss, results.split_outputs(outputs, ignore_keys, model=self.model, has_loss=with_loss), labels
+            return mean, None, None
+        logits = results.split_outputs(outputs, ignore_keys, model=self.model, loss=loss, num_rows=num_rows)
+        return mean, logits, labels
+
+    def _label_names_in(self, inputs: Batch) -> list[str]:
+        """Returns the entries of an evaluation batch that are labels.
+
+        If neither `label_names` nor `forward` names one, labels go by their common name: for a loss that is computed
+        outside of the model, and for a model that takes any entry.
+        """
+        if self.label_names or self.args.label_names is not None:
+            return self.label_names
+        if self._has_loss_outside_model() or model_facts.takes_any_input(self.model):
+            return results.find_common_labels(inputs)
+        return []
+
+    def _has_loss_outside_model(self) -> bool:
+        """Returns whether the loss is computed outside of the model."""
+        is_own = is_overridden(self, "compute_loss")
+        return is_own or self.label_smoother is not None or self.compute_loss_func is not None
 
     def _can_skip_logits(self) -> bool:
         """Returns whether the forward pass is Liger's, which can compute the loss without logits."""

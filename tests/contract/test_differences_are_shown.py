@@ -17,6 +17,8 @@ SNIPPETS = "compat/test_snippets.py"
 ERRORS = "test_trainer_errors.py"
 CHANGED = "test_resume_changed.py"
 EXACT = "test_resume_exact.py"
+FORMS = "laws/test_result_form_laws.py"
+LOSSES = "evaluation/test_loss_and_labels.py"
 EXPERTS = "distributed/test_experts.py"
 
 # The beginning of a row -> a test, or an effect, that shows what is written of ours.
@@ -55,6 +57,14 @@ SHOWN = {
     "with `predict_with_generate` and no length": (
         "evaluation/test_generation_batches.py::test_without_a_length_twenty_tokens_are_written"
     ),
+    "with `predict_with_generate`, `eval_loss` is": (
+        "parity/test_reproduce.py::test_the_loss_beside_generated_predictions"
+    ),
+    "a tensor as outputs": f"{FORMS}::test_every_row_has_its_prediction_and_label",
+    "an overridden `compute_loss` that returns the loss alone": f"{LOSSES}::test_a_loss_alone_is_reported",
+    "a loss that is computed outside": f"{FORMS}::test_every_row_has_its_prediction_and_label",
+    "lists with an entry": f"{FORMS}::test_every_row_has_its_prediction_and_label",
+    "an evaluation whose labels": f"{LOSSES}::test_a_target_of_another_name_is_named_once",
     "with a decoder-only model": "parity/test_prompts_are_kept.py::test_elsewhere_the_prompt_is_cut_off",
     "`label_smoothing_factor` or": "effects/optimizer_fields.py::the_target_is_spread",
     "SIGTERM ends": (

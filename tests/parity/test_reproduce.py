@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from transformers.trainer_callback import TrainerState
 
@@ -18,7 +19,7 @@ import trainwright
 from trainwright.config.behaviour import differences
 
 from ..data.test_epochs import Turns
-from . import models
+from . import data, models
 from .fuzz_sides import OURS, OURS_SEQ2SEQ, PLAIN, PLAIN_SEQ2SEQ, REPRODUCING, REPRODUCING_SEQ2SEQ, Facts, run
 from .fuzz_table import BEST_EPOCH, EVERY_2, FIVE_TOKENS, Case, is_t5
 from .golden import MARKS, Golden, from_text, to_text
@@ -119,6 +120,7 @@ ALSO = (
     "workers that persist keep the epoch",
     "with a decoder-only model, predictions",
     "with `max_grad_norm=0`, one gradient",
+    "with `predict_with_generate`, `eval_loss` is",
 )
 KEPT = (
     "log",
@@ -242,6 +244,41 @@ def test_an_infinite_gradient_that_is_only_measured(as_original: bool, tmp_path:
     theirs, ours = found
     assert not any(theirs)
     assert ours == ([False] * len(ours) if as_original else [False, *[True] * (len(ours) - 1)])
+
+
+def _hundredfold(base: Any) -> Any:
+    class Hundredfold(base):  # type: ignore[misc]
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:
+            loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **more)
+            return (100 * loss, outputs) if return_outputs else 100 * loss
+
+    return Hundredfold
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("kind", ["override", "function", "smoothing", "plain"])
+@pytest.mark.parametrize("as_original", [True, False])
+def test_the_loss_beside_generated_predictions(as_original: bool, kind: str, tmp_path: Path) -> None:
+    """With the original it is the model's, with ours the one that is trained."""
+
+    def loss(side: Side) -> float:
+        parts: dict[str, Any] = {}
+        if kind == "override":
+            side = Side(side.name, _hundredfold(side.trainer), side.arguments)
+        elif kind == "function":
+            parts["compute_loss_func"] = lambda outputs, labels, num_items_in_batch=None: torch.tensor(7.0)
+        model = models.seeded(models.t5)
+        parts["data_collator"] = transformers.DataCollatorForSeq2Seq(data.tokenizer(), model=model)
+        settings = {"predict_with_generate": True, "label_smoothing_factor": 0.3 if kind == "smoothing" else 0.0}
+        trainer = side.make(model, tmp_path / side.name, settings, compute_metrics=lambda _: {}, **parts)
+        return float(trainer.evaluate(data.pairs(4), max_new_tokens=2)["eval_loss"])
+
+    theirs = loss(Side(PLAIN_SEQ2SEQ.name, transformers.Seq2SeqTrainer, PLAIN_SEQ2SEQ.arguments))
+    if as_original:
+        assert loss(REPRODUCING_SEQ2SEQ) == theirs
+        return
+    expected = {"override": 100 * theirs, "function": 7.0}.get(kind, theirs)
+    assert loss(OURS_SEQ2SEQ) == pytest.approx(expected, rel=1e-2)
 
 
 def test_early_stopping_counts_as_the_original_where_nothing_is_a_number_yet() -> None:

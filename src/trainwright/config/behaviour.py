@@ -181,6 +181,14 @@ class Behaviour:
             "`trainwright.compat.install()`, and if a subclass overrides `prediction_step`",
         )
     )
+    generating_evaluations_use_compute_loss: bool = _corrects(
+        Difference(
+            original="with `predict_with_generate`, `eval_loss` is the model's own loss, also where training uses an "
+            "overridden `compute_loss` or `compute_loss_func`, and label smoothing does not shift the labels of a "
+            "causal model",
+            ours="it is the loss that is trained, as in evaluations without generation",
+        )
+    )
     evaluates_in_dataset_order: bool = _corrects(
         Difference(
             original="with `group_by_length`, predictions come in an order drawn at random",

@@ -111,7 +111,9 @@ def _gather_one(tensor: torch.Tensor, shapes: list[Shape], device: torch.device,
         padded = sent.new_full(largest, IGNORE_INDEX if is_ragged else 0)
         padded[tuple(map(slice, sent.shape))] = sent
         sent = padded
-    as_bytes = sent.contiguous().view(torch.uint8)  # backends support few types, and all of them this one
+    # A single row of a column counts as contiguous with any stride, and cannot be read as bytes then.
+    sent = sent.contiguous() if sent.stride(-1) == 1 else sent.clone(memory_format=torch.contiguous_format)
+    as_bytes = sent.view(torch.uint8)  # backends support few types, and all of them this one
     rows = [torch.empty_like(as_bytes) for _ in shapes]
     dist.all_gather(rows, as_bytes, group=group)
     parts = [row.view(sent.dtype)[: shape[0]] for row, shape in zip(rows, shapes, strict=True)]

@@ -21,12 +21,13 @@ from trainwright._types import Batch, Nested, TailBatch, has_length, plain_numbe
 from trainwright.config.plans import EvalPlan
 from trainwright.errors import DataError
 from trainwright.evaluation.nested_collector import ArrayStorage, NestedCollector
-from trainwright.evaluation.outputs import EvalLoopOutput, EvalPrediction
+from trainwright.evaluation.outputs import EvalLoopOutput, EvalPrediction, find_target_names, quote_names
+from trainwright.evaluation.sample_lists import ResultGatherer, SampleList, as_plain_lists, map_results
 from trainwright.state.progress import Progress
 from trainwright.state.recorded_metrics import RecordedMetrics
 from trainwright.support.hooks import EvalHooks, Events
 from trainwright.support.loss_normalization import LossRule
-from trainwright.support.tensor_tree import map_nested, nested_numpify, num_samples_of
+from trainwright.support.tensor_tree import nested_numpify, num_samples_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class EvalContext:
     total: Callable[[torch.Tensor], torch.Tensor]  # sums a tensor over all processes
     collect: Callable[[torch.Tensor], torch.Tensor]  # stacks a tensor of each process along a new first dimension
     label_names: Sequence[str]  # entries of a batch that are labels
+    gather_objects: Callable[[Any], list[Any]] | None = None  # any object of all processes; None: there is one process
     device: torch.device | None = None
     main_input: str = "input_ids"  # entry of a batch that metrics get as `inputs`
     compute_metrics: Callable[..., dict[str, Any]] | None = None  # or an object fed by batches; None: loss only
@@ -58,6 +60,11 @@ class EvalContext:
     ignore_keys: list[str] | None = None
     batch_size: int = 1  # samples of a batch that does not show its own number
     loss_rows: int | None = None  # rows that a batch's loss counts for; None: the rows of the batch
+
+    @property
+    def wants_labels(self) -> bool:
+        """Whether there are metrics to compute, which need labels."""
+        return self.compute_metrics is not None and not self.loss_only
 
 
 def evaluation_loop(
@@ -105,7 +112,7 @@ def _collect(
     """
     num_seen = 0
     found_labels = False
-    lacking: Batch | None = None
+    lacking: Batch | None = None  # a batch of which labels or a loss were expected, and none came
     batches = _with_last(dataloader) if session.plan.streams_metrics else zip(dataloader, repeat(False))
     for inputs, is_last in batches:
         counts = not isinstance(inputs, TailBatch) or inputs.num_samples > 0
@@ -118,7 +125,7 @@ def _collect(
         step = hooks.prediction_step(session.model, inputs, session.loss_only, ignore_keys=session.ignore_keys)
         run.recorded.batch = None
         found_labels = found_labels or step[2] is not None
-        if session.needs_labels and session.compute_metrics is not None and step[2] is None and not session.loss_only:
+        if session.needs_labels and step[2] is None and (step[0] is None or session.wants_labels):
             lacking = lacking or inputs
         shown = None
         if "inputs" in session.plan.include:  # the whole batch for metrics that take batches, else the main input
@@ -127,8 +134,10 @@ def _collect(
         del step  # frees this batch's output before the next batch is computed
         session.events.fire("on_prediction_step", run)
         run.interrupts.passes()
-    if lacking is not None:
+    if lacking is not None and session.wants_labels:
         warn_no_labels(session.label_names, lacking)
+    elif lacking is not None:
+        _warn_no_loss(find_target_names(lacking, session.label_names), run.named_targets)
     return num_seen, found_labels
 
 
@@ -136,9 +145,23 @@ def warn_no_labels(label_names: Sequence[str], inputs: Batch) -> None:
     """Says that an evaluation has no metrics because its batches have no labels."""
     logger.warning(
         "compute_metrics is not called, because the evaluation batches have no labels: looked for %s; found %s. Rename "
-        "the column, or name it with label_names=[...].",
+        "the column, or name it with label_names=%s.",
         ", ".join(label_names) or "labels, of which this model takes none",
         ", ".join(inputs) if isinstance(inputs, Mapping) else f"a {type(inputs).__name__}",
+        quote_names(find_target_names(inputs, label_names)) or "[...]",
+    )
+
+
+def _warn_no_loss(targets: list[str], named: set[str]) -> None:
+    """Says once that evaluations have no loss although their batches have what may be labels."""
+    if not targets or named.issuperset(targets):
+        return
+    named.update(targets)
+    logger.warning(
+        "The evaluation has no loss, because its batches have no labels by a name that is known; %s may be one. If so, "
+        "set label_names=%s.",
+        ", ".join(targets),
+        quote_names(targets),
     )
 
 
@@ -222,9 +245,18 @@ class PredictionAccumulator:
             self._stream = StreamingMetric(metrics, session.device)
         self._by_batch = self._stream is None and plan.streams_metrics and metrics is not None
         storage = ArrayStorage(share=plan.memory_share, folder=plan.spill_folder)
-        self._collectors = [  # for logits, labels, inputs and losses
+        # For logits, labels, inputs and losses.
+        self._gatherers = [
+            ResultGatherer(session.gather, session.gather_objects, is_collated=False),
+            ResultGatherer(
+                session.gather, session.gather_objects, is_collated=True, num_fields=len(session.label_names or ())
+            ),
+            ResultGatherer(session.gather, session.gather_objects, is_collated=True),
+            ResultGatherer(session.gather, session.gather_objects, is_collated=False),
+        ]
+        self._collectors = [
             NestedCollector(num_samples, concat=plan.concat_batches, move_every=plan.move_every, storage=storage)
-            for _ in range(4)
+            for _ in self._gatherers
         ]
 
     def add(self, inputs: Batch, step: Step, *, rows: int, shown: Nested, counts: bool, is_last: bool) -> None:
@@ -248,10 +280,10 @@ class PredictionAccumulator:
             if counts and logits is not None and labels is not None:
                 self._stream.add(logits, labels)
             return
-        parts = [logits, labels, shown, losses]
-        logits, labels, shown, losses = (session.gather(part if counts else _no_rows(part)) for part in parts)
-        if logits is not None and labels is not None:
-            self._feed(logits, labels, shown, losses, is_last=is_last)
+        parts = zip(self._gatherers, (logits, labels, shown, losses), strict=True)
+        logits, labels, shown, losses = (one.gather(part, rows if counts else 0) for one, part in parts)
+        if logits is not None and labels is not None and (self._stream is not None or self._by_batch):
+            self._feed(*map(as_plain_lists, (logits, labels, shown, losses)), is_last=is_last)
         for collector, value in zip(self._collectors, (logits, labels, shown, losses), strict=True):
             if session.keeps_results and value is not None:
                 collector.add(value)
@@ -273,7 +305,8 @@ class PredictionAccumulator:
         `places` are the indices of the samples in the order in which they were seen, if that is not their own.
         """
         session = self.session
-        predictions, labels, inputs, losses = (_in_order(one.result(), places) for one in self._collectors)
+        results = (_in_order(one.result(), places) for one in self._collectors)
+        predictions, labels, inputs, losses = map(as_plain_lists, results)
         if self._stream is not None:
             self._metrics = self._stream.result() if found_labels else {}
         elif predictions is not None and labels is not None and session.compute_metrics and not self._by_batch:
@@ -306,7 +339,11 @@ def _in_order(value: Nested, places: np.ndarray[Any, Any] | None) -> Nested:
     if places is None or value is None:
         return value
     inverse = np.argsort(places)
-    return map_nested(lambda leaf: leaf[inverse], value)
+
+    def put_in_order(leaf: Nested) -> Nested:
+        return SampleList(leaf[place] for place in inverse) if isinstance(leaf, SampleList) else leaf[inverse]
+
+    return map_results(put_in_order, value)
 
 
 def _prefixed(metrics: object, prefix: str, losses: dict[str, float]) -> dict[str, Any]:
@@ -324,13 +361,6 @@ def _prefixed(metrics: object, prefix: str, losses: dict[str, float]) -> dict[st
     plain = {name: value for name, value in plain_numbers(metrics).items() if name not in losses}
     start = f"{prefix}_"
     return losses | {name if name.startswith(start) else f"{start}{name}": value for name, value in plain.items()}
-
-
-def _no_rows(value: object) -> Nested:
-    """Returns a value of the same structure without rows; a list has an entry for each sample."""
-    if isinstance(value, list):
-        return []
-    return map_nested(lambda leaf: torch.atleast_1d(leaf)[:0] if isinstance(leaf, torch.Tensor) else leaf, value)  # type: ignore[no-untyped-call]
 
 
 # -- metrics with a state of their own ------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import math
 import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,18 @@ import torch
 
 from trainwright._types import IGNORE_INDEX, Nested
 from trainwright.errors import DataError
+from trainwright.evaluation.sample_lists import SampleList, decide_lists, is_open, join_parts, map_results
 from trainwright.support.host import available_bytes
-from trainwright.support.tensor_tree import map_nested, nested_concat, nested_detach, nested_numpify, tensors_of
+from trainwright.support.tensor_tree import map_nested, nested_detach, nested_numpify, tensors_of
 
 logger = logging.getLogger(__name__)
 
 
 class NestedCollector:
-    """Collects values of one kind (predictions, labels, ...) over the batches of an evaluation."""
+    """Collects values of one kind (predictions, labels, ...) over the batches of an evaluation.
+
+    Lists with an entry for each sample come as `SampleList` and are appended; plain lists are joined by place.
+    """
 
     def __init__(
         self,
@@ -39,6 +42,7 @@ class NestedCollector:
         self._move_every = move_every  # batches after which results are moved off the device; None: all at the end
         self._storage = ArrayStorage(share=1.0) if storage is None else storage  # allocates the arrays; None: in memory
         self._waiting: deque[Nested] = deque()
+        self._open: deque[Nested] = deque()  # arrays beside a list that batches to come decide about
         self._batches: list[Nested] = []  # without concatenation
         self._store: Nested = None  # nested Rows with it
         self._has_warned = False
@@ -52,29 +56,40 @@ class NestedCollector:
 
     def result(self) -> Nested:
         """Returns the collected arrays, nested as the batches were; None if nothing was added."""
-        self._move()
+        self._move(is_end=True)
         if not self._concat:
             return self._batches or None
-        return None if self._store is None else map_nested(lambda rows: rows.result(), self._store)
+        if self._store is None:
+            return None
+        return map_results(lambda rows: rows if isinstance(rows, SampleList) else rows.result(), self._store)
 
-    def _move(self) -> None:
+    def _move(self, *, is_end: bool = False) -> None:
         while self._waiting:
-            arrays = nested_numpify(self._waiting.popleft())
+            self._open.append(nested_numpify(self._waiting.popleft()))
+        while self._open and (is_end or not is_open(self._open[0])):
+            arrays = nested_numpify(decide_lists(self._open.popleft()))
             if not self._concat:
                 self._batches.append(arrays)
                 continue
             if self._store is None:
-                self._store = map_nested(lambda _: GrowingArray(self._num_samples, self._storage), arrays)
+                self._store = map_results(self._empty_rows, arrays)
             self._store = self._joined(self._store, arrays)
+
+    def _empty_rows(self, leaf: Nested) -> GrowingArray | SampleList:
+        return SampleList() if isinstance(leaf, SampleList) else GrowingArray(self._num_samples, self._storage)
 
     def _joined(self, store: Nested, arrays: Nested) -> Nested:
         """Adds a batch to the store; returns the parts of it that the batch has too."""
         if isinstance(store, GrowingArray) and not isinstance(arrays, (list, tuple, Mapping)):
             store.add(arrays)
             return store
+        if isinstance(store, SampleList) and isinstance(arrays, SampleList):
+            store.extend(arrays)
+            return store
         is_mapping = isinstance(store, Mapping)
         is_array = isinstance(store, GrowingArray)
         is_alike = isinstance(arrays, Mapping if is_mapping else (list, tuple)) and not is_array
+        is_alike = is_alike and isinstance(store, SampleList) == isinstance(arrays, SampleList)
         if not is_alike or (is_mapping and store.keys() - arrays.keys()):
             before = "an array" if is_array else _named(store)
             now = _named(arrays)
@@ -99,28 +114,18 @@ class NestedCollector:
 
 
 def _named(parts: Nested) -> str:
+    if isinstance(parts, SampleList):
+        return "a list with an entry for each sample"
     of = f" of {', '.join(map(str, parts))}" if isinstance(parts, Mapping) else ""
     return "an array" if isinstance(parts, np.ndarray) else f"a {type(parts).__name__}{of}"
 
 
 def gather_results(value: object, gather_objects: Callable[[Nested], list[Nested]]) -> Nested:
-    """Gathers a nested value of all processes: lists have an entry for each sample and are joined, tensors by rows."""
+    """Gathers a nested value of all processes as objects; arrays are joined by rows."""
     if value is None:
         return None
     on_cpu = map_nested(lambda leaf: leaf.cpu() if isinstance(leaf, torch.Tensor) else leaf, value)
-    return joined(gather_objects(on_cpu))
-
-
-def joined(values: list[Nested]) -> Nested:
-    """Joins the values of all processes, which have the same structure."""
-    first = values[0]
-    if isinstance(first, list):
-        return [entry for one in values for entry in one]
-    if isinstance(first, tuple):
-        return tuple(joined(list(parts)) for parts in zip(*values, strict=True))
-    if isinstance(first, Mapping):
-        return {key: joined([one[key] for one in values]) for key in first}
-    return reduce(nested_concat, values) if isinstance(first, (torch.Tensor, np.ndarray)) else first
+    return join_parts(gather_objects(on_cpu))
 
 
 # -- one array that is filled row by row -------------------------------------------------------------------------------

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import torch
+
 from trainwright._types import Batch, Model, Nested, counted, plain_numbers, printable, recordable, write_text
-from trainwright.errors import DataError
+from trainwright.errors import DataError, ModelError
 from trainwright.support.html_table import html_pairs, html_section
+from trainwright.support.loss_normalization import LossOutput
 from trainwright.support.tensor_tree import nested_detach
 
 logger = logging.getLogger(__name__)
@@ -94,6 +100,33 @@ def _in_short(value: Nested) -> object:
 # -- one batch: forward, and the output split into loss, logits and labels ------------------------------------------
 
 
+# Entries of a batch that are labels where neither `label_names` nor `forward` names one, in this order.
+COMMON_LABELS = ("labels", "label", "label_ids")
+TARGET = re.compile(
+    r"(?!.*mask)(?:ys?|y_.*|class(?:es)?|class_ids?|(?:.*_)?(?:labels?|targets?|tgt|truth|gt|answers?)(?:_.*)?)",
+    re.IGNORECASE,
+)
+
+
+def find_common_labels(inputs: Batch) -> list[str]:
+    """Returns the name of the entry of a batch that holds labels by its name; [] if there is none."""
+    if not hasattr(inputs, "get"):
+        return []
+    return next(([name] for name in COMMON_LABELS if inputs.get(name) is not None), [])
+
+
+def find_target_names(inputs: Batch, label_names: Sequence[str]) -> list[str]:
+    """Returns the entries of a batch that look like targets and are not among the label names."""
+    if not isinstance(inputs, Mapping):
+        return []
+    return [name for name in inputs if isinstance(name, str) and name not in label_names and TARGET.fullmatch(name)]
+
+
+def quote_names(names: Sequence[str]) -> str:
+    """Returns names as a list in Python, as in `["y"]`; "" without names."""
+    return f"[{', '.join(json.dumps(name) for name in names)}]" if names else ""
+
+
 def is_for_loss(inputs: Batch, label_names: Sequence[str], *, returns_loss: bool) -> bool:
     """Returns whether a batch has all labels; where none are needed, whether it or the model asks for a loss.
 
@@ -118,22 +151,122 @@ def labels_of(inputs: Batch, label_names: Sequence[str]) -> Nested:
     return labels[0] if len(labels) == 1 else labels
 
 
-def split_outputs(outputs: Nested, ignore_keys: Sequence[str] | None, *, model: Model, has_loss: bool) -> Nested:
+def split_loss(returned: Any, *, needs_outputs: bool) -> tuple[torch.Tensor | LossOutput, Nested]:
+    """Returns the loss and the outputs that `compute_loss` returned; a loss alone comes without outputs.
+
+    Args:
+        returned: by `compute_loss` with `return_outputs=True`, possibly of a subclass.
+        needs_outputs: whether a metric cannot do without them.
+
+    Raises:
+        ModelError: it is neither a loss nor a pair, or it lacks outputs that are needed.
+    """
+    loss = returned
+    outputs: Nested = None
+    if isinstance(returned, (tuple, list)) and len(returned) == 2:
+        loss, outputs = returned
+    if isinstance(loss, LossOutput) and outputs is None and loss.outputs is not None:
+        outputs = loss.predictions()
+    if not isinstance(loss, (torch.Tensor, LossOutput)):
+        what = f"a {type(returned).__name__}"
+        if isinstance(returned, (tuple, list)):
+            what += f" of {', '.join(type(part).__name__ for part in returned) or 'nothing'}"
+        raise ModelError(
+            f"compute_loss was called with return_outputs=True and returned {what}. Return the pair (loss, outputs) "
+            "then, or the loss alone, a tensor, if there are no outputs for metrics and predictions."
+        )
+    if outputs is None and needs_outputs:
+        raise ModelError(
+            "compute_loss was called with return_outputs=True and returned the loss without outputs, so "
+            "compute_metrics would have no predictions. Return (loss, outputs) if return_outputs is True; or set "
+            "prediction_loss_only=True, or leave compute_metrics out, to evaluate the loss alone."
+        )
+    return loss, outputs
+
+
+def find_loss(outputs: Any) -> torch.Tensor | LossOutput | None:
+    """Returns the loss in the output of a model that may have computed none; None if there is none."""
+    if isinstance(outputs, LossOutput):
+        return outputs
+    named = _by_name(outputs)
+    if named is not None:
+        loss = named.get("loss")
+    else:
+        loss = outputs[0] if isinstance(outputs, (tuple, list)) and outputs else None
+    is_loss = isinstance(loss, torch.Tensor) and loss.ndim == 0 and loss.is_floating_point()
+    return loss if is_loss else None
+
+
+def split_outputs(
+    outputs: Any,
+    ignore_keys: Sequence[str] | None,
+    *,
+    model: Model,
+    loss: torch.Tensor | LossOutput | None,
+    num_rows: int | None = None,
+) -> Nested:
     """Returns the predictions in a model's output, detached, alone if there is one: no loss, no ignored entry.
 
-    `ignore_keys` are by default the keys named in the config of `model`.
+    Args:
+        outputs: a mapping or another object with names, a tuple, a list, or one tensor, which is the prediction.
+        ignore_keys: names that are no predictions; default: those named in the config of `model`.
+        model: the model.
+        loss: of this batch, which is among the outputs or was computed from them; None: it has none.
+        num_rows: samples of the batch, if known: a list of one entry for its only sample stays a list.
     """
+    if outputs is None:
+        return None
     if ignore_keys is None and (config := getattr(model, "config", None)) is not None:
         ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
-    if isinstance(outputs, Mapping):
-        skipped = {*(ignore_keys or ()), *(["loss"] if has_loss else [])}
-        logits: Nested = tuple(value for key, value in outputs.items() if key not in skipped and value is not None)
-    else:
-        logits = outputs[1:] if has_loss else outputs
-        if isinstance(logits, (tuple, list)):  # without labels a model may return None in place of the loss
-            logits = tuple(value for value in logits if value is not None)
+    named = _by_name(outputs, is_split=loss is not None)
+    logits: Nested = outputs
+    if named is not None:
+        skipped = {*(ignore_keys or ()), *(["loss"] if loss is not None else [])}
+        logits = tuple(value for key, value in named.items() if key not in skipped and value is not None)
+    elif isinstance(outputs, (tuple, list)) and loss is not None and _begins_with_loss(outputs, loss):
+        logits = tuple(value for value in outputs[1:] if value is not None)
+    elif isinstance(outputs, tuple):
+        # Without labels, a model may return None in place of the loss.
+        logits = tuple(value for value in outputs if value is not None)
     logits = nested_detach(logits)
-    return logits[0] if isinstance(logits, (tuple, list)) and len(logits) == 1 else logits
+    if isinstance(logits, list):
+        is_alone = len(logits) == 1 and isinstance(logits[0], torch.Tensor) and num_rows != 1
+    else:
+        is_alone = isinstance(logits, tuple) and len(logits) == 1
+    return logits[0] if is_alone else logits
+
+
+def _by_name(outputs: Any, *, is_split: bool = True) -> Mapping[str, Any] | None:
+    """Returns the output of a model by name, if it has names; `is_split`: a named tuple with a loss has them."""
+    if isinstance(outputs, Mapping):
+        return outputs
+    if isinstance(outputs, LossOutput):
+        return outputs.predictions()
+    if dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
+        return {one.name: getattr(outputs, one.name) for one in dataclasses.fields(outputs)}
+    if isinstance(outputs, SimpleNamespace):
+        return vars(outputs)
+    if is_split and isinstance(outputs, tuple) and "loss" in getattr(outputs, "_fields", ()):
+        return dict(zip(outputs._fields, outputs, strict=True))  # type: ignore[attr-defined]
+    return None
+
+
+def _begins_with_loss(outputs: Sequence[Any], loss: torch.Tensor | LossOutput) -> bool:
+    """Returns whether the first of several outputs is the loss, or a loss of the model from which it was computed.
+
+    A scalar is no prediction for samples. A row of losses is recognised by its mean.
+    """
+    value = loss.loss if isinstance(loss, LossOutput) else loss
+    first = outputs[0] if len(outputs) else None
+    if not isinstance(first, torch.Tensor):
+        return first is loss and first is not None
+    if first is value:
+        return True
+    if first.ndim == 0:
+        is_list_of_scalars = isinstance(outputs, list) and all(getattr(one, "ndim", None) == 0 for one in outputs)
+        return not is_list_of_scalars
+    is_row = first.ndim == 1 and first.is_floating_point() and value.ndim == 0
+    return is_row and first.dtype == value.dtype and bool(torch.equal(first.detach().mean(), value.detach()))
 
 
 # -- metrics for the console, and as files at the root of the output directory ---------------------------------------

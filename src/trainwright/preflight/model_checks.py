@@ -19,6 +19,7 @@ from trainwright.checkpoint.async_writer import weights_bytes
 from trainwright.config import resolve
 from trainwright.config.enums import word
 from trainwright.distributed.device import kind_of
+from trainwright.evaluation.outputs import find_target_names, quote_names
 from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
 from trainwright.support import model_facts
 from trainwright.support.host import available_bytes
@@ -122,7 +123,14 @@ def metrics(facts: CheckFacts) -> Iterator[Finding]:
             "Fix compute_metrics, the labels of eval_dataset, or metric_for_best_model.",
         )
         return
-    yield note(f"An evaluation returns {some(sorted(names), 8)}.")
+    if names:
+        yield note(f"An evaluation returns {some(sorted(names), 8)}.")
+        return
+    targets = find_target_names(facts.batches[0], facts.label_names) if facts.batches else []
+    cure = "Name the entries of a batch that are labels with label_names=[...], or return a loss without labels."
+    if targets:
+        cure = f"If {', '.join(targets)} is the target, set label_names={quote_names(targets)}."
+    yield warning("An evaluation returns no loss and no metric: its batches have no labels by a known name.", cure)
 
 
 @check(when="full", about="weights that are saved and loaded again are the same")

@@ -833,6 +833,7 @@ def evaluation_context(
         plan=resolve.evaluation(args),
         events=events,
         gather=gather,
+        gather_objects=None if engine.num_replicas == 1 else engine.objects_of_replicas,
         total=engine.sum,
         collect=engine.stacked,
         batch_size=args.eval_batch_size,

@@ -107,8 +107,9 @@ def _look_at_metrics(trainer: Any, eval_set: str | None, ignore_keys: list[str] 
         return
     batch = _first_batch(trainer, eval_set)
     has_names = isinstance(batch.batch, Mapping)
-    if not (has_names and trainer.label_names) or any(batch.batch.get(name) is None for name in trainer.label_names):
-        return eval_loop.warn_no_labels(trainer.label_names, batch.batch)
+    label_names = Internals(trainer).label_names_in(batch.batch) if has_names else trainer.label_names
+    if not (has_names and label_names) or any(batch.batch.get(name) is None for name in label_names):
+        return eval_loop.warn_no_labels(label_names, batch.batch)
     try:
         _metrics_of(trainer, batch, "eval" if eval_set is None else f"eval_{eval_set}", ignore_keys)
     except TrainwrightError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
-from trainwright._types import Model, Optimizer
+from trainwright._types import Batch, Model, Optimizer
 from trainwright.config.coerce import StepRange
 from trainwright.engine.base import Engine
 from trainwright.loop.extension import Extension
@@ -112,6 +112,11 @@ class Internals:
         """Returns whether training uses the model's outputs besides its own loss."""
         uses_outputs: bool = self._trainer._uses_outputs()
         return uses_outputs
+
+    def label_names_in(self, batch: Batch) -> list[str]:
+        """Returns the entries of an evaluation batch that are labels."""
+        names: list[str] = self._trainer._label_names_in(batch)
+        return names
 
     def fresh_state(self) -> TrainerState:
         """Returns the record of a training that has not begun."""

@@ -86,6 +86,7 @@ class Progress:
         self.is_updating = False  # the weights are neither the last step's nor the next one's
         self.saved_step: int | None = None  # optimizer step of the last checkpoint
         self.unrecordable: set[str] = set()  # metrics that a warning has named as impossible to write down
+        self.named_targets: set[str] = set()  # entries of batches that a warning has named as possible labels
         self.epoch = 0  # the epoch that is being trained, from 0
         self.more_epochs = 0  # in addition to the plan, since epochs are shorter than it says
         self.part: Any = None  # the current micro-batch, or part of one, of the loop

@@ -92,7 +92,10 @@ def find_batch_size(tensors: Any) -> int | None:
 
 
 def num_samples_of(batch: Any) -> int | None:
-    """Counts the samples of a batch; a list of samples that no collator has joined has one entry for each.
+    """Counts the samples of a batch.
+
+    A list of samples that no collator has joined has one entry for each, and so has a list in a mapping without tensors
+    of its own, such as texts or images of different sizes.
 
     Args:
         batch: a mapping, list, tuple or tensor, or an object.
@@ -102,6 +105,13 @@ def num_samples_of(batch: Any) -> int | None:
     """
     if isinstance(batch, list) and batch and isinstance(batch[0], (Mapping, list, tuple, str)):
         return len(batch)
+    if isinstance(batch, Mapping) and not isinstance(next(iter(batch.values()), None), torch.Tensor):
+        joined = [value for value in batch.values() if not isinstance(value, (list, tuple))]
+        size = find_batch_size(joined)
+        lengths = {len(value) for value in batch.values() if isinstance(value, (list, tuple))}
+        if size is not None or len(lengths) != 1:
+            return find_batch_size(batch) if size is None else size
+        return lengths.pop()
     return find_batch_size(batch)
 
 
