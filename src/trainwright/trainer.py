@@ -50,6 +50,7 @@ from trainwright.loop.step import Step
 from trainwright.optim import schedules
 from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
 from trainwright.run import build, checkpointing, checks, console, input_pipeline, resume, train
+from trainwright.run.adoption import DerivedFacts
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.pickling import restore, state_of
 from trainwright.run.published import owned_by
@@ -226,15 +227,14 @@ class Trainer:
             self.create_accelerator_and_postprocess()
             model = self.call_model_init() if model is None else model
             checks.check_head(model)
-            self.is_model_parallel = model_facts.num_devices(model) > 1
-            placed = self.args.place_model_on_device
-            self.place_model_on_device = not self.is_model_parallel if placed is None else placed
+            facts = DerivedFacts.derive(self.args, model)
+            self.is_model_parallel = facts.is_model_parallel
+            self.place_model_on_device = facts.place_model_on_device
+            self.model_accepts_loss_kwargs = facts.model_accepts_loss_kwargs
+            self.can_return_loss = facts.can_return_loss
+            self.label_names = facts.label_names
+            self._services.adoption.note_facts(facts)
             self._adopt_model(model)
-            self.model_accepts_loss_kwargs = model_facts.accepts_loss_kwargs(model)
-            self.can_return_loss = model_facts.returns_loss_by_default(model)
-            self.label_names = (
-                model_facts.find_label_names(model) if (names := self.args.label_names) is None else names
-            )
             self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
 
             # Invalid combinations are refused first; then callbacks, repository and directory are opened.
@@ -287,6 +287,7 @@ class Trainer:
         if self.place_model_on_device:
             self._move_model_to_device(model, self.args.device)
         self.model = self.model_wrapped = model
+        self._services.adoption.note_model(model)
         if getattr(model, "config", None) is not None:
             model.config.use_cache = self.args.use_cache
 
@@ -512,6 +513,7 @@ class Trainer:
     def _steps_of_epoch(self, epoch: int) -> Iterator[Step]:
         """Yields the steps of an epoch, or its remaining steps after a resume; recounted if samples were excluded."""
         run = self._run
+        train.check_replaced(self)
         run.begin_epoch()
         if run.is_recount_due:
             run.apply_recount(epoch, None)
@@ -781,9 +783,11 @@ class Trainer:
 
         The columns that the collator requires are added.
         """
+        train.follow_model(self)
         if self._signature_columns is None:
             names = list(self.columns) or model_facts.signature_columns(self.model, self.label_names)
             self._signature_columns = list(dict.fromkeys([*names, *columns.named_columns(self, self.data_collator)]))
+            self._services.adoption.note_columns(self._signature_columns)
 
     def _named_columns(self, description: str | None) -> dict[str, str]:
         """Returns the columns that the data must have, each with the setting that names it."""
@@ -1130,6 +1134,7 @@ class Trainer:
             cls, kwargs = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
             decays = self.get_decay_parameter_names(model)
             self.optimizer = build_optimizer(cls, kwargs, model, args=self.args, decay_names=decays)
+            self._services.adoption.note_made(self, optimizer=None, scheduler=self.lr_scheduler)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -1776,6 +1781,7 @@ class Trainer:
         self, dataloader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
     ) -> EvalLoopOutput:
         accept_older_signatures(self)
+        train.follow_model(self)
         start_time = time.time()
         args = self.args
         engine = self._engine
