@@ -1,8 +1,9 @@
-"""Orders of calls in several processes: `order_runs.py FOLDER KIND...`. It tells what the test beside it judges.
+"""Orders of calls in several processes: `order_runs.py KIND...`. It tells what the test beside it judges.
 
 For each kind of engine and each order: whether the weights are, to the bit, those of `train()` alone.
 """
 
+import functools
 import importlib.util
 import logging
 import os
@@ -22,7 +23,7 @@ from tests._support.two_processes import tell
 from trainwright import Trainer, TrainingArguments
 from trainwright.run.internals import Internals
 
-FOLDER = Path(sys.argv[1])
+FOLDER = Path("runs")
 ROWS = [{"input_ids": (row := [1 + (i * j) % 7 for j in range(8)]), "labels": row} for i in range(32)]
 STEPS = 2
 OURS = ("tied", "one_row", "adapter", "own_optimizer", "sizes")
@@ -45,7 +46,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "fsdp, recomputed": fsdp(activation_checkpointing=True),
     "fsdp, sharded files": fsdp(state_dict_type="SHARDED_STATE_DICT"),
     "fsdp, bf16": {**fsdp(), "bf16": True},
-
     "fsdp, tied": {**fsdp(), "tied": True},
     "fsdp, one row": {**fsdp(), "one_row": True},
     "fsdp, adapter": {**fsdp(), "adapter": True},
@@ -225,8 +225,8 @@ def attempt(measure: Callable[[], Any]) -> Any:
 if __name__ == "__main__":
     logging.getLogger("trainwright").setLevel("ERROR")
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")
-    for chosen in sys.argv[2:]:
+    for chosen in sys.argv[1:]:
         if KINDS[chosen].get("deepspeed") and importlib.util.find_spec("deepspeed") is None:
             continue
-        tell(**{chosen: attempt(lambda: run_kind(chosen))})
+        tell(**{chosen: attempt(functools.partial(run_kind, chosen))})
     tell(done=True)

@@ -125,7 +125,7 @@ class Adoption:
         trained = trained_parameters([model])
         earlier = self._trained()
         if earlier is not None and model_facts.uncompiled(earlier) is model_facts.uncompiled(model):
-            return may_train(held, shown_parameters(optimizer), trained)
+            return may_train(held, shown_parameters(optimizer, [model]), trained)
         # A wrapper around the same parameters keeps the optimizer and its states.
         return {*map(id, trained)} <= {*map(id, held)}
 

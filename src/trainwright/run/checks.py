@@ -341,7 +341,7 @@ def check_optimizer(optimizer: Any, held: Iterable[torch.Tensor], model: Model, 
         model: of the trainer.
         wrapped: that model as the engine wrapped it.
     """
-    shown = shown_parameters(optimizer)
+    shown = shown_parameters(optimizer, [model, wrapped])
     if may_train(held, shown, trained_parameters([model, wrapped])):
         return
     raise ArgumentError(

@@ -46,9 +46,14 @@ def trained_parameters(models: Iterable[nn.Module]) -> list[nn.Parameter]:
     return [parameter for model in models for parameter in model.parameters() if parameter.requires_grad]
 
 
-def shown_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Returns the parameters that get gradients in an optimizer's own groups."""
-    return [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+def shown_parameters(optimizer: Optimizer, models: Iterable[nn.Module]) -> list[torch.Tensor]:
+    """Returns the tensors in an optimizer's own groups that get gradients, or are parameters of models, frozen or not.
+
+    Some optimizers have a placeholder there, which is neither.
+    """
+    own = {id(parameter) for model in models for parameter in model.parameters()}
+    members = [one for group in optimizer.param_groups for one in group["params"]]
+    return [one for one in members if one.requires_grad or id(one) in own]
 
 
 def may_train(held: Iterable[torch.Tensor], shown: Iterable[torch.Tensor], trained: Iterable[torch.Tensor]) -> bool:
