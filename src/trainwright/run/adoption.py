@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
+from torch import nn
+
 from trainwright._types import Model, Optimizer, Scheduler
 from trainwright.engine.base import Engine
 from trainwright.support import model_facts
@@ -83,7 +85,8 @@ class Adoption:
         A wrapper around the earlier model tells nothing new, and its `forward` may hide the names of its arguments.
         """
         earlier = self._facts
-        if earlier is None or any(module is self._model() for module in model.modules()):
+        wraps_it = isinstance(model, nn.Module) and any(module is self._model() for module in model.modules())
+        if earlier is None or wraps_it:
             return
         self._facts = DerivedFacts.derive(trainer.args, model)
         before = asdict(earlier)
