@@ -50,6 +50,7 @@ from trainwright.loop.step import Step
 from trainwright.optim import schedules
 from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERNS, get_parameter_names
 from trainwright.run import build, checkpointing, checks, console, input_pipeline, resume, train
+from trainwright.run.adoption import DerivedFacts
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.pickling import restore, state_of
 from trainwright.run.published import owned_by
@@ -228,19 +229,16 @@ class Trainer:
             self.create_accelerator_and_postprocess()
             model = self.call_model_init() if model is None else model
             checks.check_head(model)
-            self.is_model_parallel = model_facts.num_devices(model) > 1
-            placed = self.args.place_model_on_device
-            self.place_model_on_device = not self.is_model_parallel if placed is None else placed
-            self._adopt_model(model)
-            self._accepts_loss_kwargs = model_facts.accepts_loss_kwargs(
-                model, by_name=behaviour_of(self.args).gives_items_by_name
-            )
+            facts = DerivedFacts.derive(self.args, model)
+            self.is_model_parallel = facts.is_model_parallel
+            self.place_model_on_device = facts.place_model_on_device
+            self._accepts_loss_kwargs = facts.model_accepts_loss_kwargs
             # a class attribute of a subclass takes the place of the property
             self._declares_loss_kwargs = not isinstance(type(self).model_accepts_loss_kwargs, property)
-            self.can_return_loss = model_facts.returns_loss_by_default(model)
-            self.label_names = (
-                model_facts.find_label_names(model) if (names := self.args.label_names) is None else names
-            )
+            self.can_return_loss = facts.can_return_loss
+            self.label_names = facts.label_names
+            self._services.adoption.note_facts(facts)
+            self._adopt_model(model)
             self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
 
             # Invalid combinations are refused first; then callbacks, repository and directory are opened.
@@ -293,6 +291,7 @@ class Trainer:
         if self.place_model_on_device:
             self._move_model_to_device(model, self.args.device)
         self.model = self.model_wrapped = model
+        self._services.adoption.note_model(model)
         if getattr(model, "config", None) is not None:
             model.config.use_cache = self.args.use_cache
 
@@ -518,6 +517,7 @@ class Trainer:
     def _steps_of_epoch(self, epoch: int) -> Iterator[Step]:
         """Yields the steps of an epoch, or its remaining steps after a resume; recounted if samples were excluded."""
         run = self._run
+        train.check_replaced(self)
         run.begin_epoch()
         if run.is_recount_due:
             run.apply_recount(epoch, None)
@@ -801,11 +801,13 @@ class Trainer:
 
         The columns that the collator requires are added.
         """
+        train.follow_model(self)
         if self._signature_columns is None:
             takes_labels_out = self.compute_loss_func is not None or self.label_smoother is not None
             labels = self.label_names or (["labels"] if takes_labels_out else [])
             names = list(self.columns) or model_facts.signature_columns(self.model, labels)
             self._signature_columns = list(dict.fromkeys([*names, *columns.named_columns(self, self.data_collator)]))
+            self._services.adoption.note_columns(self._signature_columns)
 
     def _named_columns(self, description: str | None) -> dict[str, str]:
         """Returns the columns that the data must have, each with the setting that names it."""
@@ -1152,6 +1154,7 @@ class Trainer:
             cls, kwargs = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
             decays = self.get_decay_parameter_names(model)
             self.optimizer = build_optimizer(cls, kwargs, model, args=self.args, decay_names=decays)
+            self._services.adoption.note_made(self, optimizer=None, scheduler=self.lr_scheduler)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -1811,6 +1814,7 @@ class Trainer:
         self, dataloader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
     ) -> EvalLoopOutput:
         accept_older_signatures(self)
+        train.follow_model(self)
         start_time = time.time()
         args = self.args
         engine = self._engine

@@ -7,7 +7,7 @@ its parameters are, belongs to the engine of each backend.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -22,6 +22,7 @@ from trainwright.engine.gradients import noting_step
 from trainwright.engine.precision import autocast_forward
 from trainwright.state.interrupts import Interrupts
 from trainwright.support.model_facts import tie_again, tied_parameters, uncompiled
+from trainwright.support.optimizer_facts import held_tensors
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -98,6 +99,10 @@ class Engine:
         self._optimizer = optimizer
         self._skip_flag = None
         self._clipped = None
+
+    def updated_tensors(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
+        """Yields the tensors that an optimizer refers to; the parameters that it updates are among them."""
+        yield from held_tensors(optimizer)
 
     def _compiled(self, model: nn.Module) -> nn.Module:
         """Returns the model compiled as the plan says."""

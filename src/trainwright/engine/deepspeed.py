@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from itertools import chain, count
@@ -102,6 +102,13 @@ class DeepSpeedEngine(DistributedEngine):
             scheduler = make_scheduler(inner(optimizer))
         self._was_applied = None
         return Prepared(self._train_engine, optimizer, scheduler)
+
+    def updated_tensors(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
+        """Yields the parameters that DeepSpeed was given; its optimizer has flat copies of them."""
+        if self._train_engine is None or optimizer is not self._train_engine.optimizer:
+            yield from super().updated_tensors(optimizer)
+        else:
+            yield from chain.from_iterable(self._groups)
 
     def _for_offload(self, optimizer: Optimizer, config: Config) -> Optimizer:
         """Returns DeepSpeed's CPU optimizer of the same kind where states are offloaded, as accelerate does.

@@ -22,6 +22,7 @@ from trainwright.config.plans import EnginePlan
 from trainwright.distributed.world import is_true
 from trainwright.engine.accelerate_setup import make_accelerator
 from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
+from trainwright.engine.gradients import step_each_kind
 from trainwright.engine.precision import as_fp32
 from trainwright.engine.sharded_base import ShardedEngine
 from trainwright.errors import ArgumentError, ModelError
@@ -98,28 +99,22 @@ class FSDP2Engine(FSDPEngine):
         return None
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        check_wrapped_classes(model, self._plugin)
         if self._plan.stands_in:
-            return self._wrap_stand_ins(model, make_optimizer)
-        whole = make_optimizer(model)
-        with shared_embeddings_in_the_root(model), chosen_modules(model, self._plugin):
-            sharded, prepared = self.accelerator.prepare(model, whole)
-        self._return_fp32_outputs(sharded)
-        return sharded, prepared.optimizer
-
-    def _wrap_stand_ins(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        """Shards before the optimizer is made: accelerate finds its parameters by address, which stand-ins lack."""
-        from accelerate.utils.fsdp_utils import fsdp2_apply_ac
-
-        if self._plugin.activation_checkpointing:
-            model = fsdp2_apply_ac(self.accelerator, model)
-        sharded = self.setup_for_evaluation(model)
-        return sharded, make_optimizer(sharded)
+            sharded = self.setup_for_evaluation(model)
+            return sharded, make_optimizer(sharded)
+        optimizer = make_optimizer(model)
+        with self._earlier.exchanged(optimizer, model):
+            sharded = self.setup_for_evaluation(model)
+        step_each_kind(optimizer)
+        return sharded, optimizer
 
     def _shard(self, model: nn.Module) -> nn.Module:
-        from accelerate.utils.fsdp_utils import fsdp2_prepare_model
+        from accelerate.utils.fsdp_utils import fsdp2_apply_ac, fsdp2_prepare_model
 
+        self._earlier.note(model)
         with shared_embeddings_in_the_root(model), chosen_modules(model, self._plugin):
+            if self._plugin.activation_checkpointing:
+                model = fsdp2_apply_ac(self.accelerator, model)
             sharded: nn.Module = fsdp2_prepare_model(self.accelerator, model)
         self._return_fp32_outputs(sharded)
         return sharded

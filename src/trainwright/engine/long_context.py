@@ -134,7 +134,7 @@ class SharesSequences(DistributedEngine):
 
     @contextmanager
     def evaluating(self, *, keeps_outputs: bool) -> Iterator[None]:
-        with self._parts.used(joins_outputs=keeps_outputs):
+        with super().evaluating(keeps_outputs=keeps_outputs), self._parts.used(joins_outputs=keeps_outputs):
             yield
 
 
@@ -148,10 +148,6 @@ class SequencesOfStandIns(SharesSequences, StandInEngine):
 
 class SequencesWithFSDP(SharesSequences, FSDP2Engine):
     """Sharded models: a copy's parameters are shared out over all its processes, with its batches and sequences."""
-
-    def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
-        with self._sharded_over_a_copy():
-            return super()._wrap(model, make_optimizer)
 
     def _shard(self, model: nn.Module) -> nn.Module:
         with self._sharded_over_a_copy():

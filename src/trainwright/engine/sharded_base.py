@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,17 +21,17 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from trainwright._types import Optimizer, StateDict
+from trainwright._types import Optimizer, Prepared, StateDict
 from trainwright.config.plans import EnginePlan, ParallelPlan
 from trainwright.distributed import collectives
 from trainwright.distributed.collectives import cpu_group
 from trainwright.engine import sharded_state
 from trainwright.engine.accelerate_setup import make_accelerator
-from trainwright.engine.base import NO_CONTEXT, MakeOptimizer
+from trainwright.engine.base import NO_CONTEXT, MakeOptimizer, MakeScheduler
 from trainwright.engine.distributed_base import DistributedEngine
 from trainwright.engine.gradients import clip_each_kind, norm_of_each_kind, step_each_kind
 from trainwright.errors import ModelError
-from trainwright.support.model_facts import core_model, spans_replicas, uncompiled
+from trainwright.support.model_facts import core_model, plain_name, spans_replicas, uncompiled
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -44,6 +45,7 @@ class ShardedEngine(DistributedEngine):
     def __init__(self, plan: EnginePlan, accelerator: Accelerator) -> None:
         super().__init__(plan, accelerator)
         self._sharded: Any = None  # the module with the sharded parameters: nn.Module, and FSDPModule or not
+        self._earlier = EarlierParameters()
         self._syncs = True
 
     @abstractmethod
@@ -59,10 +61,19 @@ class ShardedEngine(DistributedEngine):
     def place(self, model: nn.Module) -> nn.Module:
         return model  # a device may have room for a shard only: a model is moved when it is sharded, or was before
 
+    def setup(self, model: nn.Module, *, make_optimizer: MakeOptimizer, make_scheduler: MakeScheduler) -> Prepared:
+        # An optimizer of the parameters that a forward pass has left gathered would update copies.
+        self._release(model)
+        return super().setup(model, make_optimizer=make_optimizer, make_scheduler=make_scheduler)
+
     def _begin(self, model: nn.Module, optimizer: Optimizer) -> None:
         self._sharded = model
         self._syncs = True
         super()._begin(model, optimizer)
+
+    def _release(self, model: nn.Module) -> None:
+        """Frees gathered parameters, and remembers their names for an optimizer that was made from them."""
+        self._earlier.note(model)
         reshard(model)
 
     def accumulate(self, model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
@@ -74,6 +85,13 @@ class ShardedEngine(DistributedEngine):
 
     def begin_epoch(self, model: nn.Module) -> None:
         reshard(self._sharded)
+
+    @contextmanager
+    def evaluating(self, *, keeps_outputs: bool) -> Iterator[None]:
+        with super().evaluating(keeps_outputs=keeps_outputs):
+            yield
+        if self._sharded is not None:
+            self._release(self._sharded)
 
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         self._clipped = list(self._sharded.parameters())
@@ -103,12 +121,12 @@ class ShardedEngine(DistributedEngine):
         sharded = self._sharded_of(model)
         if sharded is None:
             return None
-        reshard(sharded)
+        self._release(sharded)
         return sharded_state.whole_weights(sharded)
 
     def load_weights(self, model: nn.Module, weights: Mapping[str, torch.Tensor]) -> Any:
         if (sharded := self._sharded_of(model)) is not None:
-            reshard(sharded)
+            self._release(sharded)
         return sharded_state.load_whole_weights(model if sharded is None else sharded, weights)
 
     def optimizer_state(self, optimizer: Optimizer) -> StateDict:
@@ -116,6 +134,57 @@ class ShardedEngine(DistributedEngine):
 
     def load_optimizer_state(self, optimizer: Optimizer, state: StateDict) -> None:
         sharded_state.load_whole_optimizer_state(self._sharded, optimizer, state)
+
+
+class EarlierParameters:
+    """Parameters that a model had before it was sharded, or while it was gathered, by name.
+
+    An optimizer may have been made from them: before the first evaluation, or between two calls of the trainer. They
+    are not kept alive.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[weakref.ref[nn.Parameter], str]] = {}
+        self._model: Callable[[], nn.Module | None] = lambda: None
+
+    def note(self, model: nn.Module) -> None:
+        """Remembers the names of the parameters that a model has now, and forgets those of another model."""
+        module = uncompiled(model)
+        if self._model() is not module:
+            self._names = {}
+            self._model = weakref.ref(module)
+        for name, parameter in module.named_parameters():
+            self._names[id(parameter)] = (weakref.ref(parameter), plain_name(name))
+
+    def name(self, parameter: object) -> str | None:
+        """Returns the name of a parameter that was noted."""
+        reference, name = self._names.get(id(parameter), (None, None))
+        return name if reference is not None and reference() is parameter else None
+
+    def exchange(self, optimizer: Optimizer, model: nn.Module) -> None:
+        """Gives an optimizer the parameters that a model has now in place of earlier ones."""
+        with self.exchanged(optimizer, model):
+            pass
+
+    @contextmanager
+    def exchanged(self, optimizer: Optimizer, model: nn.Module) -> Iterator[None]:
+        """Gives an optimizer the parameters that a model has at the end of the context, in place of earlier ones.
+
+        Within the context it holds none of the model's, so that sharding frees whole parameters one after the other.
+        Parameters of other modules stay.
+        """
+        self.note(model)
+        groups = optimizer.param_groups
+        held = [[self.name(one) or one for one in group["params"]] for group in groups]
+        for group in groups:
+            group["params"] = []
+        try:
+            yield
+        finally:
+            reshard(model)
+            current = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+            for group, members in zip(groups, held, strict=True):
+                group["params"] = [current[one] if isinstance(one, str) else one for one in members]
 
 
 def has_shared_experts(model: nn.Module) -> bool:
@@ -148,6 +217,7 @@ class TensorParallelEngine(ShardedEngine):
 
     def _wrap(self, model: nn.Module, make_optimizer: MakeOptimizer) -> tuple[nn.Module, Optimizer]:
         optimizer = make_optimizer(self.setup_for_evaluation(model))
+        self._earlier.exchange(optimizer, model)
         step_each_kind(optimizer)
         return model, optimizer
 
@@ -163,8 +233,9 @@ class TensorParallelEngine(ShardedEngine):
         return self._apart
 
     def setup_for_evaluation(self, model: nn.Module) -> nn.Module:
-        reshard(model)
+        self._release(model)
         check_sharded_parameters(model, self._parallel)
+        self._sharded = model
         return model
 
     def _sharded_of(self, model: nn.Module) -> nn.Module:

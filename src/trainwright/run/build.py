@@ -46,6 +46,7 @@ from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
 from trainwright.journal.record import JournalListener
 from trainwright.loop.extension import Extension
+from trainwright.run.adoption import Adoption
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 from trainwright.state.progress import Clock
 from trainwright.support import model_facts
@@ -78,6 +79,7 @@ class Services:
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)  # by the name of the set, if workers are kept
     # `is_<backend>_enabled` and a backend's own engine, as read from the trainer by other code
     flags: SimpleNamespace = field(default_factory=SimpleNamespace)
+    adoption: Adoption = field(default_factory=Adoption)  # the model that the trainer has taken over
     engine: Engine = field(init=False)  # the backend; replaced by `use_engine`
     # gathers a value from all processes; may be replaced
     gather_function: Callable[[Any], Any] = field(init=False)

@@ -34,6 +34,7 @@ from trainwright.errors import ArgumentError, DataError, MetricError, MissingMod
 from trainwright.loop.extension import Extension
 from trainwright.support import model_facts
 from trainwright.support.hooks import is_overridden
+from trainwright.support.optimizer_facts import may_train, shown_parameters, trained_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -327,6 +328,29 @@ def check_needs_no_closure(optimizer: Any) -> None:
             "calls step() without one, as transformers' Trainer does. Choose another optimizer, or make a subclass of "
             f"{name} whose step() has its own closure, for example over all samples of a small dataset."
         )
+
+
+def check_optimizer(optimizer: Any, held: Iterable[torch.Tensor], model: Model, wrapped: Model) -> None:
+    """Raises ArgumentError for an optimizer that has none of the parameters that a run would train.
+
+    It may have some of them alone, and others besides.
+
+    Args:
+        optimizer: of the run.
+        held: tensors that it refers to.
+        model: of the trainer.
+        wrapped: that model as the engine wrapped it.
+    """
+    shown = shown_parameters(optimizer, [model, wrapped])
+    if may_train(held, shown, trained_parameters([model, wrapped])):
+        return
+    raise ArgumentError(
+        f"The optimizer ({type(optimizer).__name__}, {counted(len(shown), 'parameter')}) has none of the "
+        f"{len(trained_parameters([model]))} trainable parameters of {type(model_facts.core_model(model)).__name__}, "
+        "so training would not change the model. It was made for another model, or for this one before it was copied "
+        "or replaced. Make it from trainer.model.parameters(), or set trainer.optimizer and trainer.lr_scheduler to "
+        "None: train() makes new ones."
+    )
 
 
 def need_optimizer(optimizer: Any) -> Any:

@@ -139,6 +139,11 @@ class Internals:
         optimizer: Optimizer = self._trainer._make_optimizer(model, num_steps)
         return optimizer
 
+    def follow_loss_kwargs(self, accepts: bool) -> None:
+        """Sets whether the model is given the number of items, unless the user has said so."""
+        if not self._trainer._declares_loss_kwargs:
+            self._trainer._accepts_loss_kwargs = accepts
+
     def adopt_model(self, model: Model) -> None:
         """Makes this the model of the trainer, on its device."""
         self._trainer._adopt_model(model)

@@ -18,6 +18,7 @@ from trainwright.checkpoint import training_state
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
+from trainwright.errors import ArgumentError
 from trainwright.evaluation.outputs import TrainOutput
 from trainwright.loop.fit import epochs, saving_last_step
 from trainwright.loop.step import Step
@@ -27,6 +28,7 @@ from trainwright.run.internals import Internals
 from trainwright.run.refusal import unchanged_before_training
 from trainwright.run.run import Run
 from trainwright.support.hooks import accept_older_signatures, is_overridden
+from trainwright.support.optimizer_facts import trained_parameters
 
 AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
@@ -114,6 +116,9 @@ def drive(
 def prepare_model(trainer: AnyTrainer, trial: Any, checkpoint: Checkpoint | None) -> None:
     """Prepares the model of a run, with the weights of its checkpoint."""
     renew_model(trainer, trial)
+    follow_model(trainer)
+    internals = Internals(trainer)
+    internals.services.adoption.drop_stale(trainer, internals.engine)
     if trainer.processing_class is not None:
         from trainwright.support.patches import align_special_tokens
 
@@ -135,6 +140,40 @@ def renew_model(trainer: AnyTrainer, trial: Any) -> None:
     trainer.lr_scheduler = None
     if internals.is_searching:
         trainer.label_smoother = build.label_smoother(trainer.model, trainer.args.label_smoothing_factor)
+
+
+def follow_model(trainer: AnyTrainer) -> None:
+    """Takes over a model that was assigned to `trainer.model` since the last call, with all that is derived from it."""
+    internals = Internals(trainer)
+    adoption = internals.services.adoption
+    model = trainer.model
+    if adoption.is_adopted(model) or internals.run.has_begun:
+        return
+    derived = adoption.derive_again(trainer, model)
+    if derived is not None:
+        internals.follow_loss_kwargs(derived.model_accepts_loss_kwargs)
+    internals.adopt_model(model)
+    internals.services.eval_dataloaders.clear()
+    trainer.callback_handler.model = model
+
+
+def check_replaced(trainer: AnyTrainer) -> None:
+    """Raises ArgumentError if a callback has replaced the model or the optimizer so that nothing would be trained."""
+    internals = Internals(trainer)
+    engine = internals.engine
+    setup = internals.run.setup
+    optimizer = trainer.optimizer
+    if optimizer is not setup.optimizer:
+        checks.check_optimizer(optimizer, engine.updated_tensors(optimizer), engine.unwrap(setup.model), setup.model)
+    if internals.services.adoption.is_adopted(trainer.model):
+        return
+    trained = {*map(id, trained_parameters([engine.unwrap(setup.model), setup.model]))}
+    assigned = trained_parameters([trainer.model])
+    if assigned and not trained & {*map(id, assigned)}:
+        raise ArgumentError(
+            "trainer.model was replaced after training began, so the run would train the model that it began with and "
+            "save the other one. Assign trainer.model before train()."
+        )
 
 
 def patched_model(trainer: AnyTrainer) -> AbstractContextManager[None]:
@@ -239,7 +278,10 @@ def prepare_run(
     engine = internals.engine
     path = None if checkpoint is None else str(checkpoint)
     start = trainer._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, path, trial)
+    given = {"optimizer": trainer.optimizer, "scheduler": trainer.lr_scheduler}
     model, loader = trainer._prepare_for_training(plan.max_steps, run.loader, path)
+    internals.services.adoption.note_made(trainer, **given)
+    checks.check_optimizer(trainer.optimizer, engine.updated_tensors(trainer.optimizer), trainer.model, model)
     checks.check_needs_no_closure(trainer.optimizer)
     training_state.states_of_items(trainer.checkpoint_items)  # raises now the errors of the first save
     run.begin(
