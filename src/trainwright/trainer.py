@@ -738,6 +738,8 @@ class Trainer:
         how = {"sampler": sampler, "collate": collate, "batch_size": batch_size, "is_training": is_training}
         dataloader = input_pipeline.make_dataloader(dataset, self.args, self._engine, **how)
         dataloader.sample_name = names.text
+        if is_training:
+            self._run.start_in_its_epoch(dataloader)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             dataloader.source = source
             self._eval_dataloaders[dataloader_key] = dataloader

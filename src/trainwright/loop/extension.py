@@ -65,6 +65,9 @@ class Run(Protocol):
     def apply_recount(self, epoch: int, batches: int | None) -> None:
         """Replaces the plan after `recount_steps`; `batches` of the epoch are trained, None at its beginning."""
 
+    def end_pass(self, epoch: int) -> None:
+        """Counts an epoch of unknown length that turned out to be over after its last step."""
+
 
 class Decision(Enum):
     """An extension's decision about the update of a step."""

@@ -88,6 +88,8 @@ def steps_of_epoch(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Step]:
             break
     if progress.batches_in_epoch == 0 and not progress.should_stop:
         end_without_data(run, hooks, epoch)
+    elif run.plan.has_open_end:
+        run.end_pass(epoch)
     for after_epoch in run.extensions.after_epoch:
         after_epoch(run)
     run.setup.events.fire("on_epoch_end", progress)
@@ -127,7 +129,8 @@ def end_without_data(run: Run, hooks: TrainHooks, epoch: int) -> None:
 def epoch_after(run: Run, window: Window, epoch: int) -> float:
     """Returns the epochs done after a window; an epoch of unknown length counts when it is over.
 
-    The loader knows whether another batch comes, so even an open-ended run knows in advance which step is its last.
+    If the loader fetches ahead, it knows whether another batch comes, so even an open-ended run knows in advance which
+    step is its last. Otherwise `Run.end_pass` counts the epoch after its last step.
     """
     plan = run.plan
     progress = run.progress

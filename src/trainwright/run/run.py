@@ -210,6 +210,12 @@ class Run:
         self.plan = replace(plan, num_left_out=self.loader.position.num_missing)
         return self.loader
 
+    def start_in_its_epoch(self, dataloader: DataLoaderLike) -> None:
+        """Starts a dataloader in the epoch of the checkpoint: an iterable of the user's may read from it."""
+        cursor = None if self.checkpoint is None or self.has_begun else self.checkpoint.cursor
+        if cursor is not None and hasattr(dataloader, "set_epoch"):
+            dataloader.set_epoch(Cursor.from_dict(cursor).epoch)
+
     def opened(self, path: str) -> Checkpoint:
         """Returns the checkpoint at a path passed to a published hook: the run's own, or another one."""
         if self.checkpoint is not None and self.checkpoint.path == Path(path):
@@ -367,6 +373,16 @@ class Run:
                 step + 1,
                 counted(plan.max_steps, "step"),
             )
+
+    def end_pass(self, epoch: int) -> None:
+        """Counts an epoch of unknown length that turned out to be over after its last step."""
+        state = self.progress.state
+        if not self.setup.loader.has_ended or (state.epoch or 0) > epoch:
+            return
+        state.epoch = epoch + 1.0
+        if epoch + 1 == self.plan.num_epochs:
+            state.max_steps = state.global_step
+            end_after(self._args, state, self.progress.control)
 
     # -- running -------------------------------------------------------------------------------------------------------
 
