@@ -107,8 +107,9 @@ CASES: dict[str, Case] = {
     },
     "`fp16=True` has": {"fp16": True},
 }
-# Rows that the last tests of this file compare, and one that test_prompts_are_kept.py does.
+# Rows that the last tests of this file compare, and two that test_prompts_are_kept.py and test_stream_epochs.py do.
 ALSO = (
+    "a pass of a stream that ends before its",
     "with `dataloader_persistent_workers`",
     "early stopping ignores NaN",
     "random draws of a collator or a dataset",

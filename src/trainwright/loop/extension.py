@@ -65,8 +65,12 @@ class Run(Protocol):
     def apply_recount(self, epoch: int, batches: int | None) -> None:
         """Replaces the plan after `recount_steps`; `batches` of the epoch are trained, None at its beginning."""
 
+    @property
+    def is_pass_over(self) -> bool:
+        """True if no batch comes any more in an epoch that should have more by the length of its data."""
+
     def end_pass(self, epoch: int) -> None:
-        """Counts an epoch of unknown length that turned out to be over after its last step."""
+        """Counts an epoch of unknown or wrong length that turned out to be over after its last step."""
 
 
 class Decision(Enum):

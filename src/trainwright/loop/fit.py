@@ -88,7 +88,7 @@ def steps_of_epoch(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Step]:
             break
     if progress.batches_in_epoch == 0 and not progress.should_stop:
         end_without_data(run, hooks, epoch)
-    elif run.plan.has_open_end:
+    elif run.setup.loader.has_ended:
         run.end_pass(epoch)
     for after_epoch in run.extensions.after_epoch:
         after_epoch(run)
@@ -127,7 +127,7 @@ def end_without_data(run: Run, hooks: TrainHooks, epoch: int) -> None:
 
 
 def epoch_after(run: Run, window: Window, epoch: int) -> float:
-    """Returns the epochs done after a window; an epoch of unknown length counts when it is over.
+    """Returns the epochs done after a window; an epoch of unknown or wrong length counts when it is over.
 
     If the loader fetches ahead, it knows whether another batch comes, so even an open-ended run knows in advance which
     step is its last. Otherwise `Run.end_pass` counts the epoch after its last step.
@@ -135,7 +135,10 @@ def epoch_after(run: Run, window: Window, epoch: int) -> float:
     plan = run.plan
     progress = run.progress
     if not plan.has_open_end:
-        return epoch + (progress.batches_in_epoch + window.num_read) / plan.batches_per_epoch
+        num_batches = progress.batches_in_epoch + window.num_read
+        if num_batches < plan.batches_per_epoch and run.is_pass_over:
+            return epoch + 1.0
+        return epoch + num_batches / plan.batches_per_epoch
     if not run.setup.loader.has_ended:
         return float(epoch)
     if epoch + 1 == plan.num_epochs:

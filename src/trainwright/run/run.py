@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial, counted
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial, counted, has_length
 from trainwright.callbacks.flow import end_after
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.checkpoint import Checkpoint
@@ -374,13 +374,20 @@ class Run:
                 counted(plan.max_steps, "step"),
             )
 
+    @property
+    def is_pass_over(self) -> bool:
+        """True if no batch comes any more in an epoch that should have more by the length of its data."""
+        loader = self.setup.loader
+        return loader.has_ended and self.setup.behaviour.ended_pass_is_an_epoch and has_length(loader)
+
     def end_pass(self, epoch: int) -> None:
-        """Counts an epoch of unknown length that turned out to be over after its last step."""
+        """Counts an epoch of unknown or wrong length that turned out to be over after its last step."""
         state = self.progress.state
-        if not self.setup.loader.has_ended or (state.epoch or 0) > epoch:
+        is_open = self.plan.has_open_end
+        if (state.epoch or 0) >= epoch + 1 or not (is_open or self.is_pass_over):
             return
         state.epoch = epoch + 1.0
-        if epoch + 1 == self.plan.num_epochs:
+        if is_open and epoch + 1 == self.plan.num_epochs:
             state.max_steps = state.global_step
             end_after(self._args, state, self.progress.control)
 
