@@ -36,6 +36,7 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.fields import value_of
+from trainwright.config.output_path import output_path
 from trainwright.data import bad_sample, columns, length_sampler, mixture
 from trainwright.data.row_names import ONE_SOURCE, NamesOf
 from trainwright.engine.base import NO_CONTEXT
@@ -246,7 +247,7 @@ class Trainer:
             if self.args.push_to_hub:
                 self._open_repository()
             if self.args.should_save:
-                checks.make_output_dir(self.args.output_dir)
+                checks.make_output_dir(output_path(self.args))
             self.state = self._fresh_state()
             self.callback_handler.fire("on_init_end", self._run.progress)
             self._services.memory_tracker.stop_and_update_metrics(stage="init")
@@ -1973,10 +1974,10 @@ class Trainer:
             Path of the directory.
         """
         if trial is None or not self._search.is_under_way:
-            return str(self.args.output_dir)
+            return output_path(self.args)
         from trainwright.run import search
 
-        return search.folder_of_trial(self.args.output_dir, self._search.offer, trial, hp_name=self.hp_name)
+        return search.folder_of_trial(output_path(self.args), self._search.offer, trial, hp_name=self.hp_name)
 
     @takes_metrics_too
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -2009,7 +2010,7 @@ class Trainer:
             _internal_call: the trainer itself is saving, so nothing is uploaded.
         """
         is_checkpoint = _internal_call and output_dir is not None
-        folder = self.args.output_dir if output_dir is None else output_dir
+        folder = output_path(self.args) if output_dir is None else output_dir
         whole = self._checkpointer.weights_to_save(self.model, is_checkpoint=is_checkpoint)
         self._save(folder) if whole is None else self._save(folder, state_dict=whole)
         if self.args.push_to_hub and not _internal_call:
@@ -2023,7 +2024,7 @@ class Trainer:
             state_dict: the weights; default the model's own.
         """
         if self.args.should_save:
-            folder = Path(self.args.output_dir if output_dir is None else output_dir)
+            folder = Path(output_path(self.args) if output_dir is None else output_dir)
             processing_class: Any = self.processing_class or getattr(self.data_collator, "tokenizer", None)
             self._checkpointer.write_model(self.model, processing_class, folder, state_dict)
 
@@ -2059,7 +2060,7 @@ class Trainer:
     def save_state(self) -> None:
         """Writes `trainer_state.json` to the output directory."""
         if self.is_world_process_zero():
-            self.state.save_to_json(Path(self.args.output_dir) / TRAINER_STATE_NAME)
+            self.state.save_to_json(Path(output_path(self.args)) / TRAINER_STATE_NAME)
 
     # -- the end of a run ----------------------------------------------------------------------------------------------
 
@@ -2174,7 +2175,7 @@ class Trainer:
             combined: also add them to `all_results.json`.
         """
         if self.is_world_process_zero():
-            results.save_metrics(self.args.output_dir, split, metrics, combined=combined)
+            results.save_metrics(output_path(self.args), split, metrics, combined=combined)
 
     # -- the Hub -------------------------------------------------------------------------------------------------------
 
@@ -2247,7 +2248,7 @@ class Trainer:
             "dataset_args": dataset_args,
         }
         known = model_card.collect(self.args, self.model, self.train_dataset, self.state.log_history, given)
-        model_card.write_card(self.args.output_dir, known)
+        model_card.write_card(output_path(self.args), known)
 
     def push_to_hub(
         self,

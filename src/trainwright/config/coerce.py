@@ -24,6 +24,7 @@ from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.enums import DebugOption, IntervalStrategy, SchedulerType
 from trainwright.config.fields import ALIASES, SETTINGS, names_with, value_of
+from trainwright.config.output_path import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.errors import ArgumentError, LegacyNameWarning, warn_caller
@@ -75,6 +76,7 @@ def _output(args: Arguments) -> Problems:
     for name in names_with("path"):
         if (path := value_of(args, name)) is not None:
             setattr(args, name, os.path.expanduser(path))
+    output_path(args)  # before a change of the working directory
     if args.disable_tqdm is None:
         args.disable_tqdm = verbosity() > logging.WARNING
     # The stand-in that to_dict() writes is no token: a rebuilt copy falls back to the login's.

@@ -18,6 +18,7 @@ from trainwright.checkpoint import training_state
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
+from trainwright.config.output_path import output_path
 from trainwright.evaluation.outputs import TrainOutput
 from trainwright.loop.fit import epochs, saving_last_step
 from trainwright.loop.step import Step
@@ -74,7 +75,7 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
         if run.checkpoint is not None and run.begins_branch and args.should_save:
             from trainwright.run import branch
 
-            branch.bring_along(run.checkpoint, args.output_dir)
+            branch.bring_along(run.checkpoint, output_path(args))
         with build.callbacks_of_a_run(trainer.callback_handler, args, folder), run.under_way(services):
             prepare_model(trainer, trial, run.checkpoint)
             for model_ready in run.extensions.model_ready:

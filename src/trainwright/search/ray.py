@@ -18,6 +18,7 @@ from ray.tune.schedulers import FIFOScheduler
 
 from trainwright._types import JSONObject, json_value
 from trainwright.config.fields import value_of
+from trainwright.config.output_path import output_path
 from trainwright.distributed.device import ray_resources
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base, search_record
@@ -71,7 +72,7 @@ class RayBackend:
         return dict(offer.params)
 
     def run(self, host: TrainerHandle, plan: SearchPlan) -> BestRun:
-        folder = os.path.abspath(host.args.output_dir)
+        folder = output_path(host.args)
         options = {
             "resources_per_trial": {"cpu": 1, **ray_resources()},
             "progress_reporter": ray.tune.CLIReporter(metric_columns=[OBJECTIVE]),
