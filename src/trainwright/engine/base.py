@@ -275,6 +275,11 @@ class Engine:
         return nullcontext({})
 
     @property
+    def averages_new_parameters(self) -> bool:
+        """True if gradients of parameters that require one only after `setup` are averaged over processes."""
+        return True
+
+    @property
     def trains_bare(self) -> bool:
         """True if a model can be run and differentiated before `setup`, as the rehearsal of a step does."""
         return False

@@ -69,6 +69,12 @@ class Run(Protocol):
     def is_pass_over(self) -> bool:
         """True if no batch comes any more in an epoch that should have more by the length of its data."""
 
+    def check_parameters(self, optimizer: Any) -> None:
+        """Logs a warning for parameters that require a gradient only since the optimizer was made."""
+
+    def follow_groups(self, optimizer: Any, scheduler: Any) -> None:
+        """Extends the schedule to the parameter groups that the optimizer got since the last step."""
+
     def end_pass(self, epoch: int) -> None:
         """Counts an epoch of unknown or wrong length that turned out to be over after its last step."""
 

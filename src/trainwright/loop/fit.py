@@ -63,6 +63,7 @@ def epochs(run: Run, hooks: TrainHooks, *, eval_on_start: bool = False) -> Itera
         if is_done or progress.control.should_training_stop:
             break
         setup.events.fire("on_epoch_begin", progress)
+        run.check_parameters(hooks.optimizer)
         yield epoch
         if progress.control.should_training_stop:
             break

@@ -25,7 +25,7 @@ from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
-from trainwright.run import checks
+from trainwright.run import checks, late_parameters
 from trainwright.run.run import Run
 from trainwright.state.trainer_state import collect_states
 from trainwright.support.hooks import SaveHooks, is_overridden
@@ -54,6 +54,7 @@ CONTENTS = (
     Part(lambda c, hooks, run, to: hooks.save_model(str(to), _internal_call=True)),
     Part(lambda c, hooks, run, to: c.form.write_shards(c, hooks.optimizer, to)),  # for a sharded model
     Part(lambda c, hooks, run, to: hooks._save_optimizer_and_scheduler(str(to)), True),
+    Part(lambda c, hooks, run, to: c.write_groups(hooks, run, to), True),  # if the optimizer got others in the run
     Part(lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),  # loss scale (fp16)
     Part(lambda c, hooks, run, to: hooks._save_rng_state(str(to)), True),  # and the position in the data
     Part(lambda c, hooks, run, to: c.write_extensions(run, to), True),
@@ -250,6 +251,12 @@ class Checkpointer:
         if self.args.should_save:
             self.writer.sink.put(every, write)
 
+    def write_groups(self, hooks: SaveHooks, run: Run, folder: Path) -> None:
+        """Writes the names of the optimizer's parameters if it has groups that it was not made with."""
+        groups = getattr(hooks.optimizer, "param_groups", ())
+        if self.args.should_save and (run.has_added_groups or len(groups) != run.progress.num_groups):
+            late_parameters.save_groups(self.engine.unwrap(hooks.model), hooks.optimizer, folder)
+
     def read_extensions(self, run: Run, checkpoint: Checkpoint) -> None:
         """Restores the extensions from `write_extensions`; a replica without a file uses that of the first replica."""
         for load in run.extensions.load:
@@ -307,6 +314,7 @@ class Checkpointer:
         from trainwright.engine import sharded_state
 
         folder = checkpoint.path
+        late_parameters.restore_groups(self.engine.unwrap(model), optimizer, scheduler, folder)
         if sharded_state.has_optimizer(folder):
             sharded_state.load_optimizer(folder, model, optimizer)
         else:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial, counted, has_length
 from trainwright.callbacks.flow import end_after
@@ -34,7 +35,7 @@ from trainwright.loop.extension import Extensions, MicroBatch, name_extension
 from trainwright.loop.retry import SmallerMicroBatches
 from trainwright.loop.setup import Setup, Start
 from trainwright.optim import schedules
-from trainwright.run import input_pipeline, resume
+from trainwright.run import input_pipeline, late_parameters, resume
 from trainwright.run.build import Services
 from trainwright.run.console import DataWait
 from trainwright.run.resume import CheckpointArguments, PendingActions
@@ -95,6 +96,7 @@ class Run:
         noise_handle: handle of the hook that adds noise to the embeddings, or None.
         flops: estimates the operations of a micro-batch.
         driven_steps: the steps of `fit_step`, running or finished.
+        has_added_groups: the optimizer has parameter groups that it was not made with.
     """
 
     setup: Setup
@@ -128,6 +130,8 @@ class Run:
         self.flops = FlopEstimator()
         self.driven_steps: DrivenSteps[Any] | None = None
         self._data_wait: DataWait | None = None
+        self.has_added_groups = False
+        self._late_parameters: late_parameters.LateParameters | None = None
         self._fresh_plan: Callable[[], StepPlan] | None = None
         self._has_own_schedule = False
         self._args: Any = None
@@ -316,6 +320,11 @@ class Run:
             smaller_batches=SmallerMicroBatches(engine, rng) if args.auto_find_batch_size else None,
             **parts,
         )
+        self.has_added_groups = checkpoint is not None and late_parameters.has_groups(checkpoint.path)
+        self.progress.num_groups = len(getattr(parts["optimizer"], "param_groups", ()))
+        if isinstance(parts["model"], nn.Module):
+            model = engine.unwrap(parts["model"])
+            self._late_parameters = late_parameters.LateParameters(model, reaches_new=engine.averages_new_parameters)
         if self.setup.smaller_batches is not None:
             parts["events"].makes_room = partial(self.setup.smaller_batches.makes_room, self.progress)
 
@@ -372,6 +381,26 @@ class Run:
                 counted(plan.num_examples, "sample"),
                 step + 1,
                 counted(plan.max_steps, "step"),
+            )
+
+    # -- a changed model or optimizer ----------------------------------------------------------------------------------
+
+    def check_parameters(self, optimizer: Any) -> None:
+        """Logs a warning for parameters that require a gradient only since the optimizer was made."""
+        if self._late_parameters is not None:
+            model = self.setup.engine.unwrap(self.setup.model)
+            self._late_parameters.check(model, optimizer, self.progress.state.global_step)
+
+    def follow_groups(self, optimizer: Any, scheduler: Any) -> None:
+        """Extends the schedule to the parameter groups that the optimizer got since the last step."""
+        self.progress.num_groups = len(optimizer.param_groups)
+        self.has_added_groups = True
+        for number in schedules.follow_groups(optimizer, scheduler):
+            logger.info(
+                "Parameter group %d was added after step %d: its rate is a base rate, to which the first group's "
+                "schedule applies.",
+                number,
+                self.progress.state.global_step,
             )
 
     @property
