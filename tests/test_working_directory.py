@@ -32,7 +32,8 @@ def go(folder: Path) -> Callable[..., None]:
 def test_everything_is_written_to_one_directory(
     phase: str, save_async: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here = tmp_path / "here"
+    elsewhere = tmp_path / "elsewhere"
     here.mkdir()
     elsewhere.mkdir()
     monkeypatch.chdir(here)

@@ -35,8 +35,8 @@ from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.config.behaviour import behaviour_of
+from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
-from trainwright.config.output_path import output_path
 from trainwright.data import bad_sample, columns, length_sampler, mixture
 from trainwright.data.row_names import ONE_SOURCE, NamesOf
 from trainwright.engine.base import NO_CONTEXT

@@ -109,7 +109,7 @@ CASES: dict[str, Case] = {
 }
 # Rows that the last tests of this file compare, and two that test_prompts_are_kept.py and test_stream_epochs.py do.
 ALSO = (
-    "a pass of a stream that ends before its",
+    "a pass that ends before the `len()`",
     "with `dataloader_persistent_workers`",
     "early stopping ignores NaN",
     "random draws of a collator or a dataset",

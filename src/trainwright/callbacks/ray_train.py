@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR
 from trainwright.callbacks.base import TrainerCallback
-from trainwright.config.output_path import output_path
+from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.errors import needs_package
 from trainwright.state.trainer_state import TrainerControl, TrainerState

@@ -27,8 +27,8 @@ from trainwright._types import (
 )
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.rng import numpy_globals
+from trainwright.config.coerce import RESOLVED
 from trainwright.config.fields import ASKED_FOR
-from trainwright.config.output_path import RESOLVED
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, CheckpointError
 from trainwright.support.hooks import Stateful

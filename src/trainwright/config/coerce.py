@@ -24,12 +24,13 @@ from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.enums import DebugOption, IntervalStrategy, SchedulerType
 from trainwright.config.fields import ALIASES, SETTINGS, names_with, value_of
-from trainwright.config.output_path import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.errors import ArgumentError, LegacyNameWarning, warn_caller
 
 Problems = list[str]
+
+RESOLVED = "_output_path"  # attribute of arguments: (output_dir as given, its absolute path)
 
 ENUMS = {name: one.enum for name, one in SETTINGS.items() if one.enum is not None}
 DICT_FIELDS = names_with("dict")
@@ -46,6 +47,20 @@ def verbosity() -> int:
     """Returns the level at which messages are shown: transformers' if it is loaded, otherwise Python's."""
     name = "transformers" if "transformers" in sys.modules else "trainwright"
     return logging.getLogger(name).getEffectiveLevel()
+
+
+def output_path(args: Any) -> str:  # arguments of transformers too
+    """Returns the absolute path of `output_dir`, by the working directory in which the arguments were made.
+
+    A later `os.chdir` does not move a run; the field keeps its value. Arguments of transformers, and a value that is
+    assigned later, are resolved by the first call.
+    """
+    given = str(args.output_dir)
+    known = vars(args).get(RESOLVED)
+    if known is None or known[0] != given:
+        known = given, given if os.path.isabs(given) else os.path.abspath(given)
+        vars(args)[RESOLVED] = known
+    return str(known[1])
 
 
 def staging_of(url: str) -> str:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.behaviour import behaviour_of
-from trainwright.config.coerce import StepRange, parse_steps, staging_of
+from trainwright.config.coerce import StepRange, output_path, parse_steps, staging_of
 from trainwright.config.enums import word
 from trainwright.config.fields import value_of
-from trainwright.config.output_path import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import refuse
 from trainwright.distributed.world import (

@@ -78,6 +78,7 @@ class Loader:
         # Position of training in it; `dispatched` is this process's part if the main process reads for all.
         self.position = position_of(dataloader, dispatched=dispatched)
         self.is_stale = False  # samples are to be excluded from the rest of the current epoch
+        self.has_ended_early = False  # after the last batch of an epoch that has fewer than its length
         self._resumed = LoaderState()
         self._epoch_start: RandomStates | None = None
         self._before_ahead: RandomStates | None = None
@@ -148,16 +149,22 @@ class Loader:
                 after_first()
                 self._now = None
             position.begin()
+            length = len(self.dataloader) if has_length(self.dataloader) else None
+            number = skip_batches
             while ahead is not _END:
                 batch = ahead
                 self._left -= 1
                 if self._keeps_states and self._left <= 0:  # a checkpoint follows the last batch of a window
-                    self._before_ahead = self._states_now()
+                    if self._now is None:
+                        self._now = self._random_state()
+                    self._before_ahead = self._now
                 if not self._seeds_here:  # draws made for the batch are kept
                     self._now = None
                 ahead = fetch(batches, _END)
+                number += 1
                 if is_last := ahead is _END:
                     self._watched.end_of_dataloader = True
+                    self.has_ended_early = length is not None and number < length
                 self._given_ids.append(position.advance(is_last=is_last))
                 if self._left <= 0:  # training follows
                     self._now = None
@@ -183,6 +190,7 @@ class Loader:
                 batch = self._fetch_first(batches, epoch) if number == skip_batches + 1 else next(batches, _END)
                 if batch is _END:
                     self._watched.end_of_dataloader = True
+                    self.has_ended_early = length is not None
                     position.end()
                     return
                 if number == length:
@@ -214,6 +222,7 @@ class Loader:
     def _reading(self, epoch: int) -> Iterator[None]:
         """Wraps the reading of an epoch; an error names the sample that caused it."""
         self._watched.begin()
+        self.has_ended_early = False
         try:
             yield
         except Exception as error:

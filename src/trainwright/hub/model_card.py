@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import nn
 
 from trainwright._types import JSONObject, printable, write_text
-from trainwright.config.output_path import output_path
+from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.journal.record import installed
 

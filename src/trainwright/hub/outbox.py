@@ -21,7 +21,7 @@ from pathlib import Path
 
 from trainwright import _types
 from trainwright._types import PREFIX_CHECKPOINT_DIR, read_json, write_text
-from trainwright.config.output_path import output_path
+from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from trainwright._types import counted, replacing, without_tokens
-from trainwright.config.output_path import output_path
+from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.hub import outbox
 from trainwright.hub.access import without_retries

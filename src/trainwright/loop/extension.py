@@ -65,10 +65,6 @@ class Run(Protocol):
     def apply_recount(self, epoch: int, batches: int | None) -> None:
         """Replaces the plan after `recount_steps`; `batches` of the epoch are trained, None at its beginning."""
 
-    @property
-    def is_pass_over(self) -> bool:
-        """True if no batch comes any more in an epoch that should have more by the length of its data."""
-
     def check_parameters(self, optimizer: Any) -> None:
         """Logs a warning for parameters that require a gradient only since the optimizer was made."""
 

@@ -136,10 +136,9 @@ def epoch_after(run: Run, window: Window, epoch: int) -> float:
     plan = run.plan
     progress = run.progress
     if not plan.has_open_end:
-        num_batches = progress.batches_in_epoch + window.num_read
-        if num_batches < plan.batches_per_epoch and run.is_pass_over:
+        if run.setup.loader.has_ended_early and run.setup.behaviour.ended_pass_is_an_epoch:
             return epoch + 1.0
-        return epoch + num_batches / plan.batches_per_epoch
+        return epoch + (progress.batches_in_epoch + window.num_read) / plan.batches_per_epoch
     if not run.setup.loader.has_ended:
         return float(epoch)
     if epoch + 1 == plan.num_epochs:

@@ -20,7 +20,7 @@ from trainwright._types import Batch, DataLoaderLike, Optimizer
 from trainwright.checkpoint import async_writer
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
-from trainwright.config.output_path import output_path
+from trainwright.config.coerce import output_path
 from trainwright.config.plans import StepPlan
 from trainwright.distributed.device import supports_bf16
 from trainwright.errors import ArgumentError, DataError

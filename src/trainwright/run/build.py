@@ -25,9 +25,8 @@ from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.behaviour import behaviour_of
-from trainwright.config.coerce import WARM_UP, StepRange
+from trainwright.config.coerce import WARM_UP, StepRange, output_path
 from trainwright.config.fields import value_of
-from trainwright.config.output_path import output_path
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts, check_run
 from trainwright.data.mixture import as_mixture

@@ -25,7 +25,7 @@ from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
-from trainwright.run import checks, late_parameters
+from trainwright.run import checks
 from trainwright.run.run import Run
 from trainwright.state.trainer_state import collect_states
 from trainwright.support.hooks import SaveHooks, is_overridden
@@ -255,6 +255,8 @@ class Checkpointer:
         """Writes the names of the optimizer's parameters if it has groups that it was not made with."""
         groups = getattr(hooks.optimizer, "param_groups", ())
         if self.args.should_save and (run.has_added_groups or len(groups) != run.progress.num_groups):
+            from trainwright.run import late_parameters
+
             late_parameters.save_groups(self.engine.unwrap(hooks.model), hooks.optimizer, folder)
 
     def read_extensions(self, run: Run, checkpoint: Checkpoint) -> None:
@@ -312,6 +314,7 @@ class Checkpointer:
     def read_states(self, model: Model, optimizer: Any, scheduler: Any, checkpoint: Checkpoint) -> None:
         """Loads the states of the optimizer and the schedule."""
         from trainwright.engine import sharded_state
+        from trainwright.run import late_parameters
 
         folder = checkpoint.path
         late_parameters.restore_groups(self.engine.unwrap(model), optimizer, scheduler, folder)

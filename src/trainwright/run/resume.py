@@ -16,8 +16,8 @@ from trainwright._types import DatasetLike, counted, is_url
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.behaviour import behaviour_of
+from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
-from trainwright.config.output_path import output_path
 from trainwright.config.plans import OPEN_END, StepPlan
 from trainwright.data.cursor import Cursor, LoaderState, WindowSize, plan_resume
 from trainwright.data.loader import Loader

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial, counted, has_length
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial, counted
 from trainwright.callbacks.flow import end_after
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.checkpoint import Checkpoint
@@ -35,7 +35,7 @@ from trainwright.loop.extension import Extensions, MicroBatch, name_extension
 from trainwright.loop.retry import SmallerMicroBatches
 from trainwright.loop.setup import Setup, Start
 from trainwright.optim import schedules
-from trainwright.run import input_pipeline, late_parameters, resume
+from trainwright.run import input_pipeline, resume
 from trainwright.run.build import Services
 from trainwright.run.console import DataWait
 from trainwright.run.resume import CheckpointArguments, PendingActions
@@ -46,6 +46,9 @@ from trainwright.support import model_modes
 from trainwright.support.hooks import Events
 from trainwright.support.log_handler import each_warning_once
 from trainwright.support.loss_normalization import ITEM_SCALE, LossOutput, LossRule, stands_in
+
+if TYPE_CHECKING:
+    from trainwright.run.late_parameters import LateParameters
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +134,7 @@ class Run:
         self.driven_steps: DrivenSteps[Any] | None = None
         self._data_wait: DataWait | None = None
         self.has_added_groups = False
-        self._late_parameters: late_parameters.LateParameters | None = None
+        self._late_parameters: LateParameters | None = None
         self._fresh_plan: Callable[[], StepPlan] | None = None
         self._has_own_schedule = False
         self._args: Any = None
@@ -320,6 +323,8 @@ class Run:
             smaller_batches=SmallerMicroBatches(engine, rng) if args.auto_find_batch_size else None,
             **parts,
         )
+        from trainwright.run import late_parameters
+
         self.has_added_groups = checkpoint is not None and late_parameters.has_groups(checkpoint.path)
         self.progress.num_groups = len(getattr(parts["optimizer"], "param_groups", ()))
         if isinstance(parts["model"], nn.Module):
@@ -393,8 +398,10 @@ class Run:
 
     def follow_groups(self, optimizer: Any, scheduler: Any) -> None:
         """Extends the schedule to the parameter groups that the optimizer got since the last step."""
-        self.progress.num_groups = len(optimizer.param_groups)
-        self.has_added_groups = True
+        progress = self.progress
+        progress.last_group = optimizer.param_groups[-1]
+        self.has_added_groups |= len(optimizer.param_groups) > progress.num_groups
+        progress.num_groups = len(optimizer.param_groups)
         for number in schedules.follow_groups(optimizer, scheduler):
             logger.info(
                 "Parameter group %d was added after step %d: its rate is a base rate, to which the first group's "
@@ -403,17 +410,12 @@ class Run:
                 self.progress.state.global_step,
             )
 
-    @property
-    def is_pass_over(self) -> bool:
-        """True if no batch comes any more in an epoch that should have more by the length of its data."""
-        loader = self.setup.loader
-        return loader.has_ended and self.setup.behaviour.ended_pass_is_an_epoch and has_length(loader)
-
     def end_pass(self, epoch: int) -> None:
         """Counts an epoch of unknown or wrong length that turned out to be over after its last step."""
         state = self.progress.state
         is_open = self.plan.has_open_end
-        if (state.epoch or 0) >= epoch + 1 or not (is_open or self.is_pass_over):
+        is_early = self.setup.loader.has_ended_early and self.setup.behaviour.ended_pass_is_an_epoch
+        if (state.epoch or 0) >= epoch + 1 or not (is_open or is_early):
             return
         state.epoch = epoch + 1.0
         if is_open and epoch + 1 == self.plan.num_epochs:
@@ -449,6 +451,7 @@ class Run:
             services.callback_handler.makes_room = None
             self.is_training = False
             self.progress.window = None
+            self.progress.last_group = None
             self.progress.part = None  # it holds the inputs of the last micro-batch
 
     @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainwright._types import Trial
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.config.output_path import output_path
+from trainwright.config.coerce import output_path
 from trainwright.config.overrides import with_overrides
 from trainwright.errors import CheckpointNotFoundError
 from trainwright.run import build, train

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 from trainwright.checkpoint import training_state
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.config import resolve
+from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
-from trainwright.config.output_path import output_path
 from trainwright.evaluation.outputs import TrainOutput
 from trainwright.loop.fit import epochs, saving_last_step
 from trainwright.loop.step import Step

@@ -17,8 +17,8 @@ import ray.tune
 from ray.tune.schedulers import FIFOScheduler
 
 from trainwright._types import JSONObject, json_value
+from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
-from trainwright.config.output_path import output_path
 from trainwright.distributed.device import ray_resources
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base, search_record

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainwright._types import JSONObject, counted, json_value, read_json, without_tokens, write_text
-from trainwright.config.output_path import output_path
+from trainwright.config.coerce import output_path
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base
 from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, is_better, values_of

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 from trainwright._types import counted, plain_numbers
 from trainwright.callbacks.base import TrainerCallback
-from trainwright.config.output_path import output_path
+from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.errors import needs_package
 from trainwright.journal import record

@@ -14,7 +14,7 @@ import urllib.request
 from datetime import datetime, timezone
 from pathlib import Path
 
-from trainwright.config.output_path import output_path
+from trainwright.config.coerce import output_path
 from trainwright.config.plans import OPEN_END
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import runs_in_kubeflow

@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
-from trainwright.config.output_path import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.journal.record import flat
