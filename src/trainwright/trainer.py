@@ -1607,7 +1607,7 @@ class Trainer:
         if control.should_log and self.state.global_step > progress.step_last_logged:
             loss, num_non_finite = run.drain_loss(num_workers=self.args.dataloader_num_workers)
             num_non_finite = num_non_finite if behaviour_of(self.args).reports_nonfinite_losses else 0
-            run.check_parameters(self.optimizer)
+            run.check_parameters(self.optimizer, finds_new=False)
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
             self.log(step_logs(loss, grad_norm, rate, num_non_finite) | run.extensions.logged(), start_time)
         if self.control.should_evaluate:

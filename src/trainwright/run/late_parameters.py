@@ -26,7 +26,7 @@ MAX_BYTES = 64 << 20
 
 
 class LateParameters:
-    """Finds them where a run has time to look: at the beginning of an epoch, and at a log.
+    """Finds them where a run has time to look: at the beginning of an epoch, and at a log if they were frozen before.
 
     A parameter that required a gradient when training began counts as known: an optimizer of the user's may leave it
     out.
@@ -38,7 +38,13 @@ class LateParameters:
 
     def __init__(self, model: nn.Module, *, reaches_new: bool) -> None:
         self._known = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
         self._reaches_new = reaches_new
+
+    @property
+    def is_unfrozen(self) -> bool:
+        """True if a parameter that was frozen when training began requires a gradient."""
+        return True in [parameter.requires_grad for parameter in self._frozen]
 
     def check(self, model: nn.Module, optimizer: Any, step: int) -> None:
         """Logs a warning for each such parameter, once; `step` is the last finished one."""

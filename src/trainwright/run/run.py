@@ -390,11 +390,15 @@ class Run:
 
     # -- a changed model or optimizer ----------------------------------------------------------------------------------
 
-    def check_parameters(self, optimizer: Any) -> None:
-        """Logs a warning for parameters that require a gradient only since the optimizer was made."""
-        if self._late_parameters is not None:
+    def check_parameters(self, optimizer: Any, *, finds_new: bool = True) -> None:
+        """Logs a warning for parameters that require a gradient only since the optimizer was made.
+
+        Without `finds_new`, the model is only searched if a parameter that it began with was unfrozen.
+        """
+        late = self._late_parameters
+        if late is not None and (finds_new or late.is_unfrozen):
             model = self.setup.engine.unwrap(self.setup.model)
-            self._late_parameters.check(model, optimizer, self.progress.state.global_step)
+            late.check(model, optimizer, self.progress.state.global_step)
 
     def follow_groups(self, optimizer: Any, scheduler: Any) -> None:
         """Extends the schedule to the parameter groups that the optimizer got since the last step."""
