@@ -242,6 +242,10 @@ def prepare_run(
     start = trainer._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, path, trial)
     model, loader = trainer._prepare_for_training(plan.max_steps, run.loader, path)
     checks.check_needs_no_closure(trainer.optimizer)
+    if args.save_strategy != "no":
+        from trainwright.checkpoint import extra_state
+
+        extra_state.check_extra_states(engine.unwrap(model))
     training_state.states_of_items(trainer.checkpoint_items)  # raises now the errors of the first save
     run.begin(
         engine,
