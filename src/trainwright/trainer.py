@@ -2095,6 +2095,9 @@ class Trainer:
         self.log(metrics)
         services.writer.wait()
         self._engine.barrier()  # on no process may train() return before everything is on disk
+        if self.args.load_best_model_at_end and state.best_model_checkpoint is None and state.best_global_step:
+            folder = self._get_output_dir(trial)
+            state.best_model_checkpoint = self._engine.agree(lambda: checkpointing.find_best(state, folder))
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         for finish in run.extensions.finish:

@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from trainwright._types import is_instance_of
@@ -385,8 +386,11 @@ def estimated_optimizer_bytes(model: nn.Module) -> int:
 
 
 def _distinct_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Returns the bytes of tensors in this process, counting shared memory once, and of a DTensor only its part."""
-    parts = [local_part(tensor) for tensor in tensors]
+    """Returns the bytes of tensors in this process, counting shared memory once, and of a DTensor only its part.
+
+    A parameter of a lazy module that has not run yet has no size, and does not count.
+    """
+    parts = [local_part(tensor) for tensor in tensors if not is_lazy(tensor)]
     return sum({storage_place(part): part.numel() * part.element_size() for part in parts}.values())
 
 

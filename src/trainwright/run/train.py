@@ -242,6 +242,7 @@ def prepare_run(
     start = trainer._init_training_state(plan.max_steps, plan.steps_per_epoch, plan.num_epochs, path, trial)
     model, loader = trainer._prepare_for_training(plan.max_steps, run.loader, path)
     checks.check_needs_no_closure(trainer.optimizer)
+    checks.warn_sparse_gradients(engine.unwrap(model), trainer.optimizer)
     if args.save_strategy != "no":
         from trainwright.checkpoint import extra_state
 
