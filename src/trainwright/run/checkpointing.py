@@ -388,7 +388,7 @@ def find_best(state: Any, folder: str) -> str | None:
         return str(path)
     logger.warning(
         "load_best_model_at_end=True, but %s has no weights: an override saves elsewhere, or not at each evaluation. "
-        "The model keeps the last weights. Save it to that directory, or set state.best_model_checkpoint to another one.",
+        "The model keeps the last weights. Save to that directory, or set state.best_model_checkpoint to another one.",
         path,
     )
     return None
