@@ -399,12 +399,12 @@ def follow_groups(optimizer: Optimizer, scheduler: Any) -> list[int]:  # Any: th
     """
     scheduler = _plain(scheduler)
     groups = optimizer.param_groups
-    known = min((len(one.base_lrs) for one in _parts(scheduler) if hasattr(one, "base_lrs")), default=len(groups))
-    known = min(known, len(getattr(scheduler, "_init_lrs", groups)))
+    parts = _parts(scheduler) or [scheduler]
+    known = min(len(vars(part).get(name, groups)) for part in parts for name in BASES)
     new = groups[known:]
     for group in new:
         group.setdefault("initial_lr", group["lr"])
-    for part in _parts(scheduler) or [scheduler]:
+    for part in parts:
         for name in (*BASES, *BY_GROUP):
             values = vars(part).get(name)
             if isinstance(values, list) and len(values) == known and new:
