@@ -35,6 +35,7 @@ from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.config.behaviour import behaviour_of
+from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
 from trainwright.data import bad_sample, columns, length_sampler, mixture
 from trainwright.data.row_names import ONE_SOURCE, NamesOf
@@ -250,7 +251,7 @@ class Trainer:
             if self.args.push_to_hub:
                 self._open_repository()
             if self.args.should_save:
-                checks.make_output_dir(self.args.output_dir)
+                checks.make_output_dir(output_path(self.args))
             self.state = self._fresh_state()
             self.callback_handler.fire("on_init_end", self._run.progress)
             self._services.memory_tracker.stop_and_update_metrics(stage="init")
@@ -758,6 +759,8 @@ class Trainer:
         how = {"sampler": sampler, "collate": collate, "batch_size": batch_size, "is_training": is_training}
         dataloader = input_pipeline.make_dataloader(dataset, self.args, self._engine, **how)
         dataloader.sample_name = names.text
+        if is_training:
+            self._run.start_in_its_epoch(dataloader)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             dataloader.source = source
             self._eval_dataloaders[dataloader_key] = dataloader
@@ -1642,6 +1645,7 @@ class Trainer:
         if control.should_log and self.state.global_step > progress.step_last_logged:
             loss, num_non_finite = run.drain_loss(num_workers=self.args.dataloader_num_workers)
             num_non_finite = num_non_finite if behaviour_of(self.args).reports_nonfinite_losses else 0
+            run.check_parameters(self.optimizer, finds_new=False)
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
             self.log(step_logs(loss, grad_norm, rate, num_non_finite) | run.extensions.logged(), start_time)
         if self.control.should_evaluate:
@@ -2034,10 +2038,10 @@ class Trainer:
             Path of the directory.
         """
         if trial is None or not self._search.is_under_way:
-            return str(self.args.output_dir)
+            return output_path(self.args)
         from trainwright.run import search
 
-        return search.folder_of_trial(self.args.output_dir, self._search.offer, trial, hp_name=self.hp_name)
+        return search.folder_of_trial(output_path(self.args), self._search.offer, trial, hp_name=self.hp_name)
 
     @takes_metrics_too
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -2070,7 +2074,7 @@ class Trainer:
             _internal_call: the trainer itself is saving, so nothing is uploaded.
         """
         is_checkpoint = _internal_call and output_dir is not None
-        folder = self.args.output_dir if output_dir is None else output_dir
+        folder = output_path(self.args) if output_dir is None else output_dir
         whole = self._checkpointer.weights_to_save(self.model, is_checkpoint=is_checkpoint)
         self._save(folder) if whole is None else self._save(folder, state_dict=whole)
         if self.args.push_to_hub and not _internal_call:
@@ -2084,7 +2088,7 @@ class Trainer:
             state_dict: the weights; default the model's own.
         """
         if self.args.should_save:
-            folder = Path(self.args.output_dir if output_dir is None else output_dir)
+            folder = Path(output_path(self.args) if output_dir is None else output_dir)
             processing_class: Any = self.processing_class or getattr(self.data_collator, "tokenizer", None)
             self._checkpointer.write_model(self.model, processing_class, folder, state_dict)
 
@@ -2120,7 +2124,7 @@ class Trainer:
     def save_state(self) -> None:
         """Writes `trainer_state.json` to the output directory."""
         if self.is_world_process_zero():
-            self.state.save_to_json(Path(self.args.output_dir) / TRAINER_STATE_NAME)
+            self.state.save_to_json(Path(output_path(self.args)) / TRAINER_STATE_NAME)
 
     # -- the end of a run ----------------------------------------------------------------------------------------------
 
@@ -2154,6 +2158,9 @@ class Trainer:
         self.log(metrics)
         services.writer.wait()
         self._engine.barrier()  # on no process may train() return before everything is on disk
+        if self.args.load_best_model_at_end and state.best_model_checkpoint is None and state.best_global_step:
+            folder = self._get_output_dir(trial)
+            state.best_model_checkpoint = self._engine.agree(lambda: checkpointing.find_best(state, folder))
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         for finish in run.extensions.finish:
@@ -2235,7 +2242,7 @@ class Trainer:
             combined: also add them to `all_results.json`.
         """
         if self.is_world_process_zero():
-            results.save_metrics(self.args.output_dir, split, metrics, combined=combined)
+            results.save_metrics(output_path(self.args), split, metrics, combined=combined)
 
     # -- the Hub -------------------------------------------------------------------------------------------------------
 
@@ -2308,7 +2315,7 @@ class Trainer:
             "dataset_args": dataset_args,
         }
         known = model_card.collect(self.args, self.model, self.train_dataset, self.state.log_history, given)
-        model_card.write_card(self.args.output_dir, known)
+        model_card.write_card(output_path(self.args), known)
 
     def push_to_hub(
         self,

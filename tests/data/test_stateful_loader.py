@@ -42,9 +42,8 @@ def test_a_position_does_not_move_on_with_the_dataloader() -> None:
     inside = {"at": 1}
     dataloader = SimpleNamespace(state_dict=lambda: {"inside": inside}, load_state_dict=print)
     position = ForeignPosition(dataloader)
-    position.begin()
-    inside["at"] = 2
     position.advance(is_last=False)
+    inside["at"] = 2
     assert position.state() == {"dataloader": {"inside": {"at": 1}}}
 
 

@@ -108,12 +108,13 @@ CASES: dict[str, Case] = {
     },
     "`fp16=True` has": {"fp16": True},
 }
-# Rows that the last tests of this file compare, one that test_prompts_are_kept.py does, and three that
-# laws/test_loss_laws.py does.
+# Rows compared by the last tests of this file, two by test_prompts_are_kept.py and test_stream_epochs.py, and three
+# by laws/test_loss_laws.py.
 ALSO = (
     "an overridden `compute_loss`, a",
     "a `compute_loss_func` counts",
     "a module whose `forward` names",
+    "a pass that ends before the `len()`",
     "with `dataloader_persistent_workers`",
     "early stopping ignores NaN",
     "random draws of a collator or a dataset",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR
 from trainwright.callbacks.base import TrainerCallback
+from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.errors import needs_package
 from trainwright.state.trainer_state import TrainerControl, TrainerState
@@ -25,7 +26,7 @@ class RayTrainReport(TrainerCallback):
 
     def on_save(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         metrics = {name: value for entry in state.log_history for name, value in entry.items()}
-        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        folder = Path(output_path(args)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         reports = state.is_world_process_zero and folder.is_dir()
         checkpoint = self._ray.Checkpoint.from_directory(str(folder)) if reports else None
         self._ray.report({**metrics, "step": state.global_step}, checkpoint=checkpoint)

@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from trainwright._types import is_instance_of
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 NICENESS = 5  # priority of the writing thread, if the system supports thread priorities
+ALMOST_FULL = 64 << 20  # free bytes below which an error without a number may come from a full disk
 STATES_PER_WEIGHT = 2  # for Adam and similar optimizers; only an estimate, used before the first step
 
 
@@ -339,14 +341,28 @@ def failures_named(root: Path) -> Iterator[None]:
             raise
         free = free_bytes(root)
         left = "" if free is None else f" ({size_text(free)} free there)"
-        is_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
         what = str(error) or type(error).__name__
-        cure = "Free memory on this machine" if is_memory else "Make room"
         raise CheckpointWriteError(
-            f"A checkpoint could not be written to {root}: {what}{left}. Earlier checkpoints are untouched. {cure}, "
-            "keep fewer (save_total_limit), save less (save_only_model=True), or choose another output_dir and "
-            "resume; save_failure='continue' continues without it."
+            f"A checkpoint could not be written to {root}: {what}{left}. Earlier checkpoints are untouched. "
+            f"{cure_write_error(error, free)}, or choose another output_dir and resume; save_failure='continue' "
+            "continues without it."
         ) from error
+
+
+def cure_write_error(error: Exception, free: int | None) -> str:
+    """Returns what to do about an error in a write: make room only if the disk or a quota may be full."""
+    number = getattr(error, "errno", None)
+    if isinstance(error, MemoryError) or number == errno.ENOMEM:
+        return "Free memory on this machine, save less (save_only_model=True)"
+    is_said = any(text in str(error) for text in (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT)))
+    may_be_full = number is None and (free is None or free < ALMOST_FULL)
+    if is_said or may_be_full or number in (errno.ENOSPC, errno.EDQUOT):
+        return "Make room, keep fewer (save_total_limit), save less (save_only_model=True)"
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return "Find out what removes or replaces that directory while the run writes to it"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "Give this process the right to write there"
+    return "Find out why the disk refuses it"
 
 
 # -- space on the disk -------------------------------------------------------------------------------------------------
@@ -370,8 +386,11 @@ def estimated_optimizer_bytes(model: nn.Module) -> int:
 
 
 def _distinct_bytes(tensors: Sequence[torch.Tensor]) -> int:
-    """Returns the bytes of tensors in this process, counting shared memory once, and of a DTensor only its part."""
-    parts = [local_part(tensor) for tensor in tensors]
+    """Returns the bytes of tensors in this process, counting shared memory once, and of a DTensor only its part.
+
+    A parameter of a lazy module that has not run yet has no size, and does not count.
+    """
+    parts = [local_part(tensor) for tensor in tensors if not is_lazy(tensor)]
     return sum({storage_place(part): part.numel() * part.element_size() for part in parts}.values())
 
 

@@ -27,6 +27,7 @@ from trainwright._types import (
 )
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.rng import numpy_globals
+from trainwright.config.coerce import RESOLVED
 from trainwright.config.fields import ASKED_FOR
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, CheckpointError
@@ -217,7 +218,7 @@ def save_arguments(args: Arguments, folder: Path) -> None:
     state = {
         n: None if n.endswith("_token") else value
         for n, value in vars(args).items()
-        if n not in ("_zero_init", ASKED_FOR)
+        if n not in ("_zero_init", ASKED_FOR, RESOLVED)
     }
     vars(shown).clear()
     vars(shown).update(state)

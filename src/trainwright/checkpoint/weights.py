@@ -29,6 +29,13 @@ from trainwright._types import (
     replacing,
 )
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
+from trainwright.checkpoint.extra_state import (
+    EXTRA_STATE_NAME,
+    extra_states,
+    load_extra_states,
+    save_extra_states,
+    tensors_only,
+)
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, ModelError
 from trainwright.support.tensor_tree import storage_place
@@ -65,6 +72,8 @@ def save_weights(
     """
     folder.mkdir(parents=True, exist_ok=True)
     adapters: Pretrained = getattr(model, "peft_config", None) or {}
+    save_extra_states(model, folder, sink=sink)
+    state_dict = None if state_dict is None else tensors_only(state_dict)
     written = [] if as_safetensors else [folder, *(folder / name for name in adapters)]
     saver: Pretrained = getattr(model, "save_pretrained", None)
     if state_dict is not None and not state_dict:
@@ -85,9 +94,9 @@ def save_weights(
     if saver is None:
         sink.put(_each_once(model) if state_dict is None else _without_repetitions(model, state_dict), write)
     elif takes:
-        sink.put(model.state_dict() if state_dict is None else state_dict, write)
+        sink.put(tensors_only(model.state_dict()) if state_dict is None else state_dict, write)
     else:
-        write(state_dict)
+        write(tensors_only(model.state_dict()) if state_dict is None and extra_states(model) else state_dict)
 
 
 def rewrite_with_torch(folders: Iterable[Path]) -> None:
@@ -189,7 +198,7 @@ def _each_once(model: nn.Module) -> dict[str, torch.Tensor]:
     """Returns the state of a plain module with tied weights under their first name, each in its own memory."""
     state = {}
     seen = set()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in tensors_only(model.state_dict()).items():
         place = (storage_place(tensor), tensor.shape, tensor.stride())
         if tensor.numel() > 0 and place in seen:
             continue
@@ -244,11 +253,24 @@ def load_weights(
     found: Mapping[str, torch.Tensor] | None = None,
     load: Callable[[nn.Module, Mapping[str, torch.Tensor]], UnmatchedKeys] = LOAD_WHOLE,
 ) -> UnmatchedKeys:
-    """Loads weights into a model, of any kind that `save_weights` takes, in place.
+    """Loads weights and extra states into a model, of any kind that `save_weights` takes, in place.
 
     `found` are already read weights of the checkpoint; `load` puts them into the model, and returns the keys that did
     not match. Missing weights, or weights of another shape, raise CheckpointError.
     """
+    result = _load_tensors(model, folder, found=found, load=load)
+    restored = load_extra_states(model, folder)
+    missing = [name for name in result.missing_keys if name not in restored]
+    return UnmatchedNames(missing, list(result.unexpected_keys))
+
+
+def _load_tensors(
+    model: nn.Module,
+    folder: Path,
+    *,
+    found: Mapping[str, torch.Tensor] | None,
+    load: Callable[[nn.Module, Mapping[str, torch.Tensor]], UnmatchedKeys],
+) -> UnmatchedKeys:
     if is_adapter(model) and found is None:
         _load_adapter(model, folder)
         return UnmatchedNames([], [])
@@ -391,7 +413,8 @@ def export_model(checkpoint: Path, folder: Path, *, parts: ShardedReader) -> lis
     if not (shards or adapters or in_parts):
         raise CheckpointError(f"{checkpoint} has no weights: neither {SAFE_WEIGHTS_NAME} nor {ADAPTER_WEIGHTS_NAME}.")
     folder.mkdir(parents=True, exist_ok=True)
-    named = [path for path in sorted(checkpoint.iterdir()) if path.is_file() and path.suffix in KEPT]
+    files = [path for path in sorted(checkpoint.iterdir()) if path.is_file()]
+    named = [path for path in files if path.suffix in KEPT or path.name == EXTRA_STATE_NAME]
     settings = [path for path in named if path.name not in OF_TRAINING and not path.name.endswith("_results.json")]
     for path in [*settings, *adapters]:
         target = folder / path.relative_to(checkpoint)

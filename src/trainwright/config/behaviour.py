@@ -165,6 +165,13 @@ class Behaviour:
             ours="a step on the last window, as with a dataset",
         )
     )
+    ended_pass_is_an_epoch: bool = _corrects(
+        Difference(
+            original="a pass that ends before the `len()` of its stream or sampler is logged as a part of an epoch: "
+            "4 of 16 batches as 0.25",
+            ours="as the whole epoch that it was: 1.0",
+        )
+    )
     evaluates_incomplete_batch: bool = _corrects(_DROP_LAST)
     drop_last_applies_to_streams: bool = _corrects(_DROP_LAST)
     limits_every_generated_batch: bool = _corrects(

@@ -30,6 +30,8 @@ from trainwright.errors import ArgumentError, LegacyNameWarning, warn_caller
 
 Problems = list[str]
 
+RESOLVED = "_output_path"  # attribute of arguments: (output_dir as given, its absolute path)
+
 ENUMS = {name: one.enum for name, one in SETTINGS.items() if one.enum is not None}
 DICT_FIELDS = names_with("dict")
 DURATION_FIELDS = names_with("duration")
@@ -45,6 +47,20 @@ def verbosity() -> int:
     """Returns the level at which messages are shown: transformers' if it is loaded, otherwise Python's."""
     name = "transformers" if "transformers" in sys.modules else "trainwright"
     return logging.getLogger(name).getEffectiveLevel()
+
+
+def output_path(args: Any) -> str:  # arguments of transformers too
+    """Returns the absolute path of `output_dir`, by the working directory in which the arguments were made.
+
+    A later `os.chdir` does not move a run; the field keeps its value. Arguments of transformers, and a value that is
+    assigned later, are resolved by the first call.
+    """
+    given = str(args.output_dir)
+    known = vars(args).get(RESOLVED)
+    if known is None or known[0] != given:
+        known = given, given if os.path.isabs(given) else os.path.abspath(given)
+        vars(args)[RESOLVED] = known
+    return str(known[1])
 
 
 def staging_of(url: str) -> str:
@@ -80,6 +96,7 @@ def _output(args: Arguments) -> Problems:
     for name in names_with("path"):
         if (path := value_of(args, name)) is not None and not has_other_meaning(args, name):
             setattr(args, name, os.path.expanduser(path))
+    output_path(args)  # before a change of the working directory
     if args.disable_tqdm is None:
         args.disable_tqdm = verbosity() > logging.WARNING
     # The stand-in that to_dict() writes is no token: a rebuilt copy falls back to the login's.

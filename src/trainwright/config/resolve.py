@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.behaviour import behaviour_of
-from trainwright.config.coerce import StepRange, parse_steps, staging_of
+from trainwright.config.coerce import StepRange, output_path, parse_steps, staging_of
 from trainwright.config.enums import word
 from trainwright.config.fields import value_of
 from trainwright.config.protocol import Arguments
@@ -315,7 +315,7 @@ def mirror(args: Arguments, folder: str) -> plans.MirrorPlan | None:
     url = value_of(args, "checkpoint_mirror")
     if url is None:
         return None
-    top = Path(args.output_dir).absolute()
+    top = Path(output_path(args))
     here = Path(folder).absolute()
     below = here.relative_to(top).as_posix() if here.is_relative_to(top) else here.name
     speed = value_of(args, "mirror_max_mb_per_s")
@@ -378,7 +378,7 @@ def evaluation(args: Arguments) -> plans.EvalPlan:
         skip_non_finite=args.logging_nan_inf_filter,
         averages_batches=not behaviour_of(args).averages_eval_loss_over_items,
         memory_share=0.6 / max(1, args.world_size),  # the rest is for metrics, which often copy their inputs
-        spill_folder=args.output_dir,
+        spill_folder=output_path(args),
     )
 
 

@@ -1,10 +1,10 @@
 """Loader: the batches of an epoch from any position, and the state of it that a checkpoint stores.
 
-It fetches one batch ahead of training, as the original does, so that a collator's random draws fall between the same
-dropout draws. A resumed run fetches the batch that was ready when its checkpoint was written once more; if fetching may
-draw random numbers in this process, their states from before that fetch are stored for it. A signal or an error during
-the fetch of a window returns to the states from before its first fetch. In windows of one micro-batch, both are the
-same copy, since nothing draws in between:
+From the trainer's own dataloader it fetches one batch ahead of training, as the original does, so that a collator's
+random draws fall between the same dropout draws. A resumed run fetches the batch that was ready when its checkpoint was
+written once more; if fetching may draw random numbers in this process, their states from before that fetch are stored
+for it. A signal or an error during the fetch of a window returns to the states from before its first fetch. In windows
+of one micro-batch, both are the same copy, since nothing draws in between:
 
     step    begin_window   fetch of the batch ahead   training
     7       copy           draws                      draws; a checkpoint keeps the copy and the states of now
@@ -15,22 +15,25 @@ A resume could start from the first copy and fetch the window again, but only if
 stores its position after the window, not before it, and samples newly put in quarantine change the window's own
 batches.
 
-A user's dataloader may itself fetch ahead, as accelerate's prepared dataloaders do: its ready batch was made during the
-previous call, and a resume makes it while it re-reads the trained batches. The states from before that call are stored
-too, and set before the last skipped batch.
+From a user's dataloader, or any iterable, a batch is fetched when it is trained, as in a loop by hand. It may itself
+fetch ahead, as accelerate's prepared dataloaders do: its ready batch was made during the previous call, and a resume
+makes it while it re-reads the trained batches. The states from before that call are stored, and set before the last
+skipped batch. Where such a dataloader has no length, its last batch is known only when the next one is asked for.
 
 Map-style datasets, streams and user-made dataloaders differ in their positions (`positions.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from trainwright._types import Batch, SampleIds
+from trainwright._types import Batch, SampleIds, has_length
 from trainwright.config.plans import OPEN_END
 from trainwright.data.bad_sample import name_sample, number_text
 from trainwright.data.columns import draws_random_numbers, is_columnar
@@ -75,6 +78,7 @@ class Loader:
         # Position of training in it; `dispatched` is this process's part if the main process reads for all.
         self.position = position_of(dataloader, dispatched=dispatched)
         self.is_stale = False  # samples are to be excluded from the rest of the current epoch
+        self.has_ended_early = False  # after the last batch of an epoch that has fewer than its length
         self._resumed = LoaderState()
         self._epoch_start: RandomStates | None = None
         self._before_ahead: RandomStates | None = None
@@ -126,56 +130,113 @@ class Loader:
     ) -> Iterator[Batch]:
         """Yields the batches of an epoch (from 0), after `skip_batches` already trained ones.
 
-        `after_first` is called once the first batch is fetched. That is the place to restore an interrupted run's
-        random states, since it had fetched that batch before it was interrupted.
+        `after_first` restores the random states of an interrupted run. It is called once the first batch is fetched, if
+        batches are fetched ahead, since that run had fetched it before it was interrupted; else before that fetch.
         """
+        read = self._read_ahead if self.position.is_fetched_ahead else self._read_in_turn
+        return read(epoch, skip_batches, after_first)
+
+    def _read_ahead(self, epoch: int, skip_batches: int, after_first: Callable[[], None] | None) -> Iterator[Batch]:
+        """Yields the batches of an epoch, each once the next one is fetched."""
         position = self.position
-        position.seek(epoch, skip_batches)
-        self._keeps_pace = True
-        self._now = None
-        with started_in_epoch(self.dataloader, epoch):
-            batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=after_first is not None)
-        if self._copies is not None:
-            batches = map(self._copies.send, batches)
+        batches = self._open(epoch, skip_batches, resumes=after_first is not None)
         fetch: Any = self._fetch_as_it_was if self._seeds_here else next
-        self._watched.begin()
-        fetches_inside = self._keeps_states and position.may_fetch_ahead
-        first_kept = 1 if fetches_inside else 0  # batches before the first fetch with stored states
-        try:
-            if fetches_inside:
-                self._before_ahead = self._states_now()
+        with self._reading(epoch):
             self._now = None
-            with started_in_epoch(self.dataloader, epoch):  # accelerate's dataloaders start their epoch here
+            with started_in_epoch(self.dataloader, epoch):  # persistent workers are started here
                 ahead = fetch(batches, _END)
             if after_first is not None:
                 after_first()
                 self._now = None
             position.begin()
+            length = len(self.dataloader) if has_length(self.dataloader) else None
+            number = skip_batches
             while ahead is not _END:
                 batch = ahead
                 self._left -= 1
-                if self._keeps_states and self._left <= first_kept:  # a checkpoint follows the last batch of a window
-                    self._before_given = self._before_ahead if fetches_inside else None
+                if self._keeps_states and self._left <= 0:  # a checkpoint follows the last batch of a window
                     if self._now is None:
                         self._now = self._random_state()
                     self._before_ahead = self._now
                 if not self._seeds_here:  # draws made for the batch are kept
                     self._now = None
                 ahead = fetch(batches, _END)
+                number += 1
                 if is_last := ahead is _END:
                     self._watched.end_of_dataloader = True
+                    self.has_ended_early = length is not None and number < length
                 self._given_ids.append(position.advance(is_last=is_last))
                 if self._left <= 0:  # training follows
                     self._now = None
                 given = batch if self._copies is None else self._copies.receive(batch)
                 self._given.append(given)
                 yield given
+
+    def _read_in_turn(self, epoch: int, skip_batches: int, after_first: Callable[[], None] | None) -> Iterator[Batch]:
+        """Yields the batches of an epoch, each fetched when it is asked for."""
+        position = self.position
+        batches = self._open(epoch, skip_batches, resumes=after_first is not None)
+        length = len(self.dataloader) if has_length(self.dataloader) else None
+        keeps_states = self._keeps_states and position.may_fetch_ahead
+        with self._reading(epoch):
+            if after_first is not None:
+                after_first()
+            self._now = None
+            for number in itertools.count(skip_batches + 1):
+                self._left -= 1
+                is_before_checkpoint = keeps_states and self._left <= 0
+                before = self._states_now() if is_before_checkpoint else None
+                self._now = None
+                batch = self._fetch_first(batches, epoch) if number == skip_batches + 1 else next(batches, _END)
+                if batch is _END:
+                    self._watched.end_of_dataloader = True
+                    self.has_ended_early = length is not None
+                    position.end()
+                    return
+                if number == length:
+                    self._watched.end_of_dataloader = True
+                    if position.begins_anew:
+                        self._read_end(batches)
+                if is_before_checkpoint:
+                    self._before_given = before
+                self._given_ids.append(position.advance(is_last=number == length))
+                given = batch if self._copies is None else self._copies.receive(batch)
+                self._given.append(given)
+                yield given
+
+    def _fetch_first(self, batches: Iterator[Any], epoch: int) -> Any:
+        """Returns the first batch of an epoch; accelerate's dataloaders start their epoch here."""
+        with started_in_epoch(self.dataloader, epoch):
+            return next(batches, _END)
+
+    def _open(self, epoch: int, skip_batches: int, *, resumes: bool) -> Iterator[Any]:
+        """Opens the data of an epoch at a position."""
+        self.position.seek(epoch, skip_batches)
+        self._keeps_pace = True
+        self._now = None
+        with started_in_epoch(self.dataloader, epoch):
+            batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=resumes)
+        return batches if self._copies is None else map(self._copies.send, batches)
+
+    @contextmanager
+    def _reading(self, epoch: int) -> Iterator[None]:
+        """Wraps the reading of an epoch; an error names the sample that caused it."""
+        self._watched.begin()
+        self.has_ended_early = False
+        try:
+            yield
         except Exception as error:
             name = getattr(self.dataloader, "sample_name", number_text)
             name_sample(error, where=f"epoch {epoch} (counted from 0) of the training data", name=name)
             raise
         finally:
             self._watched.end()
+
+    def _read_end(self, batches: Iterator[Any]) -> None:
+        """Asks for the batch after the last one, which ends the pass, and draws nothing."""
+        states = self._random_state()
+        next(batches, _END)
+        self._set_random_state(states)
 
     def close(self) -> None:
         """Ends persistent workers, if the dataloader is the trainer's."""

@@ -52,7 +52,9 @@ class LoaderPosition(ABC):
     is_stale: bool = False  # samples are to be excluded from the next `refresh` on
     has_mark: bool = False  # `begin_window` and `rewind` have an effect
     names_rows: bool = True  # a sample's id identifies its row; otherwise only its source
-    may_fetch_ahead: bool = False  # a batch may be fetched by the call for an earlier one
+    is_fetched_ahead: bool = True  # a batch is fetched before the one before it is trained
+    may_fetch_ahead: bool = False  # the dataloader itself may fetch a batch in the call for an earlier one
+    begins_anew: bool = False  # once asked for a batch after the last one, the dataloader's state is of its next pass
 
     @abstractmethod
     def seek(self, epoch: int, skip_batches: int) -> None:
@@ -81,10 +83,13 @@ class LoaderPosition(ABC):
 
     @abstractmethod
     def advance(self, *, is_last: bool) -> SampleIds:
-        """Records that a batch goes to training; the next one has been fetched, unless this is the last.
+        """Records that a batch goes to training; if fetched ahead, so is the next one, unless this is the last.
 
         Returns the ids of its samples, in the order of its rows; empty if unknown.
         """
+
+    def end(self) -> None:  # noqa: B027
+        """Records that the data ended after the last batch, which was not known to be the last."""
 
     def exclude(self, samples: set[Sample], num_samples: int) -> None:
         """Excludes samples from batches fetched from now on; replaces an earlier selection.
@@ -380,17 +385,18 @@ class ForeignPosition(LoaderPosition):
     """A position in a user-made dataloader, in batches; with its own state if it has one."""
 
     has_mark = True
+    is_fetched_ahead = False
 
     def __init__(self, dataloader: DataLoaderLike) -> None:
         self._dataloader = dataloader
         inside = getattr(dataloader, "base_dataloader", dataloader)  # accelerate's wrappers always have the methods
         self._tells = all(callable(getattr(inside, name, None)) for name in ("state_dict", "load_state_dict"))
-        # The dataloader's state after the last batch returned, after the batch already fetched, and before the window.
+        # The dataloader's state after the last batch returned, and before the window.
         self._state: State | None = None
-        self._ahead: State | None = None
         self._at_window: State | None = None
         self._resumed: State | None = None  # a checkpoint's state, from which the next iteration begins; used once
         self.may_fetch_ahead = type(dataloader) is not DataLoader and not self._tells  # such as accelerate's
+        self.begins_anew = self._tells
 
     def seek(self, epoch: int, skip_batches: int) -> None:
         batches = getattr(self._dataloader, "batch_sampler", None)
@@ -423,17 +429,16 @@ class ForeignPosition(LoaderPosition):
         batches = iter(self._dataloader)
         if skip_batches == 0:  # an iterator of the epoch that had ended was made first
             reset()
-            torch.empty((), dtype=torch.int64).random_()  # consumes the seed that making that iterator drew
+            if isinstance(self._dataloader, DataLoader):
+                torch.empty((), dtype=torch.int64).random_()  # consumes the seed that making that iterator drew
         return batches
 
-    def begin(self) -> None:
-        self._ahead = self._state_now()
-
     def advance(self, *, is_last: bool) -> SampleIds:
-        now = self._state_now()  # after the last batch, the dataloader begins its next epoch
-        self._state = now if is_last else self._ahead
-        self._ahead = now
+        self._state = self._state_now()
         return []
+
+    def end(self) -> None:
+        self._state = self._state_now()
 
     def begin_window(self) -> None:
         self._at_window = self._state

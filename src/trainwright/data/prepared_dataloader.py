@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import multiprocessing
 import os
 import threading
@@ -64,6 +65,7 @@ class PreparedDataLoader(DataLoader[Any]):
     skip_batches: int = 0
     use_stateful_dataloader: bool = False
     tells_dataset: bool = False  # whether to call `set_epoch` of the dataset
+    fetches_ahead: bool = False  # an iteration outside of a `Loader` fetches one batch ahead, as accelerate's do
     rng_types: tuple[str, ...] = ()
     synchronized_generator: torch.Generator | None = None
     _is_open = False
@@ -101,7 +103,8 @@ class PreparedDataLoader(DataLoader[Any]):
             return
         self.begin()
         try:
-            for number, batch in enumerate(batches, start=1):
+            in_order = one_ahead(batches) if self.fetches_ahead else batches
+            for number, batch in enumerate(in_order, start=1):
                 is_last = number == num_batches
                 if is_last is not self.end_of_dataloader:  # assigning to torch's DataLoader is slow
                     self.end_of_dataloader = is_last
@@ -175,6 +178,12 @@ class PreparedDataLoader(DataLoader[Any]):
     def get_sampler(self) -> Sampler[Any] | BatchSampler | None:
         """Returns the sampler of the samples; None for a stream."""
         return getattr(self.batch_sampler, "sampler", None)
+
+
+def one_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Yields the batches, each once the next one is fetched."""
+    for batch, _ in itertools.pairwise(itertools.chain(batches, [None])):
+        yield batch
 
 
 ITERATES = PreparedDataLoader.__iter__  # a subclass or a library may replace the method

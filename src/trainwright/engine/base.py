@@ -18,7 +18,7 @@ from torch import nn
 from trainwright._types import DataLoaderLike, Optimizer, Prepared, Scheduler, StateDict
 from trainwright.config.plans import EnginePlan
 from trainwright.distributed.device import empty_cache, peak_flops
-from trainwright.engine.gradients import noting_step
+from trainwright.engine.gradients import clip_with_sparse, has_sparse_gradients, norm_with_sparse, noting_step
 from trainwright.engine.precision import autocast_forward
 from trainwright.state.interrupts import Interrupts
 from trainwright.support.model_facts import tie_again, tied_parameters, uncompiled
@@ -47,6 +47,7 @@ class Engine:
         self._optimizer: Optimizer = None
         self.defers_skips = False  # `step` does not wait to learn whether a fused optimizer skipped (fp16)
         self._skip_flag: torch.Tensor | None = None  # for an update with an outcome that only the device knows
+        self._has_sparse = False  # an embedding of the model has sparse gradients
         self._clipped: list[nn.Parameter] | None = None  # from `clip` to `zero_grad`, where both walk the same model
 
     # -- models ----------------------------------------------------------------------------------------------------
@@ -98,6 +99,7 @@ class Engine:
         """Stores the model to be updated and its optimizer."""
         self._optimizer = optimizer
         self._skip_flag = None
+        self._has_sparse = has_sparse_gradients(model)
         self._clipped = None
 
     def updated_tensors(self, optimizer: Optimizer) -> Iterator[torch.Tensor]:
@@ -192,11 +194,15 @@ class Engine:
     def _measure(self, model: nn.Module) -> torch.Tensor:
         """Measures by torch's function, without scaling the gradients by 1 as a clip to infinity does."""
         self._clipped = list(model.parameters())
+        if self._has_sparse:
+            return norm_with_sparse(self._clipped)
         return torch.nn.utils.get_total_norm([p.grad for p in self._clipped if p.grad is not None])
 
     def _clip(self, model: nn.Module, max_norm: float) -> torch.Tensor:
         """Clips by torch's function, which accelerate calls too, as it is at this moment."""
         self._clipped = list(model.parameters())
+        if self._has_sparse:
+            return clip_with_sparse(self._clipped, max_norm)
         return torch.nn.utils.clip_grad_norm_(self._clipped, max_norm)
 
     def _unscale(self) -> None:
@@ -278,6 +284,11 @@ class Engine:
     def generating(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
         """Context of `model.generate`, with the keywords that it needs if processes share a model."""
         return nullcontext({})
+
+    @property
+    def averages_new_parameters(self) -> bool:
+        """True if gradients of parameters that require one only after `setup` are averaged over processes."""
+        return True
 
     @property
     def trains_bare(self) -> bool:

@@ -146,6 +146,10 @@ class DDPEngine(DistributedEngine):
             return NO_CONTEXT
         return self._wrapped.no_sync()
 
+    @property
+    def averages_new_parameters(self) -> bool:
+        return self._wrapped is None and self.num_processes == 1
+
     def unwrap(self, model: nn.Module) -> nn.Module:
         inner = uncompiled(model)
         return inner.module if isinstance(inner, DistributedDataParallel) else inner

@@ -56,6 +56,37 @@ def norm_of_each_kind(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
     return whole
 
 
+def has_sparse_gradients(model: nn.Module) -> bool:
+    """Returns whether a trained embedding of a model has sparse gradients (`nn.Embedding(sparse=True)`)."""
+    return any(
+        isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse and module.weight.requires_grad
+        for module in model.modules()
+    )
+
+
+def norm_with_sparse(parameters: Iterable[nn.Parameter]) -> torch.Tensor:
+    """Returns the joint 2-norm of gradients, some of which are sparse: of these, repeated rows are added up first."""
+    parts = []
+    for parameter in parameters:
+        if parameter.grad is None:
+            continue
+        if parameter.grad.is_sparse:
+            parameter.grad = parameter.grad.coalesce()
+        parts.append(parameter.grad.values() if parameter.grad.is_sparse else parameter.grad)
+    return torch.nn.utils.get_total_norm(parts)
+
+
+def clip_with_sparse(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
+    """Scales gradients, some of them sparse, to a joint 2-norm of at most `max_norm`; returns the norm before."""
+    trained = [parameter for parameter in parameters if parameter.grad is not None]
+    whole = norm_with_sparse(trained)
+    # torch's formula, by which the gradients of other parameters are scaled too
+    factor = torch.clamp(max_norm / (whole + 1e-6), max=1.0)
+    for parameter in trained:
+        parameter.grad.mul_(factor.to(parameter.grad.device))
+    return whole
+
+
 def step_each_kind(optimizer: Optimizer) -> None:
     """Has an optimizer with groups of whole and sharded tensors update one kind at a time.
 

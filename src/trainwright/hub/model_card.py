@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from torch import nn
 
 from trainwright._types import JSONObject, printable, write_text
+from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.journal.record import installed
 
@@ -247,7 +248,7 @@ def collect(
     """Collects the contents of the card; `given` values take precedence over found ones."""
     history = evaluations(log_history)
     found = {
-        "model_name": Path(str(args.output_dir)).resolve().name,
+        "model_name": Path(output_path(args)).resolve().name,
         "base_model": base_of(model),
         "dataset": getattr(getattr(dataset, "info", None), "dataset_name", None),  # a dataset of the package datasets
         "tags": listed(given.get("tags")) + listed(getattr(model, "model_tags", None)),

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from trainwright import _types
 from trainwright._types import PREFIX_CHECKPOINT_DIR, read_json, write_text
+from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ def root_files(root: Path) -> dict[str, Path]:
 
 def repo_name(args: Arguments) -> str:
     """Returns the name of the repository: `hub_model_id`, or that of the output directory."""
-    return str(args.hub_model_id or Path(args.output_dir).absolute().name)
+    return str(args.hub_model_id or Path(output_path(args)).name)
 
 
 @dataclass(frozen=True, kw_only=True)

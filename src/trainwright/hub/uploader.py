@@ -26,6 +26,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from trainwright._types import counted, replacing, without_tokens
+from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.hub import outbox
 from trainwright.hub.access import without_retries
@@ -151,7 +152,7 @@ class Uploader:
     ) -> Uploader:
         """Returns the uploader of a trainer; `token` and `private` win over the arguments."""
         return cls(
-            args.output_dir,
+            output_path(args),
             outbox.repo_name(args),
             token=args.hub_token if token is None else token,
             private=args.hub_private_repo if private is None else private,

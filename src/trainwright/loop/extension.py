@@ -65,6 +65,15 @@ class Run(Protocol):
     def apply_recount(self, epoch: int, batches: int | None) -> None:
         """Replaces the plan after `recount_steps`; `batches` of the epoch are trained, None at its beginning."""
 
+    def check_parameters(self, optimizer: Any) -> None:
+        """Logs a warning for parameters that require a gradient only since the optimizer was made."""
+
+    def follow_groups(self, optimizer: Any, scheduler: Any) -> None:
+        """Extends the schedule to the parameter groups that the optimizer got since the last step."""
+
+    def end_pass(self, epoch: int) -> None:
+        """Counts an epoch of unknown or wrong length that turned out to be over after its last step."""
+
 
 class Decision(Enum):
     """An extension's decision about the update of a step."""

@@ -63,6 +63,7 @@ def epochs(run: Run, hooks: TrainHooks, *, eval_on_start: bool = False) -> Itera
         if is_done or progress.control.should_training_stop:
             break
         setup.events.fire("on_epoch_begin", progress)
+        run.check_parameters(hooks.optimizer)
         yield epoch
         if progress.control.should_training_stop:
             break
@@ -88,6 +89,8 @@ def steps_of_epoch(run: Run, hooks: TrainHooks, epoch: int) -> Iterator[Step]:
             break
     if progress.batches_in_epoch == 0 and not progress.should_stop:
         end_without_data(run, hooks, epoch)
+    elif run.setup.loader.has_ended:
+        run.end_pass(epoch)
     for after_epoch in run.extensions.after_epoch:
         after_epoch(run)
     run.setup.events.fire("on_epoch_end", progress)
@@ -125,13 +128,16 @@ def end_without_data(run: Run, hooks: TrainHooks, epoch: int) -> None:
 
 
 def epoch_after(run: Run, window: Window, epoch: int) -> float:
-    """Returns the epochs done after a window; an epoch of unknown length counts when it is over.
+    """Returns the epochs done after a window; an epoch of unknown or wrong length counts when it is over.
 
-    The loader knows whether another batch comes, so even an open-ended run knows in advance which step is its last.
+    If the loader fetches ahead, it knows whether another batch comes, so even an open-ended run knows in advance which
+    step is its last. Otherwise `Run.end_pass` counts the epoch after its last step.
     """
     plan = run.plan
     progress = run.progress
     if not plan.has_open_end:
+        if run.setup.loader.has_ended_early and run.setup.behaviour.ended_pass_is_an_epoch:
+            return epoch + 1.0
         return epoch + (progress.batches_in_epoch + window.num_read) / plan.batches_per_epoch
     if not run.setup.loader.has_ended:
         return float(epoch)

@@ -179,9 +179,13 @@ def update_weights(run: Run, hooks: TrainHooks) -> Update:
     is_permitted = True
     if run.extensions.decide:
         is_permitted = is_update_made(run, StepFacts(run, grad_norm, optimizer, scheduler))
+    if optimizer.param_groups[-1] is not progress.last_group:  # without a call: it is asked in each step
+        run.follow_groups(optimizer, hooks.lr_scheduler)
     progress.is_updating = True
     was_applied = is_permitted and setup.engine.step(optimizer)
     setup.events.fire("on_optimizer_step", progress)
+    if optimizer.param_groups[-1] is not progress.last_group:  # without a call: it is asked in each step
+        run.follow_groups(optimizer, hooks.lr_scheduler)
     learning_rate = hooks._get_learning_rate()  # the rate of this step, before the schedule's step
     if was_applied and scheduler is not None:
         scheduler.step()

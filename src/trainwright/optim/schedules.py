@@ -100,6 +100,7 @@ NOT_FROM_OPTIONS = ("params", "lr", "initial_lr", "weight_decay")
 SHAPES = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
 OF_RATES = {"learning_rate", "lr_groups", "layerwise_lr_decay", *SHAPES}
 BASES = ("base_lrs", "_init_lrs")
+BY_GROUP = ("lr_lambdas", "min_lrs", "max_lrs")  # further lists with an entry for each group
 OF_PLATEAUS = (
     "mode",
     "factor",
@@ -305,7 +306,9 @@ def apply_changes(
     if follows and "lr_scheduler_kwargs" in changed:
         vars(scheduler).update({k: v for k, v in asked.schedule.items() if k in OF_PLATEAUS})
     if "lr" in names:
-        vars(scheduler).update({k: v for k, v in asked.schedule.items() if k in BASES})
+        for base, values in asked.schedule.items():
+            if base in BASES:  # groups that were added in the run keep theirs
+                setattr(scheduler, base, [*values, *getattr(scheduler, base, ())[len(values) :]])
     if isinstance(scheduler, lr_scheduler.LambdaLR) and changed.keys() & OF_RATES:
         _set_rates(scheduler)
 
@@ -382,11 +385,43 @@ def _set_rates(scheduler: lr_scheduler.LambdaLR) -> None:
     """Sets the rates of the next step from base rates and factors."""
     rates = [base * f(scheduler.last_epoch) for base, f in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
     for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
-        if isinstance(group["lr"], torch.Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
+        _set_group_rate(group, rate)
     scheduler.load_state_dict({**scheduler.state_dict(), "_last_lr": rates})
+
+
+def follow_groups(optimizer: Optimizer, scheduler: Any) -> list[int]:  # Any: the user's need not be one of torch's
+    """Extends a schedule to the parameter groups that an optimizer got after it was made.
+
+    The rate of a new group is its base rate. It follows the factors of the first group, from the next update on.
+
+    Returns:
+        Positions of the groups, from 0.
+    """
+    scheduler = _plain(scheduler)
+    groups = optimizer.param_groups
+    parts = _parts(scheduler) or [scheduler]
+    known = min(len(vars(part).get(name, groups)) for part in parts for name in BASES)
+    new = groups[known:]
+    for group in new:
+        group.setdefault("initial_lr", group["lr"])
+    for part in parts:
+        for name in (*BASES, *BY_GROUP):
+            values = vars(part).get(name)
+            if isinstance(values, list) and len(values) == known and new:
+                more = [group["initial_lr"] for group in new] if name in BASES else values[:1] * len(new)
+                setattr(part, name, [*values, *more])
+    if isinstance(scheduler, lr_scheduler.LambdaLR):
+        factor = scheduler.lr_lambdas[0](scheduler.last_epoch)
+        for group in new:
+            _set_group_rate(group, group["initial_lr"] * factor)
+    return list(range(known, len(groups)))
+
+
+def _set_group_rate(group: dict[str, Any], rate: float) -> None:
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
 
 
 def _parts(scheduler: Any) -> list[LRScheduler]:  # Any: a schedule of the user's need not be one of torch's

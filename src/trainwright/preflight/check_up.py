@@ -20,6 +20,7 @@ from trainwright._types import Batch, DataLoaderLike, Optimizer
 from trainwright.checkpoint import async_writer
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
+from trainwright.config.coerce import output_path
 from trainwright.config.plans import StepPlan
 from trainwright.distributed.device import supports_bf16
 from trainwright.errors import ArgumentError, DataError
@@ -226,7 +227,7 @@ def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:
     if not steps_in_backward(copied.args):
         num_steps = plan.max_steps if plan is not None else 1
         optimizer = copied.optimizer or Internals(copied).make_optimizer(copied.model, num_steps)
-    facts = known_facts(copied, plan, str(copied.args.output_dir), optimizer=optimizer, is_brief=False)
+    facts = known_facts(copied, plan, output_path(copied.args), optimizer=optimizer, is_brief=False)
     names, taken = _columns(copied)
     # The copy has its own hooks, which change nothing.
     facts = replace(facts, model_gets_batches=not is_overridden(trainer, *HOOKS_ON_BATCHES))

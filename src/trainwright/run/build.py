@@ -25,7 +25,7 @@ from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.behaviour import behaviour_of
-from trainwright.config.coerce import WARM_UP, StepRange
+from trainwright.config.coerce import WARM_UP, StepRange, output_path
 from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts, check_run
@@ -172,7 +172,7 @@ def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: 
     wait_s = value_of(args, "output_dir_wait_s")
     found: list[Extension] = [
         DirectoryLease(folder, engine.agree, may_save=may_save, wait_s=wait_s),
-        Quarantine(args.output_dir, dataset, NamesOf(dataset, id_column=resolve.id_column(args)), engine.agree),
+        Quarantine(output_path(args), dataset, NamesOf(dataset, id_column=resolve.id_column(args)), engine.agree),
     ]
     mirror = resolve.mirror(args, folder)
     if mirror is not None and may_save:
@@ -469,7 +469,7 @@ def quarantine(run: Any, hooks: Any, samples: Iterable[Any], column: str | None)
         column,
         dataset=dataset,
         names=row_names(dataset, id_column=resolve.id_column(hooks.args)),
-        folder=hooks.args.output_dir,
+        folder=output_path(hooks.args),
         writes=hooks.args.should_save,
         quarantine=found if isinstance(found, Quarantine) else None,
         loader=run.loader,
@@ -499,6 +499,7 @@ def arguments_of_trainer(args: Any, model: Model) -> Any:
     if args is None:
         args = TrainingArguments(output_dir="tmp_trainer")
     hide(getattr(args, "hub_token", None))
+    output_path(args)  # a later change of the working directory does not move the run
     if model_facts.num_devices(model) > 1:
         args._n_gpu = 1  # the model has the GPUs: it is not replicated to them
     seed_everything(args)

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainwright._types import DATA_POSITION_NAME, EXTENSIONS_NAME, TRAINER_STATE_NAME, Model, StateDict
+from trainwright._types import (
+    DATA_POSITION_NAME,
+    EXTENSIONS_NAME,
+    MANIFEST_NAME,
+    TRAINER_STATE_NAME,
+    Model,
+    StateDict,
+)
 from trainwright.callbacks.base import overrides
 from trainwright.callbacks.dispatch import is_of_package
 from trainwright.checkpoint import async_writer, rng, training_state
@@ -54,6 +61,7 @@ CONTENTS = (
     Part(lambda c, hooks, run, to: hooks.save_model(str(to), _internal_call=True)),
     Part(lambda c, hooks, run, to: c.form.write_shards(c, hooks.optimizer, to)),  # for a sharded model
     Part(lambda c, hooks, run, to: hooks._save_optimizer_and_scheduler(str(to)), True),
+    Part(lambda c, hooks, run, to: c.write_groups(hooks, run, to), True),  # if the optimizer got others in the run
     Part(lambda c, hooks, run, to: hooks._save_scaler(str(to)), True),  # loss scale (fp16)
     Part(lambda c, hooks, run, to: hooks._save_rng_state(str(to)), True),  # and the position in the data
     Part(lambda c, hooks, run, to: c.write_extensions(run, to), True),
@@ -250,6 +258,14 @@ class Checkpointer:
         if self.args.should_save:
             self.writer.sink.put(every, write)
 
+    def write_groups(self, hooks: SaveHooks, run: Run, folder: Path) -> None:
+        """Writes the names of the optimizer's parameters if it has groups that it was not made with."""
+        groups = getattr(hooks.optimizer, "param_groups", ())
+        if self.args.should_save and (run.has_added_groups or len(groups) != run.progress.num_groups):
+            from trainwright.run import late_parameters
+
+            late_parameters.save_groups(self.engine.unwrap(hooks.model), hooks.optimizer, folder)
+
     def read_extensions(self, run: Run, checkpoint: Checkpoint) -> None:
         """Restores the extensions from `write_extensions`; a replica without a file uses that of the first replica."""
         for load in run.extensions.load:
@@ -305,8 +321,10 @@ class Checkpointer:
     def read_states(self, model: Model, optimizer: Any, scheduler: Any, checkpoint: Checkpoint) -> None:
         """Loads the states of the optimizer and the schedule."""
         from trainwright.engine import sharded_state
+        from trainwright.run import late_parameters
 
         folder = checkpoint.path
+        late_parameters.restore_groups(self.engine.unwrap(model), optimizer, scheduler, folder)
         if sharded_state.has_optimizer(folder):
             sharded_state.load_optimizer(folder, model, optimizer)
         else:
@@ -358,6 +376,33 @@ def log_load_result(load_result: Any) -> None:
         logger.warning("The checkpoint has weights that the model lacks; they are ignored: %s.", unexpected)
 
 
+def find_best(state: Any, folder: str) -> str | None:
+    """Returns the best checkpoint if an override of `_save_checkpoint` wrote it and did not name it in the record.
+
+    None, with a warning, if there is no directory with weights of the best step.
+    """
+    from trainwright.checkpoint import weights
+
+    path = CheckpointStore(folder).path(state.best_global_step)
+    if path.is_dir() and (weights.weight_files(path) or any((path / name).is_file() for name in weights.ADAPTER_FILES)):
+        return str(path)
+    logger.warning(
+        "load_best_model_at_end=True, but %s has no weights: an override saves elsewhere, or not at each evaluation. "
+        "The model keeps the last weights. Save to that directory, or set state.best_model_checkpoint to another one.",
+        path,
+    )
+    return None
+
+
+def has_weights_alone(folder: Path) -> bool:
+    """Returns whether a directory has a model's weights, but is no checkpoint that a run could continue."""
+    from trainwright.checkpoint import weights
+
+    is_checkpoint = any((folder / name).exists() for name in (MANIFEST_NAME, TRAINER_STATE_NAME))
+    has_adapter = any((folder / name).is_file() for name in weights.ADAPTER_FILES)
+    return not is_checkpoint and (has_adapter or bool(weights.weight_files(folder)))
+
+
 def best_to_load(state: Any, args: Any, run_id: str) -> Path | None:
     """Returns the best checkpoint with unchanged files; None if it was deleted, or none is left.
 
@@ -374,7 +419,7 @@ def best_to_load(state: Any, args: Any, run_id: str) -> Path | None:
     own = store.owned_by(run_id)
     others = [store.path(step) for step in ranked if step in own and store.path(step) != best]
     for folder in (best, *others):
-        problem = find_problem(folder)
+        problem = None if has_weights_alone(folder) else find_problem(folder)
         if problem is None:
             logger.info("Loading the best model, %s (best: %s).", folder, state.best_metric)
             return folder

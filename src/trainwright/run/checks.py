@@ -353,6 +353,22 @@ def check_optimizer(optimizer: Any, held: Iterable[torch.Tensor], model: Model, 
     )
 
 
+def warn_sparse_gradients(model: Model, optimizer: Any) -> None:
+    """Warns if an optimizer of torch's does not take the sparse gradients of the model's embeddings."""
+    takes_sparse = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
+    if not type(optimizer).__module__.startswith("torch.optim") or isinstance(optimizer, takes_sparse):
+        return
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    names = [name for name, module in model.named_modules() if isinstance(module, kinds) and module.sparse]
+    if names:
+        logger.warning(
+            "%s has sparse gradients (sparse=True), which %s does not take: it raises an error in the first step that "
+            "uses it. Set optim='sgd' or 'adagrad', pass optimizers=(...), or make it with sparse=False.",
+            ", ".join(names),
+            type(optimizer).__name__,
+        )
+
+
 def need_optimizer(optimizer: Any) -> Any:
     """Returns the optimizer of a trainer; raises ValueError if there is none yet."""
     if optimizer is None:

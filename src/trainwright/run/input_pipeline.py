@@ -136,6 +136,7 @@ def make_dataloader(
     dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate, exchange=engine)
     dataloader.device = engine.device
     dataloader.non_blocking = engine.non_blocking
+    dataloader.fetches_ahead = is_training
     dataloader.gradient_state = engine.accelerator.gradient_state
     return dataloader
 

@@ -16,6 +16,7 @@ from trainwright._types import DatasetLike, counted, is_url
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.behaviour import behaviour_of
+from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
 from trainwright.config.plans import OPEN_END, StepPlan
 from trainwright.data.cursor import Cursor, LoaderState, WindowSize, plan_resume
@@ -61,26 +62,26 @@ def open_checkpoint(asked: str | bool | None, args: Any, engine: Engine) -> Chec
         on_own_disk = args.save_on_each_node
         first = args.process_index - args.local_process_index if on_own_disk else 0
         crew = Crew(args.process_index, first, engine.agree, engine.gather_objects)
-        of_all = find_checkpoint(asked, args.output_dir, mirror=mirror, crew=crew)
+        of_all = find_checkpoint(asked, output_path(args), mirror=mirror, crew=crew)
         if origin is None:
             return of_all
     found: list[Checkpoint] = []
 
     def choose() -> tuple[Path, bool] | None:
-        checkpoint = of_all if is_remote else find_checkpoint(asked, args.output_dir)
+        checkpoint = of_all if is_remote else find_checkpoint(asked, output_path(args))
         if origin is not None:
             checkpoint = branch.begin_or_continue(origin, checkpoint)
         if checkpoint is None:
             return None
         found.append(checkpoint)
-        return checkpoint.path, checkpoint.path.parent == Path(args.output_dir)
+        return checkpoint.path, checkpoint.path.parent == Path(output_path(args))
 
     chosen = engine.agree(choose)
     if chosen is None:
         return None
     path, is_in_output_dir = chosen
     if is_in_output_dir:
-        path = Path(args.output_dir) / path.name  # which may have another name on the disk of another node
+        path = Path(output_path(args)) / path.name  # which may have another name on the disk of another node
     return found[0] if found else Checkpoint(path)
 
 
@@ -98,7 +99,7 @@ def find_checkpoint(
         return None
     store = CheckpointStore(output_dir)
     if asked is not True and asked != "auto" and not is_url(asked):
-        return verified(asked)
+        return verified(Path(asked).absolute())
     if mirror is None and not is_url(asked):
         latest = store.latest(lambda found: found.find_problem() or find_unreadable(found))
     else:

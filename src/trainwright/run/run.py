@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, Model, Trial, counted
 from trainwright.callbacks.flow import end_after
@@ -45,6 +46,9 @@ from trainwright.support import model_modes
 from trainwright.support.hooks import Events
 from trainwright.support.log_handler import each_warning_once
 from trainwright.support.loss_normalization import ITEM_SCALE, LossOutput, LossRule, stands_in
+
+if TYPE_CHECKING:
+    from trainwright.run.late_parameters import LateParameters
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +117,7 @@ class Run:
         noise_handle: handle of the hook that adds noise to the embeddings, or None.
         flops: estimates the operations of a micro-batch.
         driven_steps: the steps of `fit_step`, running or finished.
+        has_added_groups: the optimizer has parameter groups that it was not made with.
     """
 
     setup: Setup
@@ -147,6 +152,8 @@ class Run:
         self.flops = FlopEstimator()
         self.driven_steps: DrivenSteps[Any] | None = None
         self._data_wait: DataWait | None = None
+        self.has_added_groups = False
+        self._late_parameters: LateParameters | None = None
         self._fresh_plan: Callable[[], StepPlan] | None = None
         self._has_own_schedule = False
         self._args: Any = None
@@ -228,6 +235,12 @@ class Run:
         self.batch_size = batch_size
         self.plan = replace(plan, num_left_out=self.loader.position.num_missing)
         return self.loader
+
+    def start_in_its_epoch(self, dataloader: DataLoaderLike) -> None:
+        """Starts a dataloader in the epoch of the checkpoint: an iterable of the user's may read from it."""
+        cursor = None if self.checkpoint is None or self.has_begun else self.checkpoint.cursor
+        if cursor is not None and hasattr(dataloader, "set_epoch"):
+            dataloader.set_epoch(Cursor.from_dict(cursor).epoch)
 
     def opened(self, path: str) -> Checkpoint:
         """Returns the checkpoint at a path passed to a published hook: the run's own, or another one."""
@@ -329,6 +342,13 @@ class Run:
             smaller_batches=SmallerMicroBatches(engine, rng) if args.auto_find_batch_size else None,
             **parts,
         )
+        from trainwright.run import late_parameters
+
+        self.has_added_groups = checkpoint is not None and late_parameters.has_groups(checkpoint.path)
+        self.progress.num_groups = len(getattr(parts["optimizer"], "param_groups", ()))
+        if isinstance(parts["model"], nn.Module):
+            model = engine.unwrap(parts["model"])
+            self._late_parameters = late_parameters.LateParameters(model, reaches_new=engine.averages_new_parameters)
         if self.setup.smaller_batches is not None:
             parts["events"].makes_room = partial(self.setup.smaller_batches.makes_room, self.progress)
 
@@ -387,6 +407,44 @@ class Run:
                 counted(plan.max_steps, "step"),
             )
 
+    # -- a changed model or optimizer ----------------------------------------------------------------------------------
+
+    def check_parameters(self, optimizer: Any, *, finds_new: bool = True) -> None:
+        """Logs a warning for parameters that require a gradient only since the optimizer was made.
+
+        Without `finds_new`, the model is only searched if a parameter that it began with was unfrozen.
+        """
+        late = self._late_parameters
+        if late is not None and (finds_new or late.is_unfrozen):
+            model = self.setup.engine.unwrap(self.setup.model)
+            late.check(model, optimizer, self.progress.state.global_step)
+
+    def follow_groups(self, optimizer: Any, scheduler: Any) -> None:
+        """Extends the schedule to the parameter groups that the optimizer got since the last step."""
+        progress = self.progress
+        progress.last_group = optimizer.param_groups[-1]
+        self.has_added_groups |= len(optimizer.param_groups) > progress.num_groups
+        progress.num_groups = len(optimizer.param_groups)
+        for number in schedules.follow_groups(optimizer, scheduler):
+            logger.info(
+                "Parameter group %d was added after step %d: its rate is a base rate, to which the first group's "
+                "schedule applies.",
+                number,
+                self.progress.state.global_step,
+            )
+
+    def end_pass(self, epoch: int) -> None:
+        """Counts an epoch of unknown or wrong length that turned out to be over after its last step."""
+        state = self.progress.state
+        is_open = self.plan.has_open_end
+        is_early = self.setup.loader.has_ended_early and self.setup.behaviour.ended_pass_is_an_epoch
+        if (state.epoch or 0) >= epoch + 1 or not (is_open or is_early):
+            return
+        state.epoch = epoch + 1.0
+        if is_open and epoch + 1 == self.plan.num_epochs:
+            state.max_steps = state.global_step
+            end_after(self._args, state, self.progress.control)
+
     # -- running -------------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -416,6 +474,7 @@ class Run:
             services.callback_handler.makes_room = None
             self.is_training = False
             self.progress.window = None
+            self.progress.last_group = None
             self.progress.part = None  # it holds the inputs of the last micro-batch
 
     @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainwright._types import Trial
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.config.coerce import output_path
 from trainwright.config.overrides import with_overrides
 from trainwright.errors import CheckpointNotFoundError
 from trainwright.run import build, train
@@ -90,7 +91,7 @@ def search(
 def host_of(trainer: Any) -> TrainerHandle:
     """Facts that the backend may ask for."""
     args = trainer.args
-    output_dir = trainer.args.output_dir
+    output_dir = output_path(trainer.args)
     return TrainerHandle(
         args=args,
         is_main=trainer.is_world_process_zero(),
@@ -213,7 +214,7 @@ def _load_best_trial(trainer: Any, freeze: Callable[[TrialSpec], Any], best: Bes
     """Loads the model of the best trial, or of the first of several."""
     first = best[0] if isinstance(best, list) else best
     internals = Internals(trainer)
-    folder = internals.engine.agree(lambda: _best_folder(trainer.args.output_dir, first.run_id))
+    folder = internals.engine.agree(lambda: _best_folder(output_path(trainer.args), first.run_id))
     trial = freeze(TrialSpec(id=first.run_id, params=first.hyperparameters))
     internals.adopt_model(trainer.call_model_init(trial))
     trainer._load_from_checkpoint(folder)
@@ -238,7 +239,7 @@ def _packed(trainer: Any) -> Callable[[], TrainerHandle]:
     """Returns a function that makes this trainer again in another process, from the user's objects."""
     search = Internals(trainer).search
     args = copy.copy(search.args)
-    args.output_dir = os.path.abspath(args.output_dir)  # paths must be valid there too
+    args.output_dir = output_path(args)  # paths must be valid there too
     search = replace(search, args=args, plan=replace(search.plan, options={}))
     parts = {"args": args, "model": None, "model_wrapped": None, "optimizer": None, "lr_scheduler": None}
     return partial(host_of, Internals(trainer).copied_for_trial(search, **parts))

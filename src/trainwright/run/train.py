@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from trainwright.checkpoint import training_state
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.config import resolve
+from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
 from trainwright.errors import ArgumentError
 from trainwright.evaluation.outputs import TrainOutput
@@ -76,7 +77,7 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
         if run.checkpoint is not None and run.begins_branch and args.should_save:
             from trainwright.run import branch
 
-            branch.bring_along(run.checkpoint, args.output_dir)
+            branch.bring_along(run.checkpoint, output_path(args))
         with build.callbacks_of_a_run(trainer.callback_handler, args, folder), run.under_way(services):
             prepare_model(trainer, trial, run.checkpoint)
             for model_ready in run.extensions.model_ready:
@@ -283,6 +284,11 @@ def prepare_run(
     internals.services.adoption.note_made(trainer, **given)
     checks.check_optimizer(trainer.optimizer, engine.updated_tensors(trainer.optimizer), trainer.model, model)
     checks.check_needs_no_closure(trainer.optimizer)
+    checks.warn_sparse_gradients(engine.unwrap(model), trainer.optimizer)
+    if args.save_strategy != "no":
+        from trainwright.checkpoint import extra_state
+
+        extra_state.check_extra_states(engine.unwrap(model))
     training_state.states_of_items(trainer.checkpoint_items)  # raises now the errors of the first save
     run.begin(
         engine,

@@ -17,6 +17,7 @@ import ray.tune
 from ray.tune.schedulers import FIFOScheduler
 
 from trainwright._types import JSONObject, json_value
+from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
 from trainwright.distributed.device import ray_resources
 from trainwright.errors import SearchError, SearchSpaceError
@@ -71,7 +72,7 @@ class RayBackend:
         return dict(offer.params)
 
     def run(self, host: TrainerHandle, plan: SearchPlan) -> BestRun:
-        folder = os.path.abspath(host.args.output_dir)
+        folder = output_path(host.args)
         options = {
             "resources_per_trial": {"cpu": 1, **ray_resources()},
             "progress_reporter": ray.tune.CLIReporter(metric_columns=[OBJECTIVE]),

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainwright._types import JSONObject, counted, json_value, read_json, without_tokens, write_text
+from trainwright.config.coerce import output_path
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base
 from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, is_better, values_of
@@ -168,7 +169,7 @@ class TrialRunner:
         self.record = SearchRecord(directions=list(plan.directions), backend=backend)
         if plan.settings.resume_search:
             with suppress(FileNotFoundError):
-                self.record.trials = SearchRecord.read(host.args.output_dir).trials
+                self.record.trials = SearchRecord.read(output_path(host.args)).trials
 
     def run(self, offer: TrialSpec, trial: Trial) -> TrialResult:
         """Runs one trial in all processes that train together; its error is raised, and in the record then."""
@@ -210,7 +211,7 @@ class TrialRunner:
     def note(self, entry: TrialRecord) -> None:
         """Records a trial, and deletes the models of trials that are no longer the best."""
         self.record.add(entry)
-        self.record.write(self._host.args.output_dir)
+        self.record.write(output_path(self._host.args))
         best = {one.folder for one in self.record.best()}
         for one in self.record.trials if self._plan.settings.load_best_trial else ():
             if one.folder and one.folder not in best:

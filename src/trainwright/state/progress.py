@@ -83,6 +83,8 @@ class Progress:
         self.window_start: Any = None  # state to repeat the current window from, of the loop; None between windows
         self.window: Any = None  # micro-batches of the current step or the last one, of the loop
         self.is_window_trained = False  # it is the last step's
+        self.num_groups = 0  # parameter groups of the optimizer that the schedule knows
+        self.last_group: dict[str, Any] | None = None  # the last of them
         self.is_updating = False  # the weights are neither the last step's nor the next one's
         self.saved_step: int | None = None  # optimizer step of the last checkpoint
         self.unrecordable: set[str] = set()  # metrics that a warning has named as impossible to write down

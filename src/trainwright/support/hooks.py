@@ -124,6 +124,7 @@ class BatchSource(Protocol):
     """The part of a loader that the training loop uses; after an epoch's last batch it `has_ended`."""
 
     is_stale: bool
+    has_ended_early: bool
 
     @property
     def has_ended(self) -> bool: ...

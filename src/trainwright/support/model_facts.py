@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from trainwright._types import JSONObject, Model, is_instance_of
 
@@ -374,6 +375,8 @@ def summary(model: Model) -> JSONObject:
 
 def num_elements(parameter: nn.Parameter) -> int:
     """Elements of a whole parameter, even if this process holds none of them at the time."""
+    if is_lazy(parameter):
+        return 0  # its size is found in the first forward pass
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 from trainwright._types import counted, plain_numbers
 from trainwright.callbacks.base import TrainerCallback
+from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.errors import needs_package
 from trainwright.journal import record
@@ -327,7 +328,7 @@ class TrackerCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         state = copy.copy(state)
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        folder = Path(output_path(args)) / f"checkpoint-{state.global_step}"
 
         def call() -> None:
             if self._initialized:
@@ -388,9 +389,9 @@ class TrackerCallback(TrainerCallback):
         self._write_down(args, "tracker", handle=handle)
 
     def _write_down(self, args: Arguments, kind: str, **values: object) -> None:
-        journal = record.live_journal(args.output_dir)
+        journal = record.live_journal(output_path(args))
         if journal is None and (known := known_run(args)) is not None:
-            journal = record.FileJournal(args.output_dir, known.run_id)
+            journal = record.FileJournal(output_path(args), known.run_id)
         if journal is not None:
             journal.write(kind, name=self.name, **values)
 
@@ -398,7 +399,7 @@ class TrackerCallback(TrainerCallback):
         """Sends the values that were not taken, from the journal, in the order of steps."""
         missed = self._missed.copy()
         self._open(args, state, model)
-        for step, values in record.read(args.output_dir).logs():
+        for step, values in record.read(output_path(args)).logs():
             now = {name: value for name, value in values.items() if (step, name) in missed}
             if now:
                 self.send(now, as_of(state, step, values))
@@ -415,8 +416,8 @@ def as_of(state: TrainerState, step: int, values: Mapping[str, object]) -> Train
 
 def known_run(args: Arguments) -> record.Record | None:
     """Reads the journal of this run; None if there is none, or nothing in it yet."""
-    journal = record.live_journal(args.output_dir)
+    journal = record.live_journal(output_path(args))
     try:
-        return record.read(args.output_dir, None if journal is None else journal.run_id)
+        return record.read(output_path(args), None if journal is None else journal.run_id)
     except (OSError, ValueError):
         return None

@@ -14,6 +14,7 @@ import urllib.request
 from datetime import UTC, datetime
 from pathlib import Path
 
+from trainwright.config.coerce import output_path
 from trainwright.config.plans import OPEN_END
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import runs_in_kubeflow
@@ -111,7 +112,7 @@ class WandbCallback(TrackerCallback):
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if self._log_model == "end":
             best = state.best_model_checkpoint if args.load_best_model_at_end else None
-            folder = Path(best or Path(args.output_dir) / f"checkpoint-{state.global_step}")
+            folder = Path(best or Path(output_path(args)) / f"checkpoint-{state.global_step}")
             if folder.is_dir():
                 self._upload(folder, args, ["final_model"])
             else:
@@ -224,7 +225,7 @@ class DagsHubCallback(MLflowCallback):
 
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if is_set("HF_DAGSHUB_LOG_ARTIFACTS"):
-            self.repo.directory("artifacts").add_dir(args.output_dir)
+            self.repo.directory("artifacts").add_dir(output_path(args))
         super().close(args, state, **kwargs)
 
 
@@ -329,7 +330,7 @@ class CodeCarbonCallback(TrackerCallback):
         self.tracker: Client = None
 
     def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
-        self.tracker = self._codecarbon.EmissionsTracker(output_dir=str(args.output_dir))
+        self.tracker = self._codecarbon.EmissionsTracker(output_dir=output_path(args))
         self.tracker.start()
 
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
@@ -127,7 +128,7 @@ class CometCallback(TrackerCallback):
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
         if is_set("COMET_LOG_ASSETS"):
             self._experiment.log_asset_folder(
-                args.output_dir, recursive=True, log_file_name=True, step=state.global_step
+                output_path(args), recursive=True, log_file_name=True, step=state.global_step
             )
         self._experiment.flush()
         if state.is_hyper_param_search:
@@ -171,10 +172,10 @@ class DVCLiveCallback(TrackerCallback):
 
     def saved(self, folder: Path, args: Arguments, state: TrainerState) -> None:
         if self._log_model == "all":
-            self.live.log_artifact(str(args.output_dir))
+            self.live.log_artifact(output_path(args))
 
     def close(self, args: Arguments, state: TrainerState, **kwargs: object) -> None:
-        last = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        last = Path(output_path(args)) / f"checkpoint-{state.global_step}"
         if self._log_model is True and last.is_dir():
             name = "best" if args.load_best_model_at_end else "last"
             folder = state.best_model_checkpoint if args.load_best_model_at_end else last
@@ -338,7 +339,7 @@ class TensorBoardCallback(TrackerCallback):
 
     def setup(self, args: Arguments, state: TrainerState, model: object, **kwargs: object) -> None:
         # As torch names it.
-        default = os.path.join(args.output_dir, "runs", f"{datetime.now():%b%d_%H-%M-%S}_{socket.gethostname()}")
+        default = os.path.join(output_path(args), "runs", f"{datetime.now():%b%d_%H-%M-%S}_{socket.gethostname()}")
         if state.is_hyper_param_search and state.trial_name is not None:
             self.logging_dir = os.path.join(default, state.trial_name)
         if self.logging_dir is None:
