@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainwright._types import Batch, has_length, metric_number
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config.rules.start import COMPUTED_BY_EVALUATION, RequiredMetric, resolve_best_metric
+from trainwright.data.prepared_dataloader import inner_dataloader
 from trainwright.errors import DataError, MetricError, TrainwrightError
 from trainwright.evaluation import eval_loop
 from trainwright.evaluation.outputs import record_of
@@ -151,7 +152,8 @@ def first_batches(dataloader: Iterable[Batch], number: int) -> Iterator[Batch]:
     dataset = getattr(dataloader, "dataset", None)
     if isinstance(dataloader, DataLoader) and indices is not None and not isinstance(dataset, IterableDataset):
         batches = [list(batch) for batch in islice(iter(indices), number)]
-        dataloader = DataLoader(dataloader.dataset, batch_sampler=batches, collate_fn=dataloader.collate_fn)
+        inner = inner_dataloader(dataloader)
+        dataloader = DataLoader(inner.dataset, batch_sampler=batches, collate_fn=inner.collate_fn)
     return islice(iter(dataloader), number)
 
 
