@@ -229,8 +229,8 @@ ITERATES = PreparedDataLoader.__iter__  # a subclass or a library may replace th
 class PersistentWorkers:
     """Workers that serve every epoch of one dataloader.
 
-    torch's iterator ends its workers when it is released, but the dataloader that made it holds it forever. So a copy
-    of the user's dataloader (`inside`) makes it here, and `end` releases only the copy. An iterator that is collected in a reference
+    torch's iterator ends its workers when it is released, but the dataloader that made it holds it forever. So the copy
+    that torch iterates (`inside`) is kept here, and `end` releases it. An iterator that is collected in a reference
     cycle cannot tell its workers to end, since its queues are closed first; the workers get the message through a pipe.
     """
 

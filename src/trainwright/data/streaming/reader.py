@@ -404,7 +404,7 @@ class _WatchedInfo:
 
 
 class _WatchedInit:
-    """The user's `worker_init_fn`: if it takes the dataset from `get_worker_info`, it gives this worker its own part."""
+    """The user's `worker_init_fn`: one that takes the dataset from `get_worker_info` gives this worker its own part."""
 
     def __init__(self, items: StreamItems, init: Callable[[int], None]) -> None:
         self._items = items
