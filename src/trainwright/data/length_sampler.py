@@ -189,7 +189,8 @@ class SingleBatchCollator(CollatorLayer):
 
     def __call__(self, groups: list[Items]) -> Batch:
         (group,) = groups
-        return self.data_collator(group)
+        batch: Batch = self.data_collator(group)
+        return batch
 
 
 def batch_order_of(dataloader: object) -> BatchOrder | None:

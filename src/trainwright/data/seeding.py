@@ -163,7 +163,8 @@ class SeededCollator(CollatorLayer):
     def __call__(self, rows: list[Item]) -> Batch:
         if isinstance(rows, SeededRows):
             seed_from(rows.origin)
-        return self.data_collator(list(rows))
+        batch: Batch = self.data_collator(list(rows))
+        return batch
 
 
 def _number(index: object) -> int:
