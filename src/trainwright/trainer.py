@@ -871,7 +871,7 @@ class Trainer:
         """
         dataset = getattr(dataloader, "dataset", None)
         if has_length(dataset):
-            return length_sampler.num_samples(dataset, getattr(dataloader, "batch_sampler", None))
+            return length_sampler.num_samples(dataloader)
         return int(len(dataloader) * self.args.per_device_train_batch_size)
 
     @staticmethod

@@ -357,7 +357,7 @@ class Stuck(Dataset):
         time.sleep(600 if index >= 2 else 0)
         return torch.ones(2)
 dataloader.end_workers_at_exit()
-start = functools.partial(dataloader.start_worker, seeds={})
+start = functools.partial(dataloader.start_worker, init=None)
 batches = iter(DataLoader(Stuck(), batch_size=1, num_workers=2, worker_init_fn=start))
 sys.modules["alive until the end"] = batches
 next(batches)

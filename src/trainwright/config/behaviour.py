@@ -254,6 +254,14 @@ class Behaviour:
             ours="the weights are as before",
         )
     )
+    rehearses_evaluation: bool = _corrects(
+        Difference(
+            original="`compute_metrics` is called by evaluations alone; a missing metric ends the run at the first of "
+            "them",
+            ours="with `eval_strategy`, it is called once more before step 1, with one batch, as a line at the start "
+            "says: a mistake in it is found there, and a metric that remembers its calls counts one more",
+        )
+    )
     sets_generation_config_of_new_models: bool = _corrects(
         Difference(
             original="with `model_init`, `generation_config` is lost when training begins",

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from trainwright._types import Batch, DatasetLike, Item, is_instance_of, optional_class
 from trainwright.config.fields import value_of
+from trainwright.data.collator_layers import innermost
 from trainwright.data.mixture import MixtureDataset
 from trainwright.errors import DataError, did_you_mean
 
@@ -36,6 +37,8 @@ def named_columns(trainer: object, collator: object) -> dict[str, str]:
     named: dict[str, str] = {}
     for owner, attribute in ((trainer, "columns"), (_function_of(collator), "required_columns")):
         names: Sequence[str] = getattr(owner, attribute, ())
+        if not isinstance(names, (str, Collection)):  # an attribute of a mock, or of another meaning
+            continue
         who = f"{getattr(owner, '__name__', type(owner).__name__)}.{attribute}"
         if isinstance(names, str):
             raise DataError(f"{who} is the string {names!r}; write a tuple of names: ({names!r},).")
@@ -105,7 +108,9 @@ class RemoveColumnsCollator:
     """Drops the entries of each item that the model does not take, then calls the collator.
 
     The user's own collator can still read a dropped entry by name. Collators of transformers and torch cannot, since
-    they would pad or stack everything they are given.
+    they would pad or stack everything they are given. A sample that is no dict is passed on as it is.
+
+    Other attributes are those of `data_collator`: reading and setting them reaches the user's object.
 
     Args:
         data_collator: makes a batch from a list of items.
@@ -136,22 +141,39 @@ class RemoveColumnsCollator:
         self._is_own = is_own(data_collator)
 
     def __call__(self, features: list[Item]) -> Batch:
-        if self._named:
-            if isinstance(features[0], Mapping):
-                check_named(self._named, features[0], self.description)
+        if self._named and (named := next((item for item in features if isinstance(item, Mapping)), None)) is not None:
+            check_named(self._named, named, self.description)
             self._named = None
-        if type(features[0]) is dict and self._kept.issuperset(chain.from_iterable(features)):  # nothing to drop
+        if set(map(type, features)) == {dict} and self._kept.issuperset(
+            chain.from_iterable(features)
+        ):  # nothing to drop
             return self.data_collator(features)
+        kept = [self._remove_columns(item) for item in features]
+        if self._is_own:
+            return self.data_collator(kept)
         try:
-            return self.data_collator([self._remove_columns(item) for item in features])
+            return self.data_collator(kept)
         except (TypeError, ValueError, AttributeError, KeyError) as error:
-            if isinstance(features[0], Mapping):
+            odd = next((item for item in features if not isinstance(item, Mapping)), features)
+            if odd is features:
                 raise
             raise DataError(
-                f"A sample of the {(self.description or '').lower()} data is a {type(features[0]).__name__}, and the "
+                f"A sample of the {(self.description or '').lower()} data is a {type(odd).__name__}, and the "
                 "collator cannot make a batch of it. Let the dataset return a dict from the model's inputs to values, "
                 "or pass a data_collator that makes one."
             ) from error
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "data_collator":  # not set yet, during unpickling or copying
+            raise AttributeError(name)
+        return getattr(self.data_collator, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        is_ours = name in _OF_WRAPPER or "data_collator" not in vars(self)
+        if not is_ours and hasattr(self.data_collator, name):
+            setattr(self.data_collator, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def _remove_columns(self, feature: Item) -> Item:
         if not isinstance(feature, dict) or isinstance(feature, Sample):  # or a row of a source whose columns are
@@ -169,6 +191,20 @@ class RemoveColumnsCollator:
         return Sample(taken, {name: value for name, value in feature.items() if name not in self._kept})
 
 
+# Attributes of `RemoveColumnsCollator` itself; the public ones are the original's.
+_OF_WRAPPER = frozenset(
+    [
+        "data_collator",
+        "signature_columns",
+        "logger",
+        "model_name",
+        "description",
+        "message_logged",
+        "_named",
+        "_kept",
+        "_is_own",
+    ]
+)
 LABELS = frozenset({"label", "label_ids", "labels"})
 
 
@@ -302,7 +338,8 @@ def default_collator(
 
 def draws_random_numbers(collator: Any) -> bool:
     """Returns True if a collator may draw random numbers; only collators known not to are trusted."""
-    while hasattr(collator, "data_collator"):  # wrappers that drop columns, unpack groups or pad rows
+    collator = innermost(collator)
+    while isinstance(collator, RemoveColumnsCollator):
         collator = collator.data_collator
     name = getattr(collator, "__qualname__", type(collator).__qualname__)
     module = module_of(collator)

@@ -16,18 +16,21 @@ from functools import cache, partial
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from trainwright._types import Batch, DatasetLike, Item, tail_batch
 from trainwright.config.plans import LoaderPlan
 from trainwright.data.bad_sample import Pipe, name_samples_of_worker
 from trainwright.data.batches import EpochBatches, Mark, MarksSeed, marks_epoch
+from trainwright.data.collator_layers import innermost
+from trainwright.data.columns import DatasetWithExtras
 from trainwright.data.length_sampler import BatchOrder, SingleBatchCollator
 from trainwright.data.order import Exclusion, Order
-from trainwright.data.prepared_dataloader import PreparedDataLoader
+from trainwright.data.prepared_dataloader import PreparedDataLoader, Reading
 from trainwright.data.sampler_factory import order_by
 from trainwright.data.seeding import SeededCollator, SeededItems, seed_worker
 from trainwright.data.shards import ChunkPart, RankShare
+from trainwright.data.worker_internals import show_dataset
 from trainwright.state.interrupts import leave_signals_to_parent
 
 if TYPE_CHECKING:
@@ -57,23 +60,25 @@ def build_dataloader(
     return dataloader
 
 
-def build_whole(dataset: DatasetLike, plan: LoaderPlan, *, sampler: Any, collate: Collate) -> DataLoader[Any]:
+def build_whole(dataset: DatasetLike, plan: LoaderPlan, *, sampler: Any, collate: Collate) -> PreparedDataLoader:
     """Builds a DataLoader of the batches of all processes together, for one process that reads for the others."""
     whole = replace(plan, batch_size=plan.batch_size * plan.num_processes, rank=0, num_processes=1)
     if isinstance(dataset, IterableDataset):
         from trainwright.data.streaming.stream_state import check_is_whole
 
         check_is_whole(dataset, plan.num_processes, purpose="dispatch_batches")
-        return DataLoader(
+        dataloader = PreparedDataLoader(
             dataset, batch_size=whole.batch_size, drop_last=whole.drop_last, collate_fn=collate, **_options(whole)
         )
+        dataloader.reading = _reading(dataset, collate, whole)
+        return dataloader
     return build_dataloader(dataset, whole, sampler=sampler, collate=collate)
 
 
 def _stream_dataloader(
     dataset: DatasetLike, plan: LoaderPlan, former: BatchFormer | None, collate: Collate, exchange: RankExchange | None
 ) -> StreamDataLoader:
-    from trainwright.data.streaming.reader import StreamDataLoader, StreamItems
+    from trainwright.data.streaming.reader import StreamDataLoader, StreamItems, WithOrigin
     from trainwright.data.streaming.stream_state import WHOLE, check_is_whole, split_for
 
     share = _share(plan)
@@ -96,17 +101,20 @@ def _stream_dataloader(
         seeds_workers=plan.behaviour.sends_seed_and_epoch_to_workers,
     )
     between = None if split.is_whole else exchange
-    return StreamDataLoader(items, collate=collate, exchange=between, **_options(plan))
+    dataloader = StreamDataLoader(items, collate=innermost(collate), exchange=between, **_options(plan))
+    dataloader.reading = _reading(items, WithOrigin(collate), plan)
+    return dataloader
 
 
 def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, collate: Collate) -> PreparedDataLoader:
     seeds_workers = plan.is_training and plan.workers > 0 and plan.behaviour.sends_seed_and_epoch_to_workers
     share = _share(plan)
     drop_last = plan.drop_last
+    rows = dataset
     if isinstance(sampler, BatchOrder):  # its unit is already a batch, and it drops incomplete ones itself
         order: Order = sampler.of_all_processes()
         drop_last = False
-        dataset = sampler.wrap(dataset)
+        rows = sampler.wrap(dataset)
         share = replace(share, batch_size=1)
         collate = SingleBatchCollator(collate)
     else:
@@ -114,7 +122,7 @@ def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, co
     mark: Mark | None = None
     if plan.seed_samples:
         mark = marks_epoch
-        dataset = SeededItems(dataset, plan.seed)
+        rows = SeededItems(rows, plan.seed)
         collate = SeededCollator(collate)
     elif seeds_workers:
         mark = MarksSeed(plan.seed, share)
@@ -122,7 +130,9 @@ def _indexed_dataloader(dataset: DatasetLike, plan: LoaderPlan, sampler: Any, co
     may_lose_samples = plan.is_training and order.exclusion is Exclusion.SMALLER_BATCHES
     is_shared = plan.num_processes > 1 or may_lose_samples  # there may be filler batches
     kind = RankDataLoader if is_shared else PreparedDataLoader
-    dataloader = kind(dataset, batch_sampler=batches, collate_fn=collate, **_options(plan))
+    shown = dataset.taken if isinstance(dataset, DatasetWithExtras) else dataset
+    dataloader = kind(shown, batch_sampler=batches, collate_fn=innermost(collate), **_options(plan))
+    dataloader.reading = _reading(rows, collate, plan)
     dataloader.tells_dataset = plan.is_training
     return dataloader
 
@@ -133,9 +143,6 @@ def _share(plan: LoaderPlan) -> RankShare:
 
 def _options(plan: LoaderPlan) -> dict[str, Any]:
     """Returns the keywords of torch's DataLoader besides the data, their order and the collator."""
-    seeds = {"num_workers": plan.workers, "rank": plan.rank} if plan.is_training else {}
-    timeout_s = plan.timeout_s if plan.workers > 0 else 0.0
-    stacks = multiprocessing.Pipe(duplex=False) if timeout_s else None
     if plan.workers > 0:
         end_workers_at_exit()
     return {
@@ -145,9 +152,15 @@ def _options(plan: LoaderPlan) -> dict[str, Any]:
         "multiprocessing_context": plan.multiprocessing_context,
         "prefetch_factor": plan.prefetch_factor,
         "in_order": plan.in_order,
-        "timeout": timeout_s,
-        "worker_init_fn": partial(start_worker, seeds=seeds, stacks=stacks),
+        "timeout": plan.timeout_s if plan.workers > 0 else 0.0,
+        "worker_init_fn": partial(seed_worker, num_workers=plan.workers, rank=plan.rank) if plan.is_training else None,
     }
+
+
+def _reading(rows: DatasetLike, collate: Collate, plan: LoaderPlan) -> Reading:
+    has_timeout = plan.workers > 0 and plan.timeout_s
+    stacks = multiprocessing.Pipe(duplex=False) if has_timeout else None
+    return Reading(dataset=rows, collator=collate, start_worker=partial(start_worker, stacks=stacks))
 
 
 class RankDataLoader(PreparedDataLoader):
@@ -170,11 +183,16 @@ def _with_parts(fetched: Iterator[Batch], parts: dict[int, ChunkPart]) -> Iterat
 # -- workers -----------------------------------------------------------------------------------------------------------
 
 
-def start_worker(worker_id: int, seeds: dict[str, int], stacks: Pipe | None = None) -> None:
-    """Prepares a new worker: seeds it, and leaves signals to the main process, which still needs its batches.
+def start_worker(
+    worker_id: int, *, init: Callable[[int], None] | None, dataset: DatasetLike = None, stacks: Pipe | None = None
+) -> None:
+    """Prepares a new worker, which leaves signals to the main process: that still needs its batches.
 
-    `seeds` are arguments of `seed_worker`; if empty, the worker keeps torch's seed. `stacks`: the pipe to which the
-    worker writes its stack when signalled.
+    Args:
+        worker_id: number of the worker.
+        init: the `worker_init_fn` of the dataloader; by default it seeds the worker. None keeps torch's seed.
+        dataset: the user's dataset, which `get_worker_info` then shows; None: the one that torch was given.
+        stacks: the pipe to which the worker writes its stack when signalled.
     """
     leave_signals_to_parent()
     if stacks is not None and hasattr(faulthandler, "register"):
@@ -183,8 +201,10 @@ def start_worker(worker_id: int, seeds: dict[str, int], stacks: Pipe | None = No
     if main is not None:
         threading.Thread(target=_end_with, args=(main, os.getppid()), name="trainwright-parent", daemon=True).start()
     name_samples_of_worker()
-    if seeds:
-        seed_worker(worker_id, **seeds)
+    if dataset is not None:
+        show_dataset(dataset)
+    if init is not None:
+        init(worker_id)
 
 
 def _end_with(main: BaseProcess, parent: int) -> None:

@@ -14,11 +14,13 @@ from torch.utils.data import Dataset, Sampler
 from tqdm.auto import tqdm
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, Item, counted
+from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.columns import is_columnar
 from trainwright.data.cursor import OrderKind
 from trainwright.data.epochs import set_epoch_of
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.order import Order
+from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.row_names import table_rows
 from trainwright.errors import DataError
 
@@ -179,7 +181,7 @@ class BatchedDataset(Dataset[Items]):
         return fetch_items(self.dataset, group)
 
 
-class SingleBatchCollator:
+class SingleBatchCollator(CollatorLayer):
     """Collates the single group that a batch consists of."""
 
     def __init__(self, data_collator: Callable[[Items], Batch]) -> None:
@@ -187,7 +189,8 @@ class SingleBatchCollator:
 
     def __call__(self, groups: list[Items]) -> Batch:
         (group,) = groups
-        return self.data_collator(group)
+        batch: Batch = self.data_collator(group)
+        return batch
 
 
 def batch_order_of(dataloader: object) -> BatchOrder | None:
@@ -196,12 +199,14 @@ def batch_order_of(dataloader: object) -> BatchOrder | None:
     return order if isinstance(order, BatchOrder) else None
 
 
-def num_samples(dataset: DatasetLike, batches: object) -> int:
+def num_samples(dataloader: DataLoaderLike) -> int:
     """Returns the number of samples in a dataloader's epoch, without quarantined ones."""
+    batches = getattr(dataloader, "batch_sampler", None)
     order = getattr(batches, "order", None)
     if isinstance(order, Order) and order.samples_per_epoch is not None:
         return order.samples_per_epoch
-    return len(dataset) - int(getattr(batches, "num_missing", 0))
+    excluding = dataloader if isinstance(dataloader, PreparedDataLoader) else batches
+    return len(dataloader.dataset) - int(getattr(excluding, "num_missing", 0))
 
 
 def num_tokens(dataloader: DataLoaderLike) -> int | None:

@@ -38,7 +38,6 @@ from trainwright.config.plans import OPEN_END
 from trainwright.data.bad_sample import name_sample, number_text
 from trainwright.data.columns import draws_random_numbers, is_columnar
 from trainwright.data.cursor import Cursor, LoaderState
-from trainwright.data.length_sampler import BatchedDataset
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.positions import position_of
 from trainwright.data.prepared_dataloader import DevicePrefetcher, PreparedDataLoader, started_in_epoch, watched
@@ -361,18 +360,18 @@ def may_draw_in_this_process(dataloader: object) -> bool:
 
 def seeds_this_process(dataloader: Any) -> bool:
     """Returns True if fetching seeds this process's generators for each sample, so that they must be restored."""
-    dataset = getattr(dataloader, "dataset", None)
-    seeds = isinstance(dataset, SeededItems)
-    if isinstance(dataset, IterableDataset):
+    reading = dataloader.reading if isinstance(dataloader, PreparedDataLoader) else None
+    reader = None if reading is None else reading.dataset
+    seeds = isinstance(reader, SeededItems)
+    if isinstance(reader, IterableDataset):
         from trainwright.data.streaming.reader import StreamItems
 
-        seeds = isinstance(dataset, StreamItems) and dataset.seeds_always
+        seeds = isinstance(reader, StreamItems) and reader.seeds_always
     return seeds and bool(dataloader.num_workers == 0)
 
 
 def _is_plain(dataset: Any) -> bool:
     """Returns True for data held in memory: a list, tensors, or Arrow columns without a transform on the fly."""
-    dataset = dataset.dataset if isinstance(dataset, BatchedDataset) else dataset
     if isinstance(dataset, MixtureDataset):
         return all(map(_is_plain, dataset.sources.values()))
     if is_columnar(dataset):

@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 
 from trainwright._types import IGNORE_INDEX, Batch, DatasetLike, Item, output_logits
 from trainwright.data import length_sampler
+from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.cursor import OrderKind
 from trainwright.data.length_sampler import BatchedDataset, BatchOrder, Lengths, check_lengths, fetch_items
 from trainwright.errors import DataError, ModelError
@@ -192,7 +193,7 @@ class PackingLayout:
 
 
 @dataclass(eq=False)
-class PackedCollator:
+class PackedCollator(CollatorLayer):
     """Makes a batch of rows: the items' tensors concatenated, padded on the right to the longest row."""
 
     data_collator: Callable[[list[Item]], Batch]  # collates the items of all rows; its padding is removed again

@@ -2,6 +2,9 @@
 
 It owns the attributes that they read, and moves batches to the device. The training loop reads `host_batches` instead:
 its `DevicePrefetcher` overlaps copies to the device with computation. Subclasses decide the content of a batch.
+
+Its `dataset`, `collate_fn` and `worker_init_fn` are the user's own objects. torch iterates a copy of it (`inside`) that
+has ours around them, as `Reading` says; it is made for each iteration, so a change of the user's takes effect there.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch.utils.data import BatchSampler, DataLoader, Sampler
 
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, has_length
 from trainwright.data.bad_sample import LoaderWorkers
+from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.epochs import set_epoch_of
 from trainwright.distributed.device import accelerator, pins_memory
 from trainwright.state.interrupts import blocked, held_back
@@ -51,9 +55,25 @@ class Unwatched:
         """Ends an epoch, without any effect."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a dataloader reads the user's objects.
+
+    Attributes:
+        dataset: reads the user's dataset; the dataset itself if nothing has to be added.
+        collator: has our layers around the user's collator.
+        start_worker: called in each new worker with its id, the user's dataset and the user's `worker_init_fn`.
+    """
+
+    dataset: DatasetLike
+    collator: Any
+    start_worker: Callable[..., None]
+
+
 class PreparedDataLoader(DataLoader[Any]):
     """torch's DataLoader with accelerate's attributes."""
 
+    reading: Reading | None = None  # None: the attributes are used as they are
     total_batch_size: int = 1  # samples over all processes
     source: DatasetLike = None  # the dataset given to the trainer; `dataset` may have fewer columns
     # where iterating moves the batches; None leaves them where the collator made them
@@ -75,14 +95,35 @@ class PreparedDataLoader(DataLoader[Any]):
         """Returns an iterator over the batches as the collator returned them."""
         if self.tells_dataset:
             set_epoch_of(self.dataset, self._keeps_epoch.epoch)
+        if self.num_workers > 0 and self.persistent_workers:
+            if self._persistent is None:
+                self._persistent = PersistentWorkers(self.inside())
+            return self._persistent.epoch()
+        inside = self.inside()
         if self.num_workers == 0:
-            return super().__iter__()
-        if not self.persistent_workers:
-            batches, started = _started_by(super().__iter__)
-            return _of_workers(batches, LoaderWorkers(self, started))
-        if self._persistent is None:
-            self._persistent = PersistentWorkers(self)
-        return self._persistent.epoch()
+            return DataLoader.__iter__(inside)
+        batches, started = _started_by(partial(DataLoader.__iter__, inside))
+        return _of_workers(batches, LoaderWorkers(inside, started))
+
+    def inside(self) -> DataLoader[Any]:
+        """Returns the dataloader that torch iterates: a copy of this one with our objects around the user's."""
+        inside = copy.copy(self)
+        reading = self.reading
+        if reading is not None:
+            vars(inside)["dataset"] = reading.dataset  # torch refuses an assignment
+            inside.collate_fn = _around(reading.collator, self.collate_fn)
+            init = self._init_in_worker()
+            inside.worker_init_fn = partial(reading.start_worker, dataset=self.dataset, init=init)
+        return inside
+
+    def _init_in_worker(self) -> Callable[[int], None] | None:
+        """Returns the function that initializes a worker, with the user's dataset in it."""
+        return self.worker_init_fn
+
+    @property
+    def num_missing(self) -> int:
+        """Number of samples in quarantine by which an epoch is shorter than the dataset."""
+        return int(getattr(self.batch_sampler, "num_missing", 0))
 
     def end_workers(self) -> None:
         """Ends persistent workers and the iteration that reads from them; the next iteration starts new ones."""
@@ -158,7 +199,8 @@ class PreparedDataLoader(DataLoader[Any]):
     @property
     def iteration(self) -> int:
         """Returns the epoch being read, or else the epoch of the next iteration."""
-        begun = self._is_open and self.batch_sampler is not None  # it counts an epoch when the epoch begins
+        # a batch sampler counts an epoch when the epoch begins
+        begun = self._is_open and self._keeps_epoch is self.batch_sampler
         return int(getattr(self._keeps_epoch, "epoch", 0)) - begun
 
     @iteration.setter
@@ -172,8 +214,8 @@ class PreparedDataLoader(DataLoader[Any]):
 
     @property
     def _keeps_epoch(self) -> Any:
-        """Returns the batch sampler, or the stream if there is none."""
-        return self.dataset if self.batch_sampler is None else self.batch_sampler
+        """Returns what counts the epochs: the batch sampler, or our reader of a stream."""
+        return self.batch_sampler
 
     def get_sampler(self) -> Sampler[Any] | BatchSampler | None:
         """Returns the sampler of the samples; None for a stream."""
@@ -186,21 +228,25 @@ def one_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
         yield batch
 
 
+def _around(layers: Any, collator: Any) -> Any:
+    return layers.around(collator) if isinstance(layers, CollatorLayer) else collator
+
+
 ITERATES = PreparedDataLoader.__iter__  # a subclass or a library may replace the method
 
 
 class PersistentWorkers:
     """Workers that serve every epoch of one dataloader.
 
-    torch's iterator ends its workers when it is released, but the dataloader that made it holds it forever. So a copy
-    of the dataloader makes it here, and `end` releases only the copy. An iterator that is collected in a reference
+    torch's iterator ends its workers when it is released, but the dataloader that made it holds it forever. So the copy
+    that torch iterates (`inside`) is kept here, and `end` releases it. An iterator that is collected in a reference
     cycle cannot tell its workers to end, since its queues are closed first; the workers get the message through a pipe.
     """
 
-    def __init__(self, dataloader: PreparedDataLoader) -> None:
+    def __init__(self, inside: DataLoader[Any]) -> None:
         told, tell = multiprocessing.Pipe(duplex=False)
-        self._copy: DataLoader[Any] | None = copy.copy(dataloader)
-        self._copy.worker_init_fn = EndsWhenTold(dataloader.worker_init_fn, told)
+        self._copy: DataLoader[Any] | None = inside
+        inside.worker_init_fn = EndsWhenTold(inside.worker_init_fn, told)
         self._tells = weakref.finalize(self, tell.send_bytes, b"end")
         self._tells.atexit = False
         self._workers: LoaderWorkers | None = None
@@ -303,6 +349,13 @@ def _forget_iterator(error: BaseException) -> None:
 def watched(dataloader: DataLoaderLike) -> PreparedDataLoader | Unwatched:
     """Returns the dataloader if it is ours; a wrapper that only looks like ours counts as user-made."""
     return dataloader if issubclass(type(dataloader), PreparedDataLoader) else Unwatched()
+
+
+def inner_dataloader(dataloader: DataLoaderLike) -> Any:  # the user's own type
+    """Returns the dataloader that is iterated inside another one, if that is ours or accelerate's; otherwise itself."""
+    if issubclass(type(dataloader), PreparedDataLoader):
+        return dataloader.inside()
+    return getattr(dataloader, "base_dataloader", dataloader)
 
 
 def host_batches(dataloader: DataLoaderLike) -> Iterator[Batch]:

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from trainwright._types import Batch, Item
+from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.epochs import set_epoch_in_worker
 from trainwright.distributed.device import make_deterministic
 
@@ -136,12 +137,6 @@ class SeededItems(Dataset[Item]):
         self.source = source
         self.seed = seed
 
-    def __getattr__(self, name: str) -> object:
-        """Returns attributes of the user's dataset."""
-        if name in ("source", "__setstate__"):
-            raise AttributeError(name)
-        return getattr(self.source, name)
-
     def __len__(self) -> int:
         return len(self.source)
 
@@ -159,7 +154,7 @@ class SeededItems(Dataset[Item]):
         return rows
 
 
-class SeededCollator:
+class SeededCollator(CollatorLayer):
     """Seeds all generators, then calls the collator."""
 
     def __init__(self, data_collator: Callable[[list[Item]], Batch]) -> None:
@@ -168,7 +163,8 @@ class SeededCollator:
     def __call__(self, rows: list[Item]) -> Batch:
         if isinstance(rows, SeededRows):
             seed_from(rows.origin)
-        return self.data_collator(list(rows))
+        batch: Batch = self.data_collator(list(rows))
+        return batch
 
 
 def _number(index: object) -> int:

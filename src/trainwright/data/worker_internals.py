@@ -23,6 +23,11 @@ def set_worker_info(info: Any) -> None:
     torch_worker._worker_info = info
 
 
+def show_dataset(dataset: object) -> None:
+    """Sets the `dataset` that `get_worker_info` returns in this worker: the user's, not our reader of it."""
+    object.__setattr__(get_worker_info(), "dataset", dataset)  # its objects refuse assignments
+
+
 @contextmanager
 def without_worker() -> Iterator[None]:
     """Makes `get_worker_info` return None inside the context."""

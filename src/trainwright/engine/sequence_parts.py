@@ -20,7 +20,6 @@ Worked example, C = 2, one weight w, L_1 = 2w, L_2 = 3w: the ranks' gradients ar
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 import sys
 from abc import ABC, abstractmethod
@@ -38,6 +37,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from trainwright._types import IGNORE_INDEX
 from trainwright.errors import DataError, ModelError
 from trainwright.support.model_facts import auxiliary_coefficient, forward_parameters
+from trainwright.support.signatures import read_signature
 from trainwright.support.tensor_tree import map_nested
 
 MaskFunction: TypeAlias = Callable[[Any, Any, Any, Any], Any]  # (row, head, query, key) -> may it be seen
@@ -767,8 +767,11 @@ def balance_of_parts(function: Callable[..., Any], routes: Any, *args: Any, **op
     parts = _current
     if parts is None or parts.batch is None or not isinstance(routes, tuple) or not routes:
         return function(routes, *args, **options)
-    call = inspect.signature(function).bind(routes, *args, **options)
     whole, counts = parts.whole_routes(routes)
+    signature = read_signature(function)
+    if signature is None:  # as transformers calls it: the mask is the last argument
+        return function(whole, *args[:2], **{**options, "attention_mask": counts})
+    call = signature.bind(routes, *args, **options)
     call.arguments[next(iter(call.arguments))] = whole
     call.arguments["attention_mask"] = counts
     return function(*call.args, **call.kwargs)

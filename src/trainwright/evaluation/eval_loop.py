@@ -6,7 +6,6 @@ that it stays in step with the others. The results of a placeholder do not count
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from trainwright.state.progress import Progress
 from trainwright.state.recorded_metrics import RecordedMetrics
 from trainwright.support.hooks import EvalHooks, Events
 from trainwright.support.loss_normalization import LossRule
+from trainwright.support.signatures import read_parameters
 from trainwright.support.tensor_tree import nested_numpify, num_samples_of
 
 logger = logging.getLogger(__name__)
@@ -367,9 +367,14 @@ def _prefixed(metrics: object, prefix: str, losses: dict[str, float]) -> dict[st
 
 
 def is_streaming(metric: object) -> bool:
-    """Returns True if a metric has a state of its own, and is no function of an EvalPrediction."""
+    """Returns True if a metric has a state of its own, and is no function of an EvalPrediction.
+
+    An object that can be called is such a function, whatever other methods it has, unless it is a module.
+    """
+    if callable(metric) and not isinstance(metric, torch.nn.Module):
+        return False
     feeds = callable(getattr(metric, "update", None)) or callable(getattr(metric, "add_batch", None))
-    return feeds and callable(getattr(metric, "compute", None)) and not isinstance(metric, type)
+    return feeds and callable(getattr(metric, "compute", None))
 
 
 class StreamingMetric:
@@ -420,9 +425,8 @@ class StreamingMetric:
 
 def _names_of(feed: Callable[..., object]) -> tuple[str, str] | None:
     """Returns the names of a metric's parameters for predictions and references; None to pass them by position."""
-    try:
-        parameters = inspect.signature(feed).parameters
-    except (TypeError, ValueError):
+    parameters = read_parameters(feed)
+    if parameters is None:
         return None
     found = [next((name for name in names if name in parameters), None) for names in (PREDICTIONS, REFERENCES)]
     return None if found[0] is None or found[1] is None else (found[0], found[1])

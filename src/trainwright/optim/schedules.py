@@ -33,7 +33,6 @@ linear.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +46,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainwright.errors import ArgumentError, did_you_mean
+from trainwright.support.signatures import read_parameters
 
 if TYPE_CHECKING:
     from trainwright.config.protocol import Arguments
@@ -145,13 +145,13 @@ def schedule_for(args: Arguments, optimizer: Optimizer, num_training_steps: int)
 
 
 def bind_step(optimizer: Optimizer) -> None:
-    """Makes a method of a function assigned to `optimizer.step`: torch's schedules wrap methods.
+    """Makes a method of whatever was assigned to `optimizer.step`, or to `step` of its class: schedules wrap methods.
 
     The wrapper of an earlier schedule is a function too, which the next schedule takes as it is.
     """
-    step = vars(optimizer).get("step")
+    step: Any = optimizer.step
     is_of_a_schedule = getattr(step, "__globals__", {}).get("__name__") == lr_scheduler.__name__
-    if step is None or is_of_a_schedule or hasattr(step, "__func__"):
+    if is_of_a_schedule or hasattr(step, "__func__"):
         return
 
     def bound(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -160,17 +160,22 @@ def bind_step(optimizer: Optimizer) -> None:
     vars(optimizer)["step"] = MethodType(bound, optimizer)
 
 
-def schedule_options(name: str) -> tuple[str, ...]:
-    """Returns the names that `lr_scheduler_kwargs` may hold for a schedule."""
+def schedule_options(name: str) -> tuple[str, ...] | None:
+    """Returns the names that `lr_scheduler_kwargs` may hold for a schedule; None if its function does not say."""
     import transformers.optimization
 
     classes = {"reduce_lr_on_plateau": ReduceLROnPlateau, "greedy": transformers.optimization.GreedyLR}
     made_by = classes.get(name) or getattr(transformers.optimization, BUILDERS[name])
-    return tuple(parameter for parameter in inspect.signature(made_by).parameters if parameter not in FROM_THE_RUN)
+    parameters = read_parameters(made_by)
+    if parameters is None:
+        return None
+    return tuple(parameter for parameter in parameters if parameter not in FROM_THE_RUN)
 
 
 def _check_options(name: str, options: Mapping[str, object]) -> None:
     known = schedule_options(name)
+    if known is None:
+        return
     for option in (option for option in options if option not in known):
         message = (
             f"lr_scheduler_kwargs names {option!r}, which lr_scheduler_type={name!r} does not take; it takes "

@@ -28,6 +28,7 @@ from trainwright.data.balanced_batches import BatchRebalanceSampler
 from trainwright.data.columns import is_columnar
 from trainwright.data.length_sampler import fetch_items
 from trainwright.data.order import ShuffledOrder
+from trainwright.data.prepared_dataloader import inner_dataloader
 from trainwright.distributed.device import has_compiler, kind_of, runs_flash_attention, synchronize
 from trainwright.errors import ModelError
 from trainwright.preflight import padding, remembered
@@ -157,8 +158,9 @@ class FirstSamples:
     def collated(self, groups: Sequence[Sequence[int]], loader: DataLoaderLike | None = None) -> list[Batch]:
         """Returns a batch of each group of samples, made by the collator of `loader`, by default that of this one."""
         chosen = [list(group) for group in groups]
-        collate = (loader or self._loader).collate_fn
-        return list(DataLoader(self._loader.dataset, batch_sampler=chosen, collate_fn=collate))
+        collate = inner_dataloader(loader or self._loader).collate_fn
+        rows = inner_dataloader(self._loader).dataset
+        return list(DataLoader(rows, batch_sampler=chosen, collate_fn=collate))
 
 
 def _read(loader: DataLoaderLike, number: int) -> tuple[list[Batch], float, set[Shapes]]:

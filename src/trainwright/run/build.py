@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import shutil
@@ -53,6 +52,7 @@ from trainwright.support import model_facts
 from trainwright.support.hooks import Events, is_overridden
 from trainwright.support.host import in_notebook
 from trainwright.support.loss_normalization import LabelSmoother, LossRule
+from trainwright.support.signatures import POSITIONAL, read_parameters
 
 if TYPE_CHECKING:
     from trainwright.callbacks.preemption import JITCheckpointCallback
@@ -614,7 +614,8 @@ def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
 
 def call_model_init(model_init: Callable[..., Any], trial: Trial) -> Any:
     """Returns a model from the user's function, which takes no argument or the trial."""
-    num_arguments = len(inspect.signature(model_init).parameters)
+    parameters = (read_parameters(model_init) or {}).values()
+    num_arguments = sum(one.kind in POSITIONAL for one in parameters)
     if num_arguments > 1:
         raise ModelError(
             f"model_init takes {num_arguments} arguments; it must take none, or one: the trial of a search."

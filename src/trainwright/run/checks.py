@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import reprlib
@@ -35,6 +34,7 @@ from trainwright.loop.extension import Extension
 from trainwright.support import model_facts
 from trainwright.support.hooks import is_overridden
 from trainwright.support.optimizer_facts import may_train, shown_parameters, trained_parameters
+from trainwright.support.signatures import read_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -320,7 +320,7 @@ def check_extension(extension: Any, others: Iterable[Extension], *, is_training:
 
 def check_needs_no_closure(optimizer: Any) -> None:
     """Raises ArgumentError for an optimizer that reevaluates the loss in its step, such as torch's LBFGS."""
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    closure = (read_parameters(optimizer.step) or {}).get("closure")
     if closure is not None and closure.default is closure.empty:
         name = type(optimizer).__name__
         raise ArgumentError(

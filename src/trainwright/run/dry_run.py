@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from trainwright._types import Batch, has_length, metric_number
 from trainwright.checkpoint.rng import unchanged_random_states
+from trainwright.config.behaviour import behaviour_of
 from trainwright.config.rules.start import COMPUTED_BY_EVALUATION, RequiredMetric, resolve_best_metric
+from trainwright.data.prepared_dataloader import inner_dataloader
 from trainwright.errors import DataError, MetricError, TrainwrightError
 from trainwright.evaluation import eval_loop
 from trainwright.evaluation.outputs import record_of
@@ -32,8 +34,11 @@ HOPELESS = (NameError, AttributeError, TypeError, ImportError, TrainwrightError)
 # `trainer: Any` throughout: any Trainer, or a subclass of the user's; its hooks are called and it is not stored.
 
 
-def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
-    """Raises the errors of the first evaluation: DataError for unusable sets, MetricError for a missing metric."""
+def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> bool:
+    """Raises the errors of the first evaluation: DataError for unusable sets, MetricError for a missing metric.
+
+    Returns True if `compute_metrics` was called for it. It is not with `reproduce="transformers"`.
+    """
     checks.check_sets_have_samples(trainer.args, trainer.eval_dataset)
     if not is_overridden(trainer, "evaluate", "_evaluate", "get_eval_dataloader"):
         sets = trainer.eval_dataset
@@ -41,13 +46,16 @@ def check_evaluation(trainer: Any, ignore_keys: list[str] | None) -> None:
             checks.check_is_dataset(dataset, "Evaluation")
     has_metrics = trainer.compute_metrics is not None and not trainer.args.prediction_loss_only
     if not has_metrics or is_overridden(trainer, "evaluate", "_evaluate"):
-        return
+        return False
+    if not behaviour_of(trainer.args).rehearses_evaluation:
+        return False
     names = tuple(trainer.eval_dataset) if isinstance(trainer.eval_dataset, dict) else ()
     wanted = resolve_best_metric(trainer.args, names)
     if wanted is not None:
-        _find_metric(trainer, wanted, ignore_keys)
-    elif not is_overridden(trainer, "evaluation_loop", "prediction_step", "_prepare_inputs", "get_eval_dataloader"):
-        _look_at_metrics(trainer, next(iter(names), None), ignore_keys)
+        return _find_metric(trainer, wanted, ignore_keys)
+    if is_overridden(trainer, "evaluation_loop", "prediction_step", "_prepare_inputs", "get_eval_dataloader"):
+        return False
+    return _look_at_metrics(trainer, next(iter(names), None), ignore_keys)
 
 
 def names_of_metrics(trainer: Any) -> set[str]:
@@ -56,12 +64,15 @@ def names_of_metrics(trainer: Any) -> set[str]:
     return set(_metrics_of(trainer, _first_batch(trainer, name), "eval", None))
 
 
-def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | None) -> None:
-    """Evaluates one batch and checks that the deciding metric is there."""
+def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | None) -> bool:
+    """Evaluates one batch and checks that the deciding metric is there; returns True if it was computed."""
     metrics = trainer.compute_metrics
     raised: list[Exception] = []
+    is_called = eval_loop.is_streaming(metrics)
 
     def remembers_errors(*args: object, **kwargs: object) -> dict[str, Any]:
+        nonlocal is_called
+        is_called = True
         try:
             return metrics(*args, **kwargs)  # type: ignore[no-any-return]
         except Exception as error:
@@ -81,7 +92,7 @@ def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | 
             type(error).__name__,
             error,
         )
-        return
+        return is_called
     finally:
         trainer.compute_metrics = metrics
     names = {*found, *(f"{wanted.prefix}_{name}" for name in COMPUTED_BY_EVALUATION[1:4])}
@@ -98,24 +109,30 @@ def _find_metric(trainer: Any, wanted: RequiredMetric, ignore_keys: list[str] | 
             f"{wanted.name}={reprlib.repr(value)}, which is not a number ({type(value).__name__}). Return a number "
             "under this name from compute_metrics, or choose another metric."
         )
+    return is_called
 
 
-def _look_at_metrics(trainer: Any, eval_set: str | None, ignore_keys: list[str] | None) -> None:
-    """Checks for labels, and reports metrics that cannot be recorded. Other errors are left to the evaluation."""
+def _look_at_metrics(trainer: Any, eval_set: str | None, ignore_keys: list[str] | None) -> bool:
+    """Checks for labels, and reports metrics that cannot be recorded. Other errors are left to the evaluation.
+
+    Returns True if the metrics were computed.
+    """
     dataset = trainer.eval_dataset if eval_set is None else trainer.eval_dataset[eval_set]
     if has_length(dataset) and len(dataset) == 0:  # its evaluation yields no metric, and says so
-        return
+        return False
     batch = _first_batch(trainer, eval_set)
     has_names = isinstance(batch.batch, Mapping)
     label_names = Internals(trainer).label_names_in(batch.batch) if has_names else trainer.label_names
     if not (has_names and label_names) or any(batch.batch.get(name) is None for name in label_names):
-        return eval_loop.warn_no_labels(label_names, batch.batch)
+        eval_loop.warn_no_labels(label_names, batch.batch)
+        return False
     try:
         _metrics_of(trainer, batch, "eval" if eval_set is None else f"eval_{eval_set}", ignore_keys)
     except TrainwrightError:
         raise
     except Exception as error:
         logger.info("The metrics of a single batch could not be checked before training: %r", error)
+    return True
 
 
 def _first_batch(trainer: Any, eval_set: str | None) -> FirstBatch:
@@ -152,7 +169,8 @@ def first_batches(dataloader: Iterable[Batch], number: int) -> Iterator[Batch]:
     dataset = getattr(dataloader, "dataset", None)
     if isinstance(dataloader, DataLoader) and indices is not None and not isinstance(dataset, IterableDataset):
         batches = [list(batch) for batch in islice(iter(indices), number)]
-        dataloader = DataLoader(dataloader.dataset, batch_sampler=batches, collate_fn=dataloader.collate_fn)
+        inner = inner_dataloader(dataloader)
+        dataloader = DataLoader(inner.dataset, batch_sampler=batches, collate_fn=inner.collate_fn)
     return islice(iter(dataloader), number)
 
 

@@ -132,7 +132,11 @@ def make_dataloader(
         num_processes=engine.num_replicas,
     )
     if is_training and engine.dispatches:
-        return engine.dispatch(build_whole(dataset, plan, sampler=sampler, collate=collate))
+        whole = build_whole(dataset, plan, sampler=sampler, collate=collate)
+        dispatched = engine.dispatch(whole.inside())
+        # accelerate's wrapper reads `base_dataloader`, and these attributes are only shown
+        vars(dispatched).update(dataset=whole.dataset, collate_fn=whole.collate_fn)
+        return dispatched
     dataloader = build_dataloader(dataset, plan, sampler=sampler, collate=collate, exchange=engine)
     dataloader.device = engine.device
     dataloader.non_blocking = engine.non_blocking

@@ -227,7 +227,8 @@ def begin_training(
         changed_args=run.changed_args,
         begins_branch=run.begins_branch,
     )
-    check_evaluation(trainer, ignore_keys)
+    if check_evaluation(trainer, ignore_keys):
+        console.show_lines(args, [CHECKED_METRICS])
     console.begin_journal(
         services.journal,
         run,
@@ -327,8 +328,11 @@ def prepare_run(
     checkpointing.states_of_extensions(run)  # raises now the errors of the first save
 
 
-def check_evaluation(trainer: AnyTrainer, ignore_keys: list[str] | None = None) -> None:
-    """Raises the errors of the first evaluation before step 1.
+CHECKED_METRICS = "metrics   compute_metrics was called once with one batch, to check it before step 1"
+
+
+def check_evaluation(trainer: AnyTrainer, ignore_keys: list[str] | None = None) -> bool:
+    """Raises the errors of the first evaluation before step 1; returns True if it called `compute_metrics`.
 
     Raises:
         DataError: an evaluation set without samples.
@@ -337,4 +341,5 @@ def check_evaluation(trainer: AnyTrainer, ignore_keys: list[str] | None = None) 
     if trainer.args.eval_strategy != "no" and trainer.eval_dataset is not None:
         from trainwright.run import dry_run
 
-        dry_run.check_evaluation(trainer, ignore_keys)
+        return dry_run.check_evaluation(trainer, ignore_keys)
+    return False

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
 from trainwright._types import Batch, DataLoaderLike, Model, SampleIds, StateDict, Trial
+from trainwright.support.signatures import read_parameters
 
 
 class Stateful(Protocol):
@@ -204,8 +205,9 @@ def takes_metrics_too(hook: Callable[..., None]) -> Callable[..., None]:
 
 def left_out(function: object) -> Sequence[str]:
     """Parameters of a hook that an override with an older signature is not given."""
-    left: Sequence[str] = getattr(function, "left_out", ())
-    return left
+    left = getattr(function, "left_out", ())
+    # a mock has every attribute
+    return left if isinstance(left, tuple) else ()
 
 
 def _is_ours(function: object) -> bool:
@@ -224,7 +226,7 @@ def _base_of(name: str, classes: Sequence[type]) -> object:
 
 def _parameters(base: Any) -> list[str]:
     function = base.__func__ if isinstance(base, staticmethod) else base
-    parameters = inspect.signature(function).parameters.values()
+    parameters = (read_parameters(function) or {}).values()
     return [one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
 
 
@@ -233,9 +235,8 @@ def _adapter(function: Any, wanted: Sequence[str]) -> Callable[..., Any] | None:
 
     None where `function` takes the wanted parameters and needs no others.
     """
-    try:
-        taken: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # no Python function: nothing is known of it
+    taken = read_parameters(function)
+    if taken is None:
         return None
     kinds = {one.kind for one in taken.values()}
     takes_names = inspect.Parameter.VAR_KEYWORD in kinds

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from trainwright._types import JSONObject, Model, is_instance_of
+from trainwright.support.signatures import read_code, read_parameters, read_signature, takes_any_keyword
 
 WRAPPER = re.compile(r"_(?:\w+?_wrapped_module|orig_mod)\.")  # torch's wrappers, in the names of parameters and modules
 
@@ -117,15 +118,18 @@ def num_devices(model: Model) -> int:
 # Signatures of the `forward` of classes, by class; signatures of single instances are not kept.
 _SIGNATURES: MutableMapping[object, inspect.Signature] = WeakKeyDictionary()
 
+# Of a `forward` whose signature cannot be read: it may take anything.
+_UNKNOWN = inspect.Signature([inspect.Parameter("any_input", inspect.Parameter.VAR_KEYWORD)])
+
 
 def forward_parameters(model: Model) -> dict[str, inspect.Parameter]:
     """Returns the parameters of `forward` by name, of the model inside any wrapper."""
     core = core_model(model)
     function = getattr(core.forward, "__func__", None)
     if function is None or function is not getattr(type(core), "forward", None):
-        return dict(inspect.signature(core.forward).parameters)
+        return dict((read_signature(core.forward) or _UNKNOWN).parameters)
     if function not in _SIGNATURES:
-        _SIGNATURES[function] = inspect.signature(core.forward)
+        _SIGNATURES[function] = read_signature(core.forward) or _UNKNOWN
     return dict(_SIGNATURES[function].parameters)
 
 
@@ -188,6 +192,8 @@ def accepts_loss_kwargs(model: Model, *, by_name: bool = True) -> bool:
     if declared is not None:
         return bool(declared)
     parameters = forward_parameters(model)
+    if parameters == _UNKNOWN.parameters:
+        return False
     keywords = next((name for name, p in parameters.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
     if keywords is None:
         return by_name and _COUNT in parameters
@@ -196,11 +202,10 @@ def accepts_loss_kwargs(model: Model, *, by_name: bool = True) -> bool:
 
 def _passes_count_on(core: nn.Module, keywords: str) -> bool:
     """Returns False if `forward` calls something with all of its `keywords` that does not take the number of items."""
-    forward = inspect.unwrap(type(core).forward)
-    code = getattr(forward, "__code__", None)
+    code = read_code(type(core).forward)
     if code is None or _COUNT in {*code.co_consts, *code.co_varnames}:  # it looks for the number
         return True
-    tree = _source_tree(forward)
+    tree = _source_tree(inspect.unwrap(type(core).forward))
     if tree is None:
         return _is_taken_within(core)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -251,10 +256,10 @@ def ignores_item_count(model: Model) -> bool:
     without the keywords that `forward` was given. False wherever the code does not show it.
     """
     core = core_model(model)
-    forward = inspect.unwrap(type(core).forward)
-    code = getattr(forward, "__code__", None)
+    code = read_code(type(core).forward)
     if code is None or not accepts_loss_kwargs(model):
         return False
+    forward = inspect.unwrap(type(core).forward)
     constants = {word for word in code.co_consts if isinstance(word, str)}
     words = {*code.co_names, *code.co_varnames, *constants}
     if _COUNT in words or {"sum", "none"} & constants:
@@ -334,14 +339,19 @@ def takes_any_input(model: Model) -> bool:
     transformers' models have `**kwargs` too, for attention kernels and the like; a column of text is none of these.
     """
     core = core_model(model)
-    has_kwargs = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in forward_parameters(model).values())
-    return has_kwargs and not is_instance_of(core, "transformers.modeling_utils", "PreTrainedModel")
+    parameters = forward_parameters(model)
+    if parameters == _UNKNOWN.parameters:
+        return True
+    return takes_any_keyword(parameters) and not is_instance_of(core, "transformers.modeling_utils", "PreTrainedModel")
 
 
 def takes_argument(function: Any, name: str) -> bool:
-    """Returns True if a function (or an object with `__call__`) has a parameter of this name, or takes any keyword."""
-    parameters = inspect.signature(function).parameters
-    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    """Returns True if a function (or an object with `__call__`) has a parameter of this name, or takes any keyword.
+
+    True too if its signature cannot be read.
+    """
+    parameters = read_parameters(function)
+    return parameters is None or name in parameters or takes_any_keyword(parameters)
 
 
 def signature_columns(model: Model, label_names: list[str]) -> list[str]:

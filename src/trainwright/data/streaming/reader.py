@@ -2,7 +2,8 @@
 
 Every process reads the same items in the same order and takes its part of each chunk (`chunks.py`, `samplers.py`), so
 that all have the same number of batches. Workers divide a stream in one of two ways:
-- The dataset divides it: a `datasets` stream gives each worker its own shards; other datasets use `get_worker_info`.
+- The dataset divides it: a `datasets` stream gives each worker its own shards; other datasets use `get_worker_info`,
+  themselves or in a `worker_init_fn` that changes the dataset.
   Each worker then makes batches of its items, and the loader takes them in turn.
 - It does not: every worker reads all of it and makes every W-th batch, so the batches are the same as without workers.
 
@@ -22,13 +23,14 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from trainwright._types import QUARANTINE_NAME, Batch, DatasetLike, Item, has_length, tail_batch
+from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.cursor import OrderKind
 from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.quarantine import NO_PLACES, KeptItems, Sample
-from trainwright.data.seeding import seed_from, seed_of
+from trainwright.data.seeding import seed_from, seed_of, seed_worker
 from trainwright.data.shards import ChunkPart, RankShare
 from trainwright.data.streaming.chunks import Chunk, OpenStream, chunks_of_batches, chunks_of_items
 from trainwright.data.streaming.lookahead_buffer import BatchFormer
@@ -76,17 +78,12 @@ class StreamItems(IterableDataset[BatchItems]):
         self.seeds_always = self.seeds_always or self.former is not None
         self.start = (-1, EpochProgress())  # an epoch and its trained part
         self.excluded: frozenset[Sample] = frozenset()  # samples in quarantine
+        self.is_divided = False  # the user's `worker_init_fn` gave this worker a part of its own
         # Shared memory: persistent workers see the epoch of the main process.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
-    def __getattr__(self, name: str) -> Any:
-        """Returns attributes of the user's dataset."""
-        if name in ("source", "__setstate__"):
-            raise AttributeError(name)
-        return getattr(self.source, name)
-
     def __len__(self) -> int:
-        return len(self.source) - self._num_excluded()
+        return len(self.source) - self.num_excluded()
 
     @property
     def chunk_size(self) -> int:
@@ -106,16 +103,16 @@ class StreamItems(IterableDataset[BatchItems]):
     @property
     def num_missing(self) -> int:
         """Excluded items by which an epoch is shorter, if the number of items determines the number of batches."""
-        return 0 if self.num_samples is None else self._num_excluded()
+        return 0 if self.num_samples is None else self.num_excluded()
 
-    def _num_excluded(self, first: int = 0) -> int:
+    def num_excluded(self, first: int = 0) -> int:
         """Returns the number of excluded positions from `first` on."""
         places = range(first, len(self.source))
         return sum(one in places for one in self.excluded)
 
     def num_batches_after(self, position: int) -> int:
         """Returns the number of batches formed by the non-excluded items from a position on."""
-        left = len(self.source) - position - self._num_excluded(position)
+        left = len(self.source) - position - self.num_excluded(position)
         return self.share.num_batches(left, drop_last=self.drop_last)
 
     @property
@@ -188,14 +185,33 @@ class StreamDataLoader(PreparedDataLoader):
         **options: Any,
     ) -> None:
         self.exchange = exchange
-        with_origin: Any = _WithOrigin(collate)  # torch types its input as single samples
-        super().__init__(items, batch_size=None, collate_fn=with_origin, **options)
+        self.items = items  # reads the dataset, from a position on
+        size = items.share.batch_size if items.former is None else None
+        drop_last = size is not None and items.drop_last
+        super().__init__(items.source, batch_size=size, drop_last=drop_last, collate_fn=collate, **options)
+        vars(self)["dataset"] = items.source  # torch wraps a datapipe, to serialize it
+
+    def inside(self) -> DataLoader[Any]:
+        inside = super().inside()
+        vars(inside).update(batch_size=None, batch_sampler=None, drop_last=False)  # the reader makes the batches
+        return inside
+
+    def _init_in_worker(self) -> Callable[[int], None] | None:
+        init = self.worker_init_fn
+        is_ours = init is None or getattr(init, "func", None) is seed_worker
+        return init if is_ours else _WatchedInit(self.items, init)
 
     @property
-    def items(self) -> StreamItems:
-        """The dataset, with the position from which it is read."""
-        assert isinstance(self.dataset, StreamItems)
-        return self.dataset
+    def num_missing(self) -> int:
+        return self.items.num_excluded()
+
+    @property
+    def total_dataset_length(self) -> int:
+        return len(self.items)
+
+    @property
+    def _keeps_epoch(self) -> StreamItems:
+        return self.items
 
     def __len__(self) -> int:
         if not self.items.is_counted:
@@ -219,7 +235,7 @@ class StreamDataLoader(PreparedDataLoader):
             yield batch if part is None else tail_batch(batch, num_samples=part.num_samples, weight=part.weight)
 
 
-class _WithOrigin:
+class WithOrigin(CollatorLayer):
     """A collator that returns the origin of a batch along with it."""
 
     def __init__(self, data_collator: Callable[[list[Item]], Batch]) -> None:
@@ -241,7 +257,7 @@ class StreamReader:
         self.rank = stream.share.rank + stream.split.rank  # one of them is 0
         self.seeds = (info is not None and stream.seeds_workers) or stream.seeds_always
         self.has_state = keeps_state(stream.source)
-        self.splits_itself = self.num_workers > 1 and is_hf_stream(stream.source)
+        self.splits_itself = self.num_workers > 1 and (stream.is_divided or is_hf_stream(stream.source))
         self.watched: _WatchedInfo | None = None
 
     def portions(self) -> Iterator[BatchItems]:
@@ -371,14 +387,41 @@ class _WatchedInfo:
         self.actual = actual
         self._worker = worker
         self.was_asked = False
+        self.gave_dataset = False
 
     @property
     def id(self) -> int:
         self.was_asked = True
         return self._worker
 
+    @property
+    def dataset(self) -> Any:
+        self.gave_dataset = True
+        return self.actual.dataset
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.actual, name)
+
+
+class _WatchedInit:
+    """The user's `worker_init_fn`: one that takes the dataset from `get_worker_info` gives this worker its own part."""
+
+    def __init__(self, items: StreamItems, init: Callable[[int], None]) -> None:
+        self._items = items
+        self._init = init
+
+    def __call__(self, worker_id: int) -> None:
+        actual: Any = get_worker_info()
+        start = self._items.start[1]
+        # As in `StreamReader`: worker 0 takes the role of the worker whose turn it was.
+        worker = (worker_id + start.next_worker) % actual.num_workers if start.num_workers > 1 else worker_id
+        watched = _WatchedInfo(actual, worker)
+        set_worker_info(watched)
+        try:
+            self._init(worker)
+        finally:
+            set_worker_info(actual)
+        self._items.is_divided = watched.gave_dataset
 
 
 # -- parts of a stream of unequal length -------------------------------------------------------------------------------
