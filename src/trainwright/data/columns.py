@@ -21,6 +21,7 @@ from trainwright._types import Batch, DatasetLike, Item, is_instance_of, optiona
 from trainwright.config.fields import value_of
 from trainwright.data.mixture import MixtureDataset
 from trainwright.errors import DataError, did_you_mean
+from trainwright.support.counterparts import Counterpart
 
 module_logger = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ def remove_from_sources(dataset: DatasetLike, remove: Callable[..., DatasetLike]
     return dataset.with_sources(changed) if isinstance(dataset, MixtureDataset) else dataset
 
 
-class RemoveColumnsCollator:
+class RemoveColumnsCollator(Counterpart, original="transformers.trainer_utils"):
     """Drops the entries of each item that the model does not take, then calls the collator.
 
     The user's own collator can still read a dropped entry by name. Collators of transformers and torch cannot, since

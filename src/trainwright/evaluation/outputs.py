@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 from trainwright._types import Batch, Model, Nested, counted, plain_numbers, printable, recordable, write_text
 from trainwright.errors import DataError
+from trainwright.support.counterparts import Counterpart
 from trainwright.support.html_table import html_pairs, html_section
 from trainwright.support.tensor_tree import nested_detach
 
 logger = logging.getLogger(__name__)
 
 
-class EvalPrediction:
+class EvalPrediction(Counterpart, original="transformers.trainer_utils"):
     """Argument of `compute_metrics`. Unpacks as `predictions, labels` (and inputs, losses where asked for).
 
     Attributes:
@@ -44,35 +45,53 @@ class EvalPrediction:
         return self.elements[index]
 
 
-class EvalLoopOutput(NamedTuple):
-    """Result of an evaluation loop: arrays with one row for each sample (or tuples of them), metrics, samples."""
+class EvalLoopFields(NamedTuple):
+    """Fields of an EvalLoopOutput."""
 
     predictions: Nested
     label_ids: Nested
     metrics: dict[str, float] | None
     num_samples: int | None
 
+
+class EvalLoopOutput(EvalLoopFields, Counterpart, original="transformers.trainer_utils"):
+    """Result of an evaluation loop: arrays with one row for each sample (or tuples of them), metrics, samples."""
+
+    __slots__ = ()
+
     def _repr_html_(self) -> str:
         return _html_of(self)
 
 
-class PredictionOutput(NamedTuple):
-    """Result of `predict()`: arrays with one row for each sample (or tuples of them), and metrics."""
+class PredictionFields(NamedTuple):
+    """Fields of a PredictionOutput."""
 
     predictions: Nested
     label_ids: Nested
     metrics: dict[str, float] | None
 
+
+class PredictionOutput(PredictionFields, Counterpart, original="transformers.trainer_utils"):
+    """Result of `predict()`: arrays with one row for each sample (or tuples of them), and metrics."""
+
+    __slots__ = ()
+
     def _repr_html_(self) -> str:
         return _html_of(self)
 
 
-class TrainOutput(NamedTuple):
-    """Result of `train()`: optimizer steps done, mean loss, and metrics of speed."""
+class TrainFields(NamedTuple):
+    """Fields of a TrainOutput."""
 
     global_step: int
     training_loss: float
     metrics: dict[str, float]
+
+
+class TrainOutput(TrainFields, Counterpart, original="transformers.trainer_utils"):
+    """Result of `train()`: optimizer steps done, mean loss, and metrics of speed."""
+
+    __slots__ = ()
 
     def _repr_html_(self) -> str:
         return _html_of(self)

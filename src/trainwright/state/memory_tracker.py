@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainwright.support.counterparts import Counterpart
+
 if TYPE_CHECKING:
     import psutil
 
@@ -60,7 +62,7 @@ class _PeakSampler(threading.Thread):
         return max(self.peak_bytes, self._process.memory_info().rss)
 
 
-class TrainerMemoryTracker:
+class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
     """Adds `<stage>_mem_{cpu,gpu}_{alloc,peaked}_delta` in bytes to a stage's metrics.
 
     Only the outermost stage is measured: an evaluation inside of training belongs to training. The numbers of
