@@ -29,7 +29,21 @@ __all__ = ["Installed", "install", "uninstall"]
 logger = logging.getLogger(__name__)
 
 # Modules of transformers' trainer, from the one that everyone imports to its parts.
-OF_THE_LIBRARY = ("data.data_collator", "integrations.deepspeed", "optimization")  # not the trainer's own
+# Not the trainer's own: what models use too.
+OF_THE_LIBRARY = (
+    "data.data_collator",
+    "deepspeed",
+    "integrations.deepspeed",
+    "integrations.fsdp",
+    "integrations.liger",
+    "integrations.neftune",
+    "integrations.peft",
+    "integrations.tpu",
+    "modelcard",
+    "optimization",
+    "pytorch_utils",
+    "utils",
+)
 MODULES = (
     "transformers",
     *(f"transformers.{path}" for path in vars(trainwright)["ORIGINAL_PATHS"] if path not in OF_THE_LIBRARY),

@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from trainwright.config import resolve
 from trainwright.config.protocol import Arguments
-from trainwright.errors import ArgumentError, MissingPackageError, did_you_mean
+from trainwright.errors import ArgumentError, MissingOptimizerError, did_you_mean
 from trainwright.optim import parameter_groups
 from trainwright.optim.optimizer_table import OPTIMIZERS, UNSET, OptimizerSpec, Options, one_process
 from trainwright.optim.own_optimizers import LayerWiseDummyOptimizer, muon_groups, step_in_backward
@@ -225,7 +225,7 @@ def _adam(args: Arguments) -> Kwargs:
 
 
 def load_class(name: str, spec: OptimizerSpec) -> OptimizerClass:
-    """Imports the class of the optimizer that `args.optim` names; MissingPackageError where its package fails."""
+    """Imports the class of the optimizer that `args.optim` names; MissingOptimizerError where its package fails."""
     module, _, attribute = spec.path.partition(":")
     if spec.package is None:
         return cast(OptimizerClass, getattr(importlib.import_module(module), attribute))
@@ -236,14 +236,14 @@ def load_class(name: str, spec: OptimizerSpec) -> OptimizerClass:
         found = importlib.metadata.version(package.name)
     if found is not None and not package.specifier.contains(found, prereleases=True):
         oldest = str(package.specifier).removeprefix(">=")
-        raise MissingPackageError(f"optim={name!r}: {package.name} {found} is older than {oldest}. {cure}")
+        raise MissingOptimizerError(f"optim={name!r}: {package.name} {found} is older than {oldest}. {cure}")
     try:
         return cast(OptimizerClass, getattr(importlib.import_module(module), attribute))
     except (ImportError, AttributeError) as error:
         problem = f"the package {package.name} is not installed"
         if found is not None:
             problem = f"{package.name} {found} is installed, but {attribute} cannot be imported: {error}"
-        raise MissingPackageError(f"optim={name!r}: {problem}. {cure}") from error
+        raise MissingOptimizerError(f"optim={name!r}: {problem}. {cure}") from error
 
 
 def parse_optim_args(text: str | None) -> dict[str, str]:

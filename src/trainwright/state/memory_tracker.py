@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -44,22 +44,30 @@ class DeviceMemory(Protocol):
 
 
 class _PeakSampler(threading.Thread):
-    """Watches the resident memory of this process until stopped."""
+    """Watches the memory of this process until stopped."""
 
-    def __init__(self, process: psutil.Process) -> None:
+    def __init__(self, process: psutil.Process, measure: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
         self._process = process
+        self._measure = measure
         self._done = threading.Event()
         self.peak_bytes = process.memory_info().rss
 
     def run(self) -> None:
         while not self._done.wait(SAMPLE_EVERY_S):
-            self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss)
+            self._look()
+
+    def _look(self) -> None:
+        measured = self._measure()
+        # An override may only watch.
+        if isinstance(measured, int):
+            self.peak_bytes = max(self.peak_bytes, measured)
 
     def finish(self) -> int:
         self._done.set()
         self.join()
-        return max(self.peak_bytes, self._process.memory_info().rss)
+        self._look()
+        return self.peak_bytes
 
 
 class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
@@ -82,7 +90,7 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
         self.skip_memory_metrics = skip_memory_metrics
         self._device = device_memory
         self.cur_stage: str | None = None
-        self._init_report: dict[str, int] = {}
+        self._reports: dict[str, dict[str, int]] = {}  # of stages that were ended, until they are added to metrics
         self._process: psutil.Process | None = None
         if not skip_memory_metrics:
             import psutil
@@ -103,8 +111,10 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
         Args:
             stage: its name; None for that of the calling method.
         """
-        stage = stage or _stage_of_caller()
-        if self.skip_memory_metrics or self.cur_stage not in (None, stage):
+        if self.skip_memory_metrics:
+            return
+        stage = self.derive_stage() if stage is None else stage
+        if self.cur_stage not in (None, stage):
             return
         self.abandon()  # the same stage, begun before and never ended
         self.cur_stage = stage
@@ -114,7 +124,7 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
         if self._device is not None and self._device.is_known:
             self._device.reset_peak()
             self._before["gpu"] = self._device.allocated_bytes()
-        self._sampler = _PeakSampler(self._process)
+        self._sampler = _PeakSampler(self._process, self.peak_monitor_func)
         self._sampler.start()
 
     def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None, stage: str | None = None) -> None:
@@ -124,17 +134,44 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
             metrics: gets the report; None keeps that of "init" for the next stage.
             stage: its name; None for that of the calling method.
         """
-        stage = stage or _stage_of_caller()
-        if self.skip_memory_metrics or self.cur_stage != stage or self._sampler is None:
+        if self.skip_memory_metrics:
             return
-        report = self._report(stage)
+        stage = self.derive_stage() if stage is None else stage
+        self.stop(stage)
+        if metrics is not None:
+            self.update_metrics(stage, metrics)
+
+    def derive_stage(self) -> str:
+        """Returns the stage of the method that calls `start` or `stop_and_update_metrics`."""
+        name = sys._getframe(2).f_code.co_name
+        return self.stages.get(name, name)
+
+    def stop(self, stage: str) -> None:
+        """Ends a stage and keeps its report; no effect while another stage is measured.
+
+        Args:
+            stage: its name.
+        """
+        if self.cur_stage != stage or self._sampler is None:
+            return
+        self._reports[stage] = self._report(stage)
         self.cur_stage = None
         self._sampler = None
-        if metrics is None:
-            self._init_report = report if stage == "init" else self._init_report
-            return
-        metrics.update({**self._init_report, **report})
-        self._init_report = {}
+
+    def update_metrics(self, stage: str, metrics: dict[str, Any]) -> None:
+        """Adds the report of a stage that was ended, once; before it the report of the constructor, if it is new.
+
+        Args:
+            stage: its name.
+            metrics: gets the numbers.
+        """
+        if stage in self._reports:
+            metrics.update(self._reports.pop("init", {}))
+            metrics.update(self._reports.pop(stage, {}))
+
+    def peak_monitor_func(self) -> int:
+        """Returns the memory whose peak is measured, in bytes; called again and again, on a thread of its own."""
+        return self.cpu_mem_used()
 
     @contextmanager
     def measuring(self, stage: str) -> Iterator[None]:
@@ -171,8 +208,3 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
             report[f"{stage}_mem_gpu_alloc_delta"] = allocated - self._before["gpu"]
             report[f"{stage}_mem_gpu_peaked_delta"] = max(0, self._device.peak_bytes() - allocated)
         return report
-
-
-def _stage_of_caller() -> str:
-    name = sys._getframe(2).f_code.co_name
-    return STAGES.get(name, name)
