@@ -18,7 +18,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -238,10 +238,7 @@ class Trainer:
             self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
 
             # Invalid combinations are refused first; then callbacks, repository and directory are opened.
-            checks.check_optimizers(self.args, optimizers, optimizer_cls_and_kwargs, model_init)
-            own = self.lr_scheduler is not None
-            checks.check_datasets(self.args, self.train_dataset, eval_dataset, self.data_collator, has_own_schedule=own)
-            checks.check_metrics(self.args, compute_metrics)
+            self._validate_args()
             self._use_callbacks(callbacks)
             if self.args.push_to_hub:
                 self._open_repository()
@@ -256,9 +253,35 @@ class Trainer:
     __setstate__ = restore
     __copy__ = build.with_parts
 
+    def _validate_args(self) -> None:
+        """Refuses combinations of the constructor's arguments with which nothing can be trained."""
+        optimizers = (self.optimizer, self.lr_scheduler)
+        checks.check_optimizers(self.args, optimizers, self.optimizer_cls_and_kwargs, self.model_init)
+        has_own_schedule = self.lr_scheduler is not None
+        checks.check_datasets(
+            self.args, self.train_dataset, self.eval_dataset, self.data_collator, has_own_schedule=has_own_schedule
+        )
+        checks.check_metrics(self.args, self.compute_metrics)
+
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the engine, and with it `accelerator`."""
+        if is_overridden(self, "_build_accelerator_args"):
+            self._build_accelerator_args(dataloader_config=self.args.accelerator_config)
+        checks.warn_of_hooks_without_effect(self)
         self._services.use_engine(build.make_engine(self.args, self.model))
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        """Returns what the original gives to accelerate; an override is called, but its result has no effect.
+
+        Args:
+            **kwargs: entries of the result, by name.
+
+        Returns:
+            Name -> value.
+        """
+        precision = getattr(self.args, "mixed_precision", "no")
+        plugins = {"deepspeed_plugin": None, "fsdp_plugin": None, "kwargs_handlers": []}
+        return {"mixed_precision": precision, **plugins, **kwargs}
 
     def call_model_init(self, trial: Any = None) -> Any:
         """Makes a new model with `model_init`.
@@ -454,6 +477,8 @@ class Trainer:
         """
         args = self.args if args is None else args
         self._train_batch_size = self._train_batch_size if batch_size is None else batch_size
+        if args.auto_find_batch_size:
+            self._update_auto_batch_size(self._train_batch_size)
         checkpoint = None if resume_from_checkpoint is None else self._run.opened(resume_from_checkpoint)
         train.begin_training(self, args, checkpoint, trial, ignore_keys_for_eval)
         run = self._run
@@ -1027,15 +1052,16 @@ class Trainer:
         prepared = engine.setup(
             self._wrap_model(self.model),
             make_optimizer=lambda model: self._make_optimizer(model, max_steps),
-            make_scheduler=lambda optimizer: self.create_scheduler(num_training_steps=max_steps, optimizer=optimizer),
+            make_scheduler=lambda optimizer: self._make_scheduler(optimizer, max_steps),
         )
         self.model_wrapped = prepared.model
         self.optimizer = prepared.optimizer
         self.lr_scheduler = prepared.scheduler
         self._services.read_flags()
         wanted = schedules.settings_of(self.optimizer, self.lr_scheduler)
-        self._load_optimizer_and_scheduler(resume_from_checkpoint)
-        self._load_scaler(resume_from_checkpoint)
+        if resume_from_checkpoint is not None:
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+            self._load_scaler(resume_from_checkpoint)
         if run.checkpoint_args is not None and behaviour_of(self.args).resume_applies_new_settings:
             run.changed_args = resume.apply_new_settings(
                 self.optimizer,
@@ -1180,6 +1206,19 @@ class Trainer:
             return self.optimizer
         return self.create_optimizer()
 
+    def _make_scheduler(self, optimizer: Any, num_training_steps: int) -> Any:
+        if is_overridden(self, "create_optimizer_and_scheduler") and self.lr_scheduler is not None:
+            return self.lr_scheduler  # it made both
+        return self.create_scheduler(num_training_steps=num_training_steps, optimizer=optimizer)
+
+    def _update_auto_batch_size(self, batch_size: int) -> None:
+        """Prepares for another size of micro-batches (`auto_find_batch_size`): called with the first and each smaller.
+
+        Args:
+            batch_size: samples per device and micro-batch.
+        """
+        self._engine.empty_cache()
+
     # -- the micro-batches of a step -----------------------------------------------------------------------------------
 
     def get_batch_samples(
@@ -1270,10 +1309,34 @@ class Trainer:
         Returns:
             The loss as added to the window's sum: a scalar on the model's device, detached.
         """
+        if getattr(self._prepare_context_parallel_inputs, "__func__", None) is not PREPARE_CONTEXT_PARALLEL:
+            return self._train_in_own_context(model, inputs, num_items_in_batch)
         batch = self._begin_forward(model, inputs)
         loss = self._loss_in_contexts(model, batch, num_items_in_batch)
         del batch
         return self._differentiate(loss, inputs, num_items_in_batch)
+
+    def _train_in_own_context(self, model: Any, inputs: Batch, num_items: Items) -> torch.Tensor:
+        """Runs `training_step` in the context of an override of `_prepare_context_parallel_inputs`."""
+        context, inputs = self._prepare_context_parallel_inputs(model, inputs)
+        with context():
+            batch = self._begin_forward(model, inputs)
+            loss = self._loss_in_contexts(model, batch, num_items)
+            return self._differentiate(loss, inputs, num_items)
+
+    def _prepare_context_parallel_inputs(
+        self, model: Any, inputs: Batch
+    ) -> tuple[Callable[[], AbstractContextManager[Any]], Batch]:
+        """Returns the context of a micro-batch's passes and its inputs; the engine itself cuts shared sequences.
+
+        Args:
+            model: as the engine wrapped it.
+            inputs: the collated batch; in an evaluation, on the device.
+
+        Returns:
+            A function that makes the context, and the inputs.
+        """
+        return nullcontext, inputs
 
     def _begin_forward(self, model: Any, inputs: Batch) -> Batch:
         """Sets the model to training mode and moves a micro-batch to the device."""
@@ -1382,8 +1445,7 @@ class Trainer:
         """
         contexts = self.compute_loss_context_manager
         autocast = self.autocast_smart_context_manager
-        ours = (Trainer.compute_loss_context_manager, Trainer.autocast_smart_context_manager)
-        if (getattr(contexts, "__func__", None), getattr(autocast, "__func__", None)) != ours:
+        if (getattr(contexts, "__func__", None), getattr(autocast, "__func__", None)) != LOSS_CONTEXTS:
             with contexts():
                 return self.compute_loss(model, inputs, num_items_in_batch=num_items, **options)
         if options:  # a call with a dict of options takes three times as long
@@ -1394,7 +1456,7 @@ class Trainer:
         """Returns the contexts in which the loss is computed; an override adds its own."""
         stack = ExitStack()
         autocast = self.autocast_smart_context_manager
-        if getattr(autocast, "__func__", None) is not Trainer.autocast_smart_context_manager:  # the forward has ours
+        if getattr(autocast, "__func__", None) is not LOSS_CONTEXTS[1]:  # the forward has ours
             stack.enter_context(autocast())
         return stack
 
@@ -1515,7 +1577,43 @@ class Trainer:
         Returns:
             Norm of all gradients before clipping, a scalar tensor on the device (DeepSpeed: a float).
         """
+        is_own = getattr(self._has_mixed_mesh_grads, "__func__", None) is not HAS_MIXED_MESH_GRADS
+        if is_own and self._has_mixed_mesh_grads(model):
+            return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
         return self._engine.clip(model, self.args.max_grad_norm)
+
+    def _has_mixed_mesh_grads(self, model: Any) -> bool:
+        """Returns False: the engine clips gradients on several device meshes together.
+
+        Where an override returns True, `_mixed_mesh_grad_norm` clips.
+
+        Args:
+            model: the model as the engine has wrapped it.
+        """
+        return False
+
+    def _mixed_mesh_grad_norm(self, model: Any, max_norm: float) -> Any:
+        """Scales the gradients down to a norm.
+
+        Args:
+            model: the model as the engine has wrapped it.
+            max_norm: the norm; infinite to measure alone.
+
+        Returns:
+            Norm of all gradients before clipping, a scalar tensor on the device.
+        """
+        return self._engine.clip(model, max_norm)
+
+    def _defer_fsdp_gradient_reduction(self) -> AbstractContextManager[Any]:
+        """Returns a context in which the gradients of a backward pass are not reduced; the engine enters its own."""
+        return self._engine.accumulate(self.model_wrapped, sync=False)
+
+    def _sync_replicated_trainable_parameters(self, model: nn.Module) -> None:
+        """Does nothing: the engine keeps parameters that it does not shard equal in all processes.
+
+        Args:
+            model: the model as the engine has wrapped it.
+        """
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Returns the norm of the gradients.
@@ -1529,6 +1627,9 @@ class Trainer:
         """
         if grad_norm is not None:
             return grad_norm
+        is_own = getattr(self._has_mixed_mesh_grads, "__func__", None) is not HAS_MIXED_MESH_GRADS
+        if is_own and self._has_mixed_mesh_grads(model):
+            return self._mixed_mesh_grad_norm(model, math.inf)
         if behaviour_of(self.args).measured_gradients_stay:
             return self._engine.measure_norm(model)
         return self._engine.clip(model, math.inf)
@@ -1902,7 +2003,11 @@ class Trainer:
         with_loss = results.is_for_loss(inputs, self.label_names, returns_loss=self.can_return_loss)
         labels = results.labels_of(inputs, self.label_names) if with_loss and not prediction_loss_only else None
         loss = None
-        with torch.no_grad():
+        context: AbstractContextManager[Any] = NO_CONTEXT
+        if getattr(self._prepare_context_parallel_inputs, "__func__", None) is not PREPARE_CONTEXT_PARALLEL:
+            make_context, inputs = self._prepare_context_parallel_inputs(model, inputs)
+            context = make_context()
+        with torch.no_grad(), context:
             if with_loss:
                 num_items = self._get_num_items_in_batch([inputs], self._services.engine.device)
                 if prediction_loss_only and self._can_skip_logits():
@@ -1921,6 +2026,15 @@ class Trainer:
         if not self.args.use_liger_kernel or self._uses_outputs():
             return False
         return "skip_logits" in model_facts.forward_parameters(self.model)
+
+    def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
+        """Returns tensors of all processes, concatenated; for loops that were copied from earlier versions.
+
+        Args:
+            tensors: a tensor, or nested containers of them; None stays None.
+            name: unused; accepted for compatibility.
+        """
+        return None if tensors is None else self.gather_function(tensors)
 
     @property
     def only_loss_is_evaluated(self) -> bool:
@@ -2485,6 +2599,12 @@ class Trainer:
 
             found.append(SpeedLevers(self))
         return found
+
+
+# As defined above: a class whose methods were replaced afterwards has others.
+LOSS_CONTEXTS = (Trainer.compute_loss_context_manager, Trainer.autocast_smart_context_manager)
+PREPARE_CONTEXT_PARALLEL = Trainer._prepare_context_parallel_inputs
+HAS_MIXED_MESH_GRADS = Trainer._has_mixed_mesh_grads
 
 
 def __getattr__(name: str) -> Any:

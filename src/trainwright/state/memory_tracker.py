@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,33 +43,6 @@ class DeviceMemory(Protocol):
         """Returns the most bytes since `reset_peak`."""
 
 
-class _PeakSampler(threading.Thread):
-    """Watches the memory of this process until stopped."""
-
-    def __init__(self, process: psutil.Process, measure: Callable[[], Any]) -> None:
-        super().__init__(daemon=True)
-        self._process = process
-        self._measure = measure
-        self._done = threading.Event()
-        self.peak_bytes = process.memory_info().rss
-
-    def run(self) -> None:
-        while not self._done.wait(SAMPLE_EVERY_S):
-            self._look()
-
-    def _look(self) -> None:
-        measured = self._measure()
-        # An override may only watch.
-        if isinstance(measured, int):
-            self.peak_bytes = max(self.peak_bytes, measured)
-
-    def finish(self) -> int:
-        self._done.set()
-        self.join()
-        self._look()
-        return self.peak_bytes
-
-
 class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
     """Adds `<stage>_mem_{cpu,gpu}_{alloc,peaked}_delta` in bytes to a stage's metrics.
 
@@ -82,6 +55,8 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
 
     Attributes:
         stages: method of the trainer -> name of its stage.
+        peak_monitoring: whether a stage is being measured.
+        cpu_mem_used_peak: highest resident memory that the stage has had so far, in bytes.
     """
 
     stages = STAGES
@@ -96,7 +71,10 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
             import psutil
 
             self._process = psutil.Process()
-        self._sampler: _PeakSampler | None = None
+        self.peak_monitoring = False
+        self.cpu_mem_used_peak = 0
+        self._sampler: threading.Thread | None = None
+        self._is_over = threading.Event()
         self._before: dict[str, int] = {}
 
     def cpu_mem_used(self) -> int:
@@ -124,7 +102,10 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
         if self._device is not None and self._device.is_known:
             self._device.reset_peak()
             self._before["gpu"] = self._device.allocated_bytes()
-        self._sampler = _PeakSampler(self._process, self.peak_monitor_func)
+        self.cpu_mem_used_peak = self._before["cpu"]
+        self.peak_monitoring = True
+        self._is_over.clear()
+        self._sampler = threading.Thread(target=self.peak_monitor_func, daemon=True)
         self._sampler.start()
 
     def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None, stage: str | None = None) -> None:
@@ -156,7 +137,6 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
             return
         self._reports[stage] = self._report(stage)
         self.cur_stage = None
-        self._sampler = None
 
     def update_metrics(self, stage: str, metrics: dict[str, Any]) -> None:
         """Adds the report of a stage that was ended, once; before it the report of the constructor, if it is new.
@@ -169,9 +149,10 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
             metrics.update(self._reports.pop("init", {}))
             metrics.update(self._reports.pop(stage, {}))
 
-    def peak_monitor_func(self) -> int:
-        """Returns the memory whose peak is measured, in bytes; called again and again, on a thread of its own."""
-        return self.cpu_mem_used()
+    def peak_monitor_func(self) -> None:
+        """Updates `cpu_mem_used_peak` while `peak_monitoring` is True; runs on a thread of its own."""
+        while not self._is_over.wait(SAMPLE_EVERY_S):
+            self.cpu_mem_used_peak = max(self.cpu_mem_used_peak, self.cpu_mem_used())
 
     @contextmanager
     def measuring(self, stage: str) -> Iterator[None]:
@@ -186,15 +167,20 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
 
     def abandon(self) -> None:
         """Ends a stage that failed, without a report; later stages are measured again."""
-        if self._sampler is not None:
-            self._sampler.finish()
+        self._end_monitoring()
         self.cur_stage = None
+
+    def _end_monitoring(self) -> None:
+        self.peak_monitoring = False
+        self._is_over.set()
+        if self._sampler is not None:
+            self._sampler.join()
         self._sampler = None
 
     def _report(self, stage: str) -> dict[str, int]:
         assert self._process is not None
-        assert self._sampler is not None
-        peak = self._sampler.finish()
+        self._end_monitoring()
+        peak = max(self.cpu_mem_used_peak, self._process.memory_info().rss)
         gc.collect()
         now = self._process.memory_info().rss
         report = {
