@@ -69,6 +69,7 @@ from trainwright.support.hooks import (
     takes_no_grad_norm_too,
 )
 from trainwright.support.loss_normalization import LossOutput, LossRule
+from trainwright.support.replaced import current, watch
 
 if TYPE_CHECKING:
     from trainwright.preflight.check_registry import CheckReport
@@ -328,7 +329,7 @@ class Trainer:
         self._services.use_callbacks(handler, self._run.progress.clock)
 
     def _fresh_state(self) -> TrainerState:
-        return TrainerState(
+        return current("TrainerState", TrainerState)(
             is_local_process_zero=self.is_local_process_zero(),
             is_world_process_zero=self.is_world_process_zero(),
             stateful_callbacks=self._stateful(),
@@ -799,7 +800,7 @@ class Trainer:
         sampler = input_pipeline.evaluation_by_length(
             self.args, eval_dataset, length_of, has_own_loop=is_overridden(self, *names)
         )
-        return sampler or SequentialSampler(eval_dataset)
+        return sampler or current("SequentialSampler", SequentialSampler)(eval_dataset)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Sets `_signature_columns`: `columns`, or the arguments of `forward` and the labels.
@@ -854,7 +855,8 @@ class Trainer:
         kept: Any = self._signature_columns
         name = type(self.model).__name__
         named = self._named_columns(description)
-        return columns.RemoveColumnsCollator(data_collator, kept, columns.module_logger, name, description, named)
+        collator = current("RemoveColumnsCollator", columns.RemoveColumnsCollator)
+        return collator(data_collator, kept, columns.module_logger, name, description, named)
 
     def num_examples(self, dataloader: Any) -> int:
         """Counts the samples behind a dataloader that are not in quarantine.
@@ -1198,7 +1200,7 @@ class Trainer:
         Returns:
             Names as in `model.named_parameters()`.
         """
-        return get_parameter_names(model, NO_DECAY_LAYERS, NO_DECAY_PATTERNS)
+        return current("get_parameter_names", get_parameter_names)(model, NO_DECAY_LAYERS, NO_DECAY_PATTERNS)
 
     def _make_optimizer(self, model: nn.Module, num_training_steps: int) -> Any:
         if is_overridden(self, "create_optimizer_and_scheduler"):
@@ -1747,7 +1749,7 @@ class Trainer:
             logs["num_input_tokens_seen"] = state.num_input_tokens_seen
             if start_time is not None:
                 tokens = state.num_input_tokens_seen - progress.first_tokens
-                logs.update(speed_metrics("train", start_time, num_tokens=tokens))
+                logs.update(current("speed_metrics", speed_metrics)("train", start_time, num_tokens=tokens))
         state.log_history.append(results.record_of({**logs, "step": state.global_step}, progress.unrecordable))
         self.callback_handler.fire("on_log", progress, logs=logs)
 
@@ -1871,7 +1873,7 @@ class Trainer:
             output = self._timed_loop(dataloader, "Prediction", None, ignore_keys, metric_key_prefix)
             self.callback_handler.fire("on_predict", self._run.progress, metrics=output.metrics)
         self._memory_tracker.stop_and_update_metrics(output.metrics, stage="test")
-        return PredictionOutput(output.predictions, output.label_ids, output.metrics)
+        return current("PredictionOutput", PredictionOutput)(output.predictions, output.label_ids, output.metrics)
 
     def _timed_loop(
         self, dataloader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
@@ -1906,7 +1908,8 @@ class Trainer:
                 raise
         num_steps = math.ceil((output.num_samples or 0) / (args.eval_batch_size * engine.num_replicas))
         metrics: Any = output.metrics
-        metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=num_steps))
+        measure_speed = current("speed_metrics", speed_metrics)
+        metrics.update(measure_speed(prefix, start_time, num_samples=output.num_samples, num_steps=num_steps))
         return output
 
     def evaluation_loop(
@@ -2195,7 +2198,8 @@ class Trainer:
         train_loss, num_steps, num_samples = run.totals(num_train_samples)
         counts_tokens = self.args.include_num_input_tokens_seen != "no"
         tokens = progress.state.num_input_tokens_seen - progress.first_tokens if counts_tokens else None
-        metrics = speed_metrics("train", start_time, num_samples=num_samples, num_steps=num_steps, num_tokens=tokens)
+        measure_speed = current("speed_metrics", speed_metrics)
+        metrics = measure_speed("train", start_time, num_samples=num_samples, num_steps=num_steps, num_tokens=tokens)
         self.store_flos()
         state = progress.state
         metrics |= {"total_flos": state.total_flos, "train_loss": train_loss}
@@ -2214,7 +2218,7 @@ class Trainer:
         self.callback_handler.fire("on_train_end", progress)
         self._finish_current_push()
         console.show_lines(self.args, console.time_breakdown(self.args, services.journal.end()))
-        return TrainOutput(progress.state.global_step, train_loss, metrics)
+        return current("TrainOutput", TrainOutput)(progress.state.global_step, train_loss, metrics)
 
     def capture_incident(self, reason: str = "requested") -> Path:
         """Writes an incident bundle of the current step, or of the last step with the current weights.
@@ -2610,3 +2614,6 @@ HAS_MIXED_MESH_GRADS = Trainer._has_mixed_mesh_grads
 def __getattr__(name: str) -> Any:
     """Returns names that scripts import from the transformers module of the same name."""
     return sys.modules[__package__]._at_original_path("trainer", name)  # the package has the table of names
+
+
+watch(sys.modules[__name__])

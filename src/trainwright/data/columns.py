@@ -22,6 +22,7 @@ from trainwright.config.fields import value_of
 from trainwright.data.mixture import MixtureDataset
 from trainwright.errors import DataError, did_you_mean
 from trainwright.support.counterparts import Counterpart
+from trainwright.support.replaced import current
 
 module_logger = logging.getLogger(__name__)
 
@@ -297,8 +298,10 @@ def default_collator(
     from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
 
     if pads:
-        return DataCollatorWithPadding(processing_class, pad_to_multiple_of=value_of(args, "pad_to_multiple_of"))
-    return default_data_collator
+        return current("DataCollatorWithPadding", DataCollatorWithPadding)(
+            processing_class, pad_to_multiple_of=value_of(args, "pad_to_multiple_of")
+        )
+    return current("default_data_collator", default_data_collator)
 
 
 def draws_random_numbers(collator: Any) -> bool:

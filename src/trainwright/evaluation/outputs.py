@@ -13,6 +13,7 @@ from trainwright._types import Batch, Model, Nested, counted, plain_numbers, pri
 from trainwright.errors import DataError
 from trainwright.support.counterparts import Counterpart
 from trainwright.support.html_table import html_pairs, html_section
+from trainwright.support.replaced import current
 from trainwright.support.tensor_tree import nested_detach
 
 logger = logging.getLogger(__name__)
@@ -133,7 +134,7 @@ def is_for_loss(inputs: Batch, label_names: Sequence[str], *, returns_loss: bool
 
 def labels_of(inputs: Batch, label_names: Sequence[str]) -> Nested:
     """Returns the labels of a batch, detached, alone if there is one name. Before the loss, which may pop them."""
-    labels = nested_detach(tuple(inputs.get(name) for name in label_names))
+    labels = current("nested_detach", nested_detach)(tuple(inputs.get(name) for name in label_names))
     return labels[0] if len(labels) == 1 else labels
 
 
@@ -151,7 +152,7 @@ def split_outputs(outputs: Nested, ignore_keys: Sequence[str] | None, *, model: 
         logits = outputs[1:] if has_loss else outputs
         if isinstance(logits, (tuple, list)):  # without labels a model may return None in place of the loss
             logits = tuple(value for value in logits if value is not None)
-    logits = nested_detach(logits)
+    logits = current("nested_detach", nested_detach)(logits)
     return logits[0] if isinstance(logits, (tuple, list)) and len(logits) == 1 else logits
 
 

@@ -29,6 +29,7 @@ from trainwright.optim import parameter_groups
 from trainwright.optim.optimizer_table import OPTIMIZERS, UNSET, OptimizerSpec, Options, one_process
 from trainwright.optim.own_optimizers import LayerWiseDummyOptimizer, muon_groups, step_in_backward
 from trainwright.optim.parameter_groups import Group, sets_own_rates
+from trainwright.support.replaced import current
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def build_optimizer(
     place of groups made here. Parameters in `decay_names` have weight decay.
     """
     kwargs = dict(kwargs)
-    if is_optimizer_factory(cls) or "model" in kwargs:
+    if current("is_optimizer_factory", is_optimizer_factory)(cls) or "model" in kwargs:
         return _over_the_model(cls, kwargs, model, args)
     holds_groups = isinstance(kwargs.get("optimizer_dict"), list)
     given = kwargs.pop("optimizer_dict" if holds_groups else "params", None)
@@ -96,7 +97,7 @@ def _over_the_model(cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args:
             f"layerwise_lr_decay and lr_groups make parameter groups, and {name} takes the whole model. Drop them, or "
             "choose another optimizer."
         )
-    if is_optimizer_factory(cls):
+    if current("is_optimizer_factory", is_optimizer_factory)(cls):
         return cast(Callable[[], OptimizerClass], cls)()(model, **kwargs)
     if args.weight_decay > 0:
         logger.warning("weight_decay=%s has no effect with %s, which has no parameter groups.", args.weight_decay, name)
@@ -146,7 +147,7 @@ def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) 
         problems = [resolve.mixes_tensors(name, "a model that was loaded in parts", "load the model whole")]
     if problems:
         raise ArgumentError("\n".join(problems))
-    given = parse_optim_args(args.optim_args)
+    given = current("_parse_optim_args", parse_optim_args)(args.optim_args)
     warn_of_unknown_names(name, given, {**spec.options, **spec.projects})
     cls = load_class(name, spec)
     kwargs = {"lr": args.learning_rate, **_from_args(spec, args), **read(name, given, spec.options), **spec.fixed}
