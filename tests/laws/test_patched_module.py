@@ -248,5 +248,5 @@ def test_a_tracker_is_registered_or_replaced_in_the_originals_table(
     trainer = trainwright.Trainer(model=doubles.model(), args=args, train_dataset=doubles.samples(8))
     assert [type(one) for one in trainer.callback_handler.callbacks if isinstance(one, Says)] == [Says]
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="my_tracker.* is not a tracker"):
+    with pytest.raises(ValueError, match=r"my_tracker.* is not a tracker"):
         trainwright.get_reporting_integration_callbacks("my_tracker")

@@ -77,11 +77,13 @@ class ReplaceableModule(ModuleType):
     """Class of a trainer's module: remembers the names that are assigned, and warns of those that are not used."""
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            return super().__setattr__(name, value)
         before = _before.setdefault((self.__name__, name), getattr(self, name, _ABSENT))
         super().__setattr__(name, value)
         if value is before:
             _replaced.pop(name, None)
-            return
+            return None
         _replaced[name] = value
         is_called = isinstance(before, (type, FunctionType)) and name not in _NOT_CALLED
         if is_called and name not in USED:
@@ -90,6 +92,7 @@ class ReplaceableModule(ModuleType):
                 "call it. Override a method of the trainer instead, or pass your own object to it.",
                 TrainwrightWarning,
             )
+        return None
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
