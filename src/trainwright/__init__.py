@@ -194,11 +194,20 @@ _GONE = dict.fromkeys(("ShardedDDPOption", "default_hp_space_sigopt"), "trainwri
 ORIGINAL_PATHS = (
     "data.data_collator",
     "debug_utils",
+    "deepspeed",
     "hf_argparser",
+    "hyperparameter_search",
     "integrations",
     "integrations.deepspeed",
+    "integrations.fsdp",
     "integrations.integration_utils",
+    "integrations.liger",
+    "integrations.neftune",
+    "integrations.peft",
+    "integrations.tpu",
+    "modelcard",
     "optimization",
+    "pytorch_utils",
     "trainer",
     "trainer_callback",
     "trainer_jit_checkpoint",
@@ -208,7 +217,11 @@ ORIGINAL_PATHS = (
     "trainer_utils",
     "training_args",
     "training_args_seq2seq",
+    "utils",
+    "utils.notebook",
 )
+# Paths of earlier versions of transformers, and where their names are now.
+_MOVED = {"deepspeed": "integrations.deepspeed"}
 
 __all__ = ["__version__", *sorted(_HOME_OF)]
 
@@ -252,7 +265,7 @@ def _at_original_path(path: str, name: str) -> Any:
         return __getattr__(name)
     if not name.startswith("__"):
         try:
-            return getattr(importlib.import_module(f"transformers.{path}"), name)
+            return getattr(importlib.import_module(f"transformers.{_MOVED.get(path, path)}"), name)
         except (ModuleNotFoundError, AttributeError):
             pass
     raise AttributeError(f"module 'trainwright.{path}' has no attribute {name!r}")
@@ -266,7 +279,8 @@ class _OriginalPaths:
         package, _, path_there = fullname.partition(".")
         if package != __name__ or path_there not in ORIGINAL_PATHS:
             return None
-        return ModuleSpec(fullname, _OriginalPaths, is_package=path_there == "integrations")  # type: ignore[arg-type]
+        is_package = any(path.startswith(f"{path_there}.") for path in ORIGINAL_PATHS)
+        return ModuleSpec(fullname, _OriginalPaths, is_package=is_package)  # type: ignore[arg-type]
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:

@@ -127,6 +127,10 @@ class MissingPackageError(TrainwrightError, ImportError):
     """An optional package is needed but not installed; the message says how to install it."""
 
 
+class MissingOptimizerError(MissingPackageError, ValueError):
+    """The package of the optimizer in `optim` is not installed, or too old."""
+
+
 class ProcessFailedError(TrainwrightError, RuntimeError):
     """Another process of this run failed; the message has its traceback."""
 

@@ -18,7 +18,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -71,6 +71,7 @@ from trainwright.support.hooks import (
     takes_no_grad_norm_too,
 )
 from trainwright.support.loss_normalization import LossOutput, LossRule
+from trainwright.support.replaced import current, watch
 from trainwright.support.tensor_tree import num_samples_of
 
 if TYPE_CHECKING:
@@ -243,10 +244,7 @@ class Trainer:
             self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
 
             # Invalid combinations are refused first; then callbacks, repository and directory are opened.
-            checks.check_optimizers(self.args, optimizers, optimizer_cls_and_kwargs, model_init)
-            own = self.lr_scheduler is not None
-            checks.check_datasets(self.args, self.train_dataset, eval_dataset, self.data_collator, has_own_schedule=own)
-            checks.check_metrics(self.args, compute_metrics)
+            self._validate_args()
             self._use_callbacks(callbacks)
             if self.args.push_to_hub:
                 self._open_repository()
@@ -261,9 +259,35 @@ class Trainer:
     __setstate__ = restore
     __copy__ = build.with_parts
 
+    def _validate_args(self) -> None:
+        """Refuses combinations of the constructor's arguments with which nothing can be trained."""
+        optimizers = (self.optimizer, self.lr_scheduler)
+        checks.check_optimizers(self.args, optimizers, self.optimizer_cls_and_kwargs, self.model_init)
+        has_own_schedule = self.lr_scheduler is not None
+        checks.check_datasets(
+            self.args, self.train_dataset, self.eval_dataset, self.data_collator, has_own_schedule=has_own_schedule
+        )
+        checks.check_metrics(self.args, self.compute_metrics)
+
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the engine, and with it `accelerator`."""
+        if is_overridden(self, "_build_accelerator_args"):
+            self._build_accelerator_args(dataloader_config=self.args.accelerator_config)
+        checks.warn_of_hooks_without_effect(self)
         self._services.use_engine(build.make_engine(self.args, self.model))
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        """Returns what the original gives to accelerate; an override is called, but its result has no effect.
+
+        Args:
+            **kwargs: entries of the result, by name.
+
+        Returns:
+            Name -> value.
+        """
+        precision = getattr(self.args, "mixed_precision", "no")
+        plugins = {"deepspeed_plugin": None, "fsdp_plugin": None, "kwargs_handlers": []}
+        return {"mixed_precision": precision, **plugins, **kwargs}
 
     def call_model_init(self, trial: Any = None) -> Any:
         """Makes a new model with `model_init`.
@@ -311,7 +335,7 @@ class Trainer:
         self._services.use_callbacks(handler, self._run.progress.clock)
 
     def _fresh_state(self) -> TrainerState:
-        return TrainerState(
+        return current("TrainerState", TrainerState)(
             is_local_process_zero=self.is_local_process_zero(),
             is_world_process_zero=self.is_world_process_zero(),
             stateful_callbacks=self._stateful(),
@@ -460,6 +484,8 @@ class Trainer:
         """
         args = self.args if args is None else args
         self._train_batch_size = self._train_batch_size if batch_size is None else batch_size
+        if args.auto_find_batch_size:
+            self._update_auto_batch_size(self._train_batch_size)
         checkpoint = None if resume_from_checkpoint is None else self._run.opened(resume_from_checkpoint)
         train.begin_training(self, args, checkpoint, trial, ignore_keys_for_eval)
         run = self._run
@@ -797,7 +823,7 @@ class Trainer:
         sampler = input_pipeline.evaluation_by_length(
             self.args, eval_dataset, length_of, has_own_loop=is_overridden(self, *names)
         )
-        return sampler or SequentialSampler(eval_dataset)
+        return sampler or current("SequentialSampler", SequentialSampler)(eval_dataset)
 
     def _set_signature_columns_if_needed(self) -> None:
         """Sets `_signature_columns`: `columns`, or the arguments of `forward` and the labels.
@@ -856,7 +882,8 @@ class Trainer:
         kept: Any = self._signature_columns
         name = type(self.model).__name__
         named = self._named_columns(description)
-        return columns.RemoveColumnsCollator(data_collator, kept, columns.module_logger, name, description, named)
+        collator = current("RemoveColumnsCollator", columns.RemoveColumnsCollator)
+        return collator(data_collator, kept, columns.module_logger, name, description, named)
 
     def num_examples(self, dataloader: Any) -> int:
         """Counts the samples behind a dataloader that are not in quarantine.
@@ -1054,15 +1081,16 @@ class Trainer:
         prepared = engine.setup(
             self._wrap_model(self.model),
             make_optimizer=lambda model: self._make_optimizer(model, max_steps),
-            make_scheduler=lambda optimizer: self.create_scheduler(num_training_steps=max_steps, optimizer=optimizer),
+            make_scheduler=lambda optimizer: self._make_scheduler(optimizer, max_steps),
         )
         self.model_wrapped = prepared.model
         self.optimizer = prepared.optimizer
         self.lr_scheduler = prepared.scheduler
         self._services.read_flags()
         wanted = schedules.settings_of(self.optimizer, self.lr_scheduler)
-        self._load_optimizer_and_scheduler(resume_from_checkpoint)
-        self._load_scaler(resume_from_checkpoint)
+        if resume_from_checkpoint is not None:
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+            self._load_scaler(resume_from_checkpoint)
         if run.checkpoint_args is not None and behaviour_of(self.args).resume_applies_new_settings:
             run.changed_args = resume.apply_new_settings(
                 self.optimizer,
@@ -1200,13 +1228,26 @@ class Trainer:
         Returns:
             Names as in `model.named_parameters()`.
         """
-        return get_parameter_names(model, NO_DECAY_LAYERS, NO_DECAY_PATTERNS)
+        return current("get_parameter_names", get_parameter_names)(model, NO_DECAY_LAYERS, NO_DECAY_PATTERNS)
 
     def _make_optimizer(self, model: nn.Module, num_training_steps: int) -> Any:
         if is_overridden(self, "create_optimizer_and_scheduler"):
             self.create_optimizer_and_scheduler(num_training_steps=num_training_steps)
             return self.optimizer
         return self.create_optimizer()
+
+    def _make_scheduler(self, optimizer: Any, num_training_steps: int) -> Any:
+        if is_overridden(self, "create_optimizer_and_scheduler") and self.lr_scheduler is not None:
+            return self.lr_scheduler  # it made both
+        return self.create_scheduler(num_training_steps=num_training_steps, optimizer=optimizer)
+
+    def _update_auto_batch_size(self, batch_size: int) -> None:
+        """Prepares for another size of micro-batches (`auto_find_batch_size`): called with the first and each smaller.
+
+        Args:
+            batch_size: samples per device and micro-batch.
+        """
+        self._engine.empty_cache()
 
     # -- the micro-batches of a step -----------------------------------------------------------------------------------
 
@@ -1298,6 +1339,8 @@ class Trainer:
         Returns:
             The loss as added to the window's sum: a scalar on the model's device, detached.
         """
+        if getattr(self._prepare_context_parallel_inputs, "__func__", None) is not PREPARE_CONTEXT_PARALLEL:
+            return self._train_in_own_context(model, inputs, num_items_in_batch)
         batch = self._begin_forward(model, inputs, num_items_in_batch)
         loss = self._loss_in_contexts(model, batch, num_items_in_batch)
         del batch
@@ -1305,6 +1348,31 @@ class Trainer:
         if question is not None:
             question.compare(loss, num_items_in_batch)
         return self._differentiate(loss, inputs, num_items_in_batch)
+
+    def _train_in_own_context(self, model: Any, inputs: Batch, num_items: Items) -> torch.Tensor:
+        """Runs `training_step` in the context of an override of `_prepare_context_parallel_inputs`."""
+        context, inputs = self._prepare_context_parallel_inputs(model, inputs)
+        with context():
+            batch = self._begin_forward(model, inputs, num_items)
+            loss = self._loss_in_contexts(model, batch, num_items)
+            question = self._run.loss_question
+            if question is not None:
+                question.compare(loss, num_items)
+            return self._differentiate(loss, inputs, num_items)
+
+    def _prepare_context_parallel_inputs(
+        self, model: Any, inputs: Batch
+    ) -> tuple[Callable[[], AbstractContextManager[Any]], Batch]:
+        """Returns the context of a micro-batch's passes and its inputs; the engine itself cuts shared sequences.
+
+        Args:
+            model: as the engine wrapped it.
+            inputs: the collated batch; in an evaluation, on the device.
+
+        Returns:
+            A function that makes the context, and the inputs.
+        """
+        return nullcontext, inputs
 
     def _begin_forward(
         self, model: Any, inputs: Batch, num_items: Items = None, *, compares_loss: bool = True
@@ -1421,8 +1489,7 @@ class Trainer:
         """
         contexts = self.compute_loss_context_manager
         autocast = self.autocast_smart_context_manager
-        ours = (Trainer.compute_loss_context_manager, Trainer.autocast_smart_context_manager)
-        if (getattr(contexts, "__func__", None), getattr(autocast, "__func__", None)) != ours:
+        if (getattr(contexts, "__func__", None), getattr(autocast, "__func__", None)) != LOSS_CONTEXTS:
             with contexts():
                 return self.compute_loss(model, inputs, num_items_in_batch=num_items, **options)
         if options:  # a call with a dict of options takes three times as long
@@ -1433,7 +1500,7 @@ class Trainer:
         """Returns the contexts in which the loss is computed; an override adds its own."""
         stack = ExitStack()
         autocast = self.autocast_smart_context_manager
-        if getattr(autocast, "__func__", None) is not Trainer.autocast_smart_context_manager:  # the forward has ours
+        if getattr(autocast, "__func__", None) is not LOSS_CONTEXTS[1]:  # the forward has ours
             stack.enter_context(autocast())
         return stack
 
@@ -1556,7 +1623,43 @@ class Trainer:
         Returns:
             Norm of all gradients before clipping, a scalar tensor on the device (DeepSpeed: a float).
         """
+        is_own = getattr(self._has_mixed_mesh_grads, "__func__", None) is not HAS_MIXED_MESH_GRADS
+        if is_own and self._has_mixed_mesh_grads(model):
+            return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
         return self._engine.clip(model, self.args.max_grad_norm)
+
+    def _has_mixed_mesh_grads(self, model: Any) -> bool:
+        """Returns False: the engine clips gradients on several device meshes together.
+
+        Where an override returns True, `_mixed_mesh_grad_norm` clips.
+
+        Args:
+            model: the model as the engine has wrapped it.
+        """
+        return False
+
+    def _mixed_mesh_grad_norm(self, model: Any, max_norm: float) -> Any:
+        """Scales the gradients down to a norm.
+
+        Args:
+            model: the model as the engine has wrapped it.
+            max_norm: the norm; infinite to measure alone.
+
+        Returns:
+            Norm of all gradients before clipping, a scalar tensor on the device.
+        """
+        return self._engine.clip(model, max_norm)
+
+    def _defer_fsdp_gradient_reduction(self) -> AbstractContextManager[Any]:
+        """Returns a context in which the gradients of a backward pass are not reduced; the engine enters its own."""
+        return self._engine.accumulate(self.model_wrapped, sync=False)
+
+    def _sync_replicated_trainable_parameters(self, model: nn.Module) -> None:
+        """Does nothing: the engine keeps parameters that it does not shard equal in all processes.
+
+        Args:
+            model: the model as the engine has wrapped it.
+        """
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
         """Returns the norm of the gradients.
@@ -1570,6 +1673,9 @@ class Trainer:
         """
         if grad_norm is not None:
             return grad_norm
+        is_own = getattr(self._has_mixed_mesh_grads, "__func__", None) is not HAS_MIXED_MESH_GRADS
+        if is_own and self._has_mixed_mesh_grads(model):
+            return self._mixed_mesh_grad_norm(model, math.inf)
         if behaviour_of(self.args).measured_gradients_stay:
             return self._engine.measure_norm(model)
         return self._engine.clip(model, math.inf)
@@ -1688,7 +1794,7 @@ class Trainer:
             logs["num_input_tokens_seen"] = state.num_input_tokens_seen
             if start_time is not None:
                 tokens = state.num_input_tokens_seen - progress.first_tokens
-                logs.update(speed_metrics("train", start_time, num_tokens=tokens))
+                logs.update(current("speed_metrics", speed_metrics)("train", start_time, num_tokens=tokens))
         state.log_history.append(results.record_of({**logs, "step": state.global_step}, progress.unrecordable))
         self.callback_handler.fire("on_log", progress, logs=logs)
 
@@ -1812,7 +1918,7 @@ class Trainer:
             output = self._timed_loop(dataloader, "Prediction", None, ignore_keys, metric_key_prefix)
             self.callback_handler.fire("on_predict", self._run.progress, metrics=output.metrics)
         self._memory_tracker.stop_and_update_metrics(output.metrics, stage="test")
-        return PredictionOutput(output.predictions, output.label_ids, output.metrics)
+        return current("PredictionOutput", PredictionOutput)(output.predictions, output.label_ids, output.metrics)
 
     def _timed_loop(
         self, dataloader: Any, description: str, loss_only: bool | None, ignore_keys: list[str] | None, prefix: str
@@ -1848,7 +1954,8 @@ class Trainer:
                 raise
         num_steps = math.ceil((output.num_samples or 0) / (args.eval_batch_size * engine.num_replicas))
         metrics: Any = output.metrics
-        metrics.update(speed_metrics(prefix, start_time, num_samples=output.num_samples, num_steps=num_steps))
+        measure_speed = current("speed_metrics", speed_metrics)
+        metrics.update(measure_speed(prefix, start_time, num_samples=output.num_samples, num_steps=num_steps))
         return output
 
     def evaluation_loop(
@@ -1947,7 +2054,11 @@ class Trainer:
         num_rows = None if prediction_loss_only else num_samples_of(inputs)
         labels = results.labels_of(inputs, label_names) if with_loss and not prediction_loss_only else None
         loss = None
-        with torch.no_grad():
+        context: AbstractContextManager[Any] = NO_CONTEXT
+        if getattr(self._prepare_context_parallel_inputs, "__func__", None) is not PREPARE_CONTEXT_PARALLEL:
+            make_context, inputs = self._prepare_context_parallel_inputs(model, inputs)
+            context = make_context()
+        with torch.no_grad(), context:
             if with_loss and (self.label_names or not label_names or self._has_loss_outside_model()):
                 num_items = self._get_num_items_in_batch([inputs], self._services.engine.device)
                 if prediction_loss_only and self._can_skip_logits():
@@ -1988,6 +2099,15 @@ class Trainer:
         if not self.args.use_liger_kernel or self._uses_outputs():
             return False
         return "skip_logits" in model_facts.forward_parameters(self.model)
+
+    def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:
+        """Returns tensors of all processes, concatenated; for loops that were copied from earlier versions.
+
+        Args:
+            tensors: a tensor, or nested containers of them; None stays None.
+            name: unused; accepted for compatibility.
+        """
+        return None if tensors is None else self.gather_function(tensors)
 
     @property
     def only_loss_is_evaluated(self) -> bool:
@@ -2148,7 +2268,8 @@ class Trainer:
         train_loss, num_steps, num_samples = run.totals(num_train_samples)
         counts_tokens = self.args.include_num_input_tokens_seen != "no"
         tokens = progress.state.num_input_tokens_seen - progress.first_tokens if counts_tokens else None
-        metrics = speed_metrics("train", start_time, num_samples=num_samples, num_steps=num_steps, num_tokens=tokens)
+        measure_speed = current("speed_metrics", speed_metrics)
+        metrics = measure_speed("train", start_time, num_samples=num_samples, num_steps=num_steps, num_tokens=tokens)
         self.store_flos()
         state = progress.state
         metrics |= {"total_flos": state.total_flos, "train_loss": train_loss}
@@ -2170,7 +2291,7 @@ class Trainer:
         self.callback_handler.fire("on_train_end", progress)
         self._finish_current_push()
         console.show_lines(self.args, console.time_breakdown(self.args, services.journal.end()))
-        return TrainOutput(progress.state.global_step, train_loss, metrics)
+        return current("TrainOutput", TrainOutput)(progress.state.global_step, train_loss, metrics)
 
     def capture_incident(self, reason: str = "requested") -> Path:
         """Writes an incident bundle of the current step, or of the last step with the current weights.
@@ -2563,6 +2684,15 @@ class Trainer:
         return found
 
 
+# As defined above: a class whose methods were replaced afterwards has others.
+LOSS_CONTEXTS = (Trainer.compute_loss_context_manager, Trainer.autocast_smart_context_manager)
+PREPARE_CONTEXT_PARALLEL = Trainer._prepare_context_parallel_inputs
+HAS_MIXED_MESH_GRADS = Trainer._has_mixed_mesh_grads
+
+
 def __getattr__(name: str) -> Any:
     """Returns names that scripts import from the transformers module of the same name."""
     return sys.modules[__package__]._at_original_path("trainer", name)  # the package has the table of names
+
+
+watch(sys.modules[__name__])

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright import TrainingArguments
+from trainwright import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.checkpoint import training_state
 from trainwright.errors import CheckpointError
+
+from .._support.subprocesses import run_python
 
 
 def stepped(optimizer_of: Any) -> tuple[Any, Any, nn.Linear]:
@@ -91,14 +93,18 @@ def test_parameters_of_another_shape(tmp_path: Path) -> None:
         load(other, torch.optim.lr_scheduler.StepLR(other, 2), tmp_path)
 
 
-def test_arguments_are_plain_values_and_an_object(tmp_path: Path) -> None:
+def test_arguments_are_plain_values(tmp_path: Path) -> None:
     args = TrainingArguments(
         output_dir=str(tmp_path / "run"), learning_rate=3e-4, lr_scheduler_kwargs={"a": 1}, use_cpu=True
     )
     training_state.save_arguments(args, tmp_path)
     values = json.loads((tmp_path / "training_args.json").read_text())
     assert values["learning_rate"] == 3e-4
-    assert torch.load(tmp_path / "training_args.bin", weights_only=False).to_dict() == args.to_dict()
+    for weights_only in (True, False):
+        read = torch.load(tmp_path / "training_args.bin", weights_only=weights_only)
+        assert read == {name: None if name.endswith("_token") else value for name, value in args.to_dict().items()}
+        assert (read.learning_rate, read.lr_scheduler_kwargs) == (3e-4, {"a": 1})
+        assert TrainingArguments(**read) == args
 
 
 def test_arguments_of_a_class_that_cannot_be_pickled_are_a_dict(tmp_path: Path) -> None:
@@ -107,4 +113,15 @@ def test_arguments_of_a_class_that_cannot_be_pickled_are_a_dict(tmp_path: Path) 
 
     training_state.save_arguments(OfAFunction(str(tmp_path)), tmp_path)
     values = json.loads((tmp_path / "training_args.json").read_text())
-    assert torch.load(tmp_path / "training_args.bin", weights_only=True) == values
+    read = torch.load(tmp_path / "training_args.bin", weights_only=True)
+    assert read == {**values, "hub_token": None}
+
+
+@pytest.mark.process
+def test_arguments_open_where_this_package_is_not_installed(tmp_path: Path) -> None:
+    training_state.save_arguments(Seq2SeqTrainingArguments(str(tmp_path), lr_scheduler_type="cosine"), tmp_path)
+    script = (
+        "import sys, torch; sys.modules['trainwright'] = sys.modules['transformers'] = None; "
+        "print(*(torch.load(sys.argv[1], weights_only=w).lr_scheduler_type for w in (True, False)))"
+    )
+    assert run_python("-c", script, str(tmp_path / "training_args.bin")).stdout.split() == ["cosine", "cosine"]

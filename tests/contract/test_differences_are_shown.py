@@ -97,7 +97,7 @@ SHOWN = {
     "two live runs": "chaos/test_two_runs.py::test_a_second_process_is_refused_and_one_after_a_signal_is_not",
     "saving blocks": "effects/our_fields.py::a_save_is_behind_training_s_back_or_not",
     "without a terminal, or": "test_messages.py::test_a_run_says_each_thing_in_one_line",
-    "`training_args.bin` in a saved model": f"{SNIPPETS}::test_the_arguments_beside_a_model_are_an_object",
+    "`training_args.bin` in a saved model": f"{SNIPPETS}::test_the_arguments_beside_a_model_are_plain_values",
     "an override without": f"{SNIPPETS}::test_an_override_of_an_older_version_is_called_with_what_it_takes",
     "`save_safetensors`": f"{SNIPPETS}::test_weights_without_safetensors",
     "a callback that returns": f"{SNIPPETS}::test_a_callback_may_return_a_dict_of_flags",

@@ -136,6 +136,7 @@ def test_a_missing_package_is_named_with_what_to_type(name: str, tmp_path: Path)
         make_trainer(tmp_path, Row(name)).train()
     assert package in str(caught.value)
     assert isinstance(caught.value, ImportError)
+    assert isinstance(caught.value, ValueError)
 
 
 def test_a_package_that_is_too_old_is_named_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.counterparts import Counterpart, is_of_original
 from trainwright.support.hooks import definer
 
 # An override annotates the arguments and the extra objects with the types that it uses: ours, transformers' or narrower
@@ -18,7 +19,7 @@ Logs: TypeAlias = Mapping[str, Any]  # name -> number, text, or whatever the use
 NO_LOGS: Logs = MappingProxyType({})
 
 
-class TrainerCallback:
+class TrainerCallback(Counterpart, original="transformers.trainer_callback"):
     """Base of callbacks: watches a run and steers it by the flags of `control`.
 
     Every event gets `args`, the `TrainingArguments` of the run; `state`, its record: step, epoch, history; `control`,
@@ -113,4 +114,4 @@ def overrides(callback: object, event: str) -> bool:
     if cls is None:
         return False
     is_transformers_base = cls.__name__ == "TrainerCallback" and cls.__module__.startswith("transformers.")
-    return cls is not TrainerCallback and not is_transformers_base
+    return cls is not TrainerCallback and not is_transformers_base and not is_of_original(cls, callback)

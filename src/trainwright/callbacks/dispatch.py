@@ -12,6 +12,7 @@ from trainwright.callbacks.flow import DefaultFlowCallback
 from trainwright.errors import CallbackError
 from trainwright.state.progress import CALLBACKS, LOGGING, Clock, Progress
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.counterparts import is_of_original
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ def is_of_package(callback: Callback) -> bool:
     return type(callback).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
-class CallbackHandler(TrainerCallback):
+class CallbackHandler(TrainerCallback, original="transformers.trainer_callback"):
     """Calls the callbacks of a trainer in the order in which they were added.
 
     Every event receives the attributes `model`, `processing_class`, `optimizer`, `lr_scheduler`, `train_dataloader` and
@@ -115,7 +116,7 @@ class CallbackHandler(TrainerCallback):
             The removed callback; None if there is none.
         """
         for candidate in self.callbacks:
-            if isinstance(candidate, callback) if isinstance(callback, type) else candidate == callback:
+            if _is_meant(candidate, callback):
                 self.callbacks.remove(candidate)
                 self.rebuild()
                 return candidate
@@ -243,6 +244,13 @@ class CallbackHandler(TrainerCallback):
 
 
 _CALL_EVENT = CallbackHandler.call_event
+
+
+def _is_meant(candidate: Callback, given: Given) -> bool:
+    """Returns True if a callback is the given one, or of the given class: ours, or the original's of that name."""
+    if isinstance(given, type):
+        return isinstance(candidate, given) or is_of_original(given, candidate)
+    return bool(candidate == given)
 
 
 def _listeners(callbacks: Iterable[tuple[Callback, str]]) -> dict[str, Heard]:

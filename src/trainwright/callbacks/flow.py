@@ -24,7 +24,7 @@ def _is_due(step: int, interval: float | None) -> bool:
     return interval is not None and interval != 0 and step % interval == 0
 
 
-class DefaultFlowCallback(TrainerCallback):
+class DefaultFlowCallback(TrainerCallback, original="transformers.trainer_callback"):
     """The usual schedule of a run: logs, evaluates and saves by steps, by epochs or not at all.
 
     At the last step a run that evaluates or saves by steps does so once more, so that nothing trained is lost.
@@ -58,7 +58,7 @@ def end_after(args: Arguments, state: TrainerState, control: TrainerControl) -> 
     control.should_training_stop = True
 
 
-class EarlyStoppingCallback(TrainerCallback, ExportableState):
+class EarlyStoppingCallback(TrainerCallback, ExportableState, original="transformers.trainer_callback"):
     """Stops after `early_stopping_patience` evaluations in a row without improvement.
 
     Args:

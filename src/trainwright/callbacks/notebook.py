@@ -32,7 +32,7 @@ Column = tuple[str, str]  # "training" or the name of an evaluated set, and the 
 Values = dict[Column, object]
 
 
-class NotebookProgressCallback(TrainerCallback):
+class NotebookProgressCallback(TrainerCallback, original="transformers.utils.notebook"):
     """Bar of a run and below it a table of steps, losses and metrics, in one display that is updated.
 
     Plain HTML: it shows wherever a notebook does, without widgets.

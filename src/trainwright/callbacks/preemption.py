@@ -101,7 +101,7 @@ class CheckpointManager:
         self.trainer._save_checkpoint(self.trainer.model, trial=None)
 
 
-class JITCheckpointCallback(TrainerCallback):
+class JITCheckpointCallback(TrainerCallback, original="transformers.trainer_jit_checkpoint"):
     """Saves the last finished step and stops after a checkpoint was requested: at the next of its events.
 
     A trainer with `enable_jit_checkpoint` adds one.

@@ -85,7 +85,7 @@ def readable(logs: Mapping[str, object], max_str_len: int = MAX_STR_LEN) -> dict
     return shown
 
 
-class ProgressCallback(TrainerCallback):
+class ProgressCallback(TrainerCallback, original="transformers.trainer_callback"):
     """Shows a bar for training, and below it a bar for evaluation; without a terminal, one plain line per log.
 
     Args:
@@ -168,7 +168,7 @@ class ProgressCallback(TrainerCallback):
                 setattr(self, name, None)
 
 
-class PrinterCallback(TrainerCallback):
+class PrinterCallback(TrainerCallback, original="transformers.trainer_callback"):
     """Prints the logs, one line each as in a file; used if the bar is turned off."""
 
     def on_log(

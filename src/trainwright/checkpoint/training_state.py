@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
-import pickle
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias, cast
@@ -27,8 +26,6 @@ from trainwright._types import (
 )
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
 from trainwright.checkpoint.rng import numpy_globals
-from trainwright.config.coerce import RESOLVED
-from trainwright.config.fields import ASKED_FOR
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError, CheckpointError
 from trainwright.support.hooks import Stateful
@@ -208,25 +205,17 @@ def load_data_position(path: Path) -> StateDict:
 
 
 def save_arguments(args: Arguments, folder: Path) -> None:
-    """Writes the arguments as JSON; and as an object, without tokens, in the file that other readers unpickle.
+    """Writes the arguments as JSON, and in the file that other readers load with torch; neither has tokens.
 
-    We never read the object. Arguments of a class that cannot be pickled become a dict of their values there.
+    We never read the second. It is a dict, with the values as attributes too, so it opens without this package.
     """
     values = json.loads(args.to_json_string())
     write_text(folder / TRAINING_ARGS_JSON_NAME, json.dumps(values, indent=2, sort_keys=True))
-    shown = copy.copy(args)
-    state = {
-        n: None if n.endswith("_token") else value
-        for n, value in vars(args).items()
-        if n not in ("_zero_init", ASKED_FOR, RESOLVED)
-    }
-    vars(shown).clear()
-    vars(shown).update(state)
+    # The only class with attributes that torch loads with `weights_only=True`.
+    shown = OrderedDict((name, None if name.endswith("_token") else value) for name, value in values.items())
+    vars(shown).update((name, value) for name, value in shown.items() if not hasattr(shown, name))
     with replacing(folder / TRAINING_ARGS_NAME) as beside:  # a link of that name is replaced, not followed
-        try:
-            _save(shown, beside)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            _save(values, beside)
+        _save(shown, beside)
 
 
 def _save(value: object, path: Path) -> None:

@@ -14,12 +14,14 @@ import importlib
 import logging
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import trainwright
 from trainwright.errors import TrainwrightWarning
+from trainwright.support.replaced import watch
 
 if TYPE_CHECKING:
     from typing import Self
@@ -29,7 +31,21 @@ __all__ = ["Installed", "install", "uninstall"]
 logger = logging.getLogger(__name__)
 
 # Modules of transformers' trainer, from the one that everyone imports to its parts.
-OF_THE_LIBRARY = ("data.data_collator", "integrations.deepspeed", "optimization")  # not the trainer's own
+# Not the trainer's own: what models use too.
+OF_THE_LIBRARY = (
+    "data.data_collator",
+    "deepspeed",
+    "integrations.deepspeed",
+    "integrations.fsdp",
+    "integrations.liger",
+    "integrations.neftune",
+    "integrations.peft",
+    "integrations.tpu",
+    "modelcard",
+    "optimization",
+    "pytorch_utils",
+    "utils",
+)
 MODULES = (
     "transformers",
     *(f"transformers.{path}" for path in vars(trainwright)["ORIGINAL_PATHS"] if path not in OF_THE_LIBRARY),
@@ -48,10 +64,14 @@ class Installed:
 
     replaced: list[str] = field(default_factory=list)
     _before: list[tuple[ModuleType, str, object]] = field(default_factory=list, repr=False)
+    _end_watching: Callable[[], None] | None = field(default=None, repr=False)
 
     def undo(self) -> None:
         """Restores transformers' own names. Classes derived from ours meanwhile keep their bases."""
         global _installed
+        if self._end_watching is not None:
+            self._end_watching()
+            self._end_watching = None
         for module, name, value in reversed(self._before):
             if value is _ABSENT:
                 vars(module).pop(name, None)
@@ -93,6 +113,7 @@ def install() -> Installed:
             done._before.append((module, name, vars(module).get(name, _ABSENT)))
             setattr(module, name, ours)
             done.replaced.append(f"{module.__name__}.{name}")
+    done._end_watching = watch(importlib.import_module("transformers.trainer"))
     logger.info("trainwright.compat replaced %d names: %s", len(done.replaced), ", ".join(done.replaced))
     _installed = done
     return done

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from trainwright._types import JSONObject
 from trainwright.errors import ArgumentError
+from trainwright.support.counterparts import Counterpart
 
 ACCUMULATION_KEYS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
 
 
 @dataclass
-class AcceleratorConfig:
+class AcceleratorConfig(Counterpart, original="transformers.trainer_pt_utils"):
     """Settings handed to accelerate. The names are accelerate's.
 
     split_batches: the batch size given is the whole one, cut into equal parts for the processes.

@@ -114,6 +114,7 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
 
     __signature__ = FieldSignature()
     takes_old_names: ClassVar[bool] = True  # for parsers
+    default_optim: ClassVar[str] = "adamw_torch_fused"
     _VALID_DICT_FIELDS: ClassVar[list[str]] = list(DICT_FIELDS)  # subclasses of other libraries extend it
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # Any: as __init__, which is generated
@@ -181,10 +182,25 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
     @property
     def distributed_state(self) -> Any:  # accelerate's PartialState: its type would load accelerate
         """accelerate's record of this process among its peers, made when it is first asked for."""
+        if "_distributed_state" in vars(self):
+            return vars(self)["_distributed_state"]
         from accelerate import PartialState
 
         self._start_process_group()
         return PartialState(cpu=self.use_cpu)
+
+    @distributed_state.setter
+    def distributed_state(self, value: Any) -> None:
+        vars(self)["_distributed_state"] = value
+
+    @property
+    def fsdp_plugin_args(self) -> dict[str, Any] | None:
+        """Settings of FSDP as the original's trainer hands them to accelerate; None without FSDP."""
+        if not self.fsdp:
+            return None
+        from trainwright.config.fsdp_config import plugin_arguments
+
+        return plugin_arguments(self.fsdp_config or {})
 
     @property
     def hf_deepspeed_config(self) -> Any:  # transformers' HfDeepSpeedConfig

@@ -93,6 +93,34 @@ def _apply_words(words: Sequence[str], config: JSONObject) -> list[str]:
     return problems
 
 
+def plugin_arguments(config: Mapping[str, Any]) -> JSONObject:
+    """Returns a configuration as the original's trainer hands it to accelerate, which also reads it from there."""
+    version = version_of(config)
+    found: JSONObject = {"fsdp_version": version}
+    if config.get("cpu_offload"):
+        found["cpu_offload"] = True
+    found["auto_wrap_policy"] = config.get("auto_wrap_policy", WRAP_POLICIES[0])
+    if classes := config.get("transformer_layer_cls_to_wrap"):
+        found["transformer_cls_names_to_wrap"] = ",".join(classes)
+    found["cpu_ram_efficient_loading"] = _is_true(config.get("cpu_ram_efficient_loading", False))
+    found["state_dict_type"] = config.get("state_dict_type", "FULL_STATE_DICT")
+    if "activation_checkpointing" in config:
+        found["activation_checkpointing"] = _is_true(config["activation_checkpointing"])
+    if version != 1:
+        return {**found, "reshard_after_forward": config.get("reshard_after_forward", True)}
+    found["reshard_after_forward"] = word_of(config) or FSDPOption.FULL_SHARD.value
+    found["backward_prefetch"] = str(config.get("backward_prefetch", "NO_PREFETCH")).upper()
+    flags = {"forward_prefetch": False, "use_orig_params": True, "sync_module_states": True}
+    found |= {name: _is_true(config.get(name, default)) for name, default in flags.items()}
+    if "limit_all_gathers" in config:
+        found["limit_all_gathers"] = _is_true(config["limit_all_gathers"])
+    return found
+
+
+def _is_true(value: object) -> bool:
+    return str(value).lower() == "true"
+
+
 def version_of(config: Mapping[str, Any]) -> int:
     """Version of FSDP that a configuration asks for."""
     return int(config.get("version", 2))

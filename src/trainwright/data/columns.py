@@ -22,6 +22,8 @@ from trainwright.config.fields import value_of
 from trainwright.data.collator_layers import innermost
 from trainwright.data.mixture import MixtureDataset
 from trainwright.errors import DataError, did_you_mean
+from trainwright.support.counterparts import Counterpart
+from trainwright.support.replaced import current
 
 module_logger = logging.getLogger(__name__)
 
@@ -104,7 +106,7 @@ def remove_from_sources(dataset: DatasetLike, remove: Callable[..., DatasetLike]
     return dataset.with_sources(changed) if isinstance(dataset, MixtureDataset) else dataset
 
 
-class RemoveColumnsCollator:
+class RemoveColumnsCollator(Counterpart, original="transformers.trainer_utils"):
     """Drops the entries of each item that the model does not take, then calls the collator.
 
     The user's own collator can still read a dropped entry by name. Collators of transformers and torch cannot, since
@@ -332,8 +334,10 @@ def default_collator(
     from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
 
     if pads:
-        return DataCollatorWithPadding(processing_class, pad_to_multiple_of=value_of(args, "pad_to_multiple_of"))
-    return default_data_collator
+        return current("DataCollatorWithPadding", DataCollatorWithPadding)(
+            processing_class, pad_to_multiple_of=value_of(args, "pad_to_multiple_of")
+        )
+    return current("default_data_collator", default_data_collator)
 
 
 def draws_random_numbers(collator: Any) -> bool:

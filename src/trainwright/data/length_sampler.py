@@ -23,6 +23,7 @@ from trainwright.data.order import Order
 from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.row_names import table_rows
 from trainwright.errors import DataError
+from trainwright.support.counterparts import Counterpart
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,7 +72,7 @@ def get_length_grouped_indices(
     return indices
 
 
-class LengthGroupedSampler(Sampler[int]):
+class LengthGroupedSampler(Sampler[int], Counterpart, original="transformers.trainer_pt_utils"):
     """Samples in random order, with similar lengths together, so that batches need little padding.
 
     Args:

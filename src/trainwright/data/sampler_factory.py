@@ -23,6 +23,7 @@ from trainwright.data.length_sampler import (
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.order import FeistelOrder, Order, SamplerOrder, ShuffledOrder
 from trainwright.errors import DataError
+from trainwright.support.replaced import current
 
 if TYPE_CHECKING:
     from trainwright.data.streaming.lookahead_buffer import BatchFormer
@@ -53,7 +54,7 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
 
         return formed_by_length(_lengths(dataset, plan), plan, seed=plan.seed, drop_last=plan.drop_last)
     if plan.strategy == "sequential":
-        return SequentialSampler(dataset)
+        return current("SequentialSampler", SequentialSampler)(dataset)
     if plan.strategy == "group_by_length":
         batch_size = plan.batch_size * plan.micro_batches
         lengths = _lengths(dataset, plan)
@@ -61,7 +62,7 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
     if plan.strategy == "batch_rebalance":
         from trainwright.data.balanced_batches import BatchRebalanceSampler
 
-        return BatchRebalanceSampler(
+        return current("BatchRebalanceSampler", BatchRebalanceSampler)(
             _lengths(dataset, plan).tolist(),
             plan.batch_size * plan.micro_batches * plan.num_processes,
             dp_size=plan.num_processes,
@@ -69,7 +70,7 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
             seed=plan.seed,
             drop_last=plan.drop_last,
         )
-    return RandomSampler(dataset)
+    return current("RandomSampler", RandomSampler)(dataset)
 
 
 def _by_shares(dataset: MixtureDataset, plan: SamplingPlan, mixture: MixturePlan) -> Sampler[Any]:
@@ -92,7 +93,8 @@ def _by_shares(dataset: MixtureDataset, plan: SamplingPlan, mixture: MixturePlan
 
 def evaluation_by_length(dataset: DatasetLike, plan: SamplingPlan, generator: torch.Generator) -> LengthGroupedSampler:
     """Returns evaluation samples with similar lengths together, in an order drawn by `generator`."""
-    sampler = LengthGroupedSampler(plan.batch_size, lengths=_lengths(dataset, plan), generator=generator)
+    make_sampler = current("LengthGroupedSampler", LengthGroupedSampler)
+    sampler = make_sampler(plan.batch_size, lengths=_lengths(dataset, plan), generator=generator)
     sampler.length_column = plan.length_column
     return sampler
 
@@ -212,7 +214,8 @@ def _length_grouped_again(kind: OrderKind, dataset: DatasetLike) -> Order | None
 
 
 def _length_grouped(batch_size: int, lengths: Lengths, *, entry: str, column: str | None) -> LengthGroupedSampler:
-    sampler = LengthGroupedSampler(batch_size, lengths=lengths, model_input_name=entry)
+    make_sampler = current("LengthGroupedSampler", LengthGroupedSampler)
+    sampler = make_sampler(batch_size, lengths=lengths, model_input_name=entry)
     sampler.length_column = column
     return sampler
 

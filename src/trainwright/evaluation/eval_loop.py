@@ -26,6 +26,7 @@ from trainwright.state.progress import Progress
 from trainwright.state.recorded_metrics import RecordedMetrics
 from trainwright.support.hooks import EvalHooks, Events
 from trainwright.support.loss_normalization import LossRule
+from trainwright.support.replaced import current
 from trainwright.support.signatures import read_parameters
 from trainwright.support.tensor_tree import nested_numpify, num_samples_of
 
@@ -293,7 +294,7 @@ class PredictionAccumulator:
         if self._stream is not None:
             self._stream.add(logits, labels)
         elif self._by_batch and self.session.compute_metrics is not None:
-            prediction = EvalPrediction(logits, labels, inputs=shown, losses=losses)
+            prediction = current("EvalPrediction", EvalPrediction)(logits, labels, inputs=shown, losses=losses)
             result = self.session.compute_metrics(prediction, compute_result=is_last)
             self._metrics = result if is_last else self._metrics
 
@@ -310,7 +311,8 @@ class PredictionAccumulator:
         if self._stream is not None:
             self._metrics = self._stream.result() if found_labels else {}
         elif predictions is not None and labels is not None and session.compute_metrics and not self._by_batch:
-            self._metrics = session.compute_metrics(EvalPrediction(predictions, labels, inputs=inputs, losses=losses))
+            make_prediction = current("EvalPrediction", EvalPrediction)
+            self._metrics = session.compute_metrics(make_prediction(predictions, labels, inputs=inputs, losses=losses))
         mean, recorded = self._exchange()
         if self._rows:
             mean = _mean_of_rows(self._rows, skip_non_finite=session.plan.skip_non_finite)
@@ -319,7 +321,7 @@ class PredictionAccumulator:
         more = _prefixed(recorded, prefix, {})
         if both := metrics.keys() & more.keys():
             raise DataError(f"{min(both)!r} is recorded, but compute_metrics returns it too. Rename one of the two.")
-        return EvalLoopOutput(predictions, labels, metrics | more, num_samples)
+        return current("EvalLoopOutput", EvalLoopOutput)(predictions, labels, metrics | more, num_samples)
 
     def _exchange(self) -> tuple[float | None, dict[str, float]]:
         """Returns the mean loss and the recorded numbers of all processes."""
@@ -358,7 +360,8 @@ def _prefixed(metrics: object, prefix: str, losses: dict[str, float]) -> dict[st
             f"compute_metrics returned a metric named {names[0]!r} (a {type(names[0]).__name__}); names are text, for "
             f"example {f'class_{names[0]}'!r}."
         )
-    plain = {name: value for name, value in plain_numbers(metrics).items() if name not in losses}
+    as_numbers = current("denumpify_detensorize", plain_numbers)
+    plain = {name: value for name, value in as_numbers(metrics).items() if name not in losses}
     start = f"{prefix}_"
     return losses | {name if name.startswith(start) else f"{start}{name}": value for name, value in plain.items()}
 

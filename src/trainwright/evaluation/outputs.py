@@ -16,14 +16,16 @@ import torch
 
 from trainwright._types import Batch, Model, Nested, counted, plain_numbers, printable, recordable, write_text
 from trainwright.errors import DataError, ModelError
+from trainwright.support.counterparts import Counterpart
 from trainwright.support.html_table import html_pairs, html_section
 from trainwright.support.loss_normalization import LossOutput
+from trainwright.support.replaced import current
 from trainwright.support.tensor_tree import nested_detach
 
 logger = logging.getLogger(__name__)
 
 
-class EvalPrediction:
+class EvalPrediction(Counterpart, original="transformers.trainer_utils"):
     """Argument of `compute_metrics`. Unpacks as `predictions, labels` (and inputs, losses where asked for).
 
     Attributes:
@@ -50,35 +52,53 @@ class EvalPrediction:
         return self.elements[index]
 
 
-class EvalLoopOutput(NamedTuple):
-    """Result of an evaluation loop: arrays with one row for each sample (or tuples of them), metrics, samples."""
+class EvalLoopFields(NamedTuple):
+    """Fields of an EvalLoopOutput."""
 
     predictions: Nested
     label_ids: Nested
     metrics: dict[str, float] | None
     num_samples: int | None
 
+
+class EvalLoopOutput(EvalLoopFields, Counterpart, original="transformers.trainer_utils"):
+    """Result of an evaluation loop: arrays with one row for each sample (or tuples of them), metrics, samples."""
+
+    __slots__ = ()
+
     def _repr_html_(self) -> str:
         return _html_of(self)
 
 
-class PredictionOutput(NamedTuple):
-    """Result of `predict()`: arrays with one row for each sample (or tuples of them), and metrics."""
+class PredictionFields(NamedTuple):
+    """Fields of a PredictionOutput."""
 
     predictions: Nested
     label_ids: Nested
     metrics: dict[str, float] | None
 
+
+class PredictionOutput(PredictionFields, Counterpart, original="transformers.trainer_utils"):
+    """Result of `predict()`: arrays with one row for each sample (or tuples of them), and metrics."""
+
+    __slots__ = ()
+
     def _repr_html_(self) -> str:
         return _html_of(self)
 
 
-class TrainOutput(NamedTuple):
-    """Result of `train()`: optimizer steps done, mean loss, and metrics of speed."""
+class TrainFields(NamedTuple):
+    """Fields of a TrainOutput."""
 
     global_step: int
     training_loss: float
     metrics: dict[str, float]
+
+
+class TrainOutput(TrainFields, Counterpart, original="transformers.trainer_utils"):
+    """Result of `train()`: optimizer steps done, mean loss, and metrics of speed."""
+
+    __slots__ = ()
 
     def _repr_html_(self) -> str:
         return _html_of(self)
@@ -147,7 +167,7 @@ def is_for_loss(inputs: Batch, label_names: Sequence[str], *, returns_loss: bool
 
 def labels_of(inputs: Batch, label_names: Sequence[str]) -> Nested:
     """Returns the labels of a batch, detached, alone if there is one name. Before the loss, which may pop them."""
-    labels = nested_detach(tuple(inputs.get(name) for name in label_names))
+    labels = current("nested_detach", nested_detach)(tuple(inputs.get(name) for name in label_names))
     return labels[0] if len(labels) == 1 else labels
 
 
@@ -228,7 +248,7 @@ def split_outputs(
     elif isinstance(outputs, tuple):
         # Without labels, a model may return None in place of the loss.
         logits = tuple(value for value in outputs if value is not None)
-    logits = nested_detach(logits)
+    logits = current("nested_detach", nested_detach)(logits)
     if isinstance(logits, list):
         is_alone = len(logits) == 1 and isinstance(logits[0], torch.Tensor) and num_rows != 1
     else:

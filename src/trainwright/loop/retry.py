@@ -8,6 +8,7 @@ step, since nothing was updated; `WindowMark.rewind` restores random states, los
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -104,6 +105,10 @@ class SmallerMicroBatches:
         else:
             self._engine.empty_cache()
         return True
+
+    def batch_size(self, progress: Progress, window: list[Batch]) -> int:
+        """Returns the samples of a micro-batch as it is now cut."""
+        return math.ceil(max(num_samples_of(batch) or 1 for batch in window) / progress.num_parts)
 
     def cut(self, progress: Progress) -> None:
         """Cuts micro-batches into twice as many parts from now on, after their window was rewound."""

@@ -131,6 +131,7 @@ class Step:
             return False
         before.rewind(self._run, random_states=retry.random_states)
         retry.cut(progress)
+        self._hooks._update_auto_batch_size(retry.batch_size(progress, self._window.batches))
         return True
 
     def update(self) -> None:

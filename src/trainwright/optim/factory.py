@@ -24,11 +24,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from trainwright.config import resolve
 from trainwright.config.protocol import Arguments
-from trainwright.errors import ArgumentError, MissingPackageError, did_you_mean
+from trainwright.errors import ArgumentError, MissingOptimizerError, did_you_mean
 from trainwright.optim import parameter_groups
 from trainwright.optim.optimizer_table import OPTIMIZERS, UNSET, OptimizerSpec, Options, one_process
 from trainwright.optim.own_optimizers import LayerWiseDummyOptimizer, muon_groups, step_in_backward
 from trainwright.optim.parameter_groups import Group, sets_own_rates
+from trainwright.support.replaced import current
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def build_optimizer(
     place of groups made here. Parameters in `decay_names` have weight decay.
     """
     kwargs = dict(kwargs)
-    if is_optimizer_factory(cls) or "model" in kwargs:
+    if current("is_optimizer_factory", is_optimizer_factory)(cls) or "model" in kwargs:
         return _over_the_model(cls, kwargs, model, args)
     holds_groups = isinstance(kwargs.get("optimizer_dict"), list)
     given = kwargs.pop("optimizer_dict" if holds_groups else "params", None)
@@ -96,7 +97,7 @@ def _over_the_model(cls: OptimizerClass, kwargs: Kwargs, model: nn.Module, args:
             f"layerwise_lr_decay and lr_groups make parameter groups, and {name} takes the whole model. Drop them, or "
             "choose another optimizer."
         )
-    if is_optimizer_factory(cls):
+    if current("is_optimizer_factory", is_optimizer_factory)(cls):
         return cast(Callable[[], OptimizerClass], cls)()(model, **kwargs)
     if args.weight_decay > 0:
         logger.warning("weight_decay=%s has no effect with %s, which has no parameter groups.", args.weight_decay, name)
@@ -146,7 +147,7 @@ def optimizer_class_and_kwargs(args: Arguments, model: nn.Module | None = None) 
         problems = [resolve.mixes_tensors(name, "a model that was loaded in parts", "load the model whole")]
     if problems:
         raise ArgumentError("\n".join(problems))
-    given = parse_optim_args(args.optim_args)
+    given = current("_parse_optim_args", parse_optim_args)(args.optim_args)
     warn_of_unknown_names(name, given, {**spec.options, **spec.projects})
     cls = load_class(name, spec)
     kwargs = {"lr": args.learning_rate, **_from_args(spec, args), **read(name, given, spec.options), **spec.fixed}
@@ -225,7 +226,7 @@ def _adam(args: Arguments) -> Kwargs:
 
 
 def load_class(name: str, spec: OptimizerSpec) -> OptimizerClass:
-    """Imports the class of the optimizer that `args.optim` names; MissingPackageError where its package fails."""
+    """Imports the class of the optimizer that `args.optim` names; MissingOptimizerError where its package fails."""
     module, _, attribute = spec.path.partition(":")
     if spec.package is None:
         return cast(OptimizerClass, getattr(importlib.import_module(module), attribute))
@@ -236,14 +237,14 @@ def load_class(name: str, spec: OptimizerSpec) -> OptimizerClass:
         found = importlib.metadata.version(package.name)
     if found is not None and not package.specifier.contains(found, prereleases=True):
         oldest = str(package.specifier).removeprefix(">=")
-        raise MissingPackageError(f"optim={name!r}: {package.name} {found} is older than {oldest}. {cure}")
+        raise MissingOptimizerError(f"optim={name!r}: {package.name} {found} is older than {oldest}. {cure}")
     try:
         return cast(OptimizerClass, getattr(importlib.import_module(module), attribute))
     except (ImportError, AttributeError) as error:
         problem = f"the package {package.name} is not installed"
         if found is not None:
             problem = f"{package.name} {found} is installed, but {attribute} cannot be imported: {error}"
-        raise MissingPackageError(f"optim={name!r}: {problem}. {cure}") from error
+        raise MissingOptimizerError(f"optim={name!r}: {problem}. {cure}") from error
 
 
 def parse_optim_args(text: str | None) -> dict[str, str]:

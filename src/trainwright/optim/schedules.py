@@ -46,6 +46,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainwright.errors import ArgumentError, did_you_mean
+from trainwright.support.replaced import current
 from trainwright.support.signatures import read_parameters
 
 if TYPE_CHECKING:
@@ -123,12 +124,14 @@ def make_schedule(
     name = str(getattr(name, "value", name))
     options = dict(options or {})
     steps = {"num_warmup_steps": num_warmup_steps, "num_training_steps": num_training_steps}
-    if name in FACTORS and not options:
+    make: Any = current("get_scheduler", None)
+    if name in FACTORS and not options and make is None:
         return lr_scheduler.LambdaLR(optimizer, partial(FACTORS[name], **steps))
-    from transformers.optimization import get_scheduler
+    if make is None:
+        from transformers.optimization import get_scheduler as make
 
     _check_options(name, options)
-    made: LRScheduler = get_scheduler(name, optimizer=optimizer, **steps, scheduler_specific_kwargs=options)
+    made: LRScheduler = make(name, optimizer=optimizer, **steps, scheduler_specific_kwargs=options)
     return made
 
 

@@ -19,7 +19,7 @@ import torch
 
 from trainwright._types import DatasetLike, Model, Optimizer, Trial, has_length, hide, is_instance_of
 from trainwright.callbacks.dispatch import CallbackHandler
-from trainwright.callbacks.flow import DefaultFlowCallback, TimeLimits
+from trainwright.callbacks.flow import TimeLimits
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
@@ -52,6 +52,7 @@ from trainwright.support import model_facts
 from trainwright.support.hooks import Events, is_overridden
 from trainwright.support.host import in_notebook
 from trainwright.support.loss_normalization import LabelSmoother, LossRule
+from trainwright.support.replaced import current
 from trainwright.support.signatures import POSITIONAL, read_parameters
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class Services:
     def for_arguments(cls, args: Any, *, measures_memory: bool = True) -> Services:
         writer = CheckpointWriter(goes_on=value_of(args, "save_failure") == "continue")
         skips = args.skip_memory_metrics or not measures_memory
-        return cls(writer=writer, memory_tracker=TrainerMemoryTracker(skips, DeviceMemory()))
+        tracker = current("TrainerMemoryTracker", TrainerMemoryTracker)
+        return cls(writer=writer, memory_tracker=tracker(skips, DeviceMemory()))
 
     def use_engine(self, engine: Engine) -> None:
         self.engine = engine
@@ -512,7 +514,10 @@ def arguments_of_trainer(args: Any, model: Model) -> Any:
 
 def seed_everything(args: Any) -> None:
     """Seeds all generators by `seed`, or makes all operations deterministic by `full_determinism`."""
-    enable_full_determinism(args.seed) if args.full_determinism else set_seed(args.seed)
+    if args.full_determinism:
+        current("enable_full_determinism", enable_full_determinism)(args.seed)
+    else:
+        current("set_seed", set_seed)(args.seed)
 
 
 def make_engine(args: Any, model: Model = None, *, stands_in: bool = False) -> Engine:
@@ -536,11 +541,16 @@ def make_callbacks(
 ) -> CallbackHandler:
     """Returns the handler: flow control, trackers, the user's callbacks, callbacks of the arguments, progress bars."""
     trackers: list[type[Any]] = []
-    if args.report_to not in ([], None):
-        from trainwright.trackers.registry import get_reporting_integration_callbacks
+    find_trackers: Any = current("get_reporting_integration_callbacks", None)
+    if find_trackers is None and args.report_to not in ([], None):
+        from trainwright.trackers.registry import get_reporting_integration_callbacks as find_trackers
+    if find_trackers is not None:
+        trackers += find_trackers(args.report_to)
+    from trainwright.callbacks import progress
 
-        trackers += get_reporting_integration_callbacks(args.report_to)
-    handler = CallbackHandler([DefaultFlowCallback, *trackers, *(callbacks or ())], **context)
+    default = current("DEFAULT_CALLBACKS", progress.DEFAULT_CALLBACKS)
+    make_handler = current("CallbackHandler", CallbackHandler)
+    handler = make_handler([*default, *trackers, *(callbacks or ())], **context)
     handler.args = args
     if (limits := time_limits(args, context["model"], engine=engine, writer=writer)) is not None:
         handler.add_callback(limits)
@@ -548,14 +558,15 @@ def make_callbacks(
         from trainwright.callbacks.preemption import SlurmRequeue
 
         handler.add_callback(SlurmRequeue)
-    if in_notebook() and not args.disable_tqdm:
+    if args.disable_tqdm:
+        handler.add_callback(current("PrinterCallback", progress.PrinterCallback))
+        return handler
+    bar: Any = current("DEFAULT_PROGRESS_CALLBACK", progress.DEFAULT_PROGRESS_CALLBACK)
+    if bar is progress.ProgressCallback and in_notebook():
         from trainwright.callbacks.notebook import NotebookProgressCallback
 
-        handler.add_callback(NotebookProgressCallback)
-        return handler
-    from trainwright.callbacks.progress import PrinterCallback, ProgressCallback
-
-    handler.add_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
+        bar = NotebookProgressCallback
+    handler.add_callback(bar)
     return handler
 
 
@@ -651,7 +662,7 @@ def patched(
     with ExitStack() as stack:
         enter = stack.enter_context
         if args.use_liger_kernel:
-            patches.apply_liger_kernel(model, args.liger_kernel_config)
+            current("apply_liger_kernel", patches.apply_liger_kernel)(model, args.liger_kernel_config)
         if value_of(args, "activation_checkpointing"):
             options = value_of(args, "activation_checkpointing_kwargs")
             enter(patches.checkpointed_activations(model, options, pins_memory=pins_memory_here()))
@@ -691,7 +702,7 @@ def label_smoother(model: Model, epsilon: float) -> LabelSmoother | None:
         message = f"label_smoothing_factor={epsilon} has no effect on multi-label classification."
         warnings.warn(message, TrainwrightWarning, stacklevel=4)
         return None
-    return LabelSmoother(epsilon=epsilon)
+    return current("LabelSmoother", LabelSmoother)(epsilon=epsilon)
 
 
 def loss_rule(

@@ -36,6 +36,7 @@ from trainwright.run import checks
 from trainwright.run.run import Run
 from trainwright.state.trainer_state import collect_states
 from trainwright.support.hooks import SaveHooks, is_overridden
+from trainwright.support.replaced import current
 
 logger = logging.getLogger(__name__)
 
@@ -482,6 +483,12 @@ def rotate(
 ) -> None:
     """Deletes this run's checkpoints that the arguments no longer keep; `newest` was just written, `kept` stay."""
     plan = resolve.checkpoint(args)
+    replacement: Any = current("rotate_checkpoints", None)
+    if replacement is not None:
+        best_path = None if best is None else str(store.path(best))
+        limit = plan.keep_last
+        replacement(str(store.root), save_total_limit=limit, best_model_checkpoint=best_path, use_mtime=True)
+        return
     if plan.keep_last is not None:
         keep = Keep(last=plan.keep_last, every_steps=plan.keep_every_steps, every_s=plan.keep_every_s)
         for step in to_remove(written_by(store, run_id), keep, newest=newest, best=best).difference(kept):

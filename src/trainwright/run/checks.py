@@ -38,6 +38,13 @@ from trainwright.support.signatures import read_parameters
 
 logger = logging.getLogger(__name__)
 
+# Methods of the original that do nothing here, and what does their work.
+HOOKS_WITHOUT_EFFECT = {
+    "_build_accelerator_args": "it is called, but the engine takes its settings from the arguments",
+    "_defer_fsdp_gradient_reduction": "the engine defers the reduction of gradients itself",
+    "_sync_replicated_trainable_parameters": "the engine keeps parameters that are not sharded equal itself",
+}
+
 # Names of the built-in extensions.
 OWN_EXTENSIONS = (
     "async_evaluation",
@@ -131,6 +138,13 @@ def _raise_no_tensor(loss: object, maker: str, error: Exception | None = None) -
     elif isinstance(loss, (Mapping, list, tuple)):
         cure = "Return one scalar tensor; compute_loss returns a tuple (loss, outputs) only for return_outputs=True."
     raise ModelError(f"{maker} returned a {type(loss).__name__} as the loss, which is not a tensor. {cure}") from error
+
+
+def warn_of_hooks_without_effect(trainer: object) -> None:
+    """Warns, once, of overrides of methods of the original that a run of ours does not need."""
+    for name, reason in HOOKS_WITHOUT_EFFECT.items():
+        if is_overridden(trainer, name):
+            logger.warning("%s.%s has no effect: %s.", type(trainer).__name__, name, reason)
 
 
 def check_models(model: Model, model_init: Any) -> None:

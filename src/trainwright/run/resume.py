@@ -26,6 +26,7 @@ from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointError, CheckpointNotFoundError, TrainwrightError
 from trainwright.optim import schedules
 from trainwright.state.trainer_state import TrainerState
+from trainwright.support.replaced import current
 
 if TYPE_CHECKING:
     from trainwright.config.summary import Difference
@@ -100,7 +101,11 @@ def find_checkpoint(
     store = CheckpointStore(output_dir)
     if asked is not True and asked != "auto" and not is_url(asked):
         return verified(Path(asked).absolute())
-    if mirror is None and not is_url(asked):
+    find_last: Any = current("get_last_checkpoint", None)
+    if find_last is not None and mirror is None and not is_url(asked):
+        named = find_last(output_dir)
+        latest = None if named is None else verified(named)
+    elif mirror is None and not is_url(asked):
         latest = store.latest(lambda found: found.find_problem() or find_unreadable(found))
     else:
         from trainwright.run import tiers
@@ -217,7 +222,7 @@ def new_run_id() -> str:
 def initial_state(checkpoint: Checkpoint | None, stateful: list[Any]) -> TrainerState:
     """Returns a new record, or a copy of a checkpoint's."""
     if checkpoint is None:
-        return TrainerState(stateful_callbacks=stateful)
+        return current("TrainerState", TrainerState)(stateful_callbacks=stateful)
     saved = checkpoint.state
     return replace(
         saved,

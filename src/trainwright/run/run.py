@@ -46,6 +46,7 @@ from trainwright.support import model_modes
 from trainwright.support.hooks import Events
 from trainwright.support.log_handler import each_warning_once
 from trainwright.support.loss_normalization import ITEM_SCALE, LossOutput, LossRule, stands_in
+from trainwright.support.replaced import current
 
 if TYPE_CHECKING:
     from trainwright.run.late_parameters import LateParameters
@@ -166,7 +167,8 @@ class Run:
     @classmethod
     def idle(cls, args: Any, state: TrainerState | None = None) -> Run:
         """Returns the run of a trainer that has not trained."""
-        return cls(Progress(TrainerState() if state is None else state, TrainerControl()), forward_pass(args))
+        control = current("TrainerControl", TrainerControl)()
+        return cls(Progress(TrainerState() if state is None else state, control), forward_pass(args))
 
     def ended(self, before: Run) -> Run:
         """Returns the idle run that follows; after a dry run, this is `before`.

@@ -25,6 +25,7 @@ from trainwright.search import base, search_record
 from trainwright.search.base import BestRun, SearchState, TrainerHandle, TrialResult, TrialSpec, select_backend
 from trainwright.search.search_record import MODEL_FOLDER, SearchRecord, TrialRecord
 from trainwright.state.trainer_state import collect_states
+from trainwright.support.replaced import current
 from trainwright.trackers.registry import get_reporting_integration_callbacks
 
 # `trainer: Any` throughout: any Trainer, or a subclass of the user's, which trains all trials of its search.
@@ -63,7 +64,7 @@ def search(
         name=name,
         space=space,
         hp_name=hp_name,
-        compute_objective=base.default_compute_objective if compute_objective is None else compute_objective,
+        compute_objective=compute_objective or current("default_compute_objective", base.default_compute_objective),
     )
     internals.search = running
     handler = trainer.callback_handler

@@ -30,6 +30,7 @@ from trainwright.run.refusal import unchanged_before_training
 from trainwright.run.run import Run
 from trainwright.support.hooks import accept_older_signatures, is_overridden
 from trainwright.support.optimizer_facts import trained_parameters
+from trainwright.support.replaced import current
 
 AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
@@ -123,7 +124,7 @@ def prepare_model(trainer: AnyTrainer, trial: Any, checkpoint: Checkpoint | None
     if trainer.processing_class is not None:
         from trainwright.support.patches import align_special_tokens
 
-        align_special_tokens(trainer.model, trainer.processing_class)
+        current("align_special_tokens", align_special_tokens)(trainer.model, trainer.processing_class)
     if checkpoint is not None:
         trainer._load_from_checkpoint(str(checkpoint))
         trainer._train_batch_size = resume.batch_size_of(checkpoint, trainer.args, trainer._train_batch_size)

@@ -26,6 +26,7 @@ from trainwright.errors import (
     SearchSpaceError,
     did_you_mean,
 )
+from trainwright.support.counterparts import Counterpart
 from trainwright.support.html_table import html_pairs, html_section
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,16 @@ Params: TypeAlias = Mapping[str, Any]  # values that a backend draws are of all 
 Objective: TypeAlias = Any  # a number, or a list of numbers; None before the first evaluation
 
 
-class BestRun(NamedTuple):
+class BestRunFields(NamedTuple):
+    """Fields of a BestRun."""
+
+    run_id: str
+    objective: float | list[float]
+    hyperparameters: JSONObject
+    run_summary: object = None
+
+
+class BestRun(BestRunFields, Counterpart, original="transformers.trainer_utils"):
     """The best trial of a search.
 
     Attributes:
@@ -49,10 +59,7 @@ class BestRun(NamedTuple):
         run_summary: summary of the backend: Ray's analysis, the id of a W&B sweep.
     """
 
-    run_id: str
-    objective: float | list[float]
-    hyperparameters: JSONObject
-    run_summary: object = None
+    __slots__ = ()
 
     def _repr_html_(self) -> str:
         return html_section(

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from trainwright.support.counterparts import Counterpart
+
 if TYPE_CHECKING:
     import psutil
 
@@ -41,26 +43,7 @@ class DeviceMemory(Protocol):
         """Returns the most bytes since `reset_peak`."""
 
 
-class _PeakSampler(threading.Thread):
-    """Watches the resident memory of this process until stopped."""
-
-    def __init__(self, process: psutil.Process) -> None:
-        super().__init__(daemon=True)
-        self._process = process
-        self._done = threading.Event()
-        self.peak_bytes = process.memory_info().rss
-
-    def run(self) -> None:
-        while not self._done.wait(SAMPLE_EVERY_S):
-            self.peak_bytes = max(self.peak_bytes, self._process.memory_info().rss)
-
-    def finish(self) -> int:
-        self._done.set()
-        self.join()
-        return max(self.peak_bytes, self._process.memory_info().rss)
-
-
-class TrainerMemoryTracker:
+class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
     """Adds `<stage>_mem_{cpu,gpu}_{alloc,peaked}_delta` in bytes to a stage's metrics.
 
     Only the outermost stage is measured: an evaluation inside of training belongs to training. The numbers of
@@ -72,6 +55,8 @@ class TrainerMemoryTracker:
 
     Attributes:
         stages: method of the trainer -> name of its stage.
+        peak_monitoring: whether a stage is being measured.
+        cpu_mem_used_peak: highest resident memory that the stage has had so far, in bytes.
     """
 
     stages = STAGES
@@ -80,13 +65,16 @@ class TrainerMemoryTracker:
         self.skip_memory_metrics = skip_memory_metrics
         self._device = device_memory
         self.cur_stage: str | None = None
-        self._init_report: dict[str, int] = {}
+        self._reports: dict[str, dict[str, int]] = {}  # of stages that were ended, until they are added to metrics
         self._process: psutil.Process | None = None
         if not skip_memory_metrics:
             import psutil
 
             self._process = psutil.Process()
-        self._sampler: _PeakSampler | None = None
+        self.peak_monitoring = False
+        self.cpu_mem_used_peak = 0
+        self._sampler: threading.Thread | None = None
+        self._is_over = threading.Event()
         self._before: dict[str, int] = {}
 
     def cpu_mem_used(self) -> int:
@@ -101,8 +89,10 @@ class TrainerMemoryTracker:
         Args:
             stage: its name; None for that of the calling method.
         """
-        stage = stage or _stage_of_caller()
-        if self.skip_memory_metrics or self.cur_stage not in (None, stage):
+        if self.skip_memory_metrics:
+            return
+        stage = self.derive_stage() if stage is None else stage
+        if self.cur_stage not in (None, stage):
             return
         self.abandon()  # the same stage, begun before and never ended
         self.cur_stage = stage
@@ -112,7 +102,10 @@ class TrainerMemoryTracker:
         if self._device is not None and self._device.is_known:
             self._device.reset_peak()
             self._before["gpu"] = self._device.allocated_bytes()
-        self._sampler = _PeakSampler(self._process)
+        self.cpu_mem_used_peak = self._before["cpu"]
+        self.peak_monitoring = True
+        self._is_over.clear()
+        self._sampler = threading.Thread(target=self.peak_monitor_func, daemon=True)
         self._sampler.start()
 
     def stop_and_update_metrics(self, metrics: dict[str, Any] | None = None, stage: str | None = None) -> None:
@@ -122,17 +115,44 @@ class TrainerMemoryTracker:
             metrics: gets the report; None keeps that of "init" for the next stage.
             stage: its name; None for that of the calling method.
         """
-        stage = stage or _stage_of_caller()
-        if self.skip_memory_metrics or self.cur_stage != stage or self._sampler is None:
+        if self.skip_memory_metrics:
             return
-        report = self._report(stage)
+        stage = self.derive_stage() if stage is None else stage
+        self.stop(stage)
+        if metrics is not None:
+            self.update_metrics(stage, metrics)
+
+    def derive_stage(self) -> str:
+        """Returns the stage of the method that calls `start` or `stop_and_update_metrics`."""
+        name = sys._getframe(2).f_code.co_name
+        return self.stages.get(name, name)
+
+    def stop(self, stage: str) -> None:
+        """Ends a stage and keeps its report; no effect while another stage is measured.
+
+        Args:
+            stage: its name.
+        """
+        if self.cur_stage != stage or self._sampler is None:
+            return
+        self._reports[stage] = self._report(stage)
         self.cur_stage = None
-        self._sampler = None
-        if metrics is None:
-            self._init_report = report if stage == "init" else self._init_report
-            return
-        metrics.update({**self._init_report, **report})
-        self._init_report = {}
+
+    def update_metrics(self, stage: str, metrics: dict[str, Any]) -> None:
+        """Adds the report of a stage that was ended, once; before it the report of the constructor, if it is new.
+
+        Args:
+            stage: its name.
+            metrics: gets the numbers.
+        """
+        if stage in self._reports:
+            metrics.update(self._reports.pop("init", {}))
+            metrics.update(self._reports.pop(stage, {}))
+
+    def peak_monitor_func(self) -> None:
+        """Updates `cpu_mem_used_peak` while `peak_monitoring` is True; runs on a thread of its own."""
+        while not self._is_over.wait(SAMPLE_EVERY_S):
+            self.cpu_mem_used_peak = max(self.cpu_mem_used_peak, self.cpu_mem_used())
 
     @contextmanager
     def measuring(self, stage: str) -> Iterator[None]:
@@ -147,15 +167,20 @@ class TrainerMemoryTracker:
 
     def abandon(self) -> None:
         """Ends a stage that failed, without a report; later stages are measured again."""
-        if self._sampler is not None:
-            self._sampler.finish()
+        self._end_monitoring()
         self.cur_stage = None
+
+    def _end_monitoring(self) -> None:
+        self.peak_monitoring = False
+        self._is_over.set()
+        if self._sampler is not None:
+            self._sampler.join()
         self._sampler = None
 
     def _report(self, stage: str) -> dict[str, int]:
         assert self._process is not None
-        assert self._sampler is not None
-        peak = self._sampler.finish()
+        self._end_monitoring()
+        peak = max(self.cpu_mem_used_peak, self._process.memory_info().rss)
         gc.collect()
         now = self._process.memory_info().rss
         report = {
@@ -169,8 +194,3 @@ class TrainerMemoryTracker:
             report[f"{stage}_mem_gpu_alloc_delta"] = allocated - self._before["gpu"]
             report[f"{stage}_mem_gpu_peaked_delta"] = max(0, self._device.peak_bytes() - allocated)
         return report
-
-
-def _stage_of_caller() -> str:
-    name = sys._getframe(2).f_code.co_name
-    return STAGES.get(name, name)

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from trainwright._types import JSONObject, parse_json, read_bytes, recordable, write_pieces
+from trainwright.support.counterparts import Counterpart
 
 logger = logging.getLogger(__name__)
 
 
-class ExportableState:
+class ExportableState(Counterpart, original="transformers.trainer_callback"):
     """Object with state that a checkpoint stores.
 
     `state()` returns `{"args": {...}, "attributes": {...}}` of JSON values: `args` has the constructor's arguments,
@@ -138,7 +139,7 @@ _NEVER_NEGATIVE = (
 
 
 @dataclass
-class TrainerState:
+class TrainerState(Counterpart, original="transformers.trainer_callback"):
     """Progress, logs and best evaluation of a run.
 
     Attributes:
@@ -293,7 +294,7 @@ def _writable(values: JSONObject) -> JSONObject:
 
 
 @dataclass
-class TrainerControl(ExportableState):
+class TrainerControl(ExportableState, original="transformers.trainer_callback"):
     """Flags that a callback sets and the loop obeys.
 
     Attributes:

@@ -47,6 +47,7 @@ import torch
 from torch.nn import functional
 
 from trainwright._types import IGNORE_INDEX, Batch, Nested, TailBatch, output_logits
+from trainwright.support.counterparts import Counterpart
 
 # Factor of losses that are multiplied by their items until their sum is known, for the range of fp16. A power of two
 # rounds nothing.
@@ -282,7 +283,7 @@ def has_labels(batch: object) -> bool:
 
 
 @dataclass
-class LabelSmoother:
+class LabelSmoother(Counterpart, original="transformers.trainer_pt_utils"):
     """Mixes the one-hot target with the uniform one: `(1 - epsilon) * nll + epsilon * mean over classes`.
 
     Source: Szegedy et al. 2016, arXiv:1512.00567, section 7.

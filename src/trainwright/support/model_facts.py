@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from trainwright._types import JSONObject, Model, is_instance_of
+from trainwright.support.replaced import current
 from trainwright.support.signatures import read_code, read_parameters, read_signature, takes_any_keyword
 
 WRAPPER = re.compile(r"_(?:\w+?_wrapped_module|orig_mod)\.")  # torch's wrappers, in the names of parameters and modules
@@ -135,6 +136,9 @@ def forward_parameters(model: Model) -> dict[str, inspect.Parameter]:
 
 def find_label_names(model: Model) -> list[str]:
     """Inputs of `forward` that are labels: names with "label" in them, and a span's two ends for extractive QA."""
+    replacement: Any = current("find_labels", None)
+    if replacement is not None:
+        return list(replacement(type(core_model(model))))
     names = list(forward_parameters(model))
     if "QuestionAnswering" in type(core_model(model)).__name__:
         return [n for n in names if "label" in n or n in ("start_positions", "end_positions")]
@@ -160,6 +164,9 @@ def label_cure(model: Model) -> str:
 
 def returns_loss_by_default(model: Model) -> bool:
     """Returns True if `forward` computes a loss without labels (contrastive models: `return_loss=True` by default)."""
+    replacement: Any = current("can_return_loss", None)
+    if replacement is not None:
+        return bool(replacement(type(core_model(model))))
     parameter = forward_parameters(model).get("return_loss")
     return parameter is not None and parameter.default is True
 

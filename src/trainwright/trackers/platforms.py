@@ -23,6 +23,7 @@ from trainwright.journal.record import flat
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers import base
 from trainwright.trackers.base import (
+    ORIGINAL,
     Client,
     TrackerCallback,
     client,
@@ -41,7 +42,7 @@ PER_CALL = 100  # parameters that a server takes at a time
 LONGEST_VALUE = 6000
 
 
-class WandbCallback(TrackerCallback):
+class WandbCallback(TrackerCallback, original=ORIGINAL):
     """Logs to Weights & Biases; a resumed run continues under its id.
 
     Variables: WANDB_PROJECT names the project, WANDB_LOG_MODEL uploads models ("checkpoint": each one saved, "end": the
@@ -126,7 +127,7 @@ class WandbCallback(TrackerCallback):
         run.log_artifact(artifact, aliases=aliases)
 
 
-class MLflowCallback(TrackerCallback):
+class MLflowCallback(TrackerCallback, original=ORIGINAL):
     """Continues the run that is active where training starts, or that of a resumed training, else opens one.
 
     Variables: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, MLFLOW_RUN_ID, MLFLOW_TAGS (JSON), MLFLOW_NESTED_RUN,
@@ -200,7 +201,7 @@ class MLflowCallback(TrackerCallback):
         self._initialized = False
 
 
-class DagsHubCallback(MLflowCallback):
+class DagsHubCallback(MLflowCallback, original=ORIGINAL):
     """Logs to DagsHub, by MLflow.
 
     Variables: MLFLOW_TRACKING_URI names the repository (`dagshub.init()` sets it), BRANCH the branch to upload to;
@@ -229,7 +230,7 @@ class DagsHubCallback(MLflowCallback):
         super().close(args, state, **kwargs)
 
 
-class KubeflowCallback(TrackerCallback):
+class KubeflowCallback(TrackerCallback, original=ORIGINAL):
     """The controller sets KUBEFLOW_TRAINER_SERVER_URL, _CA_CERT and _TOKEN (paths of the latter two)."""
 
     name = "kubeflow"
@@ -295,7 +296,7 @@ class KubeflowCallback(TrackerCallback):
             pass
 
 
-class AzureMLCallback(TrackerCallback):
+class AzureMLCallback(TrackerCallback, original=ORIGINAL):
     """Reports to a run of Azure ML.
 
     Args:
@@ -318,7 +319,7 @@ class AzureMLCallback(TrackerCallback):
             self.azureml_run.log(name, value, description=name)
 
 
-class CodeCarbonCallback(TrackerCallback):
+class CodeCarbonCallback(TrackerCallback, original=ORIGINAL):
     """Writes emissions.csv into the output directory when training ends."""
 
     name = "codecarbon"
@@ -338,7 +339,7 @@ class CodeCarbonCallback(TrackerCallback):
         self._initialized = False
 
 
-class FlyteCallback(TrackerCallback):
+class FlyteCallback(TrackerCallback, original=ORIGINAL):
     """Passes each checkpoint to the task, so that a retried task can resume.
 
     Args:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.errors import ArgumentError
@@ -92,10 +93,23 @@ def get_reporting_integration_callbacks(report_to: str | Sequence[str] | None) -
         return []
     if "all" in names:
         names = [name for name, (_, _, is_available) in TRACKERS.items() if is_available()]
-    unknown = [name for name in names if name not in TRACKERS]
+    registered = registered_callbacks()
+    unknown = [name for name in names if name not in TRACKERS and name not in registered]
     if unknown:
-        raise ArgumentError(
-            f"report_to={unknown[0]!r} is not a tracker. Choose of {', '.join(sorted(TRACKERS))}, all, or none."
-        )
-    rows = (TRACKERS[name] for name in names)
-    return [getattr(import_module(f"trainwright.trackers.{module}"), kind) for module, kind, _ in rows]
+        known = sorted({*TRACKERS, *registered})
+        raise ArgumentError(f"report_to={unknown[0]!r} is not a tracker. Choose of {', '.join(known)}, all, or none.")
+    return [registered.get(name) or _own(name) for name in names]
+
+
+def registered_callbacks() -> dict[str, Any]:
+    """Returns the callbacks that somebody put into the original's `INTEGRATION_TO_CALLBACK`, by name."""
+    module = sys.modules.get("transformers.integrations.integration_utils")
+    table: dict[str, Any] = getattr(module, "INTEGRATION_TO_CALLBACK", {})
+    home = getattr(module, "__name__", None)
+    return {name: kind for name, kind in table.items() if kind.__module__ != home or name not in TRACKERS}
+
+
+def _own(name: str) -> type[TrackerCallback]:
+    module, kind, _ = TRACKERS[name]
+    cls: type[TrackerCallback] = getattr(import_module(f"trainwright.trackers.{module}"), kind)
+    return cls

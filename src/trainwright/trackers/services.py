@@ -18,10 +18,19 @@ from trainwright.errors import ArgumentError
 from trainwright.journal.record import flat
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers import base
-from trainwright.trackers.base import Client, TrackerCallback, client, is_set, numbers, rewrite_logs, settings_of
+from trainwright.trackers.base import (
+    ORIGINAL,
+    Client,
+    TrackerCallback,
+    client,
+    is_set,
+    numbers,
+    rewrite_logs,
+    settings_of,
+)
 
 
-class ClearMLCallback(TrackerCallback):
+class ClearMLCallback(TrackerCallback, original=ORIGINAL):
     """Continues the current task, else opens one: variables CLEARML_PROJECT, CLEARML_TASK, CLEARML_LOG_MODEL."""
 
     name = "clearml"
@@ -83,7 +92,7 @@ def is_comet_configured() -> bool:
         return False
 
 
-class CometCallback(TrackerCallback):
+class CometCallback(TrackerCallback, original=ORIGINAL):
     """Logs to Comet.
 
     Variables: COMET_MODE (get, create, get_or_create), COMET_START_ONLINE, COMET_PROJECT_NAME, COMET_EXPERIMENT_KEY;
@@ -136,7 +145,7 @@ class CometCallback(TrackerCallback):
             self._initialized = False
 
 
-class DVCLiveCallback(TrackerCallback):
+class DVCLiveCallback(TrackerCallback, original=ORIGINAL):
     """Reports to `live`, or to a new Live.
 
     Args:
@@ -183,7 +192,7 @@ class DVCLiveCallback(TrackerCallback):
         self.live.end()
 
 
-class NeptuneCallback(TrackerCallback):
+class NeptuneCallback(TrackerCallback, original=ORIGINAL):
     """Reports to `run`, or to a new run.
 
     Args:
@@ -276,7 +285,7 @@ class NeptuneCallback(TrackerCallback):
             self._initialized = False
 
 
-class SwanLabCallback(TrackerCallback):
+class SwanLabCallback(TrackerCallback, original=ORIGINAL):
     """Variables: SWANLAB_PROJECT, SWANLAB_MODE, SWANLAB_LOG_DIR, SWANLAB_RUN_ID, SWANLAB_RESUME."""
 
     name = "swanlab"
@@ -313,7 +322,7 @@ class SwanLabCallback(TrackerCallback):
         self._swanlab.log(rewrite_logs(metrics))
 
 
-class TensorBoardCallback(TrackerCallback):
+class TensorBoardCallback(TrackerCallback, original=ORIGINAL):
     """Writes scalars and texts. A resumed run continues in its directory and hides later events of the killed one.
 
     Args:
@@ -372,7 +381,7 @@ class TensorBoardCallback(TrackerCallback):
             self._initialized = False
 
 
-class TrackioCallback(TrackerCallback):
+class TrackioCallback(TrackerCallback, original=ORIGINAL):
     """Reports under `project` and `run_name`, to the Space and bucket that the `trackio_...` arguments name."""
 
     name = "trackio"
