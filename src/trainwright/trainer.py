@@ -52,7 +52,7 @@ from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERN
 from trainwright.run import build, checkpointing, checks, console, input_pipeline, resume, train
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.pickling import restore, state_of
-from trainwright.run.published import owned_by
+from trainwright.run.published import declarable, owned_by
 from trainwright.run.refusal import unchanged_if_refused, with_known_keywords
 from trainwright.run.run import Run
 from trainwright.state.progress import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING, WAITING
@@ -135,6 +135,8 @@ class Trainer:
     control: TrainerControl = owned_by("_run.progress", "control")
     current_flos: float = owned_by("_run.progress", "flos")
     is_in_train: bool = owned_by("_run", "is_training")
+    # Whether the model is given `num_items_in_batch`. Whoever assigns it says whether it divides by the number.
+    model_accepts_loss_kwargs: bool = declarable("_accepts_loss_kwargs", flag="_declares_loss_kwargs")
     neftune_hook_handle: Any = owned_by("_run", "noise_handle")
     _trial: Any = owned_by("_run", "trial")
     _tr_loss: torch.Tensor = owned_by("_run.progress.meter", "total")
@@ -602,20 +604,6 @@ class Trainer:
                 self._train_on(step)
             if (result := result_of(step)) is not None:
                 return result
-
-    @property
-    def model_accepts_loss_kwargs(self) -> bool:
-        """Whether the model is given `num_items_in_batch`. Whoever assigns it says whether it divides by the number."""
-        return self._accepts_loss_kwargs
-
-    @model_accepts_loss_kwargs.setter
-    def model_accepts_loss_kwargs(self, value: bool) -> None:
-        self._accepts_loss_kwargs = value
-        self._declares_loss_kwargs = True
-
-    @model_accepts_loss_kwargs.deleter
-    def model_accepts_loss_kwargs(self) -> None:
-        del self._accepts_loss_kwargs
 
     @property
     def neftune_noise_alpha(self) -> float | None:
