@@ -70,7 +70,17 @@ def declarable(name: str, *, flag: str) -> Any:
         setattr(trainer, name, value)
         setattr(trainer, flag, True)
 
-    return Published(attrgetter(name), assign, lambda trainer: delattr(trainer, name))
+    def read(trainer: Any) -> Any:
+        if name not in vars(trainer):
+            raise AttributeError(f"{type(trainer).__name__!r} object has no attribute {attribute.name!r}")
+        return vars(trainer)[name]
+
+    def delete(trainer: Any) -> None:
+        read(trainer)
+        delattr(trainer, name)
+
+    attribute = Published(read, assign, delete)
+    return attribute
 
 
 def _make_owner(trainer: Any, owner: str) -> Any:
