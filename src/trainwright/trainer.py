@@ -54,7 +54,7 @@ from trainwright.run import build, checkpointing, checks, console, input_pipelin
 from trainwright.run.adoption import DerivedFacts
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.pickling import restore, state_of
-from trainwright.run.published import owned_by
+from trainwright.run.published import declarable, owned_by
 from trainwright.run.refusal import unchanged_if_refused, with_known_keywords
 from trainwright.run.run import Run
 from trainwright.state.progress import BACKWARD, EVALUATION, FORWARD, HOST_TO_DEVICE, LOGGING, SAVING, WAITING
@@ -139,6 +139,8 @@ class Trainer:
     control: TrainerControl = owned_by("_run.progress", "control")
     current_flos: float = owned_by("_run.progress", "flos")
     is_in_train: bool = owned_by("_run", "is_training")
+    # Whether the model is given `num_items_in_batch`. Whoever assigns it says whether it divides by the number.
+    model_accepts_loss_kwargs: bool = declarable("_accepts_loss_kwargs", flag="_declares_loss_kwargs")
     neftune_hook_handle: Any = owned_by("_run", "noise_handle")
     _trial: Any = owned_by("_run", "trial")
     _tr_loss: torch.Tensor = owned_by("_run.progress.meter", "total")
@@ -237,6 +239,8 @@ class Trainer:
             self._accepts_loss_kwargs = facts.model_accepts_loss_kwargs
             # a class attribute of a subclass takes the place of the property
             self._declares_loss_kwargs = not isinstance(type(self).model_accepts_loss_kwargs, property)
+            if self._declares_loss_kwargs:
+                self._accepts_loss_kwargs = bool(self.model_accepts_loss_kwargs)
             self.can_return_loss = facts.can_return_loss
             self.label_names = facts.label_names
             self._services.adoption.note_facts(facts)
@@ -630,20 +634,6 @@ class Trainer:
                 self._train_on(step)
             if (result := result_of(step)) is not None:
                 return result
-
-    @property
-    def model_accepts_loss_kwargs(self) -> bool:
-        """Whether the model is given `num_items_in_batch`. Whoever assigns it says whether it divides by the number."""
-        return self._accepts_loss_kwargs
-
-    @model_accepts_loss_kwargs.setter
-    def model_accepts_loss_kwargs(self, value: bool) -> None:
-        self._accepts_loss_kwargs = value
-        self._declares_loss_kwargs = True
-
-    @model_accepts_loss_kwargs.deleter
-    def model_accepts_loss_kwargs(self) -> None:
-        del self._accepts_loss_kwargs
 
     @property
     def neftune_noise_alpha(self) -> float | None:
@@ -1544,7 +1534,7 @@ class Trainer:
         labels = None
         if self.label_smoother is not None or self.compute_loss_func is not None:
             labels = inputs.pop("labels", None)
-        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
+        if self._accepts_loss_kwargs and num_items_in_batch is not None:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         outputs = run.forward(model, inputs)
         is_training = model.training and self.model.training  # DeepSpeed's engine is always in the training mode
@@ -1574,7 +1564,7 @@ class Trainer:
         return build.loss_rule(
             self.model,
             self.args,
-            accepts_loss_kwargs=self.model_accepts_loss_kwargs and not is_mean,
+            accepts_loss_kwargs=self._accepts_loss_kwargs and not is_mean,
             has_loss_func=self.compute_loss_func is not None,
             has_own_loss=is_overridden(self, "compute_loss"),
             declares_loss_kwargs=self._declares_loss_kwargs,

@@ -58,6 +58,31 @@ def owned_by(owner: str, name: str) -> Any:
     return attribute
 
 
+def declarable(name: str, *, flag: str) -> Any:
+    """Makes a published attribute whose assignment is noted as a declaration of the user.
+
+    Args:
+        name: attribute of the trainer that has the value.
+        flag: attribute of the trainer that becomes True with an assignment.
+    """
+
+    def assign(trainer: Any, value: Any) -> None:
+        setattr(trainer, name, value)
+        setattr(trainer, flag, True)
+
+    def read(trainer: Any) -> Any:
+        if name not in vars(trainer):
+            raise AttributeError(f"{type(trainer).__name__!r} object has no attribute {attribute.name!r}")
+        return vars(trainer)[name]
+
+    def delete(trainer: Any) -> None:
+        read(trainer)
+        delattr(trainer, name)
+
+    attribute = Published(read, assign, delete)
+    return attribute
+
+
 def _make_owner(trainer: Any, owner: str) -> Any:
     """Makes the missing objects between a trainer and an owner, and returns the owner."""
     found = trainer

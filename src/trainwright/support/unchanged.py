@@ -89,7 +89,7 @@ class _Kept:
                 self._add_tensor(value)
         elif type(value) in (*MAPPINGS, list, deque, set, tuple):
             self._add_container(value)
-        elif not isinstance(value, type) and _is_own_class(type(value)):
+        elif not isinstance(value, type) and _is_own_package(type(value).__module__.partition(".")[0]):
             self._add_attributes(value)
 
     def _add_module(self, module: nn.Module) -> None:
@@ -124,9 +124,8 @@ class _Kept:
 
 
 @functools.cache
-def _is_own_class(cls: type) -> bool:
-    """Returns whether a class is the user's: neither of this package, nor installed, nor of Python itself."""
-    package = cls.__module__.partition(".")[0]
+def _is_own_package(package: str) -> bool:
+    """Returns whether a package is the user's: neither this one, nor installed, nor of Python itself."""
     if package in sys.stdlib_module_names or package == __name__.partition(".")[0]:
         return False
     path = getattr(sys.modules.get(package), "__file__", None) or ""
