@@ -69,7 +69,7 @@ class _Arrivals:
     def find_spec(fullname: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         if fullname not in _waiting:
             return None
-        finders = (finder for finder in sys.meta_path if finder is not _Arrivals)  # type: ignore[comparison-overlap]
+        finders = (finder for finder in sys.meta_path if finder is not _Arrivals)
         specs = (finder.find_spec(fullname, path, target) for finder in finders if hasattr(finder, "find_spec"))
         spec = next((spec for spec in specs if spec is not None), None)
         loader: Any = None if spec is None else spec.loader
@@ -84,4 +84,4 @@ def _load_and_join(load: Callable[[ModuleType], None], module: ModuleType) -> No
         _join(cls, module)
 
 
-sys.meta_path.insert(0, _Arrivals)  # type: ignore[arg-type]
+sys.meta_path.insert(0, _Arrivals)
