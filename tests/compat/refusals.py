@@ -119,7 +119,7 @@ class EmptyStream(IterableDataset[Any]):
         return iter(())
 
 
-class ReturnsFive(transformers.TrainerCallback, trainwright.TrainerCallback):  # type: ignore[misc]
+class ReturnsFive(trainwright.TrainerCallback, transformers.TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, *args: Any, **kwargs: Any) -> Any:
         return 5
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from trainwright.support.hooks import left_out
-from trainwright.support.model_facts import accepts_loss_kwargs, takes_any_input, takes_argument, uses_item_count
+from trainwright.support.model_facts import accepts_loss_kwargs, takes_any_input, takes_argument
 from trainwright.support.signatures import read_code, read_parameters, read_signature
 
 from .._support.small import make_trainer, module
@@ -65,7 +65,6 @@ def test_reading_never_raises(value: Any) -> None:
     assert read_parameters(value) == (None if signature is None else signature.parameters)
     assert read_code(value) is None
     assert takes_argument(value, "unlikely") in (True, False)
-    assert uses_item_count(value)
     assert left_out(value) == ()
 
 

@@ -352,7 +352,10 @@ class Opaque:
     """A row that nobody but the collator can read."""
 
 
-@pytest.mark.parametrize("odd", [None, "text", 3, (1, 2), [1], Opaque(), np.float32(1), {"y": 1}], ids=repr)
+ODD_ROWS = [None, "text", 3, (1, 2), [1], Opaque(), np.float32(1), {"y": 1}]
+
+
+@pytest.mark.parametrize("odd", ODD_ROWS, ids=lambda row: type(row).__name__)
 @pytest.mark.parametrize("streamed", [False, True], ids=["map", "stream"])
 @pytest.mark.parametrize("first", [False, True], ids=["later", "first"])
 def test_a_row_of_any_type_reaches_the_collator(odd: Any, streamed: bool, first: bool, tmp_path: Path) -> None:

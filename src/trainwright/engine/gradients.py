@@ -82,8 +82,9 @@ def clip_with_sparse(parameters: Iterable[nn.Parameter], max_norm: float) -> tor
     whole = norm_with_sparse(trained)
     # torch's formula, by which the gradients of other parameters are scaled too
     factor = torch.clamp(max_norm / (whole + 1e-6), max=1.0)
-    for parameter in trained:
-        parameter.grad.mul_(factor.to(parameter.grad.device))
+    for gradient in (parameter.grad for parameter in trained):
+        if gradient is not None:
+            gradient.mul_(factor.to(gradient.device))
     return whole
 
 

@@ -89,7 +89,7 @@ class _Kept:
                 self._add_tensor(value)
         elif type(value) in (*MAPPINGS, list, deque, set, tuple):
             self._add_container(value)
-        elif not isinstance(value, type) and _is_own_package(type(value).__module__.partition(".")[0]):
+        elif not isinstance(value, type) and _is_own_package(str(type(value).__module__).partition(".")[0]):
             self._add_attributes(value)
 
     def _add_module(self, module: nn.Module) -> None:

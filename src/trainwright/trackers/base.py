@@ -33,7 +33,7 @@ from trainwright.support.own_random import CLIENTS, give_own_random
 
 logger = logging.getLogger(__name__)
 
-ORIGINAL = "transformers.integrations.integration_utils"  # module of the original's trackers
+TRACKERS_OF_TRANSFORMERS = "transformers.integrations.integration_utils"  # module of the original's trackers
 QUEUE_LENGTH = 1024
 NUM_TRIES = 3
 PAUSE_S = 0.05  # before the second try, doubled before each further one

@@ -23,7 +23,7 @@ from trainwright.journal.record import flat
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers import base
 from trainwright.trackers.base import (
-    ORIGINAL,
+    TRACKERS_OF_TRANSFORMERS,
     Client,
     TrackerCallback,
     client,
@@ -42,7 +42,7 @@ PER_CALL = 100  # parameters that a server takes at a time
 LONGEST_VALUE = 6000
 
 
-class WandbCallback(TrackerCallback, original=ORIGINAL):
+class WandbCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Logs to Weights & Biases; a resumed run continues under its id.
 
     Variables: WANDB_PROJECT names the project, WANDB_LOG_MODEL uploads models ("checkpoint": each one saved, "end": the
@@ -127,7 +127,7 @@ class WandbCallback(TrackerCallback, original=ORIGINAL):
         run.log_artifact(artifact, aliases=aliases)
 
 
-class MLflowCallback(TrackerCallback, original=ORIGINAL):
+class MLflowCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Continues the run that is active where training starts, or that of a resumed training, else opens one.
 
     Variables: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, MLFLOW_RUN_ID, MLFLOW_TAGS (JSON), MLFLOW_NESTED_RUN,
@@ -201,7 +201,7 @@ class MLflowCallback(TrackerCallback, original=ORIGINAL):
         self._initialized = False
 
 
-class DagsHubCallback(MLflowCallback, original=ORIGINAL):
+class DagsHubCallback(MLflowCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Logs to DagsHub, by MLflow.
 
     Variables: MLFLOW_TRACKING_URI names the repository (`dagshub.init()` sets it), BRANCH the branch to upload to;
@@ -230,7 +230,7 @@ class DagsHubCallback(MLflowCallback, original=ORIGINAL):
         super().close(args, state, **kwargs)
 
 
-class KubeflowCallback(TrackerCallback, original=ORIGINAL):
+class KubeflowCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """The controller sets KUBEFLOW_TRAINER_SERVER_URL, _CA_CERT and _TOKEN (paths of the latter two)."""
 
     name = "kubeflow"
@@ -296,7 +296,7 @@ class KubeflowCallback(TrackerCallback, original=ORIGINAL):
             pass
 
 
-class AzureMLCallback(TrackerCallback, original=ORIGINAL):
+class AzureMLCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Reports to a run of Azure ML.
 
     Args:
@@ -319,7 +319,7 @@ class AzureMLCallback(TrackerCallback, original=ORIGINAL):
             self.azureml_run.log(name, value, description=name)
 
 
-class CodeCarbonCallback(TrackerCallback, original=ORIGINAL):
+class CodeCarbonCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Writes emissions.csv into the output directory when training ends."""
 
     name = "codecarbon"
@@ -339,7 +339,7 @@ class CodeCarbonCallback(TrackerCallback, original=ORIGINAL):
         self._initialized = False
 
 
-class FlyteCallback(TrackerCallback, original=ORIGINAL):
+class FlyteCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Passes each checkpoint to the task, so that a retried task can resume.
 
     Args:

@@ -19,7 +19,7 @@ from trainwright.journal.record import flat
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.trackers import base
 from trainwright.trackers.base import (
-    ORIGINAL,
+    TRACKERS_OF_TRANSFORMERS,
     Client,
     TrackerCallback,
     client,
@@ -30,7 +30,7 @@ from trainwright.trackers.base import (
 )
 
 
-class ClearMLCallback(TrackerCallback, original=ORIGINAL):
+class ClearMLCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Continues the current task, else opens one: variables CLEARML_PROJECT, CLEARML_TASK, CLEARML_LOG_MODEL."""
 
     name = "clearml"
@@ -92,7 +92,7 @@ def is_comet_configured() -> bool:
         return False
 
 
-class CometCallback(TrackerCallback, original=ORIGINAL):
+class CometCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Logs to Comet.
 
     Variables: COMET_MODE (get, create, get_or_create), COMET_START_ONLINE, COMET_PROJECT_NAME, COMET_EXPERIMENT_KEY;
@@ -145,7 +145,7 @@ class CometCallback(TrackerCallback, original=ORIGINAL):
             self._initialized = False
 
 
-class DVCLiveCallback(TrackerCallback, original=ORIGINAL):
+class DVCLiveCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Reports to `live`, or to a new Live.
 
     Args:
@@ -192,7 +192,7 @@ class DVCLiveCallback(TrackerCallback, original=ORIGINAL):
         self.live.end()
 
 
-class NeptuneCallback(TrackerCallback, original=ORIGINAL):
+class NeptuneCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Reports to `run`, or to a new run.
 
     Args:
@@ -285,7 +285,7 @@ class NeptuneCallback(TrackerCallback, original=ORIGINAL):
             self._initialized = False
 
 
-class SwanLabCallback(TrackerCallback, original=ORIGINAL):
+class SwanLabCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Variables: SWANLAB_PROJECT, SWANLAB_MODE, SWANLAB_LOG_DIR, SWANLAB_RUN_ID, SWANLAB_RESUME."""
 
     name = "swanlab"
@@ -322,7 +322,7 @@ class SwanLabCallback(TrackerCallback, original=ORIGINAL):
         self._swanlab.log(rewrite_logs(metrics))
 
 
-class TensorBoardCallback(TrackerCallback, original=ORIGINAL):
+class TensorBoardCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Writes scalars and texts. A resumed run continues in its directory and hides later events of the killed one.
 
     Args:
@@ -381,7 +381,7 @@ class TensorBoardCallback(TrackerCallback, original=ORIGINAL):
             self._initialized = False
 
 
-class TrackioCallback(TrackerCallback, original=ORIGINAL):
+class TrackioCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
     """Reports under `project` and `run_name`, to the Space and bucket that the `trackio_...` arguments name."""
 
     name = "trackio"
