@@ -198,8 +198,9 @@ class StreamDataLoader(PreparedDataLoader):
 
     def _init_in_worker(self) -> Callable[[int], None] | None:
         init = self.worker_init_fn
-        is_ours = init is None or getattr(init, "func", None) is seed_worker
-        return init if is_ours else _WatchedInit(self.items, init)
+        if init is None or getattr(init, "func", None) is seed_worker:
+            return init
+        return _WatchedInit(self.items, init)
 
     @property
     def num_missing(self) -> int:
