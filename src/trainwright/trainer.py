@@ -290,7 +290,7 @@ class Trainer:
             Name -> value.
         """
         precision = getattr(self.args, "mixed_precision", "no")
-        plugins = {"deepspeed_plugin": None, "fsdp_plugin": None, "kwargs_handlers": []}
+        plugins: dict[str, Any] = {"deepspeed_plugin": None, "fsdp_plugin": None, "kwargs_handlers": []}
         return {"mixed_precision": precision, **plugins, **kwargs}
 
     def call_model_init(self, trial: Any = None) -> Any:
@@ -1640,7 +1640,7 @@ class Trainer:
         """
         return self._engine.clip(model, max_norm)
 
-    def _defer_fsdp_gradient_reduction(self) -> AbstractContextManager[Any]:
+    def _defer_fsdp_gradient_reduction(self) -> Any:
         """Returns a context in which the gradients of a backward pass are not reduced; the engine enters its own."""
         return self._engine.accumulate(self.model_wrapped, sync=False)
 

@@ -200,7 +200,8 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
             return None
         from trainwright.config.fsdp_config import plugin_arguments
 
-        return plugin_arguments(self.fsdp_config or {})
+        config: Any = self.fsdp_config
+        return plugin_arguments(config or {})
 
     @property
     def hf_deepspeed_config(self) -> Any:  # transformers' HfDeepSpeedConfig
