@@ -63,7 +63,7 @@ class Seq2SeqTrainer(Trainer):
         if plan.predicts:
             try:
                 _check_can_generate(self.model)
-                self._pad_token_id()
+                Seq2SeqTrainer._pad_token_id(self)
             except ModelError as error:  # a run that never generates can train
                 logger.warning(
                     "%s Training can begin; predict(), or evaluate() with compute_metrics, will fail.", error
@@ -119,7 +119,7 @@ class Seq2SeqTrainer(Trainer):
         Returns:
             Name -> metric.
         """
-        with self._generation_of_a_call(gen_kwargs):
+        with Seq2SeqTrainer._generation_of_a_call(self, gen_kwargs):
             return super().evaluate(eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
     def predict(
@@ -140,7 +140,7 @@ class Seq2SeqTrainer(Trainer):
         Returns:
             Predictions (token ids, padded), labels and metrics.
         """
-        with self._generation_of_a_call(gen_kwargs):
+        with Seq2SeqTrainer._generation_of_a_call(self, gen_kwargs):
             return super().predict(test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix)
 
     @contextmanager
@@ -180,19 +180,19 @@ class Seq2SeqTrainer(Trainer):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         _check_can_generate(self.model)
         batch = self._prepare_inputs(inputs)
-        task = self._task_of(batch)
+        task = Seq2SeqTrainer._task_of(self, batch)
         if task.is_joined:  # the loop weighs the loss by labels: none of these is shifted away
             inputs["labels"] = torch.nn.functional.pad(inputs["labels"], (1, 0), value=-100)
-        settings = self._settings_for(task, gen_kwargs or self._gen_kwargs)
-        tokens = self._generate(task, settings)
-        loss = None if task.for_loss is None else self._loss_of(model, task.for_loss)
-        labels = None if task.labels is None else self._padded(task.labels, task, settings)
-        return loss, self._padded(tokens, task, settings), labels
+        settings = Seq2SeqTrainer._settings_for(self, task, gen_kwargs or self._gen_kwargs)
+        tokens = Seq2SeqTrainer._generate(self, task, settings)
+        loss = None if task.for_loss is None else Seq2SeqTrainer._loss_of(self, model, task.for_loss)
+        labels = None if task.labels is None else Seq2SeqTrainer._padded(self, task.labels, task, settings)
+        return loss, Seq2SeqTrainer._padded(self, tokens, task, settings), labels
 
     def _task_of(self, batch: Batch) -> generation.Task:
         names = self.label_names or []
-        if self._continues_input(batch) and not self._keeps_prompts():
-            return generation.prompted_task_of(batch, names, pad_token_id=self._pad_token_id())
+        if Seq2SeqTrainer._continues_input(self, batch) and not Seq2SeqTrainer._keeps_prompts(self):
+            return generation.prompted_task_of(batch, names, pad_token_id=Seq2SeqTrainer._pad_token_id(self))
         return generation.task_of(batch, names)
 
     def _continues_input(self, batch: Batch) -> bool:
@@ -221,13 +221,15 @@ class Seq2SeqTrainer(Trainer):
         # Without the limit, `_generate` sets a length after the first batch.
         is_limited = bool(task.prompt_width) or behaviour_of(self.args).limits_every_generated_batch
         if not has_length and is_limited:
-            settings["max_new_tokens" if self._continues_input(task.inputs) else "max_length"] = DEFAULT_LENGTH
+            settings["max_new_tokens" if Seq2SeqTrainer._continues_input(self, task.inputs) else "max_length"] = (
+                DEFAULT_LENGTH
+            )
         if task.prompt_width and config.pad_token_id is None:
-            settings.setdefault("pad_token_id", self._pad_token_id())
+            settings.setdefault("pad_token_id", Seq2SeqTrainer._pad_token_id(self))
         return settings
 
     def _generate(self, task: generation.Task, settings: Settings) -> torch.Tensor:
-        with self._engine.generating(self.model) as needed, torch.no_grad():
+        with self._trainwright.services.engine.generating(self.model) as needed, torch.no_grad():
             rows = self.model.generate(**task.inputs, **{**needed, **settings})
         config = getattr(self.model, "generation_config", None)
         is_limited = behaviour_of(self.args).limits_every_generated_batch
@@ -238,7 +240,7 @@ class Seq2SeqTrainer(Trainer):
 
     def _loss_of(self, model: Any, batch: Batch) -> torch.Tensor:
         if not behaviour_of(self.args).generating_evaluations_use_compute_loss:
-            return self._original_loss(model, batch)
+            return Seq2SeqTrainer._original_loss(self, model, batch)
         smooths = self.label_smoother is not None and self.compute_loss_func is None
         # In half precision, smoothing rounds differently if it divides by the items instead of averaging over them.
         # The original does not pass the number of items here.
@@ -246,7 +248,7 @@ class Seq2SeqTrainer(Trainer):
         num_items = None if as_mean else self._get_num_items_in_batch([batch], self.args.device)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, dict(batch), num_items_in_batch=num_items)
-        return self._run.evaluated_loss(loss)
+        return self._trainwright.run.evaluated_loss(loss)
 
     def _original_loss(self, model: Any, batch: Batch) -> torch.Tensor:
         """Returns the model's own loss, or the smoothed one, as transformers does when it generates predictions."""
@@ -254,7 +256,7 @@ class Seq2SeqTrainer(Trainer):
             outputs = model(**batch)
             smoother = self.label_smoother
             loss = output_loss(outputs) if smoother is None else smoother(outputs, batch["labels"])
-        return self._run.evaluated_loss(loss)
+        return self._trainwright.run.evaluated_loss(loss)
 
     def _padded(self, rows: torch.Tensor, task: generation.Task, settings: Settings) -> torch.Tensor:
         config = getattr(self.model, "generation_config", None)
@@ -271,7 +273,7 @@ class Seq2SeqTrainer(Trainer):
         return rows if max_new_tokens is None else self._pad_tensors_to_max_len(rows, max_new_tokens + 1)
 
     def _pad_tensors_to_max_len(self, tensor: torch.Tensor, max_length: int) -> torch.Tensor:
-        return generation.pad_right(tensor, max_length, fill=self._pad_token_id())
+        return generation.pad_right(tensor, max_length, fill=Seq2SeqTrainer._pad_token_id(self))
 
     def _pad_token_id(self) -> int:
         """Returns the token used for padding: the tokenizer's, else the model's, else the end-of-text token."""

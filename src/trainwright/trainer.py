@@ -44,7 +44,7 @@ from trainwright.engine.precision import DTYPES, eval_precision
 from trainwright.errors import DataError, EvaluationMemoryError, warn_older_name
 from trainwright.evaluation import outputs as results
 from trainwright.evaluation.outputs import EvalLoopOutput, PredictionOutput, TrainOutput
-from trainwright.loop.driven import DrivenSteps, StepResult, result_of
+from trainwright.loop.driven import DrivenSteps, DrivePasses, StepResult, result_of
 from trainwright.loop.extension import Extension
 from trainwright.loop.fit import epochs, saving_last_step, steps_of_epoch
 from trainwright.loop.step import Step
@@ -53,6 +53,7 @@ from trainwright.optim.parameter_groups import NO_DECAY_LAYERS, NO_DECAY_PATTERN
 from trainwright.run import build, checkpointing, checks, console, input_pipeline, resume, train
 from trainwright.run.adoption import DerivedFacts
 from trainwright.run.checkpointing import Checkpointer
+from trainwright.run.parts import Parts, find_own_class, with_parts
 from trainwright.run.pickling import restore, state_of
 from trainwright.run.published import declarable, owned_by
 from trainwright.run.refusal import unchanged_if_refused, with_known_keywords
@@ -135,36 +136,35 @@ class Trainer:
 
     # -- published attributes that the run or this process owns --------------------------------------------------------
 
-    state: TrainerState = owned_by("_run.progress", "state")
-    control: TrainerControl = owned_by("_run.progress", "control")
-    current_flos: float = owned_by("_run.progress", "flos")
-    is_in_train: bool = owned_by("_run", "is_training")
+    state: TrainerState = owned_by("_trainwright.run.progress", "state")
+    control: TrainerControl = owned_by("_trainwright.run.progress", "control")
+    current_flos: float = owned_by("_trainwright.run.progress", "flos")
+    is_in_train: bool = owned_by("_trainwright.run", "is_training")
     # Whether the model is given `num_items_in_batch`. Whoever assigns it says whether it divides by the number.
-    model_accepts_loss_kwargs: bool = declarable("_accepts_loss_kwargs", flag="_declares_loss_kwargs")
-    neftune_hook_handle: Any = owned_by("_run", "noise_handle")
-    _trial: Any = owned_by("_run", "trial")
-    _tr_loss: torch.Tensor = owned_by("_run.progress.meter", "total")
-    _total_loss_scalar: float = owned_by("_run.progress", "total_loss")
-    _globalstep_last_logged: int = owned_by("_run.progress", "step_last_logged")
+    model_accepts_loss_kwargs: bool = declarable("accepts_loss_kwargs", flag="declares_loss_kwargs")
+    neftune_hook_handle: Any = owned_by("_trainwright.run", "noise_handle")
+    _trial: Any = owned_by("_trainwright.run", "trial")
+    _tr_loss: torch.Tensor = owned_by("_trainwright.run.progress.meter", "total")
+    _total_loss_scalar: float = owned_by("_trainwright.run.progress", "total_loss")
+    _globalstep_last_logged: int = owned_by("_trainwright.run.progress", "step_last_logged")
 
-    accelerator: Any = owned_by("_services.engine", "accelerator")
-    gather_function: Any = owned_by("_services", "gather_function")
-    callback_handler: Any = owned_by("_services", "callback_handler")
-    deepspeed: Any = owned_by("_services.flags", "deepspeed")
-    is_deepspeed_enabled: bool = owned_by("_services.flags", "is_deepspeed_enabled")
-    is_fsdp_enabled: bool = owned_by("_services.flags", "is_fsdp_enabled")
-    is_fsdp_xla_enabled: bool = owned_by("_services.flags", "is_fsdp_xla_enabled")
-    is_fsdp_xla_v1_enabled: bool = owned_by("_services.flags", "is_fsdp_xla_v1_enabled")
-    is_fsdp_xla_v2_enabled: bool = owned_by("_services.flags", "is_fsdp_xla_v2_enabled")
-    push_in_progress: Any = owned_by("_services.uploads", "in_progress")
-    hp_search_backend: Any = owned_by("_search", "name")
-    hp_name: Any = owned_by("_search", "hp_name")
-    hp_space: Any = owned_by("_search", "space")
-    compute_objective: Any = owned_by("_search", "compute_objective")
-    objective: Any = owned_by("_search", "objective")
-    _engine: Any = owned_by("_services", "engine")
-    _memory_tracker: Any = owned_by("_services", "memory_tracker")
-    _eval_dataloaders: dict[str, Any] = owned_by("_services", "eval_dataloaders")
+    accelerator: Any = owned_by("_trainwright.services.engine", "accelerator")
+    gather_function: Any = owned_by("_trainwright.services", "gather_function")
+    callback_handler: Any = owned_by("_trainwright.services", "callback_handler")
+    deepspeed: Any = owned_by("_trainwright.services.flags", "deepspeed")
+    is_deepspeed_enabled: bool = owned_by("_trainwright.services.flags", "is_deepspeed_enabled")
+    is_fsdp_enabled: bool = owned_by("_trainwright.services.flags", "is_fsdp_enabled")
+    is_fsdp_xla_enabled: bool = owned_by("_trainwright.services.flags", "is_fsdp_xla_enabled")
+    is_fsdp_xla_v1_enabled: bool = owned_by("_trainwright.services.flags", "is_fsdp_xla_v1_enabled")
+    is_fsdp_xla_v2_enabled: bool = owned_by("_trainwright.services.flags", "is_fsdp_xla_v2_enabled")
+    push_in_progress: Any = owned_by("_trainwright.services.uploads", "in_progress")
+    hp_search_backend: Any = owned_by("_trainwright.search", "name")
+    hp_name: Any = owned_by("_trainwright.search", "hp_name")
+    hp_space: Any = owned_by("_trainwright.search", "space")
+    compute_objective: Any = owned_by("_trainwright.search", "compute_objective")
+    objective: Any = owned_by("_trainwright.search", "objective")
+    _memory_tracker: Any = owned_by("_trainwright.services", "memory_tracker")
+    _eval_dataloaders: dict[str, Any] = owned_by("_trainwright.services", "eval_dataloaders")
 
     checkpoint_items: dict[str, Stateful]
     """Further objects, by name, to save and restore with every checkpoint. Each has `state_dict` and `load_state_dict`;
@@ -172,6 +172,7 @@ class Trainer:
     """
 
     # Any: models, datasets, processing classes and arguments are the user's own types.
+    _trainwright: Parts
     args: Any
     model: Any
     model_wrapped: Any
@@ -202,10 +203,13 @@ class Trainer:
         with unchanged_if_refused(self):
             checks.check_models(model, model_init)
             self.args = build.arguments_of_trainer(args, model)
-            self._services = build.Services.for_arguments(self.args)
-            self._services.memory_tracker.start("init")
-            self._run = Run.idle(self.args)
-            self._search: Any = build.NoSearch()  # or a Searching
+            own = self._trainwright = Parts()
+            own.methods = find_own_class(type(self))
+            own.services = build.Services.for_arguments(self.args)
+            own.services.memory_tracker.start("init")
+            own.run = Run.idle(self.args)
+            own.search = build.NoSearch()  # or a Searching
+            own.extensions = []
 
             # The user's objects.
             self.model = model
@@ -220,7 +224,7 @@ class Trainer:
             self.optimizer, self.lr_scheduler = optimizers
             self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
             default = columns.default_collator(self.processing_class, self.args, given=data_collator)
-            self._default_collator = default
+            own.default_collator = default
             self.data_collator = default if data_collator is None else data_collator
 
             # The model on its device.
@@ -228,7 +232,6 @@ class Trainer:
             self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
             self._signature_columns: list[str] | None = None
             self.checkpoint_items: dict[str, Stateful] = {}
-            self._extensions: list[Extension] = []
             self._created_lr_scheduler = False
             self.create_accelerator_and_postprocess()
             model = self.call_model_init() if model is None else model
@@ -236,32 +239,32 @@ class Trainer:
             facts = DerivedFacts.derive(self.args, model)
             self.is_model_parallel = facts.is_model_parallel
             self.place_model_on_device = facts.place_model_on_device
-            self._accepts_loss_kwargs = facts.model_accepts_loss_kwargs
+            own.accepts_loss_kwargs = facts.model_accepts_loss_kwargs
             # a class attribute of a subclass takes the place of the property
-            self._declares_loss_kwargs = not isinstance(type(self).model_accepts_loss_kwargs, property)
-            if self._declares_loss_kwargs:
-                self._accepts_loss_kwargs = bool(self.model_accepts_loss_kwargs)
+            own.declares_loss_kwargs = not isinstance(type(self).model_accepts_loss_kwargs, property)
+            if own.declares_loss_kwargs:
+                own.accepts_loss_kwargs = bool(self.model_accepts_loss_kwargs)
             self.can_return_loss = facts.can_return_loss
             self.label_names = facts.label_names
-            self._services.adoption.note_facts(facts)
-            self._adopt_model(model)
+            own.services.adoption.note_facts(facts)
+            own.methods._adopt_model(self, model)
             self.label_smoother = build.label_smoother(model, self.args.label_smoothing_factor)
 
             # Invalid combinations are refused first; then callbacks, repository and directory are opened.
             self._validate_args()
-            self._use_callbacks(callbacks)
+            Trainer._use_callbacks(self, callbacks)
             if self.args.push_to_hub:
-                self._open_repository()
+                Trainer._open_repository(self)
             if self.args.should_save:
                 checks.make_output_dir(output_path(self.args))
-            self.state = self._fresh_state()
-            self.callback_handler.fire("on_init_end", self._run.progress)
-            self._services.memory_tracker.stop_and_update_metrics(stage="init")
+            self.state = Trainer._fresh_state(self)
+            self.callback_handler.fire("on_init_end", self._trainwright.run.progress)
+            self._trainwright.services.memory_tracker.stop_and_update_metrics(stage="init")
 
     # Pickling and copying: a deep copy gets its own engine and other services, a shallow copy shares them.
     __getstate__ = state_of
     __setstate__ = restore
-    __copy__ = build.with_parts
+    __copy__ = with_parts
 
     def _validate_args(self) -> None:
         """Refuses combinations of the constructor's arguments with which nothing can be trained."""
@@ -278,7 +281,7 @@ class Trainer:
         if is_overridden(self, "_build_accelerator_args"):
             self._build_accelerator_args(dataloader_config=self.args.accelerator_config)
         checks.warn_of_hooks_without_effect(self)
-        self._services.use_engine(build.make_engine(self.args, self.model))
+        self._trainwright.services.use_engine(build.make_engine(self.args, self.model))
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
         """Returns what the original gives to accelerate; an override is called, but its result has no effect.
@@ -313,22 +316,22 @@ class Trainer:
             device: as in the original's signature; the engine decides.
         """
         if getattr(model, "hf_device_map", None) is None:
-            self._engine.place(model)
+            self._trainwright.services.engine.place(model)
 
     def _adopt_model(self, model: Any) -> None:
         """Prepares a model for training: the given model, and each model that `model_init` makes."""
         if self.place_model_on_device:
             self._move_model_to_device(model, self.args.device)
         self.model = self.model_wrapped = model
-        self._services.adoption.note_model(model)
+        self._trainwright.services.adoption.note_model(model)
         if getattr(model, "config", None) is not None:
             model.config.use_cache = self.args.use_cache
 
     def _use_callbacks(self, callbacks: list[Any] | None) -> None:
         """Makes the handler: default callbacks, trackers, and these."""
         parts = {"model": self.model, "processing_class": self.processing_class, "optimizer": self.optimizer}
-        engine = self._engine
-        writer = self._services.writer
+        engine = self._trainwright.services.engine
+        writer = self._trainwright.services.writer
         schedule = self.lr_scheduler
         handler = build.make_callbacks(
             self.args, callbacks, engine=engine, writer=writer, lr_scheduler=schedule, **parts
@@ -336,13 +339,13 @@ class Trainer:
         if self.args.enable_jit_checkpoint:
             for callback in build.jit_callbacks(handler):
                 callback.set_trainer(self)
-        self._services.use_callbacks(handler, self._run.progress.clock)
+        self._trainwright.services.use_callbacks(handler, self._trainwright.run.progress.clock)
 
     def _fresh_state(self) -> TrainerState:
         return current("TrainerState", TrainerState)(
             is_local_process_zero=self.is_local_process_zero(),
             is_world_process_zero=self.is_world_process_zero(),
-            stateful_callbacks=self._stateful(),
+            stateful_callbacks=Trainer._stateful(self),
         )
 
     def _stateful(self) -> list[Any]:
@@ -416,8 +419,11 @@ class Trainer:
             ...         return {"tokens_seen": self.total}
             >>> trainer.add_extension(CountTokens())
         """
-        checks.check_extension(extension, self._extensions, is_training=self._run.is_training)
-        self._extensions = [*self._extensions, extension]  # a shallow copy of the trainer keeps its own list
+        checks.check_extension(extension, self._trainwright.extensions, is_training=self._trainwright.run.is_training)
+        self._trainwright.extensions = [
+            *self._trainwright.extensions,
+            extension,
+        ]  # a shallow copy of the trainer keeps its own list
 
     def remove_extension(self, extension: Extension) -> None:
         """Removes an extension from the runs to come.
@@ -425,7 +431,7 @@ class Trainer:
         Args:
             extension: as given to `add_extension`; ignored if it is not there.
         """
-        self._extensions = [one for one in self._extensions if one is not extension]
+        self._trainwright.extensions = [one for one in self._trainwright.extensions if one is not extension]
 
     # -- train() -------------------------------------------------------------------------------------------------------
 
@@ -490,9 +496,9 @@ class Trainer:
         self._train_batch_size = self._train_batch_size if batch_size is None else batch_size
         if args.auto_find_batch_size:
             self._update_auto_batch_size(self._train_batch_size)
-        checkpoint = None if resume_from_checkpoint is None else self._run.opened(resume_from_checkpoint)
+        checkpoint = None if resume_from_checkpoint is None else self._trainwright.run.opened(resume_from_checkpoint)
         train.begin_training(self, args, checkpoint, trial, ignore_keys_for_eval)
-        run = self._run
+        run = self._trainwright.run
         with saving_last_step(run, self):
             for epoch in epochs(run, self, eval_on_start=args.eval_on_start):
                 self._run_epoch(
@@ -542,12 +548,12 @@ class Trainer:
             epochs_trained: epoch that the call to `train` began with.
             steps_trained_in_current_epoch: micro-batches of that epoch that were done before.
         """
-        for step in self._steps_of_epoch(epoch):
-            self._train_on(step)
+        for step in Trainer._steps_of_epoch(self, epoch):
+            Trainer._train_on(self, step)
 
     def _steps_of_epoch(self, epoch: int) -> Iterator[Step]:
         """Yields the steps of an epoch, or its remaining steps after a resume; recounted if samples were excluded."""
-        run = self._run
+        run = self._trainwright.run
         train.check_replaced(self)
         run.begin_epoch()
         if run.is_recount_due:
@@ -596,9 +602,9 @@ class Trainer:
             ...         step.backward(loss)
             ...     step.update()
         """
-        self._run.check_not_training("steps")
+        self._trainwright.run.check_not_training("steps")
         checks.check_drives_itself(self, "steps", self.args)
-        return DrivenSteps(train.drive(self, resume_from_checkpoint, ignore_keys_for_eval), self)
+        return DrivenSteps(train.drive(self, resume_from_checkpoint, ignore_keys_for_eval), self, PASSES)
 
     def fit_step(self, resume_from_checkpoint: str | bool | None = None) -> StepResult | None:
         """Trains one optimizer step; the first call begins the run that `train()` would make.
@@ -620,18 +626,18 @@ class Trainer:
             >>> while (result := trainer.fit_step()) is not None:
             ...     print(result.step)
         """
-        steps = self._run.driven_steps
+        steps = self._trainwright.run.driven_steps
         if steps is None:
-            self._run.check_not_training("fit_step")
+            self._trainwright.run.check_not_training("fit_step")
             checks.check_drives_itself(self, "fit_step", self.args)
-            steps = DrivenSteps(train.drive(self, resume_from_checkpoint, None), self)
+            steps = DrivenSteps(train.drive(self, resume_from_checkpoint, None), self, PASSES)
         while True:
             step = steps.next_or_none()
-            self._run.driven_steps = steps  # the current run, or the idle run after it
+            self._trainwright.run.driven_steps = steps  # the current run, or the idle run after it
             if step is None:
                 return None
             with steps.ending_by_error():
-                self._train_on(step)
+                Trainer._train_on(self, step)
             if (result := result_of(step)) is not None:
                 return result
 
@@ -657,7 +663,7 @@ class Trainer:
         from trainwright.support.patches import add_noise_to_embeddings
 
         assert self.neftune_noise_alpha is not None
-        self._run.noise_handle = add_noise_to_embeddings(model, self.neftune_noise_alpha)
+        self._trainwright.run.noise_handle = add_noise_to_embeddings(model, self.neftune_noise_alpha)
         return model
 
     def _deactivate_neftune(self, model: Any) -> None:
@@ -666,8 +672,8 @@ class Trainer:
         Args:
             model: as given to `_activate_neftune`.
         """
-        self._run.noise_handle.remove()
-        self._run.noise_handle = None
+        self._trainwright.run.noise_handle.remove()
+        self._trainwright.run.noise_handle = None
 
     # -- data ----------------------------------------------------------------------------------------------------------
 
@@ -765,7 +771,9 @@ class Trainer:
             sampler = input_pipeline.sampler_of(
                 dataset, sampler_fn, self.args, length_of=length_of, batch_size=batch_size, is_training=is_training
             )
-        collate = input_pipeline.sample_collator(sampler, self.data_collator, default=self._default_collator)
+        collate = input_pipeline.sample_collator(
+            sampler, self.data_collator, default=self._trainwright.default_collator
+        )
         if is_columnar:
             dataset = self._remove_unused_columns(dataset, description=description)
         else:
@@ -773,10 +781,10 @@ class Trainer:
             collate = self._get_collator_with_removed_columns(collate, description=description)
         collate = input_pipeline.row_collator(self.args, sampler, collate, model, self.processing_class)
         how = {"sampler": sampler, "collate": collate, "batch_size": batch_size, "is_training": is_training}
-        dataloader = input_pipeline.make_dataloader(dataset, self.args, self._engine, **how)
+        dataloader = input_pipeline.make_dataloader(dataset, self.args, self._trainwright.services.engine, **how)
         dataloader.sample_name = names.text
         if is_training:
-            self._run.start_in_its_epoch(dataloader)
+            self._trainwright.run.start_in_its_epoch(dataloader)
         if dataloader_key is not None and self.args.dataloader_persistent_workers:
             dataloader.source = source
             self._eval_dataloaders[dataloader_key] = dataloader
@@ -794,7 +802,7 @@ class Trainer:
         dataset = self.train_dataset if train_dataset is None else train_dataset
         length_of = input_pipeline.length_input(self.processing_class)
         size = self._train_batch_size
-        num_processes = self._engine.num_replicas
+        num_processes = self._trainwright.services.engine.num_replicas
         return input_pipeline.train_sampler(self.args, dataset, length_of, batch_size=size, num_processes=num_processes)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Any:
@@ -824,9 +832,9 @@ class Trainer:
         if self._signature_columns is None:
             takes_labels_out = self.compute_loss_func is not None or self.label_smoother is not None
             labels = self.label_names or (["labels"] if takes_labels_out else [])
-            names = list(self.columns) or model_facts.signature_columns(self.model, labels)
+            names = list(columns.columns_of_class(self)) or model_facts.signature_columns(self.model, labels)
             self._signature_columns = list(dict.fromkeys([*names, *columns.named_columns(self, self.data_collator)]))
-            self._services.adoption.note_columns(self._signature_columns)
+            self._trainwright.services.adoption.note_columns(self._signature_columns)
 
     def _named_columns(self, description: str | None) -> dict[str, str]:
         """Returns the columns that the data must have, each with the setting that names it."""
@@ -847,9 +855,9 @@ class Trainer:
         Raises:
             DataError: no column is left.
         """
-        if input_pipeline.keeps_all_columns(self.args, self.model, self.columns):
+        if input_pipeline.keeps_all_columns(self.args, self.model, columns.columns_of_class(self)):
             return dataset
-        columns.check_named(self._named_columns(description), dataset.column_names, description)
+        columns.check_named(Trainer._named_columns(self, description), dataset.column_names, description)
         self._set_signature_columns_if_needed()
         kept: Any = self._signature_columns
         name = type(self.model).__name__
@@ -866,12 +874,12 @@ class Trainer:
         Returns:
             A collator; the same object if `remove_unused_columns=False`.
         """
-        if input_pipeline.keeps_all_columns(self.args, self.model, self.columns):
+        if input_pipeline.keeps_all_columns(self.args, self.model, columns.columns_of_class(self)):
             return data_collator
         self._set_signature_columns_if_needed()
         kept: Any = self._signature_columns
         name = type(self.model).__name__
-        named = self._named_columns(description)
+        named = Trainer._named_columns(self, description)
         collator = current("RemoveColumnsCollator", columns.RemoveColumnsCollator)
         return collator(data_collator, kept, columns.module_logger, name, description, named)
 
@@ -945,16 +953,16 @@ class Trainer:
 
     def get_sp_size(self) -> int:
         """Number of processes that share a sequence (sequence parallelism)."""
-        return self._parallel_size("sp_size")
+        return Trainer._parallel_size(self, "sp_size")
 
     def get_cp_size(self) -> int:
         """Number of processes that share a sequence (context parallelism)."""
-        return self._parallel_size("cp_size")
+        return Trainer._parallel_size(self, "cp_size")
 
     def get_tp_size(self) -> int:
         """Number of processes that share a layer (tensor parallelism)."""
         size = getattr(self.model, "tp_size", None)
-        return size if size is not None else self._parallel_size("tp_size")
+        return size if size is not None else Trainer._parallel_size(self, "tp_size")
 
     def _parallel_size(self, name: str) -> int:
         return int(getattr(getattr(self.accelerator, "parallelism_config", None), name, 1))
@@ -974,7 +982,7 @@ class Trainer:
         Raises:
             DataError: an id matches no sample of this dataset, or no sample would remain.
         """
-        build.quarantine(self._run, self, sample_ids, column)
+        build.quarantine(self._trainwright.run, self, sample_ids, column)
 
     # -- starting and resuming -----------------------------------------------------------------------------------------
 
@@ -986,8 +994,8 @@ class Trainer:
             model: the model to load them into; default `self.model`.
         """
         model = self.model if model is None else model
-        checkpoint = self._run.opened(resume_from_checkpoint)
-        self._issue_warnings_after_load(self._checkpointer.read_weights(model, checkpoint))
+        checkpoint = self._trainwright.run.opened(resume_from_checkpoint)
+        self._issue_warnings_after_load(Trainer._checkpointer(self).read_weights(model, checkpoint))
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Logs which weights were missing from a checkpoint, or unexpected in it.
@@ -1022,20 +1030,28 @@ class Trainer:
         """
         is_own = self.optimizer is not None or self.optimizer_cls_and_kwargs is not None
         folder = self._get_output_dir(trial)
-        checkpoint = None if resume_from_checkpoint is None else self._run.opened(resume_from_checkpoint)
-        state = self._run.load_record(
-            checkpoint, self.args, self._engine, stateful=self._stateful(), folder=folder, is_own=is_own
+        checkpoint = None if resume_from_checkpoint is None else self._trainwright.run.opened(resume_from_checkpoint)
+        state = self._trainwright.run.load_record(
+            checkpoint,
+            self.args,
+            self._trainwright.services.engine,
+            stateful=Trainer._stateful(self),
+            folder=folder,
+            is_own=is_own,
         )
         state.train_batch_size = self._train_batch_size
         if checkpoint is None or behaviour_of(self.args).resume_recomputes_intervals:
             state.compute_steps(self.args, max_steps)
         state.is_hyper_param_search = trial is not None
         state.init_training_references(self, max_steps, num_train_epochs, trial)
+        state.trial_name, state.trial_params = Trainer._name_and_params(self, trial)
         if checkpoint is None:
             return 0, 0
         self._load_callback_state()
         steps = num_update_steps_per_epoch
-        return self._run.find_position(checkpoint, self.args, self._engine, steps_per_epoch=steps)
+        return self._trainwright.run.find_position(
+            checkpoint, self.args, self._trainwright.services.engine, steps_per_epoch=steps
+        )
 
     def _load_callback_state(self) -> None:
         """Restores the state of callbacks from the checkpoint.
@@ -1064,19 +1080,19 @@ class Trainer:
         if self._created_lr_scheduler:  # its length was that of an earlier train()
             self.lr_scheduler = None
             self._created_lr_scheduler = False
-        engine = self._engine
-        run = self._run
+        engine = self._trainwright.services.engine
+        run = self._trainwright.run
         handler = self.callback_handler
         engine.expect(num_steps=max_steps, num_warmup_steps=self.args.get_warmup_steps(max_steps))
         prepared = engine.setup(
             self._wrap_model(self.model),
-            make_optimizer=lambda model: self._make_optimizer(model, max_steps),
-            make_scheduler=lambda optimizer: self._make_scheduler(optimizer, max_steps),
+            make_optimizer=lambda model: Trainer._make_optimizer(self, model, max_steps),
+            make_scheduler=lambda optimizer: Trainer._make_scheduler(self, optimizer, max_steps),
         )
         self.model_wrapped = prepared.model
         self.optimizer = prepared.optimizer
         self.lr_scheduler = prepared.scheduler
-        self._services.read_flags()
+        self._trainwright.services.read_flags()
         wanted = schedules.settings_of(self.optimizer, self.lr_scheduler)
         if resume_from_checkpoint is not None:
             self._load_optimizer_and_scheduler(resume_from_checkpoint)
@@ -1110,7 +1126,7 @@ class Trainer:
         Returns:
             The module that `forward` is called on.
         """
-        return model if training else self._engine.setup_for_evaluation(model)
+        return model if training else self._trainwright.services.engine.setup_for_evaluation(model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Loads the states of the optimizer and the schedule.
@@ -1122,8 +1138,8 @@ class Trainer:
             CheckpointError: they do not fit the optimizer or the schedule of this run.
         """
         if checkpoint is not None:
-            opened = self._run.opened(checkpoint)
-            self._checkpointer.read_states(self.model_wrapped, self.optimizer, self.lr_scheduler, opened)
+            opened = self._trainwright.run.opened(checkpoint)
+            Trainer._checkpointer(self).read_states(self.model_wrapped, self.optimizer, self.lr_scheduler, opened)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Loads the state of the loss scale (fp16).
@@ -1132,7 +1148,7 @@ class Trainer:
             checkpoint: folder of the checkpoint; None loads nothing.
         """
         if checkpoint is not None:
-            training_state.load_scaler(self.accelerator, self._run.opened(checkpoint).path)
+            training_state.load_scaler(self.accelerator, self._trainwright.run.opened(checkpoint).path)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Restores the random states of this process from the checkpoint.
@@ -1142,9 +1158,9 @@ class Trainer:
         """
         if checkpoint is not None:
             resume.load_rng(
-                self._run.opened(checkpoint),
-                rank=self._engine.replica,
-                num_processes=self._engine.num_replicas,
+                self._trainwright.run.opened(checkpoint),
+                rank=self._trainwright.services.engine.replica,
+                num_processes=self._trainwright.services.engine.num_replicas,
                 step=self.state.global_step,
             )
 
@@ -1175,7 +1191,7 @@ class Trainer:
             cls, kwargs = self.optimizer_cls_and_kwargs or self.get_optimizer_cls_and_kwargs(self.args, model)
             decays = self.get_decay_parameter_names(model)
             self.optimizer = build_optimizer(cls, kwargs, model, args=self.args, decay_names=decays)
-            self._services.adoption.note_made(self, optimizer=None, scheduler=self.lr_scheduler)
+            self._trainwright.services.adoption.note_made(self, optimizer=None, scheduler=self.lr_scheduler)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -1237,7 +1253,7 @@ class Trainer:
         Args:
             batch_size: samples per device and micro-batch.
         """
-        self._engine.empty_cache()
+        self._trainwright.services.engine.empty_cache()
 
     # -- the micro-batches of a step -----------------------------------------------------------------------------------
 
@@ -1256,7 +1272,9 @@ class Trainer:
             neither the model nor the loss function asks for it.
         """
         batches = [batch for _, batch in zip(range(num_batches), epoch_iterator, strict=False)]
-        return batches, self._get_num_items_in_batch(batches, self._engine.device if device is None else device)
+        return batches, self._get_num_items_in_batch(
+            batches, self._trainwright.services.engine.device if device is None else device
+        )
 
     def prepare_window(self, batches: list[Batch]) -> list[Batch]:
         """Returns the micro-batches of an optimizer step. An override may replace the batches that were read.
@@ -1306,15 +1324,15 @@ class Trainer:
         Returns:
             An fp32 scalar on `device`, of all processes with `average_tokens_across_devices`; None if nothing asks.
         """
-        rule = self._run.loss_rule or self._loss_rule()
+        rule = self._trainwright.run.loss_rule or Trainer._loss_rule(self)
         count = rule.count(batch_samples)
         if count is None:
             return None
         total = count
         if rule.num_processes > 1:
-            clock = self._run.progress.clock
+            clock = self._trainwright.run.progress.clock
             before = clock.mark(WAITING)
-            total = self._engine.sum(count)
+            total = self._trainwright.services.engine.sum(count)
             clock.mark(before)
         return total.to(device, torch.float32)  # so that dividing a half-precision sum does not round
 
@@ -1330,25 +1348,25 @@ class Trainer:
             The loss as added to the window's sum: a scalar on the model's device, detached.
         """
         if getattr(self._prepare_context_parallel_inputs, "__func__", None) is not PREPARE_CONTEXT_PARALLEL:
-            return self._train_in_own_context(model, inputs, num_items_in_batch)
-        batch = self._begin_forward(model, inputs, num_items_in_batch)
-        loss = self._loss_in_contexts(model, batch, num_items_in_batch)
+            return Trainer._train_in_own_context(self, model, inputs, num_items_in_batch)
+        batch = Trainer._begin_forward(self, model, inputs, num_items_in_batch)
+        loss = Trainer._loss_in_contexts(self, model, batch, num_items_in_batch)
         del batch
-        question = self._run.loss_question
+        question = self._trainwright.run.loss_question
         if question is not None:
             question.compare(loss, num_items_in_batch)
-        return self._differentiate(loss, inputs, num_items_in_batch)
+        return Trainer._differentiate(self, loss, inputs, num_items_in_batch)
 
     def _train_in_own_context(self, model: Any, inputs: Batch, num_items: Items) -> torch.Tensor:
         """Runs `training_step` in the context of an override of `_prepare_context_parallel_inputs`."""
         context, inputs = self._prepare_context_parallel_inputs(model, inputs)
         with context():
-            batch = self._begin_forward(model, inputs, num_items)
-            loss = self._loss_in_contexts(model, batch, num_items)
-            question = self._run.loss_question
+            batch = Trainer._begin_forward(self, model, inputs, num_items)
+            loss = Trainer._loss_in_contexts(self, model, batch, num_items)
+            question = self._trainwright.run.loss_question
             if question is not None:
                 question.compare(loss, num_items)
-            return self._differentiate(loss, inputs, num_items)
+            return Trainer._differentiate(self, loss, inputs, num_items)
 
     def _prepare_context_parallel_inputs(
         self, model: Any, inputs: Batch
@@ -1372,7 +1390,7 @@ class Trainer:
         Finds out whether the user's own loss is a mean, if that matters now: `compares_loss` if the caller compares the
         loss of the micro-batch.
         """
-        run = self._run
+        run = self._trainwright.run
         if run.eval_mode_guard is not None or not (model.training and self.model.training):
             run.end_evaluation(model, self.optimizer)
         progress = run.progress
@@ -1382,7 +1400,9 @@ class Trainer:
         batch = self._prepare_inputs(inputs)
         clock.mark(FORWARD)
         if run.loss_question is not None:
-            run.loss_question.ask(self._loss_in_contexts, model, batch, num_items, compares=compares_loss)
+            run.loss_question.ask(
+                functools.partial(Trainer._loss_in_contexts, self), model, batch, num_items, compares=compares_loss
+            )
         return batch
 
     def _differentiate(
@@ -1394,9 +1414,9 @@ class Trainer:
 
         `inputs` are the collated batch; `is_scaled`: a loss from outside `compute_loss` is scaled already.
         """
-        run = self._run
-        engine = self._services.engine
-        progress = self._run.progress
+        run = self._trainwright.run
+        engine = self._trainwright.services.engine
+        progress = self._trainwright.run.progress
         progress.recorded.batch = None
         first = None
         if run.extensions.micro_batch:
@@ -1406,7 +1426,7 @@ class Trainer:
             engine.empty_cache()
         micro_batches = self.current_gradient_accumulation_steps
         share = progress.part_of_micro_batch
-        rule = run.loss_rule or self._loss_rule()
+        rule = run.loss_rule or Trainer._loss_rule(self)
         if is_scaled is not None and not isinstance(loss, LossOutput):
             rule = replace(rule, is_scaled=is_scaled)
             loss = rule.undo_averaging(loss, None, num_items) if is_scaled else loss
@@ -1443,7 +1463,7 @@ class Trainer:
         if not inputs:
             input_pipeline.raise_empty_batch(self.model, self._signature_columns)
         if METRICS in inputs:
-            progress = self._run.progress
+            progress = self._trainwright.run.progress
             share = progress.part_of_micro_batch
             progress.recorded.add_of_collator(inputs[METRICS], step=progress.step_under_way, share=share)
             inputs = {name: value for name, value in inputs.items() if name != METRICS}
@@ -1461,7 +1481,7 @@ class Trainer:
         if type(data) is dict:  # the usual case; `isinstance` with abstract classes is slow
             return {key: self._prepare_input(value) for key, value in data.items()}
         if isinstance(data, torch.Tensor):
-            engine = self._services.engine
+            engine = self._trainwright.services.engine
             if engine.input_dtype is not None and data.is_floating_point():
                 data = data.to(engine.input_dtype)
             return data if data.device == engine.device else data.to(engine.device, non_blocking=engine.non_blocking)
@@ -1503,7 +1523,7 @@ class Trainer:
         Returns:
             A `torch.autocast` for the device and dtype of the run; no effect in full precision.
         """
-        kind = self._engine.device.type
+        kind = self._trainwright.services.engine.device.type
         dtype = DTYPES.get(getattr(self.args, "mixed_precision", "no"))
         return torch.autocast(kind, dtype=dtype, enabled=dtype is not None, cache_enabled=cache_enabled)
 
@@ -1530,11 +1550,11 @@ class Trainer:
         Raises:
             ModelError: the model returned no loss.
         """
-        run = self._run
+        run = self._trainwright.run
         labels = None
         if self.label_smoother is not None or self.compute_loss_func is not None:
             labels = inputs.pop("labels", None)
-        if self._accepts_loss_kwargs and num_items_in_batch is not None:
+        if self._trainwright.accepts_loss_kwargs and num_items_in_batch is not None:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         outputs = run.forward(model, inputs)
         is_training = model.training and self.model.training  # DeepSpeed's engine is always in the training mode
@@ -1543,7 +1563,7 @@ class Trainer:
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, labels, num_items_in_batch=num_items_in_batch)
         elif labels is not None and self.label_smoother is not None:
-            shift = model_facts.is_causal_lm(self._services.engine.unwrap(model))
+            shift = model_facts.is_causal_lm(self._trainwright.services.engine.unwrap(model))
             loss = self.label_smoother(outputs, labels, shift_labels=shift, num_items_in_batch=num_items_in_batch)
         else:
             loss = output_loss(outputs)
@@ -1552,7 +1572,7 @@ class Trainer:
             if isinstance(said, LossOutput):
                 return (said, outputs if said is loss else said.predictions()) if return_outputs else said
             checks.raise_no_loss(model, inputs, outputs, loss, made_by=self.compute_loss_func)
-        rule = run.loss_rule or self._loss_rule()
+        rule = run.loss_rule or Trainer._loss_rule(self)
         loss = rule.undo_averaging(loss, outputs, num_items_in_batch)
         if is_training:
             loss = rule.weigh_auxiliary(loss, outputs, sample_share=run.progress.share_of_window)
@@ -1564,18 +1584,18 @@ class Trainer:
         return build.loss_rule(
             self.model,
             self.args,
-            accepts_loss_kwargs=self._accepts_loss_kwargs and not is_mean,
+            accepts_loss_kwargs=self._trainwright.accepts_loss_kwargs and not is_mean,
             has_loss_func=self.compute_loss_func is not None,
             has_own_loss=is_overridden(self, "compute_loss"),
-            declares_loss_kwargs=self._declares_loss_kwargs,
+            declares_loss_kwargs=self._trainwright.declares_loss_kwargs,
             smooths_labels=self.label_smoother is not None,
             is_scaled=False if is_mean and self.loss_is_scaled_for_ga is None else self.loss_is_scaled_for_ga,
-            num_processes=self._engine.num_replicas,
+            num_processes=self._trainwright.services.engine.num_replicas,
         )
 
     def _uses_outputs(self) -> bool:
         """Returns whether training uses the model's outputs besides its own loss."""
-        return self._has_loss_outside_model() or is_overridden(self, "training_step")
+        return Trainer._has_loss_outside_model(self) or is_overridden(self, "training_step")
 
     def floating_point_ops(self, inputs: Batch) -> float:
         """Estimates the operations of the forward and backward passes of a micro-batch: 6 x parameters x tokens.
@@ -1589,7 +1609,7 @@ class Trainer:
         Returns:
             Floating-point operations.
         """
-        return self._run.flops.estimate(self.model, inputs)
+        return self._trainwright.run.flops.estimate(self.model, inputs)
 
     def _track_num_input_tokens(self, inputs: Batch) -> None:
         """Counts the input tokens of a micro-batch, on the device, if `include_num_input_tokens_seen` is set.
@@ -1599,7 +1619,7 @@ class Trainer:
         """
         mode = self.args.include_num_input_tokens_seen
         if mode != "no":
-            progress = self._run.progress
+            progress = self._trainwright.run.progress
             progress.tokens = progress.tokens + count_tokens(inputs, self.model, self.processing_class, mode=mode)
 
     # -- the update of the weights -------------------------------------------------------------------------------------
@@ -1616,7 +1636,7 @@ class Trainer:
         is_own = getattr(self._has_mixed_mesh_grads, "__func__", None) is not HAS_MIXED_MESH_GRADS
         if is_own and self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, self.args.max_grad_norm)
-        return self._engine.clip(model, self.args.max_grad_norm)
+        return self._trainwright.services.engine.clip(model, self.args.max_grad_norm)
 
     def _has_mixed_mesh_grads(self, model: Any) -> bool:
         """Returns False: the engine clips gradients on several device meshes together.
@@ -1638,11 +1658,11 @@ class Trainer:
         Returns:
             Norm of all gradients before clipping, a scalar tensor on the device.
         """
-        return self._engine.clip(model, max_norm)
+        return self._trainwright.services.engine.clip(model, max_norm)
 
     def _defer_fsdp_gradient_reduction(self) -> Any:
         """Returns a context in which the gradients of a backward pass are not reduced; the engine enters its own."""
-        return self._engine.accumulate(self.model_wrapped, sync=False)
+        return self._trainwright.services.engine.accumulate(self.model_wrapped, sync=False)
 
     def _sync_replicated_trainable_parameters(self, model: nn.Module) -> None:
         """Does nothing: the engine keeps parameters that it does not shard equal in all processes.
@@ -1667,8 +1687,8 @@ class Trainer:
         if is_own and self._has_mixed_mesh_grads(model):
             return self._mixed_mesh_grad_norm(model, math.inf)
         if behaviour_of(self.args).measured_gradients_stay:
-            return self._engine.measure_norm(model)
-        return self._engine.clip(model, math.inf)
+            return self._trainwright.services.engine.measure_norm(model)
+        return self._trainwright.services.engine.clip(model, math.inf)
 
     def _get_learning_rate(self) -> float:
         """Returns the learning rate of the first parameter group."""
@@ -1731,7 +1751,7 @@ class Trainer:
             start_time: of the run, as `time.time()`; with it tokens per second are logged.
             learning_rate: of the last step; default the schedule's current rate.
         """
-        run = self._run
+        run = self._trainwright.run
         progress = run.progress
         control = run.progress.control
         if not (control.should_log or control.should_evaluate or control.should_save):
@@ -1757,15 +1777,15 @@ class Trainer:
                 run.eval_mode_guard.discard_saved_weights()
             self._save_checkpoint(model, trial)
             self.callback_handler.fire("on_save", progress)
-            self._services.writer.accept_changes()
+            self._trainwright.services.writer.accept_changes()
         progress.clock.mark(before)
 
     def store_flos(self) -> None:
         """Adds the operations counted since the last call to `state.total_flos`; all processes must call it."""
-        extensions = self._run.extensions
+        extensions = self._trainwright.run.extensions
         extensions.settle_all()
-        mine = extensions.shares() if self._run.progress.has_others else []
-        if rows := self._run.progress.settle([number for numbers in mine for number in numbers]):
+        mine = extensions.shares() if self._trainwright.run.progress.has_others else []
+        if rows := self._trainwright.run.progress.settle([number for numbers in mine for number in numbers]):
             extensions.tell_shared(mine, rows)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -1775,7 +1795,7 @@ class Trainer:
             logs: names and numbers; the added entries go into it.
             start_time: of the run, as `time.time()`; with it tokens per second are added.
         """
-        progress = self._run.progress
+        progress = self._trainwright.run.progress
         state = self.state
         if state.epoch is not None:
             logs["epoch"] = state.epoch
@@ -1804,14 +1824,14 @@ class Trainer:
         Raises:
             EvaluationMemoryError: the device's memory is full.
         """
-        run = self._run
+        run = self._trainwright.run
         evaluate = functools.partial(self.evaluate, None, ignore_keys_for_eval)
         try:
             metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
             if run.extensions.evaluated:
                 metrics = {**metrics, **run.extensions.evaluated_beside(run, evaluate)}
         except RuntimeError as error:
-            if not self._engine.is_out_of_memory(error):
+            if not self._trainwright.services.engine.is_out_of_memory(error):
                 raise
             raise EvaluationMemoryError(
                 f"Out of memory in an evaluation, at step {self.state.global_step}: {error} Lower "
@@ -1851,7 +1871,7 @@ class Trainer:
         Example:
             >>> self.record("entropy", entropy.mean(), weight=entropy.numel())
         """
-        run = self._run
+        run = self._trainwright.run
         if run.is_training or run.is_evaluating:
             run.progress.recorded.add(name, value, weight, reduce, step=run.progress.step_under_way)
 
@@ -1873,7 +1893,7 @@ class Trainer:
         Raises:
             NestedCallError: this trainer is already evaluating, for example if `compute_metrics` calls it.
         """
-        self._run.check_not_evaluating()
+        self._trainwright.run.check_not_evaluating()
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(dataset, dict):
             results: dict[str, float] = {}
@@ -1884,9 +1904,11 @@ class Trainer:
         with self._memory_tracker.measuring("eval"):
             dataloader = self.get_eval_dataloader(eval_dataset)
             loss_only = True if self.compute_metrics is None else None
-            metrics: Any = self._timed_loop(dataloader, "Evaluation", loss_only, ignore_keys, metric_key_prefix).metrics
+            metrics: Any = Trainer._timed_loop(
+                self, dataloader, "Evaluation", loss_only, ignore_keys, metric_key_prefix
+            ).metrics
             self.log(metrics)
-            self.callback_handler.fire("on_evaluate", self._run.progress, metrics=metrics)
+            self.callback_handler.fire("on_evaluate", self._trainwright.run.progress, metrics=metrics)
         self._memory_tracker.stop_and_update_metrics(metrics, stage="eval")
         return metrics  # type: ignore[no-any-return]
 
@@ -1905,8 +1927,8 @@ class Trainer:
         """
         with self._memory_tracker.measuring("test"):
             dataloader = self.get_test_dataloader(test_dataset)
-            output = self._timed_loop(dataloader, "Prediction", None, ignore_keys, metric_key_prefix)
-            self.callback_handler.fire("on_predict", self._run.progress, metrics=output.metrics)
+            output = Trainer._timed_loop(self, dataloader, "Prediction", None, ignore_keys, metric_key_prefix)
+            self.callback_handler.fire("on_predict", self._trainwright.run.progress, metrics=output.metrics)
         self._memory_tracker.stop_and_update_metrics(output.metrics, stage="test")
         return current("PredictionOutput", PredictionOutput)(output.predictions, output.label_ids, output.metrics)
 
@@ -1917,7 +1939,7 @@ class Trainer:
         train.follow_model(self)
         start_time = time.time()
         args = self.args
-        engine = self._engine
+        engine = self._trainwright.services.engine
         behaviour = behaviour_of(args)
         dtype = None
         if not self.is_in_train and args.fp16_full_eval:
@@ -1925,7 +1947,7 @@ class Trainer:
         elif not self.is_in_train and args.bf16_full_eval:
             dtype = DTYPES["bf16"]
         with (
-            engine.together(self._run.progress.interrupts),
+            engine.together(self._trainwright.run.progress.interrupts),
             unchanged_random_states() if behaviour.evaluation_restores_random_states else NO_CONTEXT,
             eval_precision(self.model, dtype, restores=behaviour.evaluation_restores_precision),
         ):
@@ -1970,9 +1992,9 @@ class Trainer:
         """
         from trainwright.evaluation import eval_loop
 
-        run = self._run
+        run = self._trainwright.run
         handler = self.callback_handler
-        engine = self._engine
+        engine = self._trainwright.services.engine
         model = self._wrap_model(self.model, training=False)
         run.begin_evaluation(model, self.optimizer)
         if not run.is_dry:
@@ -1980,10 +2002,10 @@ class Trainer:
         mixed = NO_CONTEXT if self.is_in_train else engine.mixed_precision(self.model)
         loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
         cut = engine.evaluating(keeps_outputs=not loss_only)
-        with run.evaluating(run.loss_rule or self._loss_rule(), engine.device), mixed, cut:
+        with run.evaluating(run.loss_rule or Trainer._loss_rule(self), engine.device), mixed, cut:
             context = build.evaluation_context(
                 self.args,
-                self._services,
+                self._trainwright.services,
                 events=run.events(handler),
                 compute_metrics=self.compute_metrics,
                 is_prediction=description == "Prediction",
@@ -1994,7 +2016,7 @@ class Trainer:
                 preprocess_logits=self.preprocess_logits_for_metrics,
                 loss_only=loss_only,
                 ignore_keys=ignore_keys,
-                loss_rows=self._loss_rows(),
+                loss_rows=self._trainwright.methods._loss_rows(self),
             )
             return eval_loop.evaluation_loop(context, run.progress, self, dataloader, prefix=metric_key_prefix)
 
@@ -2039,7 +2061,7 @@ class Trainer:
             Loss (a scalar), logits and labels, detached and on the device; each is None if missing.
         """
         inputs = self._prepare_inputs(inputs)
-        label_names = self._label_names_in(inputs)
+        label_names = Trainer._label_names_in(self, inputs)
         with_loss = results.is_for_loss(inputs, label_names, returns_loss=self.can_return_loss)
         num_rows = None if prediction_loss_only else num_samples_of(inputs)
         labels = results.labels_of(inputs, label_names) if with_loss and not prediction_loss_only else None
@@ -2049,11 +2071,11 @@ class Trainer:
             make_context, inputs = self._prepare_context_parallel_inputs(model, inputs)
             context = make_context()
         with torch.no_grad(), context:
-            if with_loss and (self.label_names or not label_names or self._has_loss_outside_model()):
-                num_items = self._get_num_items_in_batch([inputs], self._services.engine.device)
-                if prediction_loss_only and self._can_skip_logits():
+            if with_loss and (self.label_names or not label_names or Trainer._has_loss_outside_model(self)):
+                num_items = self._get_num_items_in_batch([inputs], self._trainwright.services.engine.device)
+                if prediction_loss_only and Trainer._can_skip_logits(self):
                     inputs = {**inputs, "skip_logits": True}
-                returned = self._loss_in_contexts(model, inputs, num_items, return_outputs=True)
+                returned = Trainer._loss_in_contexts(self, model, inputs, num_items, return_outputs=True)
                 needs_outputs = self.compute_metrics is not None and not prediction_loss_only
                 loss, outputs = results.split_loss(returned, needs_outputs=needs_outputs)
             else:
@@ -2061,7 +2083,7 @@ class Trainer:
                     outputs = model(**inputs)
                 if with_loss:  # the model takes any entry, and may have computed a loss
                     loss = results.find_loss(outputs)
-        mean = None if loss is None else self._run.evaluated_loss(loss)
+        mean = None if loss is None else self._trainwright.run.evaluated_loss(loss)
         if prediction_loss_only:
             return mean, None, None
         logits = results.split_outputs(outputs, ignore_keys, model=self.model, loss=loss, num_rows=num_rows)
@@ -2075,7 +2097,7 @@ class Trainer:
         """
         if self.label_names or self.args.label_names is not None:
             return self.label_names
-        if self._has_loss_outside_model() or model_facts.takes_any_input(self.model):
+        if Trainer._has_loss_outside_model(self) or model_facts.takes_any_input(self.model):
             return results.find_common_labels(inputs)
         return []
 
@@ -2086,7 +2108,7 @@ class Trainer:
 
     def _can_skip_logits(self) -> bool:
         """Returns whether the forward pass is Liger's, which can compute the loss without logits."""
-        if not self.args.use_liger_kernel or self._uses_outputs():
+        if not self.args.use_liger_kernel or Trainer._uses_outputs(self):
             return False
         return "skip_logits" in model_facts.forward_parameters(self.model)
 
@@ -2098,12 +2120,6 @@ class Trainer:
             name: unused; accepted for compatibility.
         """
         return None if tensors is None else self.gather_function(tensors)
-
-    @property
-    def only_loss_is_evaluated(self) -> bool:
-        """Whether evaluations yield no metric but the loss: no metric function was given, and nothing is overridden."""
-        loops = ("evaluate", "evaluation_loop", "_evaluate", "prediction_loop")
-        return self.compute_metrics is None and not is_overridden(self, *loops)
 
     def _determine_best_metric(self, metrics: Mapping[str, float], trial: Any) -> bool:
         """Returns whether these metrics are the best so far, and if so, remembers them. NaN is never the best.
@@ -2134,9 +2150,8 @@ class Trainer:
 
     # -- saving --------------------------------------------------------------------------------------------------------
 
-    @property
     def _checkpointer(self) -> Checkpointer:
-        return Checkpointer(self.args, self._engine, self._services.writer)
+        return Checkpointer(self.args, self._trainwright.services.engine, self._trainwright.services.writer)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Returns the output directory of this run; a trial of a search has its own.
@@ -2147,11 +2162,13 @@ class Trainer:
         Returns:
             Path of the directory.
         """
-        if trial is None or not self._search.is_under_way:
+        if trial is None or not self._trainwright.search.is_under_way:
             return output_path(self.args)
         from trainwright.run import search
 
-        return search.folder_of_trial(output_path(self.args), self._search.offer, trial, hp_name=self.hp_name)
+        return search.folder_of_trial(
+            output_path(self.args), self._trainwright.search.offer, trial, hp_name=self.hp_name
+        )
 
     @takes_metrics_too
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -2165,8 +2182,8 @@ class Trainer:
             CheckpointWriteError: it cannot be written, and `save_failure` is "stop".
         """
         self.store_flos()
-        run = self._run
-        checkpointer = self._checkpointer
+        run = self._trainwright.run
+        checkpointer = Trainer._checkpointer(self)
         store = checkpointer.store(self._get_output_dir(trial), self.model)
         checkpointer.save(self, run, store, asynchronous=checkpointer.may_be_asynchronous(self, run))
         run.progress.saved_step = checkpointer.writer.newest
@@ -2185,7 +2202,7 @@ class Trainer:
         """
         is_checkpoint = _internal_call and output_dir is not None
         folder = output_path(self.args) if output_dir is None else output_dir
-        whole = self._checkpointer.weights_to_save(self.model, is_checkpoint=is_checkpoint)
+        whole = Trainer._checkpointer(self).weights_to_save(self.model, is_checkpoint=is_checkpoint)
         self._save(folder) if whole is None else self._save(folder, state_dict=whole)
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
@@ -2200,7 +2217,7 @@ class Trainer:
         if self.args.should_save:
             folder = Path(output_path(self.args) if output_dir is None else output_dir)
             processing_class: Any = self.processing_class or getattr(self.data_collator, "tokenizer", None)
-            self._checkpointer.write_model(self.model, processing_class, folder, state_dict)
+            Trainer._checkpointer(self).write_model(self.model, processing_class, folder, state_dict)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Writes the states of the optimizer and the schedule; all processes must call it.
@@ -2208,7 +2225,7 @@ class Trainer:
         Args:
             output_dir: directory of the checkpoint.
         """
-        checkpointer = self._checkpointer
+        checkpointer = Trainer._checkpointer(self)
         folder = Path(output_dir)
         checkpointer.form.write_optimizer(checkpointer, self.optimizer, folder)
         if self.args.should_save:
@@ -2229,7 +2246,7 @@ class Trainer:
         Args:
             output_dir: directory of the checkpoint.
         """
-        self._checkpointer.write_random_states(self._run, Path(output_dir))
+        Trainer._checkpointer(self).write_random_states(self._trainwright.run, Path(output_dir))
 
     def save_state(self) -> None:
         """Writes `trainer_state.json` to the output directory."""
@@ -2249,9 +2266,9 @@ class Trainer:
         Returns:
             Steps trained, mean loss of training, and its metrics by name.
         """
-        run = self._run
-        services = self._services
-        progress = self._run.progress
+        run = self._trainwright.run
+        services = self._trainwright.services
+        progress = self._trainwright.run.progress
         for trained in run.extensions.trained:
             trained(run)
         run.extensions.settle_all()
@@ -2263,15 +2280,17 @@ class Trainer:
         self.store_flos()
         state = progress.state
         metrics |= {"total_flos": state.total_flos, "train_loss": train_loss}
-        peak = self._engine.peak_flops()
+        peak = self._trainwright.services.engine.peak_flops()
         metrics |= utilisation(state.total_flos - progress.first_flos, start_time, peak=peak)
         self._memory_tracker.stop_and_update_metrics(metrics, stage="train")
         self.log(metrics)
         services.writer.wait()
-        self._engine.barrier()  # on no process may train() return before everything is on disk
+        self._trainwright.services.engine.barrier()  # on no process may train() return before everything is on disk
         if self.args.load_best_model_at_end and state.best_model_checkpoint is None and state.best_global_step:
             folder = self._get_output_dir(trial)
-            state.best_model_checkpoint = self._engine.agree(lambda: checkpointing.find_best(state, folder))
+            state.best_model_checkpoint = self._trainwright.services.engine.agree(
+                lambda: checkpointing.find_best(state, folder)
+            )
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
             self._load_best_model()
         for finish in run.extensions.finish:
@@ -2299,22 +2318,26 @@ class Trainer:
             BundleError: there is no step, or the bundle cannot be written.
         """
         folder = self._get_output_dir(self._trial)
-        return build.incident_recorder(self._run, self, self._engine, folder).request(reason)
+        return build.incident_recorder(self._trainwright.run, self, self._trainwright.services.engine, folder).request(
+            reason
+        )
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint, or of the next best if its files were altered."""
-        self._engine.barrier()  # another process may still be writing it
-        folder = self._engine.agree(lambda: checkpointing.best_to_load(self.state, self.args, self._run.run_id))
+        self._trainwright.services.engine.barrier()  # another process may still be writing it
+        folder = self._trainwright.services.engine.agree(
+            lambda: checkpointing.best_to_load(self.state, self.args, self._trainwright.run.run_id)
+        )
         if folder is not None:
-            self._issue_warnings_after_load(self._checkpointer.read_weights(self.model, Checkpoint(folder)))
+            self._issue_warnings_after_load(Trainer._checkpointer(self).read_weights(self.model, Checkpoint(folder)))
             name = self.args.metric_for_best_model
             best = self.state.best_metric
             console.show_lines(self.args, [f"best      the weights of {folder} are loaded ({name} {best:.4g})"])
 
     def _finish_current_push(self) -> None:
         """Waits for the current upload, then repeats uploads that failed or were postponed."""
-        progress = self._run.progress
-        self._services.uploads.finish(unless=lambda: progress.is_interrupted)
+        progress = self._trainwright.run.progress
+        self._trainwright.services.uploads.finish(unless=lambda: progress.is_interrupted)
 
     def end(self) -> None:
         """Ends trackers and process groups; afterwards, nothing that needs other processes works."""
@@ -2367,13 +2390,15 @@ class Trainer:
         if self.is_world_process_zero():
             from trainwright.hub.uploader import Uploader
 
-            uploader = Uploader.for_arguments(self.args, self._services.journal, token=token, private=private)
+            uploader = Uploader.for_arguments(
+                self.args, self._trainwright.services.journal, token=token, private=private
+            )
             self.hub_model_id = uploader.open()
-            self._services.uploads = uploader
+            self._trainwright.services.uploads = uploader
 
     def _open_repository(self, **options: Any) -> None:
         """Opens the repository if it is not open: a copied trainer has its own services, which open it again."""
-        if isinstance(self._services.uploads, build.NoUploads):
+        if isinstance(self._trainwright.services.uploads, build.NoUploads):
             self.init_hf_repo(**options)
 
     def init_git_repo(self, at_init: bool = False) -> None:
@@ -2454,14 +2479,14 @@ class Trainer:
             HfHubHTTPError, OSError: the upload failed; during training this is only a warning, and it is tried
                 again at the end.
         """
-        self.callback_handler.fire("on_push_begin", self._run.progress)
-        self._open_repository(token=token, private=private)
+        self.callback_handler.fire("on_push_begin", self._trainwright.run.progress)
+        Trainer._open_repository(self, token=token, private=private)
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():
             return None
         from trainwright.hub.outbox import repo_name
 
-        uploads: Any = self._services.uploads
+        uploads: Any = self._trainwright.services.uploads
         name = kwargs.pop("model_name", None) or repo_name(self.args).rpartition("/")[2]
         self.create_model_card(model_name=name, **kwargs)
         self._finish_current_push()
@@ -2479,13 +2504,13 @@ class Trainer:
             checkpoint_folder: its path; the checkpoint may still be being written.
         """
         if self.is_world_process_zero():
-            progress = self._run.progress
+            progress = self._trainwright.run.progress
             handler = self.callback_handler
-            self._services.uploads.push_checkpoint(
+            self._trainwright.services.uploads.push_checkpoint(
                 Path(checkpoint_folder),
                 self.args,
                 progress.state,
-                when_there=self._services.writer.then,
+                when_there=self._trainwright.services.writer.then,
                 announce=lambda: handler.fire("on_push_begin", progress),
             )
 
@@ -2540,10 +2565,10 @@ class Trainer:
         Args:
             trial: trial of the search's backend (of Optuna, a dict of Ray or W&B), or None.
         """
-        if trial is not None and self._search.is_under_way:
+        if trial is not None and self._trainwright.search.is_under_way:
             from trainwright.run import search
 
-            search.use_arguments(self, search.arguments_of_trial(self._search))
+            search.use_arguments(self, search.arguments_of_trial(self._trainwright.search))
 
     def _name_and_params(self, trial: Any) -> tuple[str | None, dict[str, Any] | None]:
         """Returns the name and the parameters of a trial, for the record of the run."""
@@ -2551,7 +2576,7 @@ class Trainer:
             return None, None
         from trainwright.run import search
 
-        return search.name_and_params(trial, self._search)
+        return search.name_and_params(trial, self._trainwright.search)
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
         """Reports the metrics of a trial to the search, which may end it early; no effect outside of a search.
@@ -2561,7 +2586,7 @@ class Trainer:
             step: optimizer step of the evaluation.
             metrics: metrics of the evaluation.
         """
-        if trial is not None and self._search.is_under_way:
+        if trial is not None and self._trainwright.search.is_under_way:
             from trainwright.run import search
 
             search.report(self, trial, metrics)
@@ -2573,7 +2598,9 @@ class Trainer:
             checkpoint_dir: the directory.
         """
         self.store_flos()
-        self._checkpointer.save(self, self._run, CheckpointStore(checkpoint_dir), asynchronous=False)
+        Trainer._checkpointer(self).save(
+            self, self._trainwright.run, CheckpointStore(checkpoint_dir), asynchronous=False
+        )
 
     # -- checks before training ----------------------------------------------------------------------------------------
 
@@ -2678,6 +2705,9 @@ class Trainer:
 LOSS_CONTEXTS = (Trainer.compute_loss_context_manager, Trainer.autocast_smart_context_manager)
 PREPARE_CONTEXT_PARALLEL = Trainer._prepare_context_parallel_inputs
 HAS_MIXED_MESH_GRADS = Trainer._has_mixed_mesh_grads
+
+
+PASSES = DrivePasses(begin=Trainer._begin_forward, differentiate=Trainer._differentiate)
 
 
 def __getattr__(name: str) -> Any:

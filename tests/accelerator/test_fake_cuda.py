@@ -118,7 +118,7 @@ PARTS: tuple[Callable[[Parts], Any], ...] = (
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
-    engine: Engine = make_trainer(tmp_path)._engine
+    engine: Engine = make_trainer(tmp_path)._trainwright.services.engine
     engine.device = DEVICE
     return engine
 

@@ -270,7 +270,7 @@ def test_training_goes_on_if_that_is_asked_for(
         trainer.train()
     assert "No space left on device" in caplog.text
     assert CheckpointStore(tmp_path).steps() == [7]
-    assert trainer._run.progress.saved_step == 7
+    assert trainer._trainwright.run.progress.saved_step == 7
 
 
 def test_a_mistake_in_a_hook_is_not_reported_as_a_full_disk(tmp_path: Path) -> None:

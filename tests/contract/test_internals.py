@@ -20,15 +20,12 @@ from trainwright import Seq2SeqTrainer, Trainer
 from .private_names import defined_in, is_private
 
 SOURCE = Path(trainwright.__file__).parent
-DOORS = ("trainer.py", "seq2seq_trainer.py", "run/internals.py", "run/published.py")
+DOORS = ("trainer.py", "seq2seq_trainer.py", "run/internals.py", "run/parts.py", "run/published.py")
 
 # Hooks that other code calls although the installed original has none of these names.
 HOOKS = {
     "_activate_neftune": "earlier versions of transformers publish it, and subclasses override it",
     "_deactivate_neftune": "as _activate_neftune",
-    "_name_and_params": "TrainerState.init_training_references asks for it, with the original's signature",
-    "_begin_forward": "loop/driven.py calls it in a step",
-    "_differentiate": "loop/driven.py calls it in a step",
 }
 
 
@@ -71,7 +68,7 @@ def _is_own(node: ast.expr) -> bool:
 
 
 def test_the_names_are_found() -> None:
-    assert {"_run", "_services", "_engine", "_search", "_extensions", "_adopt_model", "_make_optimizer"} <= OURS
+    assert {"_trainwright", "_adopt_model", "_make_optimizer", "_begin_forward", "_differentiate"} <= OURS
     assert {"_save_checkpoint", "_train_batch_size", "_created_lr_scheduler", "_signature_columns"} <= PUBLISHED
 
 
@@ -91,18 +88,18 @@ def test_a_trainers_private_attributes_are_read_through_internals() -> None:
 
 def test_internals_reads_what_it_is_there_for() -> None:
     door = (SOURCE / "run/internals.py").read_text(encoding="utf-8")
-    assert {"_run", "_services", "_engine"} <= {name for _, name in reads_of(door.replace("self._trainer", "trainer"))}
+    assert {"_trainwright"} <= {name for _, name in reads_of(door.replace("self._trainer", "trainer"))}
 
 
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("def f(trainer):\n    return trainer._engine.device", "_engine"),
-        ("def f(anything):\n    anything._run = None", "_run"),
-        ("class A:\n    def f(self):\n        return self._trainer._services", "_services"),
+        ("def f(trainer):\n    return trainer._trainwright.services", "_trainwright"),
+        ("def f(anything):\n    anything._trainwright = None", "_trainwright"),
+        ("class A:\n    def f(self):\n        return self._trainer._trainwright", "_trainwright"),
         ("def f(trainer):\n    return getattr(trainer, '_uses_outputs')()", "_uses_outputs"),
-        ("def f(trainer):\n    return with_parts(trainer, _search=None)", "_search"),
-        ("def f(trainer):\n    return with_parts(trainer, **{'_extensions': []})", "_extensions"),
+        ("def f(trainer):\n    return with_parts(trainer, _trainwright=None)", "_trainwright"),
+        ("def f(trainer):\n    return with_parts(trainer, **{'_trainwright': []})", "_trainwright"),
     ],
 )
 def test_a_planted_read_is_found(text: str, name: str) -> None:
@@ -114,8 +111,8 @@ def test_a_planted_read_is_found(text: str, name: str) -> None:
     [
         "def f(trainer):\n    trainer._save_checkpoint(trainer.model, trial=None)",
         "def f(trainer):\n    return trainer._train_batch_size",
-        "class A:\n    def f(self):\n        return self._run",
-        "class A:\n    __slots__ = ('_run',)",
+        "class A:\n    def f(self):\n        return self._trainwright",
+        "class A:\n    __slots__ = ('_trainwright',)",
         "def f(trainer):\n    return Internals(trainer).engine",
     ],
 )

@@ -158,7 +158,7 @@ def library(folder: Path, num_processes: int, **settings: Any) -> dict[str, Any]
             "counted, accumulated", folder / name, num_processes, side, save_strategy="steps", save_steps=2, **settings
         )
         how(trainer, resume)
-        whole = trainer._engine.whole_weights(trainer.model)
+        whole = trainer._trainwright.services.engine.whole_weights(trainer.model)
         state = trainer.model.state_dict() if whole is None else whole
         weights = {name: value.double().flatten().tolist() for name, value in state.items()}
         log = without_clock(trainer.state.log_history)[:-1]

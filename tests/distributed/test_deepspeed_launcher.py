@@ -25,9 +25,9 @@ from trainwright import HfArgumentParser, Trainer, TrainingArguments
 trainer = Trainer(models.seeded(models.bert), args, train_dataset=data.texts(17))
 trainer.train()
 trainer.save_model()
-weights = trainer._engine.whole_weights(trainer.model)
+weights = trainer._trainwright.services.engine.whole_weights(trainer.model)
 weights = trainer.model.state_dict() if weights is None else weights
-engine = getattr(trainer._engine, "_train_engine", None)
+engine = getattr(trainer._trainwright.services.engine, "_train_engine", None)
 tell(
     weights={name: value.double().flatten().tolist() for name, value in weights.items()},
     losses=[entry["loss"] for entry in trainer.state.log_history if "loss" in entry],

@@ -50,7 +50,7 @@ def main_goes_first() -> None:
 
 
 def engines(trainer: Any) -> None:
-    engine = trainer._engine
+    engine = trainer._trainwright.services.engine
     ragged = torch.full((2 + RANK, 1 + RANK), RANK)
     nested = {"a": ragged, "b": (torch.tensor(float(RANK)), ragged > 0)}
     joined = engine.gather(nested)
@@ -244,7 +244,7 @@ def formed() -> None:
             data_collator=DataCollatorForTokenClassification(tokenizer()),
         )
         trainer.train(resume_from_checkpoint=resume)
-        everywhere = trainer._engine.gather_objects(dict(counts))
+        everywhere = trainer._trainwright.services.engine.gather_objects(dict(counts))
         return trainer, sum((Counter(one) for one in everywhere), Counter())
 
     def outcome_of(trainer: Any, total: Counter[int]) -> dict[str, Any]:

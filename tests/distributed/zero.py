@@ -27,7 +27,7 @@ def told(trainer: Any, **how: Any) -> dict[str, Any]:
 
 
 def whole(trainer: Any) -> dict[str, list[float]]:
-    weights = trainer._engine.whole_weights(trainer.model)
+    weights = trainer._trainwright.services.engine.whole_weights(trainer.model)
     weights = trainer.model.state_dict() if weights is None else weights
     return {name: value.double().flatten().tolist() for name, value in weights.items()}
 

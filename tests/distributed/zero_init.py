@@ -51,7 +51,7 @@ def trainer_of(model: Any, args: Any) -> Any:
 
 def outcome(trainer: Any, **how: Any) -> dict[str, Any]:
     out = trainer.train(**how)
-    weights = trainer._engine.whole_weights(trainer.model)
+    weights = trainer._trainwright.services.engine.whole_weights(trainer.model)
     weights = trainer.model.state_dict() if weights is None else weights
     return {
         "weights": {name: value.double().flatten().tolist() for name, value in weights.items()},
@@ -105,7 +105,7 @@ def made_anew(folder: Path, world: int) -> None:
     args = arguments(folder / "anew", world, zero=ZERO)
     torch.manual_seed(3)
     model = GPT2LMHeadModel._from_config(load(folder).config)
-    weights = trainer_of(model, args)._engine.whole_weights(model)
+    weights = trainer_of(model, args)._trainwright.services.engine.whole_weights(model)
     tell(anew={name: [value.mean().item(), value.std().item()] for name, value in weights.items()})
 
 

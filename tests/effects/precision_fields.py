@@ -256,7 +256,7 @@ def memory_is_given_back_every_so_often(bench: Bench) -> None:
     def calls(**settings: Any) -> int:
         emptied: list[int] = []
         trainer = bench.trainer(**settings)
-        bench.monkeypatch.setattr(trainer._engine, "empty_cache", lambda: emptied.append(1))
+        bench.monkeypatch.setattr(trainer._trainwright.services.engine, "empty_cache", lambda: emptied.append(1))
         trainer.train()
         return len(emptied)
 

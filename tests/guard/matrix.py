@@ -53,7 +53,7 @@ def rows(engine: str) -> Iterator[tuple[str, str]]:
 
 
 def weights_of(one: Any) -> dict[str, torch.Tensor]:
-    whole = one._engine.whole_weights(one.model)
+    whole = one._trainwright.services.engine.whole_weights(one.model)
     state = one.model.state_dict() if whole is None else whole
     return {name: value.clone() for name, value in state.items()}
 

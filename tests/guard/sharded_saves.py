@@ -44,5 +44,5 @@ if __name__ == "__main__":
         store = CheckpointStore(folder / name)
         bad = sorted(store.non_finite())
         marks = sorted({str(Checkpoint(store.path(step)).non_finite_mark) for step in bad})
-        newest = one._checkpointer.writer.newest  # the same in all processes, or they would wait for each other
+        newest = one._trainwright.services.writer.newest  # the same in all processes, or they would wait for each other
         tell(**{name: {"steps": store.steps(), "bad": bad, "marks": marks, "newest": newest}})

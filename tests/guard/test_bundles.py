@@ -123,7 +123,7 @@ def test_the_bundle_of_a_bad_step(kind: str, where: str, tmp_path: Path, monkeyp
 def test_a_healthy_run_writes_nothing_and_keeps_no_batch(tmp_path: Path) -> None:
     one = trained(tmp_path)
     assert not (tmp_path / "incidents").exists()
-    assert one._run.progress.window is None
+    assert one._trainwright.run.progress.window is None
 
 
 def test_one_bundle_for_a_cause_and_five_at_most(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_bundle_on_request(tmp_path: Path) -> None:
 
 def test_the_bundle_of_a_hang_has_the_stacks(tmp_path: Path) -> None:
     one = trainer(tmp_path, settings={"hang_timeout": 100})
-    one.add_callback(called_at(2, lambda: one._run.progress.interrupts.meeting.on_hang("Process 0 waits.")))
+    one.add_callback(called_at(2, lambda: one._trainwright.run.progress.interrupts.meeting.on_hang("Process 0 waits.")))
     one.train()
     about = only_one(tmp_path)
     assert (about["kind"], about["step"], about["what"]) == ("hang", 2, "Process 0 waits.")

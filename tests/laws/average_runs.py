@@ -70,6 +70,6 @@ def average_of(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 def weights_of(trainer: Any) -> dict[str, Any]:
     """The weights of a run that has ended, as numbers; all processes call it."""
-    whole = trainer._engine.whole_weights(trainer.model)
-    state = trainer._engine.unwrap(trainer.model).state_dict() if whole is None else whole
+    whole = trainer._trainwright.services.engine.whole_weights(trainer.model)
+    state = trainer._trainwright.services.engine.unwrap(trainer.model).state_dict() if whole is None else whole
     return {name: value.detach().flatten().tolist() for name, value in state.items()}

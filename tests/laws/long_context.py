@@ -256,7 +256,7 @@ def ledger_of(folder: Path) -> list[list[float]]:
 def whole_state(trainer: Any) -> dict[str, torch.Tensor]:
     """Weights put together from their parts; of DeepSpeed's only the main process has them, and the others none."""
     if trainer.is_deepspeed_enabled:
-        spread = trainer._engine.whole_weights(trainer.model)
+        spread = trainer._trainwright.services.engine.whole_weights(trainer.model)
         if spread:  # under the first name of a weight that is used twice
             names = {id(weight): name for name, weight in trainer.model.named_parameters()}
             weights = trainer.model.named_parameters(remove_duplicate=False)

@@ -79,7 +79,7 @@ class Watches(TrainerCallback):
         self.seen: list[tuple[list[float], int]] = []
 
     def look(self) -> None:
-        whole = self.trainer._engine.whole_weights(self.trainer.model)
+        whole = self.trainer._trainwright.services.engine.whole_weights(self.trainer.model)
         state = self.trainer.model.state_dict() if whole is None else whole
         flat = [value for name in sorted(state) for value in state[name].double().flatten().tolist()]
         self.seen.append((flat, self.trainer.lr_scheduler.last_epoch))

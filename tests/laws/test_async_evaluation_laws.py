@@ -601,7 +601,7 @@ def test_a_run_without_it_has_the_table_of_extensions_that_it_had_before(
 
     class Looks(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            extensions = trainer._run.extensions
+            extensions = trainer._trainwright.run.extensions
             found[:] = [one.name for one in extensions]
             tables.update({event: getattr(extensions, event) for event in EVENTS if hasattr(extensions, event)})
 

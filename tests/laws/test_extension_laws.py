@@ -208,7 +208,7 @@ class Seen(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.tables:
-            found = self._trainer._run.extensions
+            found = self._trainer._trainwright.run.extensions
             self.extensions = list(found)
             listened = [event for event in EVENTS if hasattr(found, event)]
             self.tables = {event: [method.__self__ for method in getattr(found, event)] for event in listened}
@@ -498,7 +498,7 @@ def test_an_error_in_an_event_ends_the_run_and_names_its_extension(event: str, t
     in_run = event not in ("open", "close")
     assert [extension.entries.count(f"{extension.name}.on_error") for extension in others] == [int(in_run)] * 2
     assert lease_files(tmp_path) == []
-    assert not trainer._run.is_training
+    assert not trainer._trainwright.run.is_training
 
 
 def notes_of(error: BaseException) -> str:
@@ -813,5 +813,5 @@ def test_a_micro_batch_names_its_samples(is_cut: bool, tmp_path: Path) -> None:
 def test_no_batch_is_held_after_a_run(tmp_path: Path) -> None:
     trainer = window_law.make(tmp_path)
     trainer.train()
-    assert trainer._run.progress.window is None
-    assert trainer._run.progress.part is None
+    assert trainer._trainwright.run.progress.window is None
+    assert trainer._trainwright.run.progress.part is None

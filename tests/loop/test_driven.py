@@ -347,8 +347,9 @@ settings = {"max_steps": 3, "gradient_accumulation_steps": 2, "ddp_backend": "gl
 for how in (by_train, by_steps):
     trainer = make_trainer(folder / how.__name__, **settings)
     trainer.checkpoint_items["rank"] = Holds(torch.tensor([int(os.environ["RANK"])]))
-    syncs, accumulate = [], trainer._engine.accumulate
-    trainer._engine.accumulate = lambda model, sync: (syncs.append(sync), accumulate(model, sync=sync))[1]
+    engine = trainer._trainwright.services.engine
+    syncs, accumulate = [], engine.accumulate
+    engine.accumulate = lambda model, sync: (syncs.append(sync), accumulate(model, sync=sync))[1]
     how(trainer)
     found.append(weights(trainer.model))
 resumed = make_trainer(folder / "by_steps", **settings)

@@ -96,7 +96,7 @@ def test_a_lever_that_helps_is_kept_for_the_run_and_its_resume(
     resumed = made(tmp_path / "auto", clock, **saves)
     resumed.train(resume_from_checkpoint=str(tmp_path / "auto" / "checkpoint-2"))
     assert not differing(weights(resumed.model), weights(by_hand.model))
-    assert not [line for line in resumed._run.changed_args if "loss_kernel" in line or "speed" in line]
+    assert not [line for line in resumed._trainwright.run.changed_args if "loss_kernel" in line or "speed" in line]
 
 
 def test_what_is_slow_wrong_or_draws_otherwise_is_not_taken(
@@ -215,7 +215,7 @@ trainer = make_trainer(sys.argv[1], model=models.seeded(models.llama), train_dat
 seen = []
 trainer.model.register_forward_hook(lambda module, args, output: seen.append(output["logits"] is None))
 trainer.train()
-assert seen[-1] and trainer._run is not None
+assert seen[-1] and trainer._trainwright.run is not None
 torch.save(weights(trainer.model), f"{sys.argv[1]}/{os.environ['RANK']}.pt")
 """
 

@@ -7,7 +7,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.utils.serialization
@@ -87,6 +87,12 @@ def save_json(state: JSONObject, path: Path) -> None:
 
 
 # -- items: named objects of the user --------------------------------------------------------------------------------
+
+
+def read_items(trainer: Any) -> Items:  # any trainer
+    """Returns the trainer's `checkpoint_items`; an attribute of a subclass with another meaning has none."""
+    items = getattr(trainer, "checkpoint_items", {})
+    return items if isinstance(items, Mapping) else {}
 
 
 def states_of_items(items: Items) -> dict[str, StateDict]:

@@ -37,15 +37,23 @@ def is_columnar(dataset: object) -> bool:
 def named_columns(trainer: object, collator: object) -> dict[str, str]:
     """Returns the columns named by a trainer (`columns`) and a collator (`required_columns`), each with its origin."""
     named: dict[str, str] = {}
-    for owner, attribute in ((trainer, "columns"), (_function_of(collator), "required_columns")):
-        names: Sequence[str] = getattr(owner, attribute, ())
-        if not isinstance(names, (str, Collection)):  # an attribute of a mock, or of another meaning
-            continue
+    for owner, attribute in ((type(trainer), "columns"), (_function_of(collator), "required_columns")):
+        names = getattr(owner, attribute, ())
         who = f"{getattr(owner, '__name__', type(owner).__name__)}.{attribute}"
         if isinstance(names, str):
             raise DataError(f"{who} is the string {names!r}; write a tuple of names: ({names!r},).")
-        named = {**dict.fromkeys(names, who), **named}
+        named = {**dict.fromkeys(_as_names(names), who), **named}
     return named
+
+
+def columns_of_class(trainer: object) -> tuple[str, ...]:
+    """Returns the columns that a trainer's class lists; an attribute of another meaning lists none."""
+    return _as_names(getattr(type(trainer), "columns", ()))
+
+
+def _as_names(value: object) -> tuple[str, ...]:
+    is_listed = isinstance(value, Collection) and not isinstance(value, (str, Mapping))
+    return tuple(value) if is_listed and all(isinstance(name, str) for name in value) else ()
 
 
 def check_named(named: Mapping[str, str], found: Collection[str], description: str | None) -> None:

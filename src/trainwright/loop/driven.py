@@ -20,20 +20,22 @@ Output = TypeVar("Output")
 
 
 class DriveHooks(Protocol):
-    """Methods of the trainer that a driven step calls."""
+    """Published methods of the trainer that a driven step calls."""
 
-    def _begin_forward(
-        self, model: Model, inputs: Batch, num_items: torch.Tensor | int | None, *, compares_loss: bool
-    ) -> Batch: ...
     def compute_loss_context_manager(self) -> AbstractContextManager[object]: ...
-    def _differentiate(
-        self,
-        loss: torch.Tensor | LossOutput,
-        inputs: Batch,
-        num_items: torch.Tensor | int | None,
-        *,
-        is_scaled: bool | None = None,
-    ) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DrivePasses:
+    """Methods of the trainer's class around the loss of a micro-batch, which are given the trainer.
+
+    Attributes:
+        begin: (trainer, model, inputs, num_items, *, compares_loss) -> the batch on the device.
+        differentiate: (trainer, loss, inputs, num_items, *, is_scaled) -> the loss as it is added up.
+    """
+
+    begin: Callable[..., Batch]
+    differentiate: Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,11 @@ class StepResult:
 class DrivenStep:
     """One optimizer step of `Trainer.steps()`: call `backward` for each of its `batches`, then `update`."""
 
-    def __init__(self, step: Step, hooks: DriveHooks, ends_run: Callable[[BaseException], NoReturn]) -> None:
+    def __init__(
+        self, step: Step, hooks: DriveHooks, passes: DrivePasses, ends_run: Callable[[BaseException], NoReturn]
+    ) -> None:
         self._step = step
+        self._passes = passes
         self._hooks = hooks
         self._ends_run = weakref.WeakMethod(ends_run)  # a step that outlives its loop keeps no run alive
         self._inputs: Batch | None = None  # the current micro-batch as collated
@@ -105,7 +110,7 @@ class DrivenStep:
                 self._inputs = next(batches, None)
                 if self._inputs is None:
                     break
-                inputs = self._hooks._begin_forward(self.model, self._inputs, self.num_items, compares_loss=False)
+                inputs = self._passes.begin(self._hooks, self.model, self._inputs, self.num_items, compares_loss=False)
                 self._forward.enter_context(self._hooks.compute_loss_context_manager())
             self._has_loss = False
             try:
@@ -135,7 +140,8 @@ class DrivenStep:
             self._refuse(f"step.backward() was called {when}. Call it for each micro-batch of that loop.")
         with self._ending_the_run():
             self._forward.close()
-            self._step.add(self._hooks._differentiate(loss, self._inputs, self.num_items, is_scaled=is_scaled))
+            add_up = self._passes.differentiate
+            self._step.add(add_up(self._hooks, loss, self._inputs, self.num_items, is_scaled=is_scaled))
         self._has_loss = True
 
     def update(self) -> StepResult | None:
@@ -192,10 +198,11 @@ class DrivenSteps(Generic[Output]):
         output: the return value of `train()`, once the last step is done.
     """
 
-    def __init__(self, run: Generator[Step, None, Output], hooks: DriveHooks) -> None:
+    def __init__(self, run: Generator[Step, None, Output], hooks: DriveHooks, passes: DrivePasses) -> None:
         self._run = run
         # The current run keeps the trainer alive; afterwards, this object does not, since the trainer may hold it.
         self._hooks = weakref.ref(hooks)
+        self._passes = passes
         self._last: Step | None = None
         self.output: Output | None = None
 
@@ -206,7 +213,7 @@ class DrivenSteps(Generic[Output]):
         step = self.next_step()
         hooks = self._hooks()
         assert hooks is not None
-        return DrivenStep(step, hooks, self._end_by)
+        return DrivenStep(step, hooks, self._passes, self._end_by)
 
     def next_step(self) -> Step:
         """Returns the next step of the loop in `train()`; StopIteration at the end of the run."""

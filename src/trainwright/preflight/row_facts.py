@@ -122,7 +122,7 @@ def _name_of_collator(collator: Any) -> str | None:
 
 def taken_entries(trainer: AnyTrainer) -> frozenset[str] | None:
     """Returns the entries of a sample that reach the model; None if all do, or the user's own collator gets them."""
-    keeps_all = input_pipeline.keeps_all_columns(trainer.args, trainer.model, trainer.columns)
+    keeps_all = input_pipeline.keeps_all_columns(trainer.args, trainer.model, columns.columns_of_class(trainer))
     if keeps_all or columns.is_own(trainer.data_collator):
         return None
     trainer._set_signature_columns_if_needed()

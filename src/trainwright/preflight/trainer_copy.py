@@ -17,7 +17,7 @@ from trainwright.config.fields import assign
 from trainwright.run import build
 from trainwright.run.internals import Internals
 from trainwright.run.run import Run
-from trainwright.support.hooks import is_overridden
+from trainwright.support.hooks import has_hook
 from trainwright.support.model_modes import unchanged_model
 
 AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
@@ -36,7 +36,7 @@ def copy_of(trainer: AnyTrainer, settings: Mapping[str, Any] | None = None, **pa
     run = Run.idle(args)
     size = args.train_batch_size if settings else trainer._train_batch_size
     windows: dict[str, Any] = {"checkpoint_items": {}}
-    if is_overridden(trainer, "prepare_window"):
+    if has_hook(trainer, "prepare_window", num_arguments=1):
         # Windows are trained as they were read: preparing one may change a user's object.
         windows["prepare_window"] = list
     parts = {"args": args, "_train_batch_size": size, **windows, **parts}

@@ -20,6 +20,7 @@ import torch
 from trainwright._types import DatasetLike, Model, Optimizer, Trial, has_length, hide, is_instance_of
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import TimeLimits
+from trainwright.checkpoint import training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
@@ -49,7 +50,7 @@ from trainwright.run.adoption import Adoption
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 from trainwright.state.progress import Clock
 from trainwright.support import model_facts
-from trainwright.support.hooks import Events, is_overridden
+from trainwright.support.hooks import Events, has_hook, is_overridden
 from trainwright.support.host import in_notebook
 from trainwright.support.loss_normalization import LabelSmoother, LossRule
 from trainwright.support.replaced import current
@@ -143,13 +144,6 @@ class NoSearch:
         self.objective: object = None
 
 
-def with_parts(trainer: Any, **parts: Any) -> Any:  # any Trainer, or a subclass of the user's
-    """Returns another trainer with the same objects and hooks, except for these attributes."""
-    other = object.__new__(type(trainer))
-    vars(other).update(vars(trainer) | parts)
-    return other
-
-
 # -- extensions -------------------------------------------------------------------------------------------------------
 
 
@@ -230,7 +224,9 @@ def extensions_of_training(
     recorder = IncidentRecorder(hooks, run, engine, folder, names=names)
     found: list[Extension] = [
         RecordedNumbers(run.progress, writes=writes, is_first=engine.replica == 0),
-        CheckpointItems(hooks.checkpoint_items, engine, writes=writes, is_rewindable=may_be_dropped or may_be_retried),
+        CheckpointItems(
+            training_state.read_items(hooks), engine, writes=writes, is_rewindable=may_be_dropped or may_be_retried
+        ),
         recorder,
         *loss_question(run, hooks, engine, folder=folder, show=show),
     ]
@@ -755,7 +751,8 @@ def loss_question(run: Any, hooks: Any, engine: Engine, *, folder: str, show: Ca
     args = hooks.args
     is_alone = engine.num_parts_of_batch == engine.num_replicas == 1
     may_have_several = run.plan.micro_batches > 1 or args.auto_find_batch_size
-    may_have_several = may_have_several or is_overridden(hooks, "prepare_window", "get_batch_samples")
+    may_have_several = may_have_several or is_overridden(hooks, "get_batch_samples")
+    may_have_several = may_have_several or has_hook(hooks, "prepare_window", num_arguments=1)
     if not run.loss_rule.is_open or (is_alone and not may_have_several):
         return []
     from trainwright.extensions.loss_question.extension import LossQuestion
@@ -813,6 +810,8 @@ def step_plan(args: Any, values: tuple[Any, ...]) -> StepPlan:
 def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> RunFacts:
     """Returns the facts about a run for the rules that check it; `parts` has the user's objects as attributes."""
     eval_dataset = parts.eval_dataset
+    loops = ("evaluate", "evaluation_loop", "_evaluate", "prediction_loop")
+    has_metrics = parts.compute_metrics is not None or is_overridden(parts, *loops)
     return RunFacts(
         max_steps=None if plan.has_open_end else plan.max_steps,
         num_epochs=None if parts.args.max_steps > 0 else parts.args.num_train_epochs,
@@ -821,7 +820,7 @@ def rule_facts(plan: StepPlan, parts: Any, device: torch.device) -> RunFacts:
         is_stream=not has_length(parts.train_dataset),
         has_eval_dataset=eval_dataset is not None,
         eval_names=tuple(eval_dataset) if isinstance(eval_dataset, dict) else (),
-        has_compute_metrics=False if parts.only_loss_is_evaluated else None,
+        has_compute_metrics=None if has_metrics else False,
         device_type=device.type,
         num_processes=parts.args.world_size,
         supports_bf16=supports_bf16(device),

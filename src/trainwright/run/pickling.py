@@ -8,6 +8,7 @@ from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import TimeLimits
 from trainwright.run.build import Services, time_limits
 from trainwright.run.internals import Internals
+from trainwright.run.parts import give_parts
 from trainwright.run.run import Run
 
 
@@ -20,6 +21,7 @@ def state_of(trainer: Any) -> dict[str, Any]:  # any Trainer, or a subclass of t
     progress = internals.run.progress
     return {
         "attributes": internals.picklable_attributes(),
+        "parts": internals.picklable_parts(),
         "callbacks": [type(c) if isinstance(c, made_anew) else c for c in trainer.callback_handler.callbacks],
         "state": progress.state,
         "control": progress.control,
@@ -28,7 +30,13 @@ def state_of(trainer: Any) -> dict[str, Any]:  # any Trainer, or a subclass of t
 
 def restore(trainer: Any, state: dict[str, Any]) -> None:
     """Restores the state of `state_of` in a trainer without attributes."""
-    vars(trainer).update(state["attributes"])
+    attributes = dict(state["attributes"])
+    # Pickles of 0.3 have them among the attributes.
+    older = {
+        name[1:]: attributes.pop(name) for name in ("_search", "_extensions", "_default_collator") if name in attributes
+    }
+    vars(trainer).update(attributes)
+    give_parts(trainer, older | state.get("parts", {}))
     args = trainer.args
     internals = Internals(trainer)
     services = Services.for_arguments(args)

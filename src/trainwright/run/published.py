@@ -16,6 +16,7 @@ from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config.plans import EnginePlan
 from trainwright.engine.base import Engine
 from trainwright.run.build import NoSearch, Services
+from trainwright.run.parts import Parts
 from trainwright.run.run import Run
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 
@@ -62,22 +63,24 @@ def declarable(name: str, *, flag: str) -> Any:
     """Makes a published attribute whose assignment is noted as a declaration of the user.
 
     Args:
-        name: attribute of the trainer that has the value.
-        flag: attribute of the trainer that becomes True with an assignment.
+        name: attribute of the trainer's `Parts` that has the value.
+        flag: attribute of them that becomes True with an assignment.
     """
 
     def assign(trainer: Any, value: Any) -> None:
-        setattr(trainer, name, value)
-        setattr(trainer, flag, True)
+        own = _make_owner(trainer, "_trainwright")
+        setattr(own, name, value)
+        setattr(own, flag, True)
 
     def read(trainer: Any) -> Any:
-        if name not in vars(trainer):
+        own = vars(trainer).get("_trainwright")
+        if own is None or not hasattr(own, name):
             raise AttributeError(f"{type(trainer).__name__!r} object has no attribute {attribute.name!r}")
-        return vars(trainer)[name]
+        return getattr(own, name)
 
     def delete(trainer: Any) -> None:
         read(trainer)
-        delattr(trainer, name)
+        delattr(trainer._trainwright, name)
 
     attribute = Published(read, assign, delete)
     return attribute
@@ -109,8 +112,9 @@ def _engine() -> Engine:
 
 # Owners of published attributes assigned before the constructor of a trainer, which makes its own.
 OWNERS: dict[str, Callable[[], Any]] = {
-    "_run": lambda: Run.idle(None),
-    "_services": _services,
-    "_search": NoSearch,
+    "_trainwright": Parts,
+    "run": lambda: Run.idle(None),
+    "services": _services,
+    "search": NoSearch,
     "engine": _engine,
 }

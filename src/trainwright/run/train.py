@@ -28,7 +28,7 @@ from trainwright.run.current import using_run
 from trainwright.run.internals import Internals
 from trainwright.run.refusal import unchanged_before_training
 from trainwright.run.run import Run
-from trainwright.support.hooks import accept_older_signatures, is_overridden
+from trainwright.support.hooks import accept_older_signatures, has_hook, is_overridden
 from trainwright.support.optimizer_facts import trained_parameters
 from trainwright.support.replaced import current
 
@@ -291,7 +291,7 @@ def prepare_run(
         from trainwright.checkpoint import extra_state
 
         extra_state.check_extra_states(engine.unwrap(model))
-    training_state.states_of_items(trainer.checkpoint_items)  # raises now the errors of the first save
+    training_state.states_of_items(training_state.read_items(trainer))  # raises now the errors of the first save
     run.begin(
         engine,
         args,
@@ -306,8 +306,8 @@ def prepare_run(
         events=trainer.callback_handler,
         trial=trial,
         ignore_keys_for_eval=ignore_keys,
-        step_contexts=trainer.step_contexts if is_overridden(trainer, "step_contexts") else None,
-        prepares_windows=is_overridden(trainer, "prepare_window"),
+        step_contexts=trainer.step_contexts if has_hook(trainer, "step_contexts", num_arguments=0) else None,
+        prepares_windows=has_hook(trainer, "prepare_window", num_arguments=1),
     )
     folder = trainer._get_output_dir(trial)
     checkpointer = internals.checkpointer

@@ -199,7 +199,6 @@ class TrainerState(Counterpart, original="transformers.trainer_callback"):
         """
         self.max_steps = max_steps
         self.num_train_epochs = num_train_epochs
-        self.trial_name, self.trial_params = trainer._name_and_params(trial)
         self.is_local_process_zero = trainer.is_local_process_zero()
         self.is_world_process_zero = trainer.is_world_process_zero()
 

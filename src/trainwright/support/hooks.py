@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from trainwright._types import Batch, DataLoaderLike, Model, SampleIds, StateDict, Trial
-from trainwright.support.signatures import read_parameters
+from trainwright.support.signatures import read_parameters, read_signature
 
 
 class Stateful(Protocol):
@@ -155,6 +155,24 @@ def is_overridden(owner: object, *names: str) -> bool:
         if cls is None or not (cls.__module__.startswith(HOME) and _is_ours(getattr(cls, name, None))):
             return True
     return False
+
+
+def has_hook(owner: object, name: str, *, num_arguments: int) -> bool:
+    """Returns True if code outside this package overrides a hook of ours, by a callable that takes its arguments.
+
+    Where a subclass uses the name for something else, that is its own.
+    """
+    found = getattr(owner, name, None)
+    if not is_overridden(owner, name) or not callable(found):
+        return False
+    signature = read_signature(found)
+    if signature is None:
+        return True
+    try:
+        signature.bind(*[None] * num_arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def accept_older_signatures(trainer: object) -> None:
