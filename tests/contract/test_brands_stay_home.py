@@ -16,8 +16,16 @@ BRAND = re.compile(r"(?<![a-z])(deep_?speed|fsdp\d*|ddp|xla|data_?parallel)(?![a
 
 # The published surface asks for these names.
 DEMANDED = {
-    "__init__.py": {"FSDPOption", "FSDP_MODEL_NAME", "ShardedDDPOption", "integrations.deepspeed"},
-    "compat/__init__.py": {"integrations.deepspeed"},
+    "__init__.py": {
+        "FSDPOption",
+        "FSDP_MODEL_NAME",
+        "ShardedDDPOption",
+        "deepspeed",
+        "integrations.deepspeed",
+        "integrations.fsdp",
+    },
+    "compat/__init__.py": {"deepspeed", "integrations.deepspeed", "integrations.fsdp"},
+    "run/checks.py": {"_defer_fsdp_gradient_reduction"},
     "compat/helpers.py": {"ShardedDDPOption", "_ShardedDDPOption", "FairScale is not used; write fsdp=True"},
     "trainer.py": {
         "is_deepspeed_enabled",
@@ -26,6 +34,9 @@ DEMANDED = {
         "is_fsdp_xla_enabled",
         "is_fsdp_xla_v1_enabled",
         "is_fsdp_xla_v2_enabled",
+        "_defer_fsdp_gradient_reduction",
+        "deepspeed_plugin",
+        "fsdp_plugin",
     },
     "_types.py": {"FSDP_MODEL_NAME", "pytorch_model_fsdp"},
     "support/patches.py": {"optimize_ddp"},  # a setting of torch's compiler

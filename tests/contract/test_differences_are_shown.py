@@ -20,6 +20,9 @@ EXACT = "test_resume_exact.py"
 FORMS = "laws/test_result_form_laws.py"
 LOSSES = "evaluation/test_loss_and_labels.py"
 EXPERTS = "distributed/test_experts.py"
+REPLACED = "laws/test_model_replaced.py"
+GROUPS = "optim/test_groups_during_a_run.py"
+UNUSUAL = "test_unusual_models.py"
 
 # The beginning of a row -> a test, or an effect, that shows what is written of ours.
 SHOWN = {
@@ -128,6 +131,25 @@ SHOWN = {
         f"{EXPERTS}::test_losses_norms_weights_and_loads_are_those_of_one_process"
     ),
     "`EarlyStoppingCallback` without": f"{ERRORS}::test_early_stopping_without_what_it_watches",
+    "a pass that ends before the `len()`": "parity/test_stream_epochs.py::test_a_pass_that_has_ended_is_an_epoch",
+    "`compute_metrics` is called by evaluations": (
+        "laws/test_own_objects.py::test_metrics_are_computed_as_often_as_in_the_original"
+    ),
+    "`train_dataloader.dataset` of a stream": (
+        "laws/test_own_objects.py::test_callbacks_and_calls_get_the_objects_that_were_passed"
+    ),
+    "`model_init`, `compute_metrics` or": "laws/test_callable_laws.py::test_model_init",
+    "with FSDP 2, an `evaluate()`": "laws/test_order_process_laws.py::test_a_call_before_training_changes_nothing",
+    "a model that is assigned": f"{REPLACED}::test_an_assigned_model_is_trained",
+    "an optimizer that has no parameter": f"{REPLACED}::test_an_optimizer_with_nothing_of_the_model_is_refused",
+    "an `os.chdir`": "test_working_directory.py::test_everything_is_written_to_one_directory",
+    "parameters that are unfrozen": f"{GROUPS}::test_what_the_optimizer_lacks_is_named_once",
+    "`optimizer.add_param_group` in a run": f"{GROUPS}::test_a_group_that_is_added_is_trained_by_the_schedule",
+    "an override of `_save_checkpoint`": f"{UNUSUAL}::test_the_best_model_is_loaded_or_said_to_be_missing",
+    "`get_extra_state()`": f"{UNUSUAL}::test_state_that_is_no_tensor_is_restored",
+    "lazy modules": f"{UNUSUAL}::test_lazy_modules_are_trained_and_resumed",
+    "sparse gradients": f"{UNUSUAL}::test_sparse_gradients_train_as_dense_ones",
+    "a resume with an iterable": "data/test_loaders_in_turn.py::test_a_resume_continues_to_the_bit",
 }
 
 

@@ -205,12 +205,16 @@ def run_order(kind: str, order: str) -> dict[str, torch.Tensor]:
     return read_weights(trainer)
 
 
+def compare_order(kind: str, order: str, once: Any) -> Any:
+    return compare(once, run_order(kind, order))
+
+
 def run_kind(kind: str) -> dict[str, Any]:
     start = read_weights(make_trainer(kind, FOLDER / "start"))
     once = run_order(kind, "train")
     told: dict[str, Any] = {"trained": compare(start, once)}
     for order in BEFORE:
-        told[order] = attempt(lambda order=order: compare(once, run_order(kind, order)))
+        told[order] = attempt(functools.partial(compare_order, kind, order, once))
     told["twice"] = attempt(lambda: compare(run_order(kind, "twice"), run_order(kind, "twice, evaluate between")))
     return told
 

@@ -149,7 +149,6 @@ LABELS: dict[str, Form] = {
     "dict": (lambda rows, _: {"a": rows, "b": texts(rows)}, lambda f: _first_and(_texts)([f["a"], f["b"]])),
     "two tasks": (lambda rows, _: [rows, rows + 0], _each(_numbers)),
 }
-PLACES = ("inside", "override", "function", "override without labels in forward")
 
 
 class Net(nn.Module):

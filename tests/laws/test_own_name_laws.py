@@ -19,8 +19,8 @@ from .._support.small import Side, accuracy, data, differing, make_trainer, weig
 
 pytestmark = pytest.mark.framework  # the names are compared with the original's
 
-# The one attribute that holds all of ours; objects to save, of which another dict is an error that says so; and what the
-# original sets in an evaluation, or has published.
+# The one attribute that holds all of ours; objects to save, of which another dict is an error that says so; and what
+# the original sets in an evaluation, or has published.
 TAKEN = {
     "_trainwright",
     "checkpoint_items",

@@ -200,8 +200,8 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
             return None
         from trainwright.config.fsdp_config import plugin_arguments
 
-        config: Any = self.fsdp_config
-        return plugin_arguments(config or {})
+        config: Any = self.fsdp_config or {}
+        return plugin_arguments(config)
 
     @property
     def hf_deepspeed_config(self) -> Any:  # transformers' HfDeepSpeedConfig

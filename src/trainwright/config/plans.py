@@ -9,6 +9,8 @@ from typing import Any
 
 from trainwright.config.behaviour import OURS, Behaviour
 
+# Argument for parameters that only some processes reach, for messages about them.
+FIND_UNUSED_FIELD = "ddp_find_unused_parameters"
 # Steps and batches of data without a known end: more than any run has, so comparisons work.
 OPEN_END = sys.maxsize
 

@@ -218,10 +218,9 @@ def run_summary(
     others = [f"{name}={value!r}" for name, value in differing(args).items() if name not in summarized]
     if others:
         lines.append(f"settings  {', '.join(others)}")
-    if taken := redeclared_fields(type(args)):
-        lines.append(
-            f"off       {', '.join(taken)}: {type(args).__name__} declares {counted(len(taken), 'field')} so named"
-        )
+    kind: type = type(args)
+    if taken := redeclared_fields(kind):
+        lines.append(f"off       {', '.join(taken)}: {kind.__name__} declares {counted(len(taken), 'field')} so named")
     return lines
 
 

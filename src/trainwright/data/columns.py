@@ -51,7 +51,7 @@ def columns_of_class(trainer: object) -> tuple[str, ...]:
     return _as_names(getattr(type(trainer), "columns", ()))
 
 
-def _as_names(value: object) -> tuple[str, ...]:
+def _as_names(value: Any) -> tuple[str, ...]:  # whatever stands under the name
     is_listed = isinstance(value, Collection) and not isinstance(value, (str, Mapping))
     return tuple(value) if is_listed and all(isinstance(name, str) for name in value) else ()
 

@@ -157,7 +157,7 @@ def _options(plan: LoaderPlan) -> dict[str, Any]:
     }
 
 
-def _reading(rows: DatasetLike, collate: Callable[..., object], plan: LoaderPlan) -> Reading:
+def _reading(rows: DatasetLike, collate: Any, plan: LoaderPlan) -> Reading:  # a collator, or a layer around one
     has_timeout = plan.workers > 0 and plan.timeout_s
     stacks = multiprocessing.Pipe(duplex=False) if has_timeout else None
     return Reading(dataset=rows, collator=collate, start_worker=partial(start_worker, stacks=stacks))

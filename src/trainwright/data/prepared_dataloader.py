@@ -224,7 +224,8 @@ class PreparedDataLoader(DataLoader[Any]):
 
 def one_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
     """Yields the batches, each once the next one is fetched."""
-    for batch, _ in itertools.pairwise(itertools.chain(batches, [None])):
+    ends_with_none: Iterator[Any] = itertools.chain(batches, [None])
+    for batch, _ in itertools.pairwise(ends_with_none):
         yield batch
 
 

@@ -314,9 +314,10 @@ def apply_changes(
     if follows and "lr_scheduler_kwargs" in changed:
         vars(scheduler).update({k: v for k, v in asked.schedule.items() if k in OF_PLATEAUS})
     if "lr" in names:
-        for base, values in asked.schedule.items():
-            if base in BASES:  # groups that were added in the run keep theirs
-                setattr(scheduler, base, [*values, *getattr(scheduler, base, ())[len(values) :]])
+        # Groups that were added in the run keep theirs.
+        kept = _base_rates(scheduler)
+        rates: dict[str, Any] = {base: values for base, values in asked.schedule.items() if base in BASES}
+        vars(scheduler).update({k: [*values, *kept.get(k, [])[len(values) :]] for k, values in rates.items()})
     if isinstance(scheduler, lr_scheduler.LambdaLR) and changed.keys() & OF_RATES:
         _set_rates(scheduler)
 
@@ -408,16 +409,18 @@ def follow_groups(optimizer: Optimizer, scheduler: Any) -> list[int]:  # Any: th
     scheduler = _plain(scheduler)
     groups = optimizer.param_groups
     parts = _parts(scheduler) or [scheduler]
-    known = min(len(vars(part).get(name, groups)) for part in parts for name in BASES)
+    known = min((len(rates) for part in parts for rates in _base_rates(part).values()), default=len(groups))
+    known = min(known, len(groups))
     new = groups[known:]
     for group in new:
         group.setdefault("initial_lr", group["lr"])
-    for part in parts:
-        for name in (*BASES, *BY_GROUP):
-            values = vars(part).get(name)
-            if isinstance(values, list) and len(values) == known and new:
-                more = [group["initial_lr"] for group in new] if name in BASES else values[:1] * len(new)
-                setattr(part, name, [*values, *more])
+    for part in parts if new else ():
+        more = [group["initial_lr"] for group in new]
+        lists = {k: v for k, v in vars(part).items() if k in BY_GROUP and isinstance(v, list)}
+        longer = {k: [*v, *more] for k, v in _base_rates(part).items()} | {
+            k: [*v, *v[:1] * len(new)] for k, v in lists.items()
+        }
+        vars(part).update({k: v for k, v in longer.items() if len(v) == len(groups)})
     if isinstance(scheduler, lr_scheduler.LambdaLR):
         factor = scheduler.lr_lambdas[0](scheduler.last_epoch)
         for group in new:
@@ -425,7 +428,12 @@ def follow_groups(optimizer: Optimizer, scheduler: Any) -> list[int]:  # Any: th
     return list(range(known, len(groups)))
 
 
-def _set_group_rate(group: dict[str, Any], rate: float) -> None:
+def _base_rates(scheduler: Any) -> dict[str, list[float]]:
+    """Returns the lists of base rates that a schedule has, by name."""
+    return {name: list(values) for name, values in vars(scheduler).items() if name in BASES}
+
+
+def _set_group_rate(group: dict[str, Any], rate: float | torch.Tensor) -> None:
     if isinstance(group["lr"], torch.Tensor):
         group["lr"].fill_(rate)
     else:

@@ -115,7 +115,7 @@ def changed_packages(wanted: Sequence[str]) -> dict[str, str]:
             Requirement(one)
         except InvalidRequirement as error:
             raise ArgumentError(
-                f"against={one!r} is no requirement of a package: {error}. Write it as for pip: 'transformers==5.24.0'."
+                f"against={one!r} cannot be read as a requirement: {error}. Write it as 'transformers==5.24.0'."
             ) from None
     found = _planned_by_uv(wanted) if shutil.which("uv") else _planned_by_pip(wanted)
     if not found:

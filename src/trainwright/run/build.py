@@ -782,7 +782,7 @@ def loss_question(run: Any, hooks: Any, engine: Engine, *, folder: str, show: Ca
 
 def loss_note(model: Model, args: Any, run: Any) -> str:
     """Returns what the lines at the start of a run say about its loss; "" where there is nothing to say."""
-    question = run.extensions.get("loss")
+    question = run.extensions.get("loss_question")
     note: str = getattr(question, "note", "")
     return note or note_of_mean(model, args, run.loss_rule)
 

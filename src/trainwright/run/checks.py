@@ -58,10 +58,12 @@ OWN_EXTENSIONS = (
     "incidents",
     "lease",
     "ledger",
+    "loss_question",
     "loss_scale",
     "mirror",
     "quarantine",
     "recorded_metrics",
+    "recorded_values",
     "slow_ranks",
     "speed",
 )

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from trainwright._types import counted, read_json
+from trainwright.config.plans import FIND_UNUSED_FIELD
 from trainwright.errors import CheckpointError
 from trainwright.optim import schedules
 
@@ -71,10 +72,10 @@ class LateParameters:
         if apart and not self._reaches_new:
             logger.warning(
                 "Not averaged over processes, each of which trains weights of its own: %s, found after step %d. Leave "
-                "requires_grad=True until training begins, and freeze in on_train_begin, with "
-                "ddp_find_unused_parameters=True.",
+                "requires_grad=True until training begins, and freeze in on_train_begin, with %s=True.",
                 _describe(apart),
                 step,
+                FIND_UNUSED_FIELD,
             )
 
 
@@ -109,7 +110,7 @@ def restore_groups(model: nn.Module, optimizer: Any, scheduler: Any, folder: Pat
     if not has_groups(folder):
         return
     found = read_json(folder / GROUPS_NAME, max_bytes=MAX_BYTES)
-    groups = found.get("groups") if isinstance(found, dict) else None
+    groups: Any = found.get("groups") if isinstance(found, dict) else None
     is_read = isinstance(groups, list) and all(isinstance(group, list) for group in groups)
     if not is_read or not all(isinstance(name, str) for group in groups for name in group):
         raise CheckpointError(f"{folder / GROUPS_NAME} cannot be read as lists of names.")

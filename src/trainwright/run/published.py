@@ -72,17 +72,13 @@ def declarable(name: str, *, flag: str) -> Any:
         setattr(own, name, value)
         setattr(own, flag, True)
 
-    def read(trainer: Any) -> Any:
-        own = vars(trainer).get("_trainwright")
-        if own is None or not hasattr(own, name):
-            raise AttributeError(f"{type(trainer).__name__!r} object has no attribute {attribute.name!r}")
-        return getattr(own, name)
-
     def delete(trainer: Any) -> None:
-        read(trainer)
-        delattr(trainer._trainwright, name)
+        try:
+            delattr(trainer._trainwright, name)
+        except AttributeError:
+            raise AttributeError(f"{type(trainer).__name__!r} object has no attribute {attribute.name!r}") from None
 
-    attribute = Published(read, assign, delete)
+    attribute = Published(attrgetter(f"_trainwright.{name}"), assign, delete)
     return attribute
 
 

@@ -59,7 +59,7 @@ def _join(cls: type, module: ModuleType) -> None:
         cls.__bases__ = (*cls.__bases__, theirs)
     except TypeError as error:
         # Another version's class, or a class of the user that has both as bases.
-        logger.debug("%s is no subclass of the original's: %s", cls.__qualname__, error)
+        logger.debug("%s does not inherit from the original's: %s", cls.__qualname__, error)
 
 
 class _Arrivals:

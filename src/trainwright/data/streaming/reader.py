@@ -196,8 +196,8 @@ class StreamDataLoader(PreparedDataLoader):
         vars(inside).update(batch_size=None, batch_sampler=None, drop_last=False)  # the reader makes the batches
         return inside
 
-    def _init_in_worker(self) -> Callable[[int], None] | None:
-        init = self.worker_init_fn
+    def _init_in_worker(self) -> Any:  # of torch's DataLoader
+        init: Any = self.worker_init_fn
         if init is None or getattr(init, "func", None) is seed_worker:
             return init
         return _WatchedInit(self.items, init)

@@ -77,7 +77,7 @@ class LossQuestion(Extension):
         show: shows a line to the user.
     """
 
-    name = "loss"
+    name = "loss_question"
 
     def __init__(
         self,
