@@ -247,21 +247,23 @@ def test_the_record_of_processes_may_be_assigned(tmp_path: Path) -> None:
 
 def test_parts_of_the_memory_tracker_are_called(tmp_path: Path) -> None:
     calls: Counter[str] = Counter()
-    names = ("derive_stage", "stop", "update_metrics", "peak_monitor_func")
+    names = ("stop", "update_metrics", "peak_monitor_func")
     with ExitStack() as stack:
         for name in names:
             patch = stack.enter_context(pytest.MonkeyPatch.context())
             function = getattr(TrainerMemoryTracker, name)
             patch.setattr(TrainerMemoryTracker, name, counting(function, calls, name))
-        tracker = TrainerMemoryTracker()
+
+        class Tracker(TrainerMemoryTracker):
+            def derive_stage(self) -> str:
+                calls["derive_stage"] += 1
+                return super().derive_stage() and "mine"
+
+        tracker = Tracker()
         metrics: dict[str, Any] = {}
-
-        def evaluate() -> None:
-            tracker.start()
-            tracker.stop_and_update_metrics(metrics)
-
-        evaluate()
+        tracker.start()
+        tracker.stop_and_update_metrics(metrics)
         assert calls == {"derive_stage": 2, "stop": 1, "update_metrics": 1, "peak_monitor_func": 1}
-        assert metrics.keys() == {"eval_mem_cpu_alloc_delta", "eval_mem_cpu_peaked_delta"}
+        assert metrics.keys() == {"mine_mem_cpu_alloc_delta", "mine_mem_cpu_peaked_delta"}
         run("trainwright", tmp_path, trainwright.Trainer, max_steps=1, skip_memory_metrics=False)
     assert calls["stop"] == calls["update_metrics"] + 1 == 1 + 3  # of the constructor, training, evaluation

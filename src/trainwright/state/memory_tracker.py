@@ -74,7 +74,7 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
         self.peak_monitoring = False
         self.cpu_mem_used_peak = 0
         self._sampler: threading.Thread | None = None
-        self._is_over = threading.Event()
+        self._is_over: threading.Event | None = None  # set when a stage ends; a tracker at rest can be pickled
         self._before: dict[str, int] = {}
 
     def cpu_mem_used(self) -> int:
@@ -104,7 +104,7 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
             self._before["gpu"] = self._device.allocated_bytes()
         self.cpu_mem_used_peak = self._before["cpu"]
         self.peak_monitoring = True
-        self._is_over.clear()
+        self._is_over = threading.Event()
         self._sampler = threading.Thread(target=self.peak_monitor_func, daemon=True)
         self._sampler.start()
 
@@ -151,7 +151,8 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
 
     def peak_monitor_func(self) -> None:
         """Updates `cpu_mem_used_peak` while `peak_monitoring` is True; runs on a thread of its own."""
-        while not self._is_over.wait(SAMPLE_EVERY_S):
+        is_over = self._is_over
+        while is_over is not None and not is_over.wait(SAMPLE_EVERY_S):
             self.cpu_mem_used_peak = max(self.cpu_mem_used_peak, self.cpu_mem_used())
 
     @contextmanager
@@ -172,7 +173,9 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
 
     def _end_monitoring(self) -> None:
         self.peak_monitoring = False
-        self._is_over.set()
+        if self._is_over is not None:
+            self._is_over.set()
+        self._is_over = None
         if self._sampler is not None:
             self._sampler.join()
         self._sampler = None
