@@ -136,7 +136,7 @@ class Trainer:
     current_flos: float = owned_by("_run.progress", "flos")
     is_in_train: bool = owned_by("_run", "is_training")
     # Whether the model is given `num_items_in_batch`. Whoever assigns it says whether it divides by the number.
-    model_accepts_loss_kwargs: bool = declarable("_accepts_loss_kwargs", flag="_declares_loss_kwargs")
+    model_accepts_loss_kwargs: bool = declarable("_model_accepts_loss_kwargs", flag="_declares_loss_kwargs")
     neftune_hook_handle: Any = owned_by("_run", "noise_handle")
     _trial: Any = owned_by("_run", "trial")
     _tr_loss: torch.Tensor = owned_by("_run.progress.meter", "total")
@@ -233,13 +233,13 @@ class Trainer:
             placed = self.args.place_model_on_device
             self.place_model_on_device = not self.is_model_parallel if placed is None else placed
             self._adopt_model(model)
-            self._accepts_loss_kwargs = model_facts.accepts_loss_kwargs(
+            self._model_accepts_loss_kwargs = model_facts.accepts_loss_kwargs(
                 model, by_name=behaviour_of(self.args).gives_items_by_name
             )
             # a class attribute of a subclass takes the place of the property
             self._declares_loss_kwargs = not isinstance(type(self).model_accepts_loss_kwargs, property)
             if self._declares_loss_kwargs:
-                self._accepts_loss_kwargs = bool(self.model_accepts_loss_kwargs)
+                self._model_accepts_loss_kwargs = bool(self.model_accepts_loss_kwargs)
             self.can_return_loss = model_facts.returns_loss_by_default(model)
             self.label_names = (
                 model_facts.find_label_names(model) if (names := self.args.label_names) is None else names
@@ -1458,7 +1458,7 @@ class Trainer:
         labels = None
         if self.label_smoother is not None or self.compute_loss_func is not None:
             labels = inputs.pop("labels", None)
-        if self._accepts_loss_kwargs and num_items_in_batch is not None:
+        if self._model_accepts_loss_kwargs and num_items_in_batch is not None:
             inputs = {**inputs, "num_items_in_batch": num_items_in_batch}
         outputs = run.forward(model, inputs)
         is_training = model.training and self.model.training  # DeepSpeed's engine is always in the training mode
@@ -1488,7 +1488,7 @@ class Trainer:
         return build.loss_rule(
             self.model,
             self.args,
-            accepts_loss_kwargs=self._accepts_loss_kwargs and not is_mean,
+            accepts_loss_kwargs=self._model_accepts_loss_kwargs and not is_mean,
             has_loss_func=self.compute_loss_func is not None,
             has_own_loss=is_overridden(self, "compute_loss"),
             declares_loss_kwargs=self._declares_loss_kwargs,

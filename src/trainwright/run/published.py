@@ -70,16 +70,12 @@ def declarable(name: str, *, flag: str) -> Any:
         setattr(trainer, name, value)
         setattr(trainer, flag, True)
 
-    def read(trainer: Any) -> Any:
+    def delete(trainer: Any) -> None:
         if name not in vars(trainer):
             raise AttributeError(f"{type(trainer).__name__!r} object has no attribute {attribute.name!r}")
-        return vars(trainer)[name]
-
-    def delete(trainer: Any) -> None:
-        read(trainer)
         delattr(trainer, name)
 
-    attribute = Published(read, assign, delete)
+    attribute = Published(attrgetter(name), assign, delete)
     return attribute
 
 
