@@ -508,11 +508,30 @@ GENERATES = {"predict_with_generate": True}
 BAD_LENGTH = transformers.GenerationConfig()
 BAD_LENGTH.max_new_tokens = -1
 Attempt = Callable[[Side, Path], object]
+
+
+def _evaluated_with_own_loss(side: Side, folder: Path, result: Callable[[torch.Tensor], Any]) -> None:
+    """The overridden `compute_loss` returns a result of this form, whatever it is asked for."""
+    own = {"compute_loss": lambda self, model, inputs, **how: result(inputs["x"].mean())}
+    cls = type("OwnLoss", (side.trainer,), own)
+    make_trainer(folder, side, cls, compute_metrics=accuracy, **EVAL).evaluate()
+
+
 CALLS: list[tuple[str, Attempt, str]] = [  # the last entry: what raises here
     (
         "evaluation of nothing",
         lambda side, folder: make_trainer(folder, side).evaluate(),
         "trainer.Trainer.get_eval_dataloader",
+    ),
+    (
+        "a loss alone, with metrics",
+        lambda side, folder: _evaluated_with_own_loss(side, folder, lambda loss: loss),
+        "evaluation.outputs.split_loss",
+    ),
+    (
+        "a loss that is a number",
+        lambda side, folder: _evaluated_with_own_loss(side, folder, float),
+        "evaluation.outputs.split_loss",
     ),
     ("evaluation of no dict", _evaluated_without_names, "evaluation.outputs.is_for_loss"),
     (
@@ -626,6 +645,7 @@ NOT_RUN: dict[str, str] = {
     "engine.sequence_parts": "a mask that is not causal is a ValueError, and other entries of a batch are not cut",
     "engine.sharded_base.check_adapter": "peft raises when it loads such an adapter, or in the first forward pass",
     "engine.fsdp.make_plugin": "torch ends the process when it saves a state of version 1 on the CPU",
+    "run.late_parameters.restore_groups": "the optimizer raises in load_state_dict: another number of groups",
     "optim.optimizer_table.dtype": "a type that torch does not have is an AttributeError; the package is not installed",
     "optim.optimizer_table.flag": "strtobool raises; the packages whose options are flags are not installed",
     "support.patches.checkpointed_activations": "an unknown argument of a model of an older transformers: TypeError",

@@ -331,7 +331,7 @@ def test_a_stream_divided_as_torch_documents_it_is_trained_once(kind: Any, worke
     ours = trained_numbers(OURS, tmp_path / "ours", kind, **WORKERS[workers])
     theirs = trained_numbers(REFERENCE, tmp_path / "theirs", kind, **WORKERS[workers])
     assert ours == theirs
-    assert sorted(number for part in ours for number in part) == sorted([*range(16)] * 2)
+    assert sorted(one for batch in ours for one in batch) == sorted([*range(16)] * 2)
 
 
 @pytest.mark.process
