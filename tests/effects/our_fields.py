@@ -23,11 +23,10 @@ from trainwright.data.ledger import read_table
 from trainwright.distributed.device import device_variables
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
-from trainwright.extensions.recorded_values.extension import file_of
 from trainwright.preflight import speed
 from trainwright.run import build
 from trainwright.support.inbox import Inbox
-from trainwright.support.value_comparison import read_values
+from trainwright.support.value_comparison import read_values, values_file
 
 from ..laws.async_evaluations import Held
 from .bench import Bench, llama, samples, sentences
@@ -55,7 +54,7 @@ def the_chosen_steps_are_traced(bench: Bench) -> None:
 
 @shows("record_values")
 def the_values_of_the_chosen_steps_are_recorded(bench: Bench) -> None:
-    assert not file_of(bench.train().args.output_dir, 0).exists()
+    assert not values_file(bench.train().args.output_dir, 0).exists()
     for asked, steps in (("2-3", {2, 3}), ("1", {1})):
         assert read_values(Path(bench.train(record_values=asked).args.output_dir))[0].steps == steps
     assert not bench.changes_weights({"record_values": "2-3"})

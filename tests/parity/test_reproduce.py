@@ -108,12 +108,13 @@ CASES: dict[str, Case] = {
     },
     "`fp16=True` has": {"fp16": True},
 }
-# Rows compared by the last tests of this file, two by test_prompts_are_kept.py and test_stream_epochs.py, and three
-# by laws/test_loss_laws.py.
+# Rows compared by the last tests of this file, test_prompts_are_kept.py, test_stream_epochs.py, test_own_objects.py, and
+# three by laws/test_loss_laws.py.
 ALSO = (
     "an overridden `compute_loss`, a",
     "a `compute_loss_func` counts",
     "a module whose `forward` names",
+    "`compute_metrics` is called by evaluations",
     "a pass that ends before the `len()`",
     "with `dataloader_persistent_workers`",
     "early stopping ignores NaN",

@@ -18,9 +18,8 @@ from torch import nn
 from trainwright import TrainerCallback
 from trainwright.checkpoint import rng
 from trainwright.errors import DataError
-from trainwright.extensions.recorded_values.extension import file_of
 from trainwright.support.fingerprint import distance, fingerprint, only_place
-from trainwright.support.value_comparison import read_values
+from trainwright.support.value_comparison import read_values, values_file
 
 from .._support.small import StopAt, data, differing, make_trainer, models, weights
 from .._support.two_processes import run as run_ranks
@@ -205,7 +204,7 @@ def test_both_trainers_stay_as_they_are(tmp_path: Path) -> None:
     assert rng.same(states, rng.capture())
     assert not any(differing(old, weights(trainer.model)) for old, trainer in zip(before, (one, other), strict=True))
     assert [hooks for module in one.model.modules() for hooks in module._forward_hooks] == []
-    assert not any(file_of(tmp_path / name, 0).exists() for name in ("one", "other"))
+    assert not any(values_file(tmp_path / name, 0).exists() for name in ("one", "other"))
 
 
 def trained(folder: Path, **parts: Any) -> Any:
@@ -224,7 +223,7 @@ def test_a_recorded_run_trains_the_same_and_is_the_same_twice(tmp_path: Path) ->
     assert (shown.exit_code, shown.output[:4]) == (0, "same")
     (recorded,) = read_values(tmp_path / "one").values()
     assert recorded.steps == {2, 3}
-    assert not file_of(tmp_path / "plain", 0).exists()
+    assert not values_file(tmp_path / "plain", 0).exists()
 
 
 def test_the_command_names_the_parting_for_people_and_programs(tmp_path: Path) -> None:
@@ -297,7 +296,7 @@ def test_a_window_that_is_dropped_is_void(tmp_path: Path) -> None:
 
 def test_a_file_that_was_cut_off_is_read_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     trained(tmp_path, record_values=1, max_steps=1)
-    path = file_of(tmp_path, 0)
+    path = values_file(tmp_path, 0)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-1]) + lines[-1][:40])
     assert len(read_values(tmp_path)[0].records) == len(lines) - 2  # one line is about the run

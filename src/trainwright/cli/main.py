@@ -326,13 +326,13 @@ def check(
     config: Config,
     overrides: Overrides = None,
     memory: Annotated[bool, typer.Option("--memory", help="Also plan the memory of a step.")] = False,
-    prove: Annotated[bool, typer.Option("--prove", help="Also prove exact resumes and accumulation.")] = False,
+    prove: Annotated[bool, typer.Option("--prove", help="Also prove that resumes are exact.")] = False,
     budget: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory limit, such as 24GB.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Also plan a run with this number of processes.")] = None,
     per_node: Annotated[int | None, typer.Option(min=1, help="Processes per machine.")] = None,
     engine: Annotated[str | None, typer.Option(help="How the processes share the model.")] = None,
     against: Annotated[
-        str | None, typer.Option(metavar="PACKAGES", help="Other versions, such as transformers==5.24.0.")
+        str | None, typer.Option(metavar="PACKAGES", help="Train with other versions too.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

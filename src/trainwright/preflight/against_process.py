@@ -6,20 +6,24 @@ written, and records the values of its first steps and of its predictions in FOL
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from trainwright._types import has_length
+from trainwright._types import JSONObject, has_length, json_value
 from trainwright.checkpoint.rng import unchanged_random_states
-from trainwright.extensions.recorded_values.extension import add_predictions
 from trainwright.preflight.against import TRAINER_FILE
 from trainwright.preflight.compare_values import record_steps
 from trainwright.run.pickling import restore
 from trainwright.state.trainer_state import TrainerControl
+from trainwright.support.fingerprint import fingerprint
+from trainwright.support.value_comparison import values_file
 
 NUM_PREDICTED = 48
 
@@ -44,6 +48,39 @@ def predict_first(trainer: Any) -> Any:
     first = data.select(indices) if hasattr(data, "select") else Subset(data, indices)
     with unchanged_random_states():
         return trainer.predict(first)
+
+
+def add_predictions(folder: str | Path, step: int, predictions: Any, labels: Any, metrics: JSONObject | None) -> None:
+    """Adds the predictions after a step to the record of the first process.
+
+    Args:
+        folder: the run's directory.
+        step: the last recorded step.
+        predictions: arrays, nested; a part that is no array is recorded by its class.
+        labels: likewise.
+        metrics: names and numbers; times and rates are left out.
+    """
+    values = {
+        f"{title}{'.' if name else ''}{name}": fingerprint(torch.as_tensor(one))
+        for title, tree in (("predictions", predictions), ("labels", labels))
+        for name, one in _named_arrays(tree)
+    }
+    facts = {name: one for name, one in (metrics or {}).items() if not name.endswith(("_runtime", "_per_second"))}
+    line = {"step": step, "micro_batch": 0, "phase": "prediction", "name": "", "values": values, "facts": facts}
+    with values_file(folder, 0).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(json_value(line)) + "\n")
+
+
+def _named_arrays(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the arrays of a nested value; an array of objects is yielded as a zero, by the names of its classes."""
+    if isinstance(tree, (list, tuple)):
+        for number, one in enumerate(tree):
+            yield from _named_arrays(one, f"{name}.{number}" if name else str(number))
+    elif isinstance(tree, np.ndarray) and tree.dtype != object:
+        yield name, tree
+    elif tree is not None:
+        kinds = sorted({type(one).__name__ for one in np.atleast_1d(tree)})
+        yield f"{name} ({', '.join(kinds)})".strip(), np.zeros(1)
 
 
 def main() -> None:

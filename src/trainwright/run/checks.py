@@ -63,7 +63,6 @@ OWN_EXTENSIONS = (
     "mirror",
     "quarantine",
     "recorded_metrics",
-    "recorded_values",
     "slow_ranks",
     "speed",
 )

@@ -69,6 +69,7 @@ class Progress:
         self.control = control  # the flags; replaced when a callback returns another object
         self.meter = LossMeter("cpu")  # the running loss since the last log
         self.recorded = RecordedMetrics()  # numbers of `Trainer.record` since the last log; an evaluation has its own
+        self.is_apart = False  # what is computed now does not count as training: an evaluation, or a trial of the loss
         self._collect: Callable[[torch.Tensor], torch.Tensor] | None = None
         self.interrupts = Interrupts()
         self.clock = Clock()  # seconds by phase
@@ -185,13 +186,14 @@ class Progress:
 
     @contextmanager
     def recording_apart(self, device: torch.device) -> Iterator[None]:
-        """Within the context, numbers are recorded apart from training."""
-        before = self.recorded
+        """Within the context, numbers are recorded apart from training, and forward passes do not count as its own."""
+        before = self.recorded, self.is_apart
         self.recorded = RecordedMetrics(device)
+        self.is_apart = True
         try:
             yield
         finally:
-            self.recorded = before
+            self.recorded, self.is_apart = before
 
     def recorded_state(self, *, keeps: bool) -> dict[str, Any]:
         """Returns the numbers recorded since the last log, for a checkpoint; all processes call it, after `settle`.

@@ -148,6 +148,11 @@ def _where(one: Parting) -> str:
     return f"step {one.step}{micro}{rank}"
 
 
+def values_file(folder: str | Path, rank: int) -> Path:
+    """Returns the file with the records of a process."""
+    return Path(folder) / f"values-rank{rank}.jsonl"
+
+
 def read_values(folder: Path) -> dict[int, Recorded]:
     """Returns the records of a run, by process.
 

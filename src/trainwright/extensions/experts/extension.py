@@ -81,6 +81,8 @@ class ExpertLoad(Extension):
         def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not (module.training and torch.is_grad_enabled()):  # an evaluation
                 return
+            if self._run is not None and self._run.progress.is_apart:
+                return
             ids = next(_whole_numbers(args, kwargs))
             # A place more than experts for ids of none; bincount would wait for the device.
             places = torch.where((ids < 0) | (ids > number), number, ids.long())

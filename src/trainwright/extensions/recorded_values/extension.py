@@ -18,7 +18,7 @@ Each fingerprint waits for the device. Hooks are there in the recorded steps onl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -38,13 +38,9 @@ from trainwright.support.fingerprint import fingerprint, named_tensors
 from trainwright.support.loss_normalization import LossOutput
 from trainwright.support.model_facts import plain_name
 from trainwright.support.tensor_tree import map_nested
+from trainwright.support.value_comparison import values_file
 
 NUMBERS = (bool, int, float, str)
-
-
-def file_of(folder: str | Path, rank: int) -> Path:
-    """Returns the file of a process."""
-    return Path(folder) / f"values-rank{rank}.jsonl"
 
 
 class ValueRecorder(Extension):
@@ -98,7 +94,7 @@ class ValueRecorder(Extension):
         self._recorded = range(first, first + self._steps.num)
         self._run = run
         self._has_weights = False
-        path = file_of(self._folder, self._rank)
+        path = values_file(self._folder, self._rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("w" if run.start.checkpoint is None else "a", encoding="utf-8")
         self._write("run", "", facts=self._about)
@@ -149,9 +145,15 @@ class ValueRecorder(Extension):
 
     def _is_listening(self) -> bool:
         """Whether a forward pass belongs to training; a backward pass may run modules again to save memory."""
-        return bool(self._hooks) and not self._is_in_backward and self._root.training
+        return bool(self._hooks) and not self._is_in_backward and self._root.training and not self._is_apart
+
+    @property
+    def _is_apart(self) -> bool:
+        return self._run is not None and self._run.progress.is_apart
 
     def _enter(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._is_apart:
+            return
         if name == "" and self._is_in_backward and self._root.training:
             self._is_in_backward = False
             self._micro_batch += 1
@@ -253,39 +255,6 @@ class ValueRecorder(Extension):
         line: JSONObject = {"step": self._step, "micro_batch": self._micro_batch, "phase": phase, "name": name}
         more = {"kind": kind, "call": call, **parts}
         self._file.write(json.dumps(json_value(line | {key: one for key, one in more.items() if one})) + "\n")
-
-
-def add_predictions(folder: str | Path, step: int, predictions: Any, labels: Any, metrics: JSONObject | None) -> None:
-    """Adds the predictions after a step to the record of the first process.
-
-    Args:
-        folder: the run's directory.
-        step: the last recorded step.
-        predictions: arrays, nested; a part that is no array is recorded by its class.
-        labels: likewise.
-        metrics: names and numbers; times and rates are left out.
-    """
-    values = {
-        f"{title}{'.' if name else ''}{name}": fingerprint(torch.as_tensor(one))
-        for title, tree in (("predictions", predictions), ("labels", labels))
-        for name, one in _named_arrays(tree)
-    }
-    facts = {name: one for name, one in (metrics or {}).items() if not name.endswith(("_runtime", "_per_second"))}
-    line = {"step": step, "micro_batch": 0, "phase": "prediction", "name": "", "values": values, "facts": facts}
-    with file_of(folder, 0).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(json_value(line)) + "\n")
-
-
-def _named_arrays(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the arrays of a nested value; an array of objects is yielded as a zero, by the names of its classes."""
-    if isinstance(tree, (list, tuple)):
-        for number, one in enumerate(tree):
-            yield from _named_arrays(one, f"{name}.{number}" if name else str(number))
-    elif isinstance(tree, np.ndarray) and tree.dtype != object:
-        yield name, tree
-    elif tree is not None:
-        kinds = sorted({type(one).__name__ for one in np.atleast_1d(tree)})
-        yield f"{name} ({', '.join(kinds)})".strip(), np.zeros(1)
 
 
 def _rows(batch: Batch) -> list[str]:
