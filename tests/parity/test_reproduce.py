@@ -108,7 +108,7 @@ CASES: dict[str, Case] = {
     },
     "`fp16=True` has": {"fp16": True},
 }
-# Rows compared by the last tests of this file, test_prompts_are_kept.py, test_stream_epochs.py, test_own_objects.py, and
+# Rows compared by the last tests of this file, test_prompts_are_kept.py, test_stream_epochs.py, test_own_objects.py and
 # three by laws/test_loss_laws.py.
 ALSO = (
     "an overridden `compute_loss`, a",

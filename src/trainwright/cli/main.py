@@ -331,9 +331,7 @@ def check(
     processes: Annotated[int | None, typer.Option(min=1, help="Also plan a run with this number of processes.")] = None,
     per_node: Annotated[int | None, typer.Option(min=1, help="Processes per machine.")] = None,
     engine: Annotated[str | None, typer.Option(help="How the processes share the model.")] = None,
-    against: Annotated[
-        str | None, typer.Option(metavar="PACKAGES", help="Train with other versions too.")
-    ] = None,
+    against: Annotated[str | None, typer.Option(metavar="PACKAGES", help="Train with other versions too.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look for problems without training."""

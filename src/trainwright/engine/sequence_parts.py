@@ -696,12 +696,16 @@ def attention_of(core: Any) -> str:
     return str(getattr(getattr(core, "config", None), "_attn_implementation", None))
 
 
+# A model's keys and values of earlier tokens; transformers uses the second name from 5.24 on.
+CACHE_NAMES = ("past_key_values", "cache")
+
+
 def cut_inputs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Hook before the forward pass of a model."""
     parts = _current
     if parts is None:
         return None
-    if kwargs.get("past_key_values") is not None:  # one token after the other
+    if any(kwargs.get(name) is not None for name in CACHE_NAMES):  # one token after the other
         parts.batch = None
         return None
     return (), parts.cut(model, args, kwargs)

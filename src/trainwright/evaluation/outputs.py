@@ -14,7 +14,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainwright._types import Batch, Model, Nested, counted, plain_numbers, printable, recordable, write_text
+from trainwright._types import (
+    Batch,
+    Model,
+    Nested,
+    counted,
+    is_instance_of,
+    plain_numbers,
+    printable,
+    recordable,
+    write_text,
+)
 from trainwright.errors import DataError, ModelError
 from trainwright.support.counterparts import Counterpart
 from trainwright.support.html_table import html_pairs, html_section
@@ -229,7 +239,8 @@ def split_outputs(
 
     Args:
         outputs: a mapping or another object with names, a tuple, a list, or one tensor, which is the prediction.
-        ignore_keys: names that are no predictions; default: those named in the config of `model`.
+        ignore_keys: names that are no predictions; default: those named in the config of `model`. A cache of keys and
+            values is none under any name.
         model: the model.
         loss: of this batch, which is among the outputs or was computed from them; None: it has none.
         num_rows: samples of the batch, if known: a list of one entry for its only sample stays a list.
@@ -242,7 +253,10 @@ def split_outputs(
     logits: Nested = outputs
     if named is not None:
         skipped = {*(ignore_keys or ()), *(["loss"] if loss is not None else [])}
-        logits = tuple(value for key, value in named.items() if key not in skipped and value is not None)
+        if "cache" in skipped:  # as transformers calls it from 5.24 on
+            skipped.add("past_key_values")
+        kept = (value for key, value in named.items() if key not in skipped and value is not None)
+        logits = tuple(value for value in kept if not is_instance_of(value, "transformers.cache_utils", "Cache"))
     elif isinstance(outputs, (tuple, list)) and loss is not None and _begins_with_loss(outputs, loss):
         logits = tuple(value for value in outputs[1:] if value is not None)
     elif isinstance(outputs, tuple):
