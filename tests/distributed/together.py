@@ -118,7 +118,8 @@ def recorded() -> None:
         self.record("highest", value, reduce="max")
         if RANK == 1:
             self.record("of one", 1.0, reduce="last")
-        kept.append((value.item(), weight.item()))
+        if torch.is_grad_enabled() or not model.training:  # no trial of whether the loss is divided
+            kept.append((value.item(), weight.item()))
         return (loss, outputs) if return_outputs else loss
 
     counts = Counts()

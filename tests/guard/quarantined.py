@@ -38,7 +38,7 @@ class Reads(trainwright.Trainer):
         # As dropout draws; equally many in all processes, whose orders by length are drawn from the same generator.
         inputs["x"] = inputs["x"] + torch.randn(8, doubles.FEATURES)[: len(numbers)] * 0.01
         if getattr(inputs, "num_samples", 1) > 0:  # no batch that only stands in
-            self.trained.setdefault(self._run.progress.epoch, []).extend(numbers)
+            self.trained.setdefault(self._trainwright.run.progress.epoch, []).extend(numbers)
         return super().training_step(model, inputs, num_items_in_batch)
 
 

@@ -167,7 +167,7 @@ class Behaviour:
     )
     ended_pass_is_an_epoch: bool = _corrects(
         Difference(
-            original="a pass that ends before the `len()` of its stream or sampler is logged as a part of an epoch: "
+            original="a pass that ends before the `len()` of its stream is logged as a part of an epoch: "
             "4 of 16 batches as 0.25",
             ours="as the whole epoch that it was: 1.0",
         )

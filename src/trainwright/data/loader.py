@@ -77,7 +77,9 @@ class Loader:
         # Position of training in it; `dispatched` is this process's part if the main process reads for all.
         self.position = position_of(dataloader, dispatched=dispatched)
         self.is_stale = False  # samples are to be excluded from the rest of the current epoch
-        self.has_ended_early = False  # after the last batch of an epoch that has fewer than its length
+        self.has_ended_early = False  # after the last batch of an epoch of a stream that has fewer than its length
+        dataset = getattr(dataloader, "dataset", None)
+        self._is_stream = isinstance(dataset, IterableDataset) or not isinstance(dataloader, DataLoader)
         self._resumed = LoaderState()
         self._epoch_start: RandomStates | None = None
         self._before_ahead: RandomStates | None = None
@@ -163,7 +165,7 @@ class Loader:
                 number += 1
                 if is_last := ahead is _END:
                     self._watched.end_of_dataloader = True
-                    self.has_ended_early = length is not None and number < length
+                    self.has_ended_early = self._is_stream and length is not None and number < length
                 self._given_ids.append(position.advance(is_last=is_last))
                 if self._left <= 0:  # training follows
                     self._now = None
@@ -189,7 +191,7 @@ class Loader:
                 batch = self._fetch_first(batches, epoch) if number == skip_batches + 1 else next(batches, _END)
                 if batch is _END:
                     self._watched.end_of_dataloader = True
-                    self.has_ended_early = length is not None
+                    self.has_ended_early = self._is_stream and length is not None
                     position.end()
                     return
                 if number == length:

@@ -284,8 +284,8 @@ def prepare_run(
     given = {"optimizer": trainer.optimizer, "scheduler": trainer.lr_scheduler}
     model, loader = trainer._prepare_for_training(plan.max_steps, run.loader, path)
     internals.services.adoption.note_made(trainer, **given)
-    checks.check_optimizer(trainer.optimizer, engine.updated_tensors(trainer.optimizer), trainer.model, model)
     checks.check_needs_no_closure(trainer.optimizer)
+    checks.check_optimizer(trainer.optimizer, engine.updated_tensors(trainer.optimizer), trainer.model, model)
     checks.warn_sparse_gradients(engine.unwrap(model), trainer.optimizer)
     if args.save_strategy != "no":
         from trainwright.checkpoint import extra_state
