@@ -73,3 +73,21 @@ def test_fields_that_are_only_inherited_are_ours(tmp_path: Path) -> None:
 
     assert redeclared_fields(More) == redeclared_fields(TrainingArguments) == ()
     assert {*OlderFields.settings} & {*OurFields.settings} == set()
+
+
+@pytest.mark.parametrize("name", ["world", "mixed_precision"])
+def test_computed_names_may_be_fields_too(name: str, tmp_path: Path) -> None:
+    args = subclass_with(name, "bf16")(str(tmp_path), **QUIET)
+    trainer = Trainer(module(), args, train_dataset=data.vectors(8))
+    trainer.train()
+    assert args.bf16 is False
+    assert args.mixed_precision == "no", "as the original sets it"
+
+
+@pytest.mark.parametrize("name", ["mixed_precision", "deepspeed_plugin", "hf_deepspeed_config", "fsdp_plugin_args"])
+def test_computed_names_may_be_assigned(name: str, tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), **QUIET)
+    before = getattr(args, name)
+    setattr(args, name, "bf16")
+    assert getattr(args, name) == "bf16"
+    assert getattr(TrainingArguments(str(tmp_path), **QUIET), name) == before

@@ -142,6 +142,7 @@ SHOWN = {
     "with FSDP 2, an `evaluate()`": "laws/test_order_process_laws.py::test_a_call_before_training_changes_nothing",
     "a model that is assigned": f"{REPLACED}::test_an_assigned_model_is_trained",
     "an optimizer that has no parameter": f"{REPLACED}::test_an_optimizer_with_nothing_of_the_model_is_refused",
+    "`args.gradient_accumulation_steps`": f"{GROUPS}::test_another_accumulation_during_a_run_is_named",
     "an `os.chdir`": "test_working_directory.py::test_everything_is_written_to_one_directory",
     "parameters that are unfrozen": f"{GROUPS}::test_what_the_optimizer_lacks_is_named_once",
     "`optimizer.add_param_group` in a run": f"{GROUPS}::test_a_group_that_is_added_is_trained_by_the_schedule",

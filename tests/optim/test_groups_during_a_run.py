@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,3 +178,15 @@ def test_a_resume_names_the_module_that_is_missing(tmp_path: Path) -> None:
     make_trainer(tmp_path, callbacks=[Frozen(add), StopAt(9)]).train()
     with pytest.raises(CheckpointError, match=r"second\.weight, second\.bias had been added"):
         make_trainer(tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_another_accumulation_during_a_run_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Doubles(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            args.gradient_accumulation_steps = 2
+
+    trainer = make_trainer(tmp_path, callbacks=[Doubles()], max_steps=4)
+    with caplog.at_level(logging.WARNING, "trainwright"):
+        trainer.train()
+    assert trainer.state.global_step == 4
+    assert sum("gradient_accumulation_steps was set to 2" in one.getMessage() for one in caplog.records) == 1

@@ -108,6 +108,39 @@ def finish(instance: Any, problems: Sequence[str]) -> None:
     rules.refuse([*translation.problems, *problems], kind=kind)
 
 
+def as_arguments(args: Any) -> Arguments:
+    """Returns arguments with the types that fields have after construction."""
+    return cast(Arguments, args)
+
+
+def start_zero3(args: TrainingArguments) -> Any:  # transformers' HfDeepSpeedConfig
+    """Has transformers make models in parts if the arguments ask for ZeRO-3: parts need a process group."""
+    config = resolve.zero3_config(as_arguments(args))
+    if config is None:
+        return None
+    from trainwright.config import zero3_init
+
+    world = args._start_process_group(even_alone=True)
+    return zero3_init.mark(config, on_cpu=world.device.type == "cpu")
+
+
+class Assignable(property):
+    """A computed attribute that can be assigned, as a plain attribute of the original can."""
+
+    name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = f"_assigned_{name}"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is not None and self.name in vars(instance):
+            return vars(instance)[self.name]
+        return super().__get__(instance, owner)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        vars(instance)[self.name] = value
+
+
 @dataclass(repr=False)
 class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
     """All settings of a training run. `output_dir` comes first; give the others by name."""
@@ -125,9 +158,12 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
 
     def __post_init__(self) -> None:
         vars(self)[ASKED_FOR] = changed_fields(self)
-        problems = coerce(self._typed)
-        finish(self, problems + rules.violations(self._typed))
-        vars(self)["_zero_init"] = self._start_zero3()
+        problems = coerce(as_arguments(self))
+        finish(self, problems + rules.violations(as_arguments(self)))
+        if "mixed_precision" in self.__dataclass_fields__:  # a field of a subclass, which the original sets here, too
+            compute = vars(TrainingArguments)["mixed_precision"].fget
+            self.mixed_precision = compute(self)
+        vars(self)["_zero_init"] = start_zero3(self)
 
     if not TYPE_CHECKING:  # a checker would take any name to be an attribute
 
@@ -148,52 +184,31 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
                 return  # a property or a value of the subclass, which the generated constructor would replace
             object.__setattr__(self, name, value)
 
-    @property
-    def _typed(self) -> Arguments:
-        """These arguments with the types that fields have after construction."""
-        return cast(Arguments, self)
-
     # -- device and processes --------------------------------------------------------------------------------------
 
     @property
     def world(self) -> World:
         """This process among its peers."""
-        return resolve.world_of(self._typed)
+        return resolve.world_of(as_arguments(self))
 
     def _start_process_group(self, *, even_alone: bool = False) -> World:
         """Starts the run's process group, if there is none (`even_alone`: also for one process), and only here."""
-        world = self.world
+        world = resolve.world_of(as_arguments(self))
         if world.world_size > 1:
             start_group(world, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
         elif even_alone:
             start_alone(world.device.type, backend=self.ddp_backend, timeout=self.ddp_timeout_delta)
         return world
 
-    def _start_zero3(self) -> Any:  # transformers' HfDeepSpeedConfig
-        """Has transformers make models in parts if the arguments ask for ZeRO-3: parts need a process group."""
-        config = resolve.zero3_config(self._typed)
-        if config is None:
-            return None
-        from trainwright.config import zero3_init
-
-        world = self._start_process_group(even_alone=True)
-        return zero3_init.mark(config, on_cpu=world.device.type == "cpu")
-
-    @property
+    @Assignable
     def distributed_state(self) -> Any:  # accelerate's PartialState: its type would load accelerate
         """accelerate's record of this process among its peers, made when it is first asked for."""
-        if "_distributed_state" in vars(self):
-            return vars(self)["_distributed_state"]
         from accelerate import PartialState
 
         self._start_process_group()
         return PartialState(cpu=self.use_cpu)
 
-    @distributed_state.setter
-    def distributed_state(self, value: Any) -> None:
-        vars(self)["_distributed_state"] = value
-
-    @property
+    @Assignable
     def fsdp_plugin_args(self) -> dict[str, Any] | None:
         """Settings of FSDP as the original's trainer hands them to accelerate; None without FSDP."""
         if not self.fsdp:
@@ -203,12 +218,12 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
         config: Any = self.fsdp_config or {}
         return plugin_arguments(config)
 
-    @property
+    @Assignable
     def hf_deepspeed_config(self) -> Any:  # transformers' HfDeepSpeedConfig
         """Under ZeRO-3, the object that makes transformers partition new models while these arguments exist."""
         return vars(self).get("_zero_init")
 
-    @property
+    @Assignable
     def deepspeed_plugin(self) -> Any:  # accelerate's DeepSpeedPlugin
         """accelerate's settings of DeepSpeed; None without it."""
         return None
@@ -216,31 +231,33 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
     @property
     def device(self) -> torch.device:
         """The device of this process."""
-        return self.world.device
+        return resolve.world_of(as_arguments(self)).device
 
     @property
     def n_gpu(self) -> int:
         """Devices that this process drives: above one only without a distributed launcher; 0 on the CPU."""
-        return int(vars(self).get("_n_gpu", self.world.n_gpu))  # scripts set it to use one GPU of several
+        return int(
+            vars(self).get("_n_gpu", resolve.world_of(as_arguments(self)).n_gpu)
+        )  # scripts set it to use one GPU of several
 
     @property
     def parallel_mode(self) -> ParallelMode:
-        return self.world.mode_with(self.n_gpu)
+        return resolve.world_of(as_arguments(self)).mode_with(self.n_gpu)
 
     @property
     def world_size(self) -> int:
         """Number of processes."""
-        return self.world.world_size
+        return resolve.world_of(as_arguments(self)).world_size
 
     @property
     def process_index(self) -> int:
         """Number of this process among all, from 0."""
-        return self.world.process_index
+        return resolve.world_of(as_arguments(self)).process_index
 
     @property
     def local_process_index(self) -> int:
         """Number of this process on its node, from 0."""
-        return self.world.local_process_index
+        return resolve.world_of(as_arguments(self)).local_process_index
 
     @property
     def train_batch_size(self) -> int:
@@ -290,7 +307,7 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
 
     # -- derived from the fields -----------------------------------------------------------------------------------
 
-    @property
+    @Assignable
     def mixed_precision(self) -> str:
         """Precision of autocast: "fp16", "bf16", or the setting of `accelerate launch` ("no" without it)."""
         if self.fp16 and not behaviour_of(self).autocasts_fp16_on_cpu and self.device.type == "cpu":
@@ -334,10 +351,10 @@ class TrainingArguments(Setters, OurFields, OlderFields, SharedFields):
         return {name: value if type(value) in (bool, int, float, str) else str(value) for name, value in values.items()}
 
     def __str__(self) -> str:
-        return summary.describe(self, plan=summary.arguments_summary(self._typed))
+        return summary.describe(self, plan=summary.arguments_summary(as_arguments(self)))
 
     def _repr_html_(self) -> str:
-        return summary.describe_html(self, plan=summary.arguments_summary(self._typed))
+        return summary.describe_html(self, plan=summary.arguments_summary(as_arguments(self)))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in summary.differing(self).items())})"

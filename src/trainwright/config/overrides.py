@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainwright._types import python_number
 from trainwright.config import rules
-from trainwright.config.arguments import TrainingArguments
+from trainwright.config.arguments import TrainingArguments, as_arguments
 from trainwright.config.coerce import coerce
 from trainwright.config.deprecated import OLD_NAMES, unknown_message
 from trainwright.config.fields import ALIASES, RANGES, SETTINGS
@@ -36,7 +36,7 @@ def with_overrides(args: A, values: Mapping[str, Any]) -> A:
         if name in ALIASES:
             setattr(changed, ALIASES[name], getattr(changed, name))
     if isinstance(changed, TrainingArguments):  # arguments of transformers keep their own form
-        rules.refuse([*coerce(changed._typed), *rules.violations(changed._typed)])
+        rules.refuse([*coerce(as_arguments(changed)), *rules.violations(as_arguments(changed))])
     return changed
 
 

@@ -255,19 +255,26 @@ def split_outputs(
         skipped = {*(ignore_keys or ()), *(["loss"] if loss is not None else [])}
         if "cache" in skipped:  # as transformers calls it from 5.24 on
             skipped.add("past_key_values")
-        kept = (value for key, value in named.items() if key not in skipped and value is not None)
+        kept = tuple(value for key, value in named.items() if key not in skipped)
         logits = tuple(value for value in kept if not is_instance_of(value, "transformers.cache_utils", "Cache"))
+        logits = _without_nones(logits)
     elif isinstance(outputs, (tuple, list)) and loss is not None and _begins_with_loss(outputs, loss):
-        logits = tuple(value for value in outputs[1:] if value is not None)
+        logits = _without_nones(outputs[1:])
     elif isinstance(outputs, tuple):
         # Without labels, a model may return None in place of the loss.
-        logits = tuple(value for value in outputs if value is not None)
+        logits = _without_nones(outputs)
     logits = current("nested_detach", nested_detach)(logits)
     if isinstance(logits, list):
         is_alone = len(logits) == 1 and isinstance(logits[0], torch.Tensor) and num_rows != 1
     else:
         is_alone = isinstance(logits, tuple) and len(logits) == 1
     return logits[0] if is_alone else logits
+
+
+def _without_nones(values: Sequence[Any]) -> Nested:
+    """Returns the values that are there, as a tuple; None if there are only Nones: then nothing was predicted."""
+    there = tuple(value for value in values if value is not None)
+    return None if values and not there else there
 
 
 def _by_name(outputs: Any, *, is_split: bool = True) -> Mapping[str, Any] | None:

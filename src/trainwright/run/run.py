@@ -158,6 +158,7 @@ class Run:
         self._fresh_plan: Callable[[], StepPlan] | None = None
         self._has_own_schedule = False
         self._args: Any = None
+        self._accumulation = 0  # gradient_accumulation_steps at the start
 
     @classmethod
     def after(cls, before: Run, args: Any, trial: Trial = None) -> Run:
@@ -322,6 +323,7 @@ class Run:
         self.progress.begin(device=engine.device, skip_non_finite=args.logging_nan_inf_filter, collect=stacked)
         self._data_wait = DataWait(self.progress.clock)
         self._args = args
+        self._accumulation = args.gradient_accumulation_steps
         self._fresh_plan = fresh_plan
         self._has_own_schedule = is_own
         self.checkpoint = checkpoint
@@ -414,8 +416,18 @@ class Run:
     def check_parameters(self, optimizer: Any, *, finds_new: bool = True) -> None:
         """Logs a warning for parameters that require a gradient only since the optimizer was made.
 
-        Without `finds_new`, the model is only searched if a parameter that it began with was unfrozen.
+        Without `finds_new`, the model is only searched if a parameter that it began with was unfrozen. Also for another
+        accumulation than that of the start.
         """
+        accumulation = self._args.gradient_accumulation_steps
+        if accumulation != self._accumulation:
+            self._accumulation = accumulation
+            logger.warning(
+                "gradient_accumulation_steps was set to %s during the run, which goes on with %d micro-batches a step. "
+                "Set it before train(), or return other micro-batches from prepare_window.",
+                accumulation,
+                self.plan.micro_batches,
+            )
         late = self._late_parameters
         if late is not None and (finds_new or late.is_unfrozen):
             model = self.setup.engine.unwrap(self.setup.model)

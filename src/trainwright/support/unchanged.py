@@ -1,20 +1,23 @@
-"""Objects put back as they were: their attributes, the containers and small tensors in them, buffers of modules.
+"""Objects put back as they were: attributes, the containers, small arrays and generators in them, buffers of modules.
 
-It reaches what an object holds itself, down to the containers in its containers. What is behind a closure, a global
-name, or an object of another library is not followed.
+It reaches what an object holds itself, down to the containers in its containers, and what a function has in its
+closure. What is behind a global name, or an object of another library, is not followed.
 """
 
 from __future__ import annotations
 
 import functools
+import random
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -56,7 +59,7 @@ class _Kept:
 
     def add(self, owner: object, *, without: Collection[str] = ()) -> None:
         """Keeps an object."""
-        if isinstance(owner, nn.Module):
+        if isinstance(owner, (nn.Module, FunctionType)):
             self._add(owner)
         else:
             self._add_attributes(owner, without=without)
@@ -89,8 +92,26 @@ class _Kept:
                 self._add_tensor(value)
         elif type(value) in (*MAPPINGS, list, deque, set, tuple):
             self._add_container(value)
+        elif (undo := _find_undo(value)) is not None:
+            self._seen.add(id(value))
+            self._undo.append(undo)
+        elif isinstance(value, FunctionType):
+            self._add_closure(value)
         elif not isinstance(value, type) and _is_own_package(str(type(value).__module__).partition(".")[0]):
             self._add_attributes(value)
+
+    def _add_closure(self, function: FunctionType) -> None:
+        """Keeps what the variables of a function's closure are bound to, and what they hold."""
+        self._seen.add(id(function))
+        if not _is_own_package(str(function.__module__).partition(".")[0]):
+            return
+        for cell in function.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not bound yet
+                continue
+            self._undo.append(partial(setattr, cell, "cell_contents", value))
+            self._add(value)
 
     def _add_module(self, module: nn.Module) -> None:
         if id(module) in self._seen:
@@ -121,6 +142,21 @@ class _Kept:
         elif type(container) in (deque, set):
             self._undo.append(partial(_put_entries_back, container, entries))
         self._add_all(entries)
+
+
+def _find_undo(value: Any) -> Callable[[], object] | None:
+    """Returns what puts a generator of random numbers or an array back as it is now; None for other objects."""
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    if isinstance(value, np.random.RandomState):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, np.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    if type(value) is np.ndarray and value.size <= LARGE and value.flags.writeable:
+        return partial(np.copyto, value, value.copy())
+    return None
 
 
 @functools.cache

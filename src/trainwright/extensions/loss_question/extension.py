@@ -29,6 +29,7 @@ from trainwright._types import Batch, JSONObject, StateDict
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
+from trainwright.errors import ModelError
 from trainwright.journal.record import live_journal
 from trainwright.loop.extension import Extension, Run
 from trainwright.support.loss_normalization import LossFinding, LossOutput, LossRule, compare_losses
@@ -37,7 +38,7 @@ from trainwright.support.unchanged import unchanged_objects
 
 logger = logging.getLogger(__name__)
 
-MOST_TRIES = 3  # micro-batches whose losses show nothing (zero, or not finite) until it is given up
+MOST_TRIES = 3  # micro-batches with losses that are not finite until it is given up
 # Attributes of a trainer that a loss does not change, or whose changes are no business of ours.
 LEFT_ALONE = frozenset({"args", "eval_dataset", "lr_scheduler", "model_wrapped", "optimizer", "train_dataset"})
 
@@ -95,6 +96,7 @@ class LossQuestion(Extension):
         self._run: AskingRun = run
         self._hooks: LossHooks | None = hooks
         self._engine = engine
+        self._functions = [inspect.unwrap(getattr(one, "__func__", one)) for one in functions if callable(one)]
         self._loss_code = hash_functions(functions)
         self._subject = subject
         self._weighting = weighting
@@ -133,6 +135,7 @@ class LossQuestion(Extension):
         """Releases the run and the trainer."""
         self._run.loss_question = None
         self._hooks = None
+        self._functions = []
 
     # -- asking --------------------------------------------------------------------------------------------------------
 
@@ -160,12 +163,22 @@ class LossQuestion(Extension):
         is_one_batch = len(progress.window.batches) == progress.num_parts == 1
         if num_items is None or (is_alone and is_one_batch):
             return
+        if self._has_own_optimizer():
+            # Computing the loss trains another model, such as the discriminator of a GAN: once is right.
+            alone = _Answer(error=ModelError("the trainer has an optimizer of its own beside the run's"))
+            self._judge(alone, alone, num_items)
+            return
         compute = partial(compute_loss, model)
         twice = self._compute(compute, inputs, num_items * 2)
         if compares and is_alone:
             self._twice = twice
         else:
             self._judge(self._compute(compute, inputs, num_items), twice, num_items)
+
+    def _has_own_optimizer(self) -> bool:
+        hooks = self._hooks
+        held = [] if hooks is None else [v for k, v in vars(hooks).items() if k not in ("optimizer", "_trainwright")]
+        return any(isinstance(one, torch.optim.Optimizer) for one in held)
 
     def compare(self, loss: torch.Tensor | LossOutput, num_items: torch.Tensor | int | None) -> None:
         """Compares the loss of the micro-batch with the one of `ask`."""
@@ -224,9 +237,7 @@ class LossQuestion(Extension):
             stack.enter_context(unchanged_random_states())
             stack.enter_context(progress.recording_apart(self._engine.device))
             stack.enter_context(_without_events(hooks))
-            stack.enter_context(
-                unchanged_objects(hooks, state, progress.control, hooks.compute_loss_func, without=LEFT_ALONE)
-            )
+            stack.enter_context(unchanged_objects(hooks, state, progress.control, *self._functions, without=LEFT_ALONE))
             run.forward = forward_once
             try:
                 yield
@@ -257,8 +268,8 @@ class LossQuestion(Extension):
         self._losses = loss, with_twice
         finding = LossFinding.MIXED if num_failed else compare_losses(loss, with_twice, rounding=rounding)
         if finding is None:
-            self._tries_left -= 1
-            if self._tries_left:
+            self._tries_left -= loss != 0.0  # a loss of zero, as at the start of a warm-up, decides nothing
+            if self._tries_left > 0:
                 return
             finding = LossFinding.MIXED
         self._settle(finding)
@@ -319,7 +330,8 @@ class LossQuestion(Extension):
         loss, with_twice = self._losses or (0.0, 0.0)
         return (
             f"{self._subject} gives a loss of {loss:.6g} for num_items_in_batch={num_items:.0f} and of "
-            f"{with_twice:.6g} for twice that number: neither the same, as a mean, nor half of it. {cure}"
+            f"{with_twice:.6g} for twice that number: neither the same, as a mean, nor half of it; or it depends on "
+            f"more than its inputs, such as random numbers of its own. {cure}"
         )
 
 
