@@ -423,7 +423,7 @@ class Run:
         if accumulation != self._accumulation:
             self._accumulation = accumulation
             logger.warning(
-                "gradient_accumulation_steps was set to %s during the run, which goes on with %d micro-batches a step. "
+                "gradient_accumulation_steps was set to %s during the run, which keeps %d micro-batches a step. "
                 "Set it before train(), or return other micro-batches from prepare_window.",
                 accumulation,
                 self.plan.micro_batches,

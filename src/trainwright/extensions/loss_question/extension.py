@@ -177,7 +177,7 @@ class LossQuestion(Extension):
 
     def _has_own_optimizer(self) -> bool:
         hooks = self._hooks
-        held = [] if hooks is None else [v for k, v in vars(hooks).items() if k not in ("optimizer", "_trainwright")]
+        held = [] if hooks is None else [v for k, v in vars(hooks).items() if k != "optimizer"]
         return any(isinstance(one, torch.optim.Optimizer) for one in held)
 
     def compare(self, loss: torch.Tensor | LossOutput, num_items: torch.Tensor | int | None) -> None:
