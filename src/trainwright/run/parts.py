@@ -40,6 +40,11 @@ class Parts:
     accepts_loss_kwargs: bool
     declares_loss_kwargs: bool
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Parts) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]  # they change
+
     def copied(self, changed: dict[str, Any]) -> Parts:
         """Returns a copy with some attributes changed."""
         other = Parts()
