@@ -145,7 +145,8 @@ def known_facts(
         processing_class=trainer.processing_class,
         optimizer=optimizer if is_comparable else None,
         plan=plan,
-        label_names=tuple(trainer.label_names or ()),
+        # An input that an evaluation returns among the labels has no classes to check.
+        label_names=tuple(name for name in trainer.label_names or () if not name.startswith("input_")),
         can_return_loss=trainer.can_return_loss,
         loss_is_the_models=not internals.uses_outputs(),
         model_gets_batches=not is_overridden(trainer, *HOOKS_ON_BATCHES),

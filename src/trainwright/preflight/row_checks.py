@@ -89,9 +89,7 @@ def classes(facts: CheckFacts) -> Iterator[Finding]:
 
 def label_entries(facts: CheckFacts, rows: Rows) -> list[str]:
     """Returns the entries of rows that are labels, or become labels in the collator."""
-    # An input that an evaluation returns among the labels has no classes.
-    labels = {name for name in facts.label_names if not name.startswith("input_")}
-    names = {*labels, *(("label", "label_ids") if "labels" in labels else ())}
+    names = {*facts.label_names, *(("label", "label_ids") if "labels" in facts.label_names else ())}
     return [name for name in rows.names if name in names]
 
 
