@@ -15,11 +15,12 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # Their files are in memory where there is room: each commit of a checkpoint, and each folder that is removed, would wait
 # for the disk. The slow tests write too much for that.
 IN_MEMORY ?= $(shell df -k /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 {print "PYTEST_DEBUG_TEMPROOT=/dev/shm"}')
+EMPTY :=
 SEED ?= $(shell date +%s)
 SHARD ?= 1/1
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo newest upgrade quick test test-all accelerator gpu one slow shuffled busy lint docs bench bench-full clean
+.PHONY: demo newest upgrade quick test test-all accelerator gpu-check gpu-bench gpu-more gpu-wheels gpu-rehearsal one slow shuffled busy lint docs bench bench-full clean
 
 # Threads that wait without spinning: on a busy machine the spinning takes the time of those that work.
 demo: $(VENV)/.run
@@ -43,13 +44,56 @@ slow: $(VENV)/.engines
 accelerator: $(VENV)/.dev
 	$(IN_MEMORY) $(PYTEST) tests/accelerator $(TEST_WORKERS) --durations=10 $(ARGS)
 
-# On a machine with a GPU: the tests that need one, then the measurements of benchmarks/gpu.py, which go into RESULTS.md.
-# Without a GPU the tests are skipped, and nothing is measured. constraints.txt has torch's build for the CPU, so a Python
-# with the one for the GPU is named: make gpu GPU_PYTHON=python3. A test that fails does not keep it from measuring. Ten minutes.
+# On a machine with a GPU, which may be lent for minutes, without a network: three commands that fit into ten minutes each.
+# What they find is in OUT as soon as it is known: gpu.jsonl has a line for each test and each measurement. constraints.txt
+# has torch's build for the CPU, so the Python with the one for the GPU is named: make gpu-check GPU_PYTHON=python3.
+# Packages of `make gpu-wheels` are used where they were brought along; plug-ins of that machine's pytest are not.
 GPU_PYTHON ?= $(BIN)/python
-gpu:
-	code=0; $(GPU_PYTHON) -m pytest $$(grep -rl "mark\.gpu" tests --include='test_*.py') -m gpu -rs $(ARGS) || code=$$?; \
-		$(GPU_PYTHON) benchmarks/full.py gpu && exit $$code
+OUT ?= build/gpu
+MINUTES ?= 8
+GPU_TESTS := tests/gpu tests/data/test_device_prefetch_gpu.py tests/preflight/test_memory_gpu.py tests/optim_all/test_gpu.py
+GPU_SITE := $(if $(wildcard .wheels/*.whl),build/gpu-site)
+GPU_RUN = OUT=$(abspath $(OUT)) PYTHONPATH=$(if $(GPU_SITE),$(abspath $(GPU_SITE)):)$(CURDIR)/src:$(CURDIR) HF_HUB_OFFLINE=1 \
+	TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(GPU_PYTHON)
+GPU_PYTEST = $(GPU_RUN) -m pytest -p xdist.plugin -p pytest_timeout -p no:cacheprovider -W default -q -m gpu -rs
+
+# Right: 3 minutes on one H100. Fast: MINUTES, the first measurements are worth most. More: large models with adapters, NCCL.
+gpu-check: $(GPU_SITE)
+	mkdir -p $(OUT) && $(GPU_PYTEST) $(GPU_TESTS) -n 6 --timeout=100 $(ARGS)
+
+gpu-bench: $(GPU_SITE)
+	$(GPU_RUN) benchmarks/gpu.py $(TINY) bench --out $(OUT) --minutes $(MINUTES) $(ARGS)
+
+gpu-more: $(GPU_SITE)
+	$(GPU_RUN) benchmarks/gpu.py $(TINY) more --out $(OUT) --minutes $(MINUTES) $(ARGS)
+	$(GPU_PYTEST) tests/distributed/test_nccl.py
+
+# The tested versions of what such a machine may have older or not at all, 14 MB.
+GPU_PACKAGES := transformers datasets dill multiprocess
+gpu-wheels:
+	$(PYTHON) -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+		--platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --dest .wheels \
+		$$(grep -E "^($(subst $(EMPTY) ,|,$(GPU_PACKAGES)))==" constraints.txt)
+
+build/gpu-site: $(wildcard .wheels/*.whl)
+	$(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target $@ .wheels/*.whl
+	touch $@
+
+# The three commands as they run there, with tiny models on a CPU: the lowest versions that such machines have, and
+# nothing that a run does not need, so that only the device is new.
+REHEARSAL_VENV := .venv-gpu
+gpu-rehearsal: $(REHEARSAL_VENV)/.gpu
+	rm -rf build/rehearsal
+	for command in gpu-check gpu-bench gpu-more; do REHEARSAL=1 $(MAKE) $$command GPU_SITE= TINY=--tiny OUT=build/rehearsal \
+		GPU_PYTHON=$(REHEARSAL_VENV)/bin/python $(if $(filter gpu-check,$$command),ARGS="-n 2") || exit; done
+	$(REHEARSAL_VENV)/bin/python benchmarks/gpu.py --tiny plan --out build/rehearsal
+	$(REHEARSAL_VENV)/bin/python benchmarks/gpu.py table build/rehearsal/gpu.jsonl build/rehearsal/plan.jsonl
+	! grep '"failed"' build/rehearsal/gpu.jsonl
+
+$(REHEARSAL_VENV)/.gpu: requirements-gpu.txt constraints.txt
+	$(PYTHON) -m venv $(REHEARSAL_VENV)
+	$(REHEARSAL_VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH) -r requirements-gpu.txt
+	touch $@
 
 # `make one T=tests/cli/test_help.py::test_name`
 one: $(VENV)/.dev
@@ -71,7 +115,6 @@ newest:
 	$(IN_MEMORY) $(subst $(BIN),$(NEWEST_VENV)/bin,$(PYTEST)) tests/parity tests/compat tests/laws \
 		-m "not quick and not slow and not gpu" $(TEST_WORKERS) $(ARGS)
 
-EMPTY :=
 upgrade: $(VENV)/.dev
 	grep -viE "^($(subst $(EMPTY) ,|,$(NEWEST)))==" constraints.txt > $(VENV)/others.txt
 	$(PIP_INSTALL) --upgrade -c $(VENV)/others.txt $(NEWEST)

@@ -1,15 +1,19 @@
 """The data of the parity table: small, random, the same at every call; ragged where a collator pads."""
 
-from collections.abc import Iterator
-from typing import Any
+from __future__ import annotations
 
-import datasets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import Dataset, IterableDataset
 from transformers import PreTrainedTokenizerFast
 
 from .models import CLASSES, FEATURES, VOCAB
+
+if TYPE_CHECKING:
+    import datasets
 
 Item = dict[str, Any]
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -84,6 +88,8 @@ class Stream(IterableDataset[Item]):
 
 
 def hf_dataset(items: list[Item], **more_columns: list[Any]) -> datasets.Dataset:
+    import datasets  # not everywhere: tests on a GPU need what a run needs, and nothing more
+
     columns = {name: [item[name] for item in items] for name in items[0]}
     return datasets.Dataset.from_dict(columns | more_columns)
 
