@@ -55,7 +55,8 @@ GPU_TESTS := tests/gpu tests/data/test_device_prefetch_gpu.py tests/preflight/te
 GPU_SITE := $(if $(wildcard .wheels/*.whl),build/gpu-site)
 GPU_RUN = OUT=$(abspath $(OUT)) PYTHONPATH=$(if $(GPU_SITE),$(abspath $(GPU_SITE)):)$(CURDIR)/src:$(CURDIR) HF_HUB_OFFLINE=1 \
 	TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(GPU_PYTHON)
-GPU_PYTEST = $(GPU_RUN) -m pytest -p xdist.plugin -p pytest_timeout -p no:cacheprovider -W default -q -m gpu -rs
+GPU_PYTEST = $(GPU_RUN) -m pytest -p xdist.plugin -p pytest_timeout -p tests._support.gpu_lines \
+	-p no:cacheprovider -W default -q -m gpu -rs
 
 # Right: 3 minutes on one H100. Fast: MINUTES, the first measurements are worth most. More: large models with adapters, NCCL.
 gpu-check: $(GPU_SITE)

@@ -34,6 +34,8 @@ Kernel: TypeAlias = Callable[
     "tuple[torch.Tensor, torch.Tensor | None]",
 ]
 ELEMENTS = 2**25  # logits that exist at a time: 128 MiB in fp32
+# On an accelerator, whose memory holds more: each chunk reads and writes the sum of the layer's gradients.
+ELEMENTS_ON_ACCELERATORS = 2**27
 PACKAGES = {"cce": ("cut_cross_entropy", "cut-cross-entropy"), "liger": ("liger_kernel", "liger-kernel")}
 SMALL_VOCABULARY = 16384  # below it "auto" leaves the loss as it is
 # Relative differences of loss and gradients that rounding may make.
@@ -62,7 +64,8 @@ class _Chunked(torch.autograd.Function):
         ]
         grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         losses = hidden.new_empty(targets.shape, dtype=torch.promote_types(hidden.dtype, torch.float32))
-        for start in range(0, hidden.shape[0], rows := max(1, ELEMENTS // weight.shape[0])):
+        elements = ELEMENTS if hidden.is_cpu else ELEMENTS_ON_ACCELERATORS
+        for start in range(0, hidden.shape[0], rows := max(1, elements // weight.shape[0])):
             part = hidden[start : start + rows]
             target = targets[start : start + rows, None]
             logits = functional.linear(part, weight, bias).to(losses.dtype)
