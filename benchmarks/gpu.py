@@ -60,7 +60,7 @@ JOBS: dict[str, tuple[dict[str, Any], float, dict[str, dict[str, Any]]]] = {
     "Llama 20M, 128 x 8": (
         {"shape": "Llama 20M", "batch": 8, "length": 128, "autocasts": True, "warm_up": 20, "timed": 200},
         30,
-        PLAIN | {f"{OURS}, CUDA graphs": GRAPHS},
+        {"in turns": {}} | PLAIN | {f"{OURS}, CUDA graphs": GRAPHS},
     ),
     "Qwen3-0.6B, 512 x 1": (
         {"shape": "Qwen3-0.6B", "batch": 1, "length": 512, "warm_up": 10, "timed": 40},
@@ -78,12 +78,12 @@ JOBS: dict[str, tuple[dict[str, Any], float, dict[str, dict[str, Any]]]] = {
             f"{OURS}, packed, flex attention": PACKED | LOSS | {"attention": "flex_attention"},
         },
     ),
-    "Llama-3.1-8B LoRA, 4096 x 2 x 16": (
+    "Llama-3.1-8B LoRA, 4096 x 2 x 8": (
         {
             "shape": "Llama-3.1-8B",
             "batch": 2,
             "length": 4096,
-            "accumulation": 16,
+            "accumulation": 8,
             "is_lora": True,
             "recomputes": True,
             "autocasts": True,
@@ -110,24 +110,26 @@ JOBS: dict[str, tuple[dict[str, Any], float, dict[str, dict[str, Any]]]] = {
         PLAIN | {f"{OURS}, attention kept": ATTENTION_KEPT},
     ),
 }
-MORE = ("Llama-3.1-8B LoRA, 4096 x 2 x 16", "Qwen3-4B LoRA, 16384")
+MORE = ("Llama-3.1-8B LoRA, 4096 x 2 x 8", "Qwen3-4B LoRA, 16384")
 # Published by others, from other machines and settings; to read beside the table.
 ANCHORS = {
     "Qwen3-0.6B, 8192 x 2": 26_005,  # accelerate's pull request for sequence parallelism: FlashAttention 3, compiled
-    "Llama-3.1-8B LoRA, 4096 x 2 x 16": 12_473,  # NVIDIA AutoModel, without clipping
+    "Llama-3.1-8B LoRA, 4096 x 2 x 8": 12_473,  # NVIDIA AutoModel, without clipping
     "Qwen3-4B LoRA, 16384": 6_229,
 }
 
 
 def cells_of(command: str, only: list[str]) -> list[Cell]:
-    """The cells of a command in the order of their worth, after that of the machine."""
-    found = [Cell("machine", 60)]
-    for job, (_, limit_s, subjects) in JOBS.items():
-        if (job in MORE) != (command == "more"):
-            continue
-        for subject, settings in subjects.items():
-            found.append(Cell(f"{job} | {subject}", limit_s * (2 if "torch_compile" in settings else 1)))
-    return [cell for cell in found if cell.name == "machine" or not only or cell.name.startswith(tuple(only))]
+    """The cells of a command in the order of their worth, or those whose names begin so, in that order."""
+    jobs = {job: (job in MORE) == (command == "more") for job in JOBS}
+    found = {
+        f"{job} | {subject}": limit_s * (2 if "torch_compile" in settings else 1)
+        for job, (_, limit_s, subjects) in JOBS.items()
+        if only or jobs[job]
+        for subject, settings in subjects.items()
+    }
+    names = [name for begin in only for name in found if name.startswith(begin)] if only else [*found]
+    return [Cell("machine", 60), *(Cell(name, found[name]) for name in dict.fromkeys(names))]
 
 
 def machine() -> dict[str, Any]:
@@ -174,6 +176,8 @@ def found_in(name: str, *, is_tiny: bool) -> dict[str, Any]:
         if job == "stalls":
             return stalls.stall_of(subject, is_tiny=is_tiny)
         work, subject, settings = work_of(name, is_tiny=is_tiny)
+        if subject == "in turns":
+            return loops.measured_in_turns(loops.Job(job, **JOBS[job][0]), is_tiny=is_tiny)
         library = subject.partition(",")[0]
         run: Callable[..., None] = loops.by_hand
         if library != "hand":
@@ -216,7 +220,7 @@ def plan(folder: Path, only: list[str], *, is_tiny: bool) -> None:
 
     import trainwright
 
-    for cell in [*cells_of("bench", only), *cells_of("more", only)]:
+    for cell in cells_of("bench", only or [*JOBS]):
         job, _, subject = cell.name.partition(" | ")
         if not subject.startswith(OURS) or job == "stalls" or "compile" in subject or "graphs" in subject:
             continue
@@ -242,7 +246,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="of table: files of lines")
     parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "gpu", help="a directory")
     parser.add_argument("--minutes", type=float, default=8)
-    parser.add_argument("--only", nargs="*", default=[], help="begins of names")
+    parser.add_argument("--only", nargs="*", default=[], help="begins of names, measured in this order")
     parser.add_argument("--list", action="store_true", help="name the cells and measure nothing")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to try the script")
     chosen = parser.parse_args(arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import statistics
 import tempfile
 import time
 import warnings
@@ -11,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from harness import silence
+from harness import Turns, ratios, silence, take_turns
 from transformers import default_data_collator
 
 from trainwright.distributed.device import DeviceMemory, peak_flops, pins_memory, synchronize
@@ -44,7 +46,7 @@ class Job:
 
     @property
     def num_steps(self) -> int:
-        return self.warm_up + self.timed + self.counted
+        return self.warm_up + self.timed + (self.counted + 1 if self.counted else 0)
 
     @property
     def tokens_a_step(self) -> int:
@@ -74,7 +76,7 @@ class Work:
     def rows(self) -> list[dict[str, Any]]:
         job = self.job
         if job.is_ragged:
-            return rows(self.shape, job.length, 32 if self.is_tiny else 512, is_ragged=True)
+            return rows(self.shape, job.length, 32 if self.is_tiny else 256, is_ragged=True)
         return rows(self.shape, job.length, job.batch * job.accumulation * job.num_steps)
 
     def flops(self) -> float:
@@ -229,7 +231,7 @@ def measured(work: Work, run: Callable[..., None]) -> dict[str, Any]:
     memory.reset_peak()
     marks: dict[int, float] = {}
     end = job.warm_up + job.timed
-    waits = Waits(end, end + job.counted)
+    waits = Waits(end + 1, end + 1 + job.counted)  # not from the last timed step on, which may be logged
 
     def after_step(step: int) -> None:
         if step in (job.warm_up, end):
@@ -268,4 +270,32 @@ def measured_ragged(work: Work, run: Callable[..., None]) -> dict[str, Any]:
         "tokens_per_second": round(tokens / (marks[num_steps] - marks[first]), 1),
         "steps": num_steps,
         "peak_gib": round(memory.peak_bytes() / 2**30, 2) if memory.is_known else None,
+    }
+
+
+def measured_in_turns(job: Job, *, is_tiny: bool) -> dict[str, Any]:
+    """Steps of the three subjects in turns in one process: what else the machine does hits neighbours alike, which
+    counts where the host is the limit.
+    """
+    turns = Turns(warm_up=4, num=2, steps=2) if is_tiny else Turns(warm_up=20, num=10, steps=15)
+
+    def subject(run: Callable[..., None]) -> Callable[[Any], None]:
+        def loop(watch: Any) -> None:
+            def after_step(step: int) -> None:
+                if turns.starts(step) or turns.ends(step):
+                    synchronize(DEVICE)
+                watch.step_done(step)
+
+            work = Work(job, is_tiny=is_tiny)
+            work.job = dataclasses.replace(work.job, warm_up=turns.total_steps, timed=0, counted=0)
+            run(work, after_step)
+
+        return loop
+
+    runs = {"hand": by_hand, **{name: partial(by_trainer, library=name) for name in ("transformers", "trainwright")}}
+    laps = take_turns({name: subject(run) for name, run in runs.items()}, turns)
+    times = {name: lap.wall_s for name, lap in laps.items()}
+    return {
+        name: ratios(all_s, times["hand"]) | {"ms_per_step": round(1000 * statistics.median(all_s) / turns.steps, 2)}
+        for name, all_s in times.items()
     }

@@ -1,11 +1,13 @@
 """What a log, a save and an evaluation take from training, by hand and with both trainers.
 
-The steps of one run are cut into parts of equal length: quiet ones, one with a log in each step, one with two saves, one
-that ends with an evaluation. What a part takes longer than a quiet one is lost.
+The steps of one run are cut into parts: quiet steps, steps with a log each, steps after a save, steps after an
+evaluation. What a part takes longer than as many quiet steps is lost: for a save also what writing its files in the
+background takes from the steps beside it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 import time
 from pathlib import Path
@@ -19,75 +21,98 @@ from trainwright.distributed.device import pins_memory, synchronize
 from .loops import Job, Work, by_trainer
 from .models import DEVICE, collate_padded
 
-JOB = Job("stalls", "Llama 124M", batch=8, length=512, autocasts=True, warm_up=10, timed=60, counted=0)
-PART = 15  # steps
-QUIET, LOGS, SAVES, EVALUATION = (JOB.warm_up + PART * number for number in range(4))  # the last step before each part
-SAVES_AT = (SAVES + 2, SAVES + 8)
-EVALUATES_AT = EVALUATION + 2
+# part -> its steps, one after the other, after the warm-up
+PARTS = {"quiet": 40, "logs": 40, "save": 160, "evaluation": 40}
+WARM_UP = 10
+JOB = Job(
+    "stalls", "Llama 124M", batch=8, length=512, autocasts=True, warm_up=WARM_UP, timed=sum(PARTS.values()), counted=0
+)
 NUM_EVAL_ROWS = 256
 
 
 class Clock:
     """Times the parts: the device is waited for at their ends alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_tiny: bool) -> None:
+        self.work = Work(JOB, is_tiny=is_tiny)
+        lengths = {name: 6 for name in PARTS} if is_tiny else PARTS
+        if is_tiny:
+            job = self.work.job
+            self.work.job = dataclasses.replace(job, length=16, batch=2, warm_up=2, timed=sum(lengths.values()), counted=0)
+        self.steps: dict[str, range] = {}  # part -> its steps
+        end = self.work.job.warm_up
+        for name, length in lengths.items():
+            self.steps[name] = range(end + 1, end + length + 1)
+            end += length
+        self._ends = {self.work.job.warm_up} | {steps[-1] for steps in self.steps.values()}
         self._marks: dict[int, float] = {}
+        self._blocked_since = 0.0
+        self._blocked_s = 0.0
+
+    @property
+    def saves_at(self) -> int:
+        return self.steps["save"][2]
+
+    @property
+    def evaluates_at(self) -> int:
+        return self.steps["evaluation"][2]
 
     def after_step(self, step: int) -> None:
-        if step in (QUIET, LOGS, SAVES, EVALUATION):
+        if step in self._ends:
             synchronize(DEVICE)
             self._marks[step] = time.perf_counter()
+        if step == self.saves_at:
+            synchronize(DEVICE)
+            self._blocked_since = time.perf_counter()
 
-    def finish(self) -> None:
-        synchronize(DEVICE)
-        self._marks[EVALUATION + PART] = time.perf_counter()
+    def before_step(self, step: int) -> None:
+        """`step` steps are done."""
+        if step == self.saves_at:
+            self._blocked_s = time.perf_counter() - self._blocked_since
 
     def found(self) -> dict[str, Any]:
-        def seconds(first: int) -> float:
-            return self._marks[first + PART] - self._marks[first]
-
-        quiet_s = seconds(QUIET)
-        step_s = quiet_s / PART
-        save_s = (seconds(SAVES) - quiet_s) / len(SAVES_AT)
+        lost_ms = {}
+        for name, steps in self.steps.items():
+            seconds = self._marks[steps[-1]] - self._marks[steps[0] - 1]
+            if name == "quiet":
+                step_s = seconds / len(steps)
+            lost_ms[name] = 1000 * (seconds - step_s * len(steps))
         return {
             "step_ms": round(1000 * step_s, 2),
-            "log_ms": round(1000 * (seconds(LOGS) - quiet_s) / PART, 2),
-            "save_ms": round(1000 * save_s, 1),
-            "save_steps": round(save_s / step_s, 1),
-            "evaluation_ms": round(1000 * (seconds(EVALUATION) - quiet_s), 1),
+            "log_ms": round(lost_ms["logs"] / len(self.steps["logs"]), 2),
+            "save_blocked_ms": round(1000 * self._blocked_s, 1),
+            "save_lost_ms": round(lost_ms["save"], 1),
+            "save_lost_steps": round(lost_ms["save"] / (1000 * step_s), 1),
+            "evaluation_ms": round(lost_ms["evaluation"], 1),
         }
 
 
-def tiny_work(*, is_tiny: bool) -> Work:
-    work = Work(JOB, is_tiny=is_tiny)
-    if is_tiny:
-        work.job = JOB.__class__(**{**JOB.__dict__, "length": 16, "batch": 2})
-    return work
-
-
 def by_a_trainer(library: str, *, is_tiny: bool) -> dict[str, Any]:
-    work = tiny_work(is_tiny=is_tiny)
-    clock = Clock()
+    clock = Clock(is_tiny=is_tiny)
+    work = clock.work
 
     def control_step(step: int, control: Any) -> None:
-        control.should_log = LOGS < step <= LOGS + PART
-        control.should_save = step in SAVES_AT
-        control.should_evaluate = step == EVALUATES_AT
-        if step == JOB.num_steps:
-            clock.finish()
+        control.should_log = step in clock.steps["logs"]
+        control.should_save = step == clock.saves_at
+        control.should_evaluate = step == clock.evaluates_at
 
-    eval_rows = work.rows()[:NUM_EVAL_ROWS]
     by_trainer(
-        work, clock.after_step, library=library, control_step=control_step, eval_rows=eval_rows, logging_strategy="no"
+        work,
+        clock.after_step,
+        library=library,
+        on_step_begin=clock.before_step,
+        control_step=control_step,
+        eval_rows=work.rows()[:NUM_EVAL_ROWS],
+        logging_strategy="no",
     )
     return clock.found()
 
 
 def by_hand(*, is_tiny: bool) -> dict[str, Any]:
     """Reads the loss of each step of its part, writes weights and optimizer with torch.save, adds up eval losses."""
-    work = tiny_work(is_tiny=is_tiny)
+    clock = Clock(is_tiny=is_tiny)
+    work = clock.work
     job = work.job
-    clock = Clock()
     model = work.model().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     given: dict[str, Any] = {
@@ -106,23 +131,23 @@ def by_hand(*, is_tiny: bool) -> dict[str, Any]:
     model.train()
     with tempfile.TemporaryDirectory() as folder:
         for step, batch in enumerate(DataLoader(work.rows(), shuffle=True, **given), start=1):
+            clock.before_step(step - 1)
             loss = loss_of(batch)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
             clock.after_step(step)
-            if LOGS < step <= LOGS + PART:
+            if step in clock.steps["logs"]:
                 loss.item()
-            if step in SAVES_AT:
+            if step == clock.saves_at:
                 path = Path(folder) / f"{step}.pt"
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-            if step == EVALUATES_AT:
+            if step == clock.evaluates_at:
                 model.eval()
                 with torch.no_grad():
                     sum(loss_of(one).detach() for one in eval_loader).item()  # type: ignore[union-attr]
                 model.train()
-    clock.finish()
     return clock.found()
 
 

@@ -20,8 +20,9 @@ COLUMNS = {
 STALL_COLUMNS = {
     "step_ms": "step, ms",
     "log_ms": "log, ms",
-    "save_ms": "save, ms",
-    "save_steps": "in steps",
+    "save_blocked_ms": "save blocks, ms",
+    "save_lost_ms": "lost in all, ms",
+    "save_lost_steps": "in steps",
     "evaluation_ms": "evaluation, ms",
 }
 
@@ -47,16 +48,21 @@ def print_tables(found: dict[str, dict[str, Any]]) -> None:
     print("; ".join(f"{name} {value}" for name, value in machine.items() if name in MACHINE))
     rows = [["job", "subject", *COLUMNS.values()]]
     stalls = [["subject", *STALL_COLUMNS.values()]]
+    turns = [["in turns", "subject", "ms a step", "of hand", "min", "max"]]
     for name, line in found.items():
         job, _, subject = name.partition(" | ")
-        if job == "stalls":
+        if subject == "in turns":
+            for one in ("hand", "transformers", "trainwright"):
+                values = line.get(one, {"failed": line.get("failed")})
+                turns.append([job, one, *values_of(values, {key: key for key in ("ms_per_step", "ratio", "min", "max")})])
+        elif job == "stalls":
             stalls.append([subject, *values_of(line, STALL_COLUMNS)])
         elif subject:
             hand = found.get(f"{job} | hand", {}).get("tokens_per_second")
             own = line.get("tokens_per_second")
             ratio = round(own / hand, 3) if hand and own else None
             rows.append([job, subject, *values_of(line | {"ratio": ratio}, COLUMNS)])
-    for table in (rows, stalls):
+    for table in (rows, turns, stalls):
         if len(table) > 1:
             print()
             print_table(table)

@@ -131,12 +131,11 @@ def test_a_bad_step_is_skipped(precision: str, tmp_path: Path) -> None:
 
 
 @on_cuda
-def test_a_batch_that_does_not_fit_is_cut(tmp_path: Path, record_property: Any) -> None:
+def test_a_batch_that_does_not_fit_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The device's own allocator refuses it."""
     with cases.little_memory(400_000_000):
         trainer = trained(tmp_path, gpt2(), auto_find_batch_size=True, per_device_train_batch_size=256, max_steps=3)
-    record_property("batch", trainer._train_batch_size)
-    assert trainer._train_batch_size < 256
+    assert "micro-batches are cut into 2 parts" in caplog.text
     assert trainer.state.global_step == 3
 
 
@@ -185,12 +184,13 @@ class Watch(TrainerCallback):
         self.after_step(state.global_step)
 
     def waits(self) -> list[str]:
-        real = [one for one in self.found if "synchroniz" in str(one.message)]
+        real = [one for one in self.found if "synchronizing" in str(one.message)]
         return [f"{one.filename}:{one.lineno}" for one in real]
 
 
 def by_hand(precision: str, after_step: Callable[[int], None]) -> None:
     model = llama().to(DEVICE).train()
+    model.config.use_cache = False  # as both trainers set it; transformers looks for packed rows then, which waits
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     scaler = torch.amp.GradScaler(DEVICE, enabled=precision == "fp16")
     dtype = torch.float16 if precision == "fp16" else torch.bfloat16
