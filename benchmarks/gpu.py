@@ -5,7 +5,7 @@
     python benchmarks/gpu.py bench --only NAME ...         the cells whose names begin so; --list names them
     python benchmarks/gpu.py bench --tiny                  tiny models, on the CPU where there is no accelerator
     python benchmarks/gpu.py plan --out DIR                the peak of memory that `check(memory=True)` plans, on a CPU
-    python benchmarks/gpu.py table FILE ...                tables of the lines that the others wrote
+    python benchmarks/gpu.py table [FILE ...]              tables of such lines; of those in notes/gpu by default
 
 Each cell is one training in a process of its own. Its line goes to DIR/gpu.jsonl and to the screen when it is done, so
 that a command that is cut off has brought back the cells before; what libraries print is in DIR/gpu.log. A cell that
@@ -204,7 +204,12 @@ def run_cell(name: str, result: Path, *, is_tiny: bool) -> None:
     import trainwright
 
     # Both libraries load their parts when they are first asked for.
-    for part in (trainwright.Trainer, transformers.Trainer, transformers.LlamaForCausalLM, transformers.Qwen3ForCausalLM):
+    for part in (
+        trainwright.Trainer,
+        transformers.Trainer,
+        transformers.LlamaForCausalLM,
+        transformers.Qwen3ForCausalLM,
+    ):
         assert part is not None
     warnings.simplefilter("ignore")
     if sys.stdin.readline() != "begin\n":
@@ -219,6 +224,7 @@ def plan(folder: Path, only: list[str], *, is_tiny: bool) -> None:
     from on_gpu import loops
 
     import trainwright
+    from trainwright.preflight.memory.planner import plan_memory  # `check` would also time a step, minutes on a CPU
 
     for cell in cells_of("bench", only or [*JOBS]):
         job, _, subject = cell.name.partition(" | ")
@@ -233,17 +239,31 @@ def plan(folder: Path, only: list[str], *, is_tiny: bool) -> None:
                 train_dataset=work.rows(),
                 data_collator=loops.collate_padded if work.job.is_ragged else loops.default_data_collator,
             )
-            memory = trainer.check(memory=True).memory
-        line = {"cell": cell.name, "planned_gib": round(memory.peak.total_bytes / 2**30, 2), "torch": torch.__version__}
+            peak = plan_memory(trainer, "80GB").peak
+        line = {"cell": cell.name, "planned_gib": round(peak.total_bytes / 2**30, 2), "torch": torch.__version__}
         print(json.dumps(line), flush=True)
         with (folder / "plan.jsonl").open("a") as lines:
             print(json.dumps(line), file=lines)
 
 
+def print_kept(paths: list[Path]) -> None:
+    """Prints the lines that were kept as one JSON line, then tables, those of each machine apart."""
+    from harness import print_json
+    from on_gpu.tables import cells_of, print_tables
+
+    plans = {name: line for path in paths if "plan" in path.name for name, line in cells_of(path).items()}
+    machines = {path.stem: cells_of(path) for path in paths if "plan" not in path.name}
+    print_json({"benchmark": "gpu", "trainwright": machines})
+    for number, found in enumerate(machines.values()):
+        if number:
+            print()
+        print_tables(found, plans)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["bench", "more", "plan", "table", "cell"])
-    parser.add_argument("names", nargs="*", help="of table: files of lines")
+    parser.add_argument("names", nargs="*", help="files of lines, of table")
     parser.add_argument("--out", type=Path, default=HERE.parent / "build" / "gpu", help="a directory")
     parser.add_argument("--minutes", type=float, default=8)
     parser.add_argument("--only", nargs="*", default=[], help="begins of names, measured in this order")
@@ -255,9 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
         run_cell(name, Path(result), is_tiny=chosen.tiny)
         return 0
     if chosen.command == "table":
-        from on_gpu.tables import lines_of, print_tables
-
-        print_tables(lines_of(map(Path, chosen.names)))
+        print_kept([Path(name) for name in chosen.names] or sorted((HERE / "notes" / "gpu").glob("*.jsonl")))
         return 0
     chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.command == "plan":

@@ -206,7 +206,8 @@ class Waits:
     """Counts waits between two steps, where the device tells of them."""
 
     def __init__(self, first: int, last: int) -> None:
-        self._first, self._last = first, last
+        self._first = first
+        self._last = last
         self._open = ExitStack()
         self._found: list[warnings.WarningMessage] = []
         self.a_step: float | None = None

@@ -1,8 +1,8 @@
 """What a log, a save and an evaluation take from training, by hand and with both trainers.
 
-The steps of one run are cut into parts: quiet steps, steps with a log each, steps after a save, steps after an
-evaluation. What a part takes longer than as many quiet steps is lost: for a save also what writing its files in the
-background takes from the steps beside it.
+The steps of one run are cut into parts: quiet steps, steps with a log each, steps after the first save, which takes
+memory of the host, after the second one, and after an evaluation. What a part takes longer than as many quiet steps is
+lost: for a save also what writing its files in the background takes from the steps beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .loops import Job, Work, by_trainer
 from .models import DEVICE, collate_padded
 
 # part -> its steps, one after the other, after the warm-up
-PARTS = {"quiet": 40, "logs": 40, "save": 160, "evaluation": 40}
+PARTS = {"quiet": 40, "logs": 40, "save": 120, "second save": 120, "evaluation": 40}
 WARM_UP = 10
 JOB = Job(
     "stalls", "Llama 124M", batch=8, length=512, autocasts=True, warm_up=WARM_UP, timed=sum(PARTS.values()), counted=0
@@ -35,10 +35,12 @@ class Clock:
 
     def __init__(self, *, is_tiny: bool) -> None:
         self.work = Work(JOB, is_tiny=is_tiny)
-        lengths = {name: 6 for name in PARTS} if is_tiny else PARTS
+        lengths = dict.fromkeys(PARTS, 6) if is_tiny else PARTS
         if is_tiny:
             job = self.work.job
-            self.work.job = dataclasses.replace(job, length=16, batch=2, warm_up=2, timed=sum(lengths.values()), counted=0)
+            self.work.job = dataclasses.replace(
+                job, length=16, batch=2, warm_up=2, timed=sum(lengths.values()), counted=0
+            )
         self.steps: dict[str, range] = {}  # part -> its steps
         end = self.work.job.warm_up
         for name, length in lengths.items():
@@ -46,12 +48,9 @@ class Clock:
             end += length
         self._ends = {self.work.job.warm_up} | {steps[-1] for steps in self.steps.values()}
         self._marks: dict[int, float] = {}
-        self._blocked_since = 0.0
-        self._blocked_s = 0.0
-
-    @property
-    def saves_at(self) -> int:
-        return self.steps["save"][2]
+        self._begun: dict[int, float] = {}  # step -> when its save could begin
+        self._blocked_ms: dict[int, float] = {}
+        self.saves_at = {"save": self.steps["save"][2], "second save": self.steps["second save"][2]}
 
     @property
     def evaluates_at(self) -> int:
@@ -61,30 +60,30 @@ class Clock:
         if step in self._ends:
             synchronize(DEVICE)
             self._marks[step] = time.perf_counter()
-        if step == self.saves_at:
+        if step in self.saves_at.values():
             synchronize(DEVICE)
-            self._blocked_since = time.perf_counter()
+            self._begun[step] = time.perf_counter()
 
     def before_step(self, step: int) -> None:
         """`step` steps are done."""
-        if step == self.saves_at:
-            self._blocked_s = time.perf_counter() - self._blocked_since
+        if step in self._begun:
+            self._blocked_ms[step] = 1000 * (time.perf_counter() - self._begun[step])
 
     def found(self) -> dict[str, Any]:
-        lost_ms = {}
-        for name, steps in self.steps.items():
-            seconds = self._marks[steps[-1]] - self._marks[steps[0] - 1]
-            if name == "quiet":
-                step_s = seconds / len(steps)
-            lost_ms[name] = 1000 * (seconds - step_s * len(steps))
-        return {
-            "step_ms": round(1000 * step_s, 2),
-            "log_ms": round(lost_ms["logs"] / len(self.steps["logs"]), 2),
-            "save_blocked_ms": round(1000 * self._blocked_s, 1),
-            "save_lost_ms": round(lost_ms["save"], 1),
-            "save_lost_steps": round(lost_ms["save"] / (1000 * step_s), 1),
-            "evaluation_ms": round(lost_ms["evaluation"], 1),
+        took_ms = {
+            name: 1000 * (self._marks[steps[-1]] - self._marks[steps[0] - 1]) for name, steps in self.steps.items()
         }
+        step_ms = took_ms["quiet"] / len(self.steps["quiet"])
+        lost_ms = {name: took_ms[name] - step_ms * len(steps) for name, steps in self.steps.items()}
+        found = {
+            "step_ms": step_ms,
+            "log_ms": lost_ms["logs"] / len(self.steps["logs"]),
+            "evaluation_ms": lost_ms["evaluation"],
+        }
+        for name, step in self.saves_at.items():
+            found[f"{name.replace(' ', '_')}_blocked_ms"] = self._blocked_ms[step]
+            found[f"{name.replace(' ', '_')}_lost_ms"] = lost_ms[name]
+        return {name: round(value, 2) for name, value in found.items()}
 
 
 def by_a_trainer(library: str, *, is_tiny: bool) -> dict[str, Any]:
@@ -93,7 +92,7 @@ def by_a_trainer(library: str, *, is_tiny: bool) -> dict[str, Any]:
 
     def control_step(step: int, control: Any) -> None:
         control.should_log = step in clock.steps["logs"]
-        control.should_save = step == clock.saves_at
+        control.should_save = step in clock.saves_at.values()
         control.should_evaluate = step == clock.evaluates_at
 
     by_trainer(
@@ -140,7 +139,7 @@ def by_hand(*, is_tiny: bool) -> dict[str, Any]:
             clock.after_step(step)
             if step in clock.steps["logs"]:
                 loss.item()
-            if step == clock.saves_at:
+            if step in clock.saves_at.values():
                 path = Path(folder) / f"{step}.pt"
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
             if step == clock.evaluates_at:

@@ -15,7 +15,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SMALL = {
-    "gpu": "--tiny",
+    "gpu": "table",
     "resume": "--small",
     "evaluation": "--small",
     "sizes": "--quick",

@@ -54,6 +54,11 @@ def suite(tmp_path: Path) -> Path:
         (programs / name).chmod(0o755)
     for stamp in (".torch", ".run", ".dev", ".ray", ".engines"):
         (suite / ".venv" / stamp).touch()
+    (suite / "requirements-gpu.txt").touch()
+    (suite / ".venv-gpu").mkdir()
+    (suite / ".venv-gpu/.gpu").touch()
+    with (suite / "Makefile").open("a") as targets:
+        targets.write("\ngpu-rehearsal:\n\ttrue\n")  # in place of its minutes
     return suite
 
 

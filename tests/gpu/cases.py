@@ -20,7 +20,8 @@ from torch.utils.data import Dataset
 
 IS_REHEARSAL = os.environ.get("REHEARSAL") == "1"
 DEVICE = "cpu" if IS_REHEARSAL else "cuda"
-VOCABULARY, LENGTH = (64, 16) if IS_REHEARSAL else (1024, 128)
+VOCABULARY = 64 if IS_REHEARSAL else 1024
+LENGTH = 16 if IS_REHEARSAL else 128
 NUM_STEPS = 12
 # On a GPU kernels may add in varying order; with it, runs are equal to the bit.
 DETERMINISTIC = {"full_determinism": True}

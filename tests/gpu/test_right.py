@@ -154,7 +154,8 @@ def test_memory_is_let_go_with_the_trainer(tmp_path: Path, record_property: Any)
 
 # -- waits -------------------------------------------------------------------------------------------------------------
 
-FIRST, LAST = 8, NUM_STEPS
+FIRST = 8
+LAST = NUM_STEPS
 QUIET: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulated": {"gradient_accumulation_steps": 4},
