@@ -54,11 +54,10 @@ class Seq2SeqTrainer(Trainer):
 
     def _adopt_model(self, model: Any) -> None:
         """Also gives the model the requested generation config; warns before step 1 if generation cannot work."""
-        is_first = self.model is None or self.model is model
+        is_configured = Trainer._should_configure(self, model)
         super()._adopt_model(model)
         plan = resolve.generation(self.args)
-        is_given = is_first or behaviour_of(self.args).sets_generation_config_of_new_models
-        if plan.config is not None and is_given:
+        if is_configured and plan.config is not None:
             self.model.generation_config = _completed(self.load_generation_config(plan.config), self.model)
         if plan.predicts:
             try:

@@ -320,12 +320,18 @@ class Trainer:
 
     def _adopt_model(self, model: Any) -> None:
         """Prepares a model for training: the given model, and each model that `model_init` makes."""
+        is_configured = Trainer._should_configure(self, model)
         if self.place_model_on_device:
             self._move_model_to_device(model, self.args.device)
         self.model = self.model_wrapped = model
         self._trainwright.services.adoption.note_model(model)
-        if getattr(model, "config", None) is not None:
+        if is_configured and getattr(model, "config", None) is not None:
             model.config.use_cache = self.args.use_cache
+
+    def _should_configure(self, model: Any) -> bool:
+        """Returns whether the model, which is taken over next, gets the settings that the arguments have for it."""
+        is_new = self.model is not None and self.model is not model
+        return not is_new or behaviour_of(self.args).configures_new_models
 
     def _use_callbacks(self, callbacks: list[Any] | None) -> None:
         """Makes the handler: default callbacks, trackers, and these."""

@@ -75,6 +75,7 @@ OWN_CHECKPOINTS = Correction(
 NO_BATCH = Correction("epochs without a batch", "has `sys.maxsize` epochs in its state")
 HALF_AFTER = Correction("half precision after an evaluation", "leaves the model in half precision")
 GENERATION = Correction("generation_config beside model_init", "with `model_init`, `generation_config` is lost")
+CACHE = Correction("use_cache beside model_init", "has not the `use_cache` of the arguments, but its own")
 INPUTS = Correction("inputs that no metric asks for", '`include_for_metrics=["inputs"]` without `compute_metrics`')
 SEQ2SEQ = Correction("an optimizer's class for Seq2SeqTrainer", "`Seq2SeqTrainer` takes no `optimizer_cls_and_kwargs`")
 TWO_MODELS = Correction(
@@ -96,6 +97,7 @@ CORRECTIONS = (
     NO_BATCH,
     HALF_AFTER,
     GENERATION,
+    CACHE,
     INPUTS,
     SEQ2SEQ,
     TWO_MODELS,
@@ -186,6 +188,7 @@ COVERED = (
     PASSES,
     HALF_AFTER,
     GENERATION,
+    CACHE,
 )
 
 
@@ -290,6 +293,10 @@ class Corrected(Differs):
         if given is not None:
             model.generation_config = self.load_generation_config(given)
             self.used[GENERATION] += 1
+        config = getattr(model, "config", None)
+        if config is not None:
+            self.used[CACHE] += getattr(config, "use_cache", None) != self.args.use_cache
+            config.use_cache = self.args.use_cache
         return model
 
     def _init_training_state(self, max_steps: int, steps_per_epoch: int, num_epochs: int, *args: Any) -> Any:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -88,6 +89,9 @@ STATE = (
     "is_hyper_param_search",
 )
 MEMORY = ("_mem_cpu_", "_mem_gpu_", "before_init_mem", "init_mem")
+
+# Written into a model's config by `save_pretrained`, where ours saves a copy, and by the first pass through the model.
+SET_BY_OTHERS = ("architectures", "dtype", "problem_type")
 
 REFERENCE = Side("transformers", corrected(transformers.Trainer), transformers.TrainingArguments)
 REFERENCE_SEQ2SEQ = Side("transformers", corrected(transformers.Seq2SeqTrainer), transformers.Seq2SeqTrainingArguments)
@@ -307,9 +311,17 @@ def facts_of(trainer: Any, folder: Path) -> Facts:
         "log": [_in_order(entry) for entry in state.log_history],
         "state": {name: getattr(state, name) for name in STATE} | {"best": best and Path(best).name},
         "weights": {name: Digest.of(value) for name, value in weights(trainer.model).items()},
+        "model settings": _model_settings(trainer.model),
         "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*")),
         "checkpoints": {path.name: _checkpoint(path) for path in sorted(folder.glob("checkpoint-*"))},
     }
+
+
+def _model_settings(model: Any) -> dict[str, Any]:
+    """What a trainer may have set in a model, besides weights; predictions show its `generation_config`."""
+    config = vars(getattr(model, "config", SimpleNamespace()))
+    settings = {name: value for name, value in config.items() if name not in SET_BY_OTHERS}
+    return {"config": settings, "training": {name: module.training for name, module in model.named_modules()}}
 
 
 def _in_order(entry: dict[str, Any]) -> dict[str, Any]:

@@ -20,9 +20,9 @@ import trainwright
 from .._support.small import REFERENCE, make_trainer
 from . import fuzz_sides
 from .fuzz import check, report, shrunk
-from .fuzz_corrections import CORRECTIONS, FINISHED, HALF_AFTER, INTERVALS, NON_FINITE, Correction
+from .fuzz_corrections import CACHE, CORRECTIONS, FINISHED, HALF_AFTER, INTERVALS, NON_FINITE, Correction
 from .fuzz_sides import OURS, compare, quiet_and_clean
-from .fuzz_table import BUNDLES, FIELDS, LEFT_OUT, TABLE, Case, draw
+from .fuzz_table import BUNDLES, FIELDS, FIVE_TOKENS, LEFT_OUT, MODELS, TABLE, Case, draw
 
 MIGRATE = Path(__file__).parents[2] / "docs" / "migrate.md"
 
@@ -128,6 +128,7 @@ REGRESSIONS: tuple[tuple[Case, Correction | None], ...] = (
         },
         None,
     ),
+    ({"model": "gpt2", "dropout": 0.2, "model_init": True, "weight_decay": 0.3}, CACHE),  # seed 339
 )
 
 
@@ -137,6 +138,15 @@ def test_a_difference_found_once_is_repaired_or_documented(case: Case, correctio
     used: Counter[Correction] = Counter()
     assert compare(case, used) is None
     assert correction is None or used[correction]
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("reproduces", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_model_init_makes_again_trains_as_with_the_original(name: str, reproduces: bool) -> None:
+    case = {"model": name, "dropout": 0.2, "model_init": True, "use_cache": name != "gpt2", "length": {"max_steps": 1}}
+    generation = {"generation": {"generation_config": FIVE_TOKENS}} if name == "t5" else {}
+    assert compare(case | generation, Counter(), reproduces=reproduces) is None
 
 
 class Fails(transformers.TrainerCallback):

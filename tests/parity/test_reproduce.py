@@ -106,6 +106,7 @@ CASES: dict[str, Case] = {
         "more": {"generation_max_length": 7},
         "generation": {"predict_with_generate": True, "generation_config": FIVE_TOKENS},
     },
+    "with `model_init`, the model that is trained": {"model": "gpt2", "dropout": 0.2, "model_init": True},
     "`fp16=True` has": {"fp16": True},
 }
 # Rows compared by the last tests of this file, test_prompts_are_kept.py, test_stream_epochs.py, test_own_objects.py and

@@ -262,11 +262,16 @@ class Behaviour:
             "says: a mistake in it is found there, and a metric that remembers its calls counts one more",
         )
     )
-    sets_generation_config_of_new_models: bool = _corrects(
+    configures_new_models: bool = _corrects(
         Difference(
             original="with `model_init`, `generation_config` is lost when training begins",
             ours="each new model has it",
-        )
+        ),
+        Difference(
+            original="with `model_init`, the model that is trained has not the `use_cache` of the arguments, but its "
+            "own: most models with attention are trained with a cache, which takes memory and rounds differently",
+            ours="each new model has the one of the arguments",
+        ),
     )
     autocasts_fp16_on_cpu: bool = _corrects(
         Difference(
