@@ -25,6 +25,7 @@ import numpy as np
 import safetensors.torch
 import torch
 import transformers
+from accelerate.data_loader import DataLoaderDispatcher, SkipBatchSampler
 from transformers.trainer_utils import has_length
 
 
@@ -67,8 +68,10 @@ NO_STATE = Correction("no resume without the optimizer", "a checkpoint of `save_
 INTERVALS = Correction("intervals of a resumed run", "a resumed run keeps the intervals of its checkpoint")
 FINISHED = Correction("no step after the last", "a resume of a run that has done all its steps")
 DRAWS = Correction("a resumed collator draws as before", "a resumed run draws other numbers if a collator draws")
-GROUPED = Correction("a resumed order by length", "or samples are grouped by length in a later epoch")
+GROUPED = Correction("a resumed order by length", "or in a later epoch if samples are grouped by length")
+SHUFFLED = Correction("a resumed order without seeds", "or shuffled with `use_seedable_sampler=False`")
 PASSES = Correction("passes of a resumed stream", "a resumed stream that has had more than one pass")
+DISPATCHED = Correction("order of a resumed dispatcher", "with `dispatch_batches=True`, a resume within a later epoch")
 OWN_CHECKPOINTS = Correction(
     "retention of this run's checkpoints", "`save_total_limit` counts and deletes all checkpoints"
 )
@@ -92,7 +95,9 @@ CORRECTIONS = (
     FINISHED,
     DRAWS,
     GROUPED,
+    SHUFFLED,
     PASSES,
+    DISPATCHED,
     OWN_CHECKPOINTS,
     NO_BATCH,
     HALF_AFTER,
@@ -170,26 +175,8 @@ TRAINS_ONLY_HERE = (
 FILES_OF_OURS = ("training_args.json", "manifest.json", "data_position.pth", "journal.jsonl")
 # Settings of ours that ask for the original's arithmetic where the default corrects it.
 AS_THERE = {"loss_weighting": "original", "on_nonfinite": "ignore"}
-# All of them at once, and what they then differ in no more.
+# All of them at once.
 REPRODUCE = {"reproduce": "transformers"}
-COVERED = (
-    EVAL_LOSS,
-    EVAL_DRAWS,
-    SHIFTED,
-    HALF_ON_CPU,
-    IN_ORDER,
-    NUM_LOSSES,
-    WHOLE_EVALUATION,
-    NON_FINITE,
-    INTERVALS,
-    FINISHED,
-    DRAWS,
-    GROUPED,
-    PASSES,
-    HALF_AFTER,
-    GENERATION,
-    CACHE,
-)
 
 
 # -- the original, corrected ------------------------------------------------------------------------------------------
@@ -205,6 +192,22 @@ class Differs:
         if resume_from_checkpoint is None and named is not None:
             self.used[NAMED_RESUME] += 1
         return super().train(named if resume_from_checkpoint is None else resume_from_checkpoint, **kwargs)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        skip = transformers.trainer.skip_first_batches
+        transformers.trainer.skip_first_batches = functools.partial(self._skip_in_order, skip)
+        try:
+            return super()._run_epoch(*args, **kwargs)
+        finally:
+            transformers.trainer.skip_first_batches = skip
+
+    def _skip_in_order(self, skip: Any, loader: Any, num_batches: int = 0) -> Any:
+        """Skips batches with a sampler that `set_epoch` finds."""
+        rest = skip(loader, num_batches)
+        if isinstance(rest, DataLoaderDispatcher) and isinstance(rest.batch_sampler, SkipBatchSampler):
+            rest.batch_sampler.sampler = rest.batch_sampler.batch_sampler.sampler
+            self.used[DISPATCHED] += 1
+        return rest
 
     def _init_training_state(self, max_steps: int, steps_per_epoch: int, num_epochs: int, *args: Any) -> Any:
         start = super()._init_training_state(max_steps, steps_per_epoch, num_epochs, *args)

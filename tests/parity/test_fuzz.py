@@ -22,7 +22,7 @@ from . import fuzz_sides
 from .fuzz import check, report, shrunk
 from .fuzz_corrections import CACHE, CORRECTIONS, FINISHED, HALF_AFTER, INTERVALS, NON_FINITE, Correction
 from .fuzz_sides import OURS, compare, quiet_and_clean
-from .fuzz_table import BUNDLES, FIELDS, FIVE_TOKENS, LEFT_OUT, MODELS, TABLE, Case, draw
+from .fuzz_table import BUNDLES, FIELDS, FIVE_TOKENS, LEFT_OUT, MODELS, ROWS, TABLE, Case, draw
 
 MIGRATE = Path(__file__).parents[2] / "docs" / "migrate.md"
 
@@ -147,6 +147,26 @@ def test_a_model_that_model_init_makes_again_trains_as_with_the_original(name: s
     case = {"model": name, "dropout": 0.2, "model_init": True, "use_cache": name != "gpt2", "length": {"max_steps": 1}}
     generation = {"generation": {"generation_config": FIVE_TOKENS}} if name == "t5" else {}
     assert compare(case | generation, Counter(), reproduces=reproduces) is None
+
+
+@pytest.mark.framework
+@pytest.mark.parametrize("reproduces", [False, True])
+@pytest.mark.parametrize("order", [None, "sequential", "group_by_length"])
+@pytest.mark.parametrize("accelerator", [None, *ROWS["accelerator_config"].values], ids=str)
+def test_a_resume_within_a_later_epoch_trains_as_with_the_original(
+    accelerator: dict[str, Any] | None, order: str | None, reproduces: bool
+) -> None:
+    case = {
+        "model": "bert",
+        "ragged": True,
+        "length": {"max_steps": 7},
+        "saving": {"save_strategy": "steps", "save_steps": 5},
+        "resume": "first",
+        "accelerator_config": accelerator,
+        "train_sampling_strategy": order,
+    }
+    drawn = {name: value for name, value in case.items() if value is not None}
+    assert compare(drawn, Counter(), reproduces=reproduces) is None
 
 
 class Fails(transformers.TrainerCallback):

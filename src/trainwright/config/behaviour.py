@@ -27,7 +27,8 @@ class Difference:
 
 
 _DRAWS_OF_A_RESUME = Difference(
-    original="a resumed run draws other numbers if a collator draws, or samples are grouped by length in a later epoch",
+    original="a resumed run draws other numbers if a collator draws, or in a later epoch if samples are grouped by "
+    "length or shuffled with `use_seedable_sampler=False`",
     ours="it ends with the weights of the uninterrupted run",
 )
 _PASSES_OF_A_RESUME = Difference(
