@@ -49,8 +49,8 @@ class Seq2SeqTrainer(Trainer):
 
     _gen_kwargs: Settings = {}  # noqa: RUF012 -- replaced for the duration of a call, never mutated
 
-    def _loss_rows(self) -> int | None:
-        return None if behaviour_of(self.args).gives_metrics_one_loss_per_sample else self.args.eval_batch_size
+    def _loss_rows(self, dataloader: Any) -> int | None:
+        return None if behaviour_of(self.args).weighs_eval_batches_by_rows else self.args.eval_batch_size
 
     def _adopt_model(self, model: Any) -> None:
         """Also gives the model the requested generation config; warns before step 1 if generation cannot work."""

@@ -343,7 +343,7 @@ class Trainer:
             self.args, callbacks, engine=engine, writer=writer, lr_scheduler=schedule, **parts
         )
         if self.args.enable_jit_checkpoint:
-            for callback in build.jit_callbacks(handler):
+            for callback in build.untied_jit_callbacks(handler):
                 callback.set_trainer(self)
         self._trainwright.services.use_callbacks(handler, self._trainwright.run.progress.clock)
 
@@ -2022,13 +2022,18 @@ class Trainer:
                 preprocess_logits=self.preprocess_logits_for_metrics,
                 loss_only=loss_only,
                 ignore_keys=ignore_keys,
-                loss_rows=self._trainwright.methods._loss_rows(self),
+                loss_rows=self._trainwright.methods._loss_rows(self, dataloader),
             )
             return eval_loop.evaluation_loop(context, run.progress, self, dataloader, prefix=metric_key_prefix)
 
-    def _loss_rows(self) -> int | None:
+    def _loss_rows(self, dataloader: Any) -> int | None:
         """Number of rows that the loss of an evaluation batch counts for; None for all rows of the batch."""
-        return None
+        if behaviour_of(self.args).weighs_eval_batches_by_rows:
+            return None
+        from trainwright.evaluation import eval_loop
+
+        is_apart = resolve.reads_streams_apart(self.args)
+        return None if eval_loop.has_known_end(dataloader, is_read_apart=is_apart) else self.args.eval_batch_size
 
     def prediction_loop(
         self,

@@ -91,6 +91,16 @@ STATE = (
 )
 MEMORY = ("_mem_cpu_", "_mem_gpu_", "before_init_mem", "init_mem")
 
+DERIVED = (
+    "label_names",
+    "can_return_loss",
+    "_train_batch_size",
+    "model_accepts_loss_kwargs",
+    "is_model_parallel",
+    "is_in_train",
+    "neftune_noise_alpha",
+    "_created_lr_scheduler",
+)
 # Written into a model's config by `save_pretrained`, where ours saves a copy, and by the first pass through the model.
 SET_BY_OTHERS = ("architectures", "dtype", "problem_type")
 
@@ -313,6 +323,7 @@ def facts_of(trainer: Any, folder: Path) -> Facts:
         "state": {name: getattr(state, name) for name in STATE} | {"best": best and Path(best).name},
         "weights": {name: Digest.of(value) for name, value in weights(trainer.model).items()},
         "model settings": _model_settings(trainer.model),
+        "trainer": _trainer_settings(trainer),
         "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*")),
         "checkpoints": {path.name: _checkpoint(path) for path in sorted(folder.glob("checkpoint-*"))},
     }
@@ -323,6 +334,19 @@ def _model_settings(model: Any) -> dict[str, Any]:
     config = vars(getattr(model, "config", SimpleNamespace()))
     settings = {name: value for name, value in config.items() if name not in SET_BY_OTHERS}
     return {"config": settings, "training": {name: module.training for name, module in model.named_modules()}}
+
+
+def _trainer_settings(trainer: Any) -> dict[str, Any]:
+    """What a trainer has derived and made; accelerate's wrappers of the original are taken off."""
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    schedule = getattr(trainer.lr_scheduler, "scheduler", trainer.lr_scheduler)
+    return {name: getattr(trainer, name) for name in DERIVED} | {
+        "columns": sorted(set(trainer._signature_columns or [])),
+        "control": vars(trainer.control),
+        "callbacks": [type(callback).__name__ for callback in trainer.callback_handler.callbacks],
+        "made": [type(one).__name__ for one in (optimizer, schedule)],
+        "gradients": [parameter.grad is not None for parameter in trainer.model.parameters()],
+    }
 
 
 def _in_order(entry: dict[str, Any]) -> dict[str, Any]:
@@ -344,8 +368,22 @@ def _checkpoint(path: Path) -> Facts:
         tensors = safetensors.torch.load_file(path / "model.safetensors")
         found["weights"] = {name: Digest.of(value) for name, value in sorted(tensors.items())}
     if (path / "scheduler.pt").exists():
-        found["schedule"] = torch.load(path / "scheduler.pt", weights_only=False).get("last_epoch")
+        schedule = torch.load(path / "scheduler.pt", weights_only=False)
+        found["schedule"] = {name: schedule.get(name) for name in ("last_epoch", "base_lrs", "_last_lr", "_step_count")}
+    if (path / "optimizer.pt").exists():
+        found["optimizer"] = _with_digests(torch.load(path / "optimizer.pt", weights_only=False))
+    if (path / "config.json").exists():
+        found["config"] = json.loads((path / "config.json").read_text())
     return found
+
+
+def _with_digests(value: Any) -> Any:
+    """Nested dicts in the order of their keys, with digests for tensors."""
+    if isinstance(value, torch.Tensor):
+        return Digest.of(value)
+    if isinstance(value, dict):
+        return {str(key): _with_digests(one) for key, one in sorted(value.items())}
+    return [*map(_with_digests, value)] if isinstance(value, list) else value
 
 
 def run(case: Case, side: Side, used: Counter[Correction], **more: Any) -> Facts:

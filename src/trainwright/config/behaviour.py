@@ -203,9 +203,10 @@ class Behaviour:
             ours="in the order of the data",
         )
     )
-    gives_metrics_one_loss_per_sample: bool = _corrects(
+    weighs_eval_batches_by_rows: bool = _corrects(
         Difference(
-            original='with `include_for_metrics=["loss"]` and `Seq2SeqTrainer`, a loss for each place in the batches',
+            original='with `include_for_metrics=["loss"]` and `Seq2SeqTrainer`, a dataloader of your own, or a stream '
+            "without a length under `dispatch_batches=False`, a loss for each place in the batches",
             ours="for each sample",
         )
     )

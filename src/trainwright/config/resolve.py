@@ -382,6 +382,11 @@ def evaluation(args: Arguments) -> plans.EvalPlan:
     )
 
 
+def reads_streams_apart(args: Arguments) -> bool:
+    """Returns whether each process reads a stream for itself, and the main process for no other."""
+    return _accelerator(args).dispatch_batches is False
+
+
 def generation(args: Arguments) -> plans.GenerationPlan:
     """Returns the settings of the five fields of Seq2SeqTrainingArguments; other arguments ask for no generation."""
     return plans.GenerationPlan(

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from trainwright._types import Batch, Nested, TailBatch, has_length, plain_numbers, python_number
 from trainwright.config.plans import EvalPlan
@@ -171,6 +172,18 @@ def _num_samples(dataloader: object, hooks: EvalHooks) -> int | None:
     if has_length(dataset):
         return len(dataset)
     return hooks.num_examples(dataloader) if has_length(dataloader) else None
+
+
+def has_known_end(dataloader: object, *, is_read_apart: bool) -> bool:
+    """Returns whether accelerate would cut the last batch to its samples.
+
+    It cuts for its own dataloaders: of a dataset, of a stream with a length, and of a stream that one process reads
+    for all, so unless each reads for itself (`is_read_apart`).
+    """
+    if getattr(dataloader, "total_batch_size", None) is None:
+        return False
+    dataset = getattr(dataloader, "dataset", None)
+    return not (is_read_apart and isinstance(dataset, IterableDataset)) or has_length(dataset)
 
 
 def _with_last(batches: Iterable[Batch]) -> Iterator[tuple[Batch, bool]]:

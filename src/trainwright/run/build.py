@@ -535,7 +535,10 @@ def make_engine(args: Any, model: Model = None, *, stands_in: bool = False) -> E
 def make_callbacks(
     args: Any, callbacks: Iterable[Any] | None, *, engine: Engine, writer: CheckpointWriter, **context: Any
 ) -> CallbackHandler:
-    """Returns the handler: flow control, trackers, the user's callbacks, callbacks of the arguments, progress bars."""
+    """Returns the handler: flow control, trackers, the user's callbacks, callbacks of the arguments, progress bars.
+
+    Saving on request (`enable_jit_checkpoint`) comes before the user's callbacks, as in transformers.
+    """
     trackers: list[type[Any]] = []
     find_trackers: Any = current("get_reporting_integration_callbacks", None)
     if find_trackers is None and args.report_to not in ([], None):
@@ -546,7 +549,8 @@ def make_callbacks(
 
     default = current("DEFAULT_CALLBACKS", progress.DEFAULT_CALLBACKS)
     make_handler = current("CallbackHandler", CallbackHandler)
-    handler = make_handler([*default, *trackers, *(callbacks or ())], **context)
+    given = list(callbacks or ())
+    handler = make_handler([*default, *trackers, *_jit_callbacks(args, given), *given], **context)
     handler.args = args
     if (limits := time_limits(args, context["model"], engine=engine, writer=writer)) is not None:
         handler.add_callback(limits)
@@ -566,15 +570,21 @@ def make_callbacks(
     return handler
 
 
-def jit_callbacks(handler: CallbackHandler) -> list[JITCheckpointCallback]:
-    """Returns the callbacks that save on request.
-
-    The user's, or a new one in the handler, not yet tied to a trainer.
-    """
+def _jit_callbacks(args: Any, given: list[Any]) -> list[Any]:
+    """Returns the callback that saves on request if the arguments ask for it and the user has given none."""
+    if not args.enable_jit_checkpoint:
+        return []
     from trainwright.callbacks.preemption import JITCheckpointCallback
 
-    if not any(isinstance(callback, JITCheckpointCallback) for callback in handler.callbacks):
-        handler.add_callback(JITCheckpointCallback)
+    kinds = [callback if isinstance(callback, type) else type(callback) for callback in given]
+    is_given = any(issubclass(kind, JITCheckpointCallback) for kind in kinds)
+    return [] if is_given else [JITCheckpointCallback]
+
+
+def untied_jit_callbacks(handler: CallbackHandler) -> list[JITCheckpointCallback]:
+    """Returns the callbacks that save on request and are not yet tied to a trainer."""
+    from trainwright.callbacks.preemption import JITCheckpointCallback
+
     found = [callback for callback in handler.callbacks if isinstance(callback, JITCheckpointCallback)]
     return [callback for callback in found if callback.trainer is None]
 
