@@ -72,6 +72,7 @@ GROUPED = Correction("a resumed order by length", "or in a later epoch if sample
 SHUFFLED = Correction("a resumed order without seeds", "or shuffled with `use_seedable_sampler=False`")
 PASSES = Correction("passes of a resumed stream", "a resumed stream that has had more than one pass")
 DISPATCHED = Correction("order of a resumed dispatcher", "with `dispatch_batches=True`, a resume within a later epoch")
+IN_PLACE = Correction("a restored callback keeps its place", "puts a new object for a restored callback at the end")
 OWN_CHECKPOINTS = Correction(
     "retention of this run's checkpoints", "`save_total_limit` counts and deletes all checkpoints"
 )
@@ -98,6 +99,7 @@ CORRECTIONS = (
     SHUFFLED,
     PASSES,
     DISPATCHED,
+    IN_PLACE,
     OWN_CHECKPOINTS,
     NO_BATCH,
     HALF_AFTER,
@@ -200,6 +202,13 @@ class Differs:
             return super()._run_epoch(*args, **kwargs)
         finally:
             transformers.trainer.skip_first_batches = skip
+
+    def _load_callback_state(self) -> None:
+        before = [type(callback) for callback in self.callback_handler.callbacks]
+        super()._load_callback_state()
+        callbacks = self.callback_handler.callbacks
+        callbacks.sort(key=lambda one: before.index(type(one)) if type(one) in before else len(before))
+        self.used[IN_PLACE] += any(self.state.stateful_callbacks) and self.args.restore_callback_states_from_checkpoint
 
     def _skip_in_order(self, skip: Any, loader: Any, num_batches: int = 0) -> Any:
         """Skips batches with a sampler that `set_epoch` finds."""
