@@ -28,7 +28,7 @@ import trainwright.trainer as ours
 from trainwright.errors import TrainwrightWarning
 from trainwright.support import replaced
 
-from .._support.small import models
+from .._support.small import data, models
 from ..contract import doubles
 
 pytestmark = pytest.mark.filterwarnings("ignore:trainwright.compat.install. came too late")
@@ -87,6 +87,20 @@ def rebalanced(folder: Path) -> None:
     theirs.Trainer(model=models.llama(), args=args, train_dataset=rows).train()
 
 
+def tokenized(folder: Path) -> None:
+    args = theirs.TrainingArguments(str(folder), **{**SETTINGS, "max_steps": 2})
+    rows = data.ragged_texts(8)
+    theirs.Trainer(model=models.bert(), args=args, train_dataset=rows, processing_class=data.tokenizer()).train()
+
+
+def searched(folder: Path) -> None:
+    args = theirs.TrainingArguments(str(folder), **{**SETTINGS, "max_steps": 1})
+    rows = doubles.samples(8)
+    trainer = theirs.Trainer(model_init=lambda: doubles.model(), args=args, train_dataset=rows, eval_dataset=rows)
+    spaces = {"hp_space": lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2)}}
+    trainer.hyperparameter_search(backend="optuna", n_trials=1, direction="minimize", **spaces)
+
+
 WRAPPED: dict[str, Callable[[Path], None]] = {
     **dict.fromkeys(
         (
@@ -104,16 +118,16 @@ WRAPPED: dict[str, Callable[[Path], None]] = {
     "get_last_checkpoint": saved,
     "LengthGroupedSampler": grouped,
     "LabelSmoother": grouped,
+    "DataCollatorWithPadding": tokenized,
+    "align_special_tokens": tokenized,
+    "default_compute_objective": searched,
 }
 # Used too, but only with packages or objects that these runs have not; a comment says where a row of its own is.
 ELSEWHERE = {
     "DEFAULT_CALLBACKS",  # below
     "DEFAULT_PROGRESS_CALLBACK",  # below
-    "DataCollatorWithPadding",  # with a tokenizer
     "BatchRebalanceSampler",  # several processes
-    "align_special_tokens",  # with a tokenizer
     "apply_liger_kernel",  # on a GPU
-    "default_compute_objective",  # in a search
 }
 
 
