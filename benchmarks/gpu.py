@@ -248,7 +248,7 @@ def plan(folder: Path, only: list[str], *, is_tiny: bool) -> None:
 
 def print_kept(paths: list[Path]) -> None:
     """Prints the lines that were kept as one JSON line, then tables, those of each machine apart."""
-    from harness import print_json
+    from harness import print_json, print_table
     from on_gpu.tables import cells_of, print_tables
 
     plans = {name: line for path in paths if "plan" in path.name for name, line in cells_of(path).items()}
@@ -258,6 +258,10 @@ def print_kept(paths: list[Path]) -> None:
         if number:
             print()
         print_tables(found, plans)
+    print()
+    print_table(
+        [["published by others, in other settings", "tokens/s"], *([job, str(one)] for job, one in ANCHORS.items())]
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
