@@ -7,7 +7,6 @@ import math
 import os
 import re
 import secrets
-import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -231,34 +230,6 @@ def recordable(values: Mapping[Any, object], dropped: dict[str, str]) -> dict[st
                 shape = getattr(value, "shape", None)
                 dropped[name] = f"a {type(value).__name__}" + (f" of shape {tuple(shape)}" if shape else "")
     return kept
-
-
-def read_json(path: str | Path, *, max_bytes: int) -> Any:
-    """Returns the value in an untrusted JSON file; ValueError if it is too large, nested too deeply or not JSON."""
-    return parse_json(read_bytes(path, max_bytes=max_bytes))
-
-
-def parse_json(content: bytes) -> Any:
-    """Returns the value of JSON content; ValueError if it is nested too deeply or not JSON."""
-    try:
-        return json.loads(content.decode())
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def read_bytes(path: str | Path, *, max_bytes: int) -> bytes:
-    """Returns the content of an untrusted file; ValueError if it is too large, or a pipe, a device or a directory.
-
-    It does not block on a pipe without a writer, and reads nothing from an endless device.
-    """
-    path = Path(path)
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is not a regular file")
-    if status.st_size > max_bytes:
-        raise ValueError(f"it has {status.st_size} bytes, and at most {max_bytes} are read")
-    with path.open("rb") as file:
-        return file.read(status.st_size)  # not `max_bytes`: that would allocate a buffer of that size
 
 
 # Control characters, and characters that reverse the direction of text, become escapes.

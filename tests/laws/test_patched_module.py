@@ -90,13 +90,15 @@ def rebalanced(folder: Path) -> None:
 def tokenized(folder: Path) -> None:
     args = theirs.TrainingArguments(str(folder), **{**SETTINGS, "max_steps": 2})
     rows = data.ragged_texts(8)
-    theirs.Trainer(model=models.bert(), args=args, train_dataset=rows, processing_class=data.tokenizer()).train()
+    bert: Any = models.bert()
+    theirs.Trainer(model=bert, args=args, train_dataset=rows, processing_class=data.tokenizer()).train()
 
 
 def searched(folder: Path) -> None:
     args = theirs.TrainingArguments(str(folder), **{**SETTINGS, "max_steps": 1})
     rows = doubles.samples(8)
-    trainer = theirs.Trainer(model_init=lambda: doubles.model(), args=args, train_dataset=rows, eval_dataset=rows)
+    make: Any = doubles.model  # it names a class as its first argument, which is no trial
+    trainer = theirs.Trainer(model_init=lambda: make(), args=args, train_dataset=rows, eval_dataset=rows)
     spaces = {"hp_space": lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2)}}
     trainer.hyperparameter_search(backend="optuna", n_trials=1, direction="minimize", **spaces)
 

@@ -26,8 +26,6 @@ from trainwright._types import (
     JSONObject,
     StateDict,
     UnmatchedKeys,
-    parse_json,
-    read_bytes,
 )
 from trainwright.checkpoint import rng, training_state
 from trainwright.checkpoint.entries import FILES, MAX_JSON_BYTES, Entry, file_of_entry
@@ -35,6 +33,7 @@ from trainwright.checkpoint.manifest import Manifest, digest, digest_of_content,
 from trainwright.errors import CheckpointError
 from trainwright.state import trainer_state
 from trainwright.state.trainer_state import TrainerState
+from trainwright.support.door import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from trainwright.checkpoint.weights import ShardedReader

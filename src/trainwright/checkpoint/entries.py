@@ -21,10 +21,10 @@ from trainwright._types import (
     LEDGER_NAME,
     RECORDED_METRICS_NAME,
     StateDict,
-    parse_json,
 )
 from trainwright.checkpoint.training_state import load_plain
 from trainwright.errors import CheckpointError
+from trainwright.support.door import parse_json
 
 MAX_JSON_BYTES = 64 << 20  # for an entry in JSON
 FILES = {

@@ -16,16 +16,9 @@ from typing import TypeAlias
 
 import xxhash
 
-from trainwright._types import (
-    MANIFEST_NAME,
-    TRAINER_STATE_NAME,
-    TRAINING_ARGS_JSON_NAME,
-    JSONObject,
-    is_count,
-    parse_json,
-    read_bytes,
-)
+from trainwright._types import MANIFEST_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, JSONObject, is_count
 from trainwright.errors import CheckpointError
+from trainwright.support.door import parse_json, read_bytes
 
 FORMAT_VERSION = 1
 BLOCK_BYTES = 1 << 20

@@ -25,7 +25,6 @@ from trainwright._types import (
     UnmatchedNames,
     is_instance_of,
     optional_class,
-    read_json,
     replacing,
 )
 from trainwright.checkpoint.deferred_io import IMMEDIATE, FileSink
@@ -38,6 +37,7 @@ from trainwright.checkpoint.extra_state import (
 )
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, ModelError
+from trainwright.support.door import read_json
 from trainwright.support.tensor_tree import storage_place
 
 SAFE_WEIGHTS_NAME = "model.safetensors"

@@ -20,9 +20,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from trainwright import _types
-from trainwright._types import PREFIX_CHECKPOINT_DIR, read_json, write_text
+from trainwright._types import PREFIX_CHECKPOINT_DIR, write_text
 from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
+from trainwright.support.door import read_json
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from torch import nn
 
-from trainwright._types import counted, read_json
+from trainwright._types import counted
 from trainwright.config.plans import FIND_UNUSED_FIELD
 from trainwright.errors import CheckpointError
 from trainwright.optim import schedules
+from trainwright.support.door import read_json
 
 logger = logging.getLogger(__name__)
 

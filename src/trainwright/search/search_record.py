@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trainwright._types import JSONObject, counted, json_value, read_json, without_tokens, write_text
+from trainwright._types import JSONObject, counted, json_value, without_tokens, write_text
 from trainwright.config.coerce import output_path
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base
 from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, is_better, values_of
+from trainwright.support.door import read_json
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from operator import is_
 from pathlib import Path
 from typing import Any, Self
 
-from trainwright._types import JSONObject, parse_json, read_bytes, recordable, write_pieces
+from trainwright._types import JSONObject, recordable, write_pieces
 from trainwright.support.counterparts import Counterpart
+from trainwright.support.door import parse_json, read_bytes
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from trainwright._types import JSONObject, plain_numbers, read_json, write_text
+from trainwright._types import JSONObject, plain_numbers, write_text
+from trainwright.support.door import read_json
 
 FOLDER = "_evaluations"  # names that begin with an underscore are not uploaded
 OPEN_NAME = "open.json"

@@ -14,7 +14,8 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from trainwright._types import JSONObject, read_json, write_text
+from trainwright._types import JSONObject, write_text
+from trainwright.support.door import read_json
 
 FOLDER = "_control"  # names that begin with an underscore are not uploaded
 OPEN_NAME = "open.json"  # there while a run takes messages

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright._types import RECIPE_NAME, JSONObject, read_json
+from trainwright._types import RECIPE_NAME, JSONObject
 from trainwright.checkpoint.weights import ADAPTER_FILES, export_model, weight_files
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.recipe.schema import TASKS, Recipe
@@ -19,6 +19,7 @@ from trainwright.cli.tasks.source import SUFFIXES
 from trainwright.config.arguments import TrainingArguments
 from trainwright.engine import sharded_state
 from trainwright.errors import ArgumentError, CheckpointNotFoundError, DataError
+from trainwright.support.door import read_json
 
 # Settings of a run that still apply to a finished model.
 KEPT_SETTINGS = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from trainwright._types import TRAINER_STATE_NAME, read_json
+from trainwright._types import TRAINER_STATE_NAME
 from trainwright.checkpoint.averaged import read_average
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.checkpoint.store import CheckpointStore
@@ -28,6 +28,7 @@ from trainwright.checkpoint.weights import (
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError, needs_package
 from trainwright.state.trainer_state import TrainerState
+from trainwright.support.door import read_json
 
 CONFIG_NAME = "config.json"
 ADAPTER_CONFIG_NAME = "adapter_config.json"

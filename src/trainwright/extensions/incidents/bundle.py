@@ -28,9 +28,10 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from trainwright._types import Batch, JSONObject, TailBatch, json_value, read_json, without_tokens
+from trainwright._types import Batch, JSONObject, TailBatch, json_value, without_tokens
 from trainwright.errors import BundleError
 from trainwright.extensions.incidents.forward_states import States
+from trainwright.support.door import read_json
 
 FOLDER = "incidents"
 INCIDENT = "incident.json"

@@ -25,8 +25,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from trainwright._types import read_json
 from trainwright.errors import ArgumentError, CheckpointWriteError
+from trainwright.support.door import read_json
 from trainwright.support.host import is_process_alive, place_of_this_process, start_of
 
 logger = logging.getLogger(__name__)

@@ -31,10 +31,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 
-from trainwright._types import parse_json
 from trainwright.checkpoint.remote import RemoteStore, reason
 from trainwright.errors import CheckpointWriteError
 from trainwright.extensions.lease.lease import HELD, Holder, Obstacle
+from trainwright.support.door import parse_json
 
 logger = logging.getLogger(__name__)
 
