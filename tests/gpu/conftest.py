@@ -6,19 +6,19 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from trainwright.distributed.device import DETERMINISTIC_VARIABLES
 
 # Before CUDA starts, for all of a process: torch gives its products of matrices the memory that the variable names when
 # it first asks, and reads the variable again later. A larger value then makes them write beside that memory.
-os.environ.update(DETERMINISTIC_VARIABLES)
+if torch.cuda.is_available():
+    os.environ.update(DETERMINISTIC_VARIABLES)
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     """Puts back what full determinism and compilation change."""
-    import torch
-
     yield
     torch.use_deterministic_algorithms(False)
     torch.backends.cudnn.deterministic = False

@@ -14,7 +14,8 @@ from trainwright.support.inbox import Inbox
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ["RANK"])
-STEPS = 40
+STEPS = 1500  # at most; the run ends some steps after the command, however busy the machine is
+STEPS_AFTER = 5
 
 
 class Sends(TrainerCallback):
@@ -30,6 +31,7 @@ class Sends(TrainerCallback):
                 Inbox(FOLDER).send({"words": words, "by": "a test"})
         if state.global_step >= 3:
             time.sleep(0.05)
+        control.should_training_stop = self.rates.count(3e-4) == STEPS_AFTER  # in both processes after the same step
 
 
 if __name__ == "__main__":
