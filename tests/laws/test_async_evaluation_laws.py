@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +24,9 @@ import torch
 from trainwright import TrainerCallback
 from trainwright.checkpoint.remote import RemoteStore
 from trainwright.cli.tasks.watch import Watcher
-from trainwright.errors import ArgumentError, ProcessFailedError
+from trainwright.errors import ArgumentError, CheckpointError, ProcessFailedError
 from trainwright.extensions.async_evaluation import evaluators
+from trainwright.extensions.async_evaluation.extension import AsyncEvaluation
 from trainwright.journal.record import read
 from trainwright.loop.extension import EVENTS
 from trainwright.run import build
@@ -733,3 +736,124 @@ def test_the_command_line_watches_a_run_of_its_own(tmp_path: Path, monkeypatch: 
     beside = read(tmp_path / "run").values
     for name in ("eval_loss", "eval_accuracy"):
         assert beside[name] == plain[name]
+
+
+# -- hostile files ----------------------------------------------------------------------------------------------------
+
+BAD_REQUESTS: list[dict[str, Any]] = [
+    *({"name": name} for name in ("", ".", "..", "../../victim", "a/b", "step-1/../..", "a\nb", "\x1b[2J", 3, None)),
+    *({"parts": parts} for parts in (["/victim"], ["../../../victim"], [".."], ["eval", "."], "eval", [3], [[]], None)),
+    {"parts": ["eval"] * 1000},
+    *({"ignore_keys": keys} for keys in ("logits", [3], {"a": 1}, ["a"] * 100_000)),
+    *({"step": step} for step in ("2", -1, True, 1.5, 10**30)),
+    *({"max_steps": steps} for steps in ("2", -1, 10**30)),
+    *({"num_tokens": tokens} for tokens in (None, -1, 0.5, 10**30)),
+    *({"epoch": epoch} for epoch in ("x", None, math.nan, math.inf, -1.0, 10**400)),
+]
+
+
+@pytest.mark.parametrize("values", BAD_REQUESTS, ids=lambda values: str(values)[:40])
+def test_a_request_with_another_value_is_none(values: dict[str, Any]) -> None:
+    whole = Request(name="step-1-a", step=1, epoch=0.5, max_steps=2).to_dict()
+    assert Request.from_dict(whole) == Request(name="step-1-a", step=1, epoch=0.5, max_steps=2)
+    with pytest.raises(ValueError, match="not a request for an evaluation"):
+        Request.from_dict({**whole, **values})
+
+
+def hostile_states(victim: Path) -> dict[str, Any]:
+    whole = Request(name="step-2-0badcafe", step=2, epoch=0.5, max_steps=STEPS).to_dict()
+    climb = "/".join([".."] * 40)
+    return {
+        "a part elsewhere": {"open": [{**whole, "parts": [str(victim)]}]},
+        "a part above": {"open": [{**whole, "parts": [f"{climb}{victim}"]}]},
+        "a name elsewhere": {"open": [{**whole, "name": str(victim)}]},
+        "a name above": {"open": [{**whole, "name": f"{climb}{victim}"}]},
+        "the run itself": {"open": [{**whole, "name": ".."}]},
+        "no list": {"open": whole},
+        "too many": {"open": [{**whole, "name": f"step-2-{number}"} for number in range(10_000)]},
+        "a number": {"open": 3},
+    }
+
+
+@pytest.mark.parametrize("kind", list(hostile_states(Path("/victim"))))
+def test_the_state_of_a_strangers_checkpoint_deletes_nothing(
+    kind: str, held: Held, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "work").write_text("mine")
+    state = hostile_states(victim)[kind]
+    with monkeypatch.context() as patched:
+        patched.setattr(AsyncEvaluation, "state_dict", lambda self: state)
+        run(tmp_path / "run", held, max_steps=4, **NO_BEST)
+    before = names(tmp_path / "run")
+    again = Held()
+    build.evaluation_process = again.instead_of  # put back by the fixture
+    with pytest.raises(CheckpointError, match="open evaluations"):
+        run(tmp_path / "run", again, resume=True, **NO_BEST)
+    assert (victim / "work").read_text() == "mine"
+    assert names(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    "linked", ["_evaluations", "_evaluations/step-2-0badcafe", "_evaluations/step-2-0badcafe/eval"]
+)
+def test_requests_are_never_deleted_or_written_through_a_link(linked: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    for inner in ("step-2-0badcafe/eval", "eval", "step-4-0badcafe"):
+        (victim / inner).mkdir(parents=True)
+        (victim / inner / "model.safetensors").write_text("mine")
+    (victim / "random_states.pth").write_text("mine")
+    before = sorted(path.relative_to(victim) for path in victim.rglob("*"))
+    folder = tmp_path / "run"
+    link = folder / linked
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim, target_is_directory=True)
+    requests = Requests(folder)
+    request = Request(name="step-2-0badcafe", step=2, epoch=0.5, max_steps=STEPS)
+    assert requests.waiting() == []
+    for act in (
+        lambda: requests.open(is_fresh=False),
+        lambda: requests.drop_weights(request),
+        lambda: requests.drop(request.name),
+        lambda: requests.drop_others(set()),
+        lambda: requests.begin(request.name),
+        requests.close,
+        lambda: requests.open(is_fresh=True),
+    ):
+        with contextlib.suppress(OSError):
+            act()
+        assert sorted(path.relative_to(victim) for path in victim.rglob("*")) == before
+
+
+def test_a_linked_directory_of_requests_refuses_the_run(held: Held, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    run(tmp_path / "run", held, max_steps=4, **NO_BEST)
+    shutil.rmtree(tmp_path / "run" / "_evaluations", ignore_errors=True)
+    (tmp_path / "run" / "_evaluations").symlink_to(victim, target_is_directory=True)
+    again = Held()
+    build.evaluation_process = again.instead_of  # put back by the fixture
+    with pytest.raises(ArgumentError, match="_evaluations"):
+        run(tmp_path / "run", again, resume=True, **NO_BEST)
+    assert list(victim.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "3",
+        "null",
+        '{"events": "log", "metrics": {}}',
+        '{"events": [["log", [["a", 1]]]], "metrics": {}}',
+        '{"events": [["log", {}, 3]], "metrics": {}}',
+        '{"events": [], "metrics": [["a", 1]]}',
+        '{"events": [], "metrics": ' + '{"a":' * 100_000 + "1" + "}" * 100_001,
+        '{"events": [], "metrics": {"a": ' + "9" * 5000 + "}}",
+    ],
+    ids=lambda content: content[:40],
+)
+def test_a_result_of_another_form_is_none(content: str, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text(content)
+    with pytest.raises(ValueError):  # noqa: PT011 -- of JSON, or ours
+        Result.read(tmp_path)

@@ -103,7 +103,7 @@ class RequestedEvaluation:
         states = rng.load(place / STATES_NAME)
         metrics: dict[str, Any] = {}
         for prefix in request.parts:
-            trainer._load_from_checkpoint(str(place / prefix))
+            trainer._load_from_checkpoint(str(self._requests.weights(request.name, prefix)))
             rng.restore(states)
             if prefix == MAIN_PART:
                 metrics |= trainer._evaluate(None, keys, skip_scheduler=True)

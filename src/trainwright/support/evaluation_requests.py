@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import sys
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import JSONObject, plain_numbers, write_text
-from trainwright.support.door import read_json
+from trainwright.support.door import OwnFolder, RelativeName, number_of, read_json, step_of
 
 FOLDER = "_evaluations"  # names that begin with an underscore are not uploaded
 OPEN_NAME = "open.json"
@@ -34,6 +34,7 @@ RESULT_NAME = "result.json"
 STATES_NAME = "random_states.pth"
 MAIN_PART = "eval"  # prefix of the metrics of the trained weights
 MAX_BYTES = 1 << 26
+MAX_ITEMS = 100  # of a list in a request, and of requests in a checkpoint; a run has two open
 LOG = "log"
 EVALUATE = "evaluate"
 SIGNS = "watcher-*.json"  # that a process which watches the run lives
@@ -69,24 +70,27 @@ class Request:
     def to_dict(self) -> JSONObject:
         """Returns plain values, as for JSON and checkpoints."""
         values = asdict(self)
-        values["parts"] = list(self.parts)
+        values["name"] = str(self.name)
+        values["parts"] = [str(part) for part in self.parts]
         values["ignore_keys"] = None if self.ignore_keys is None else list(self.ignore_keys)
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Request:
-        """Reads the form of `to_dict`; ValueError if it is something else."""
+        """Reads the form of `to_dict`, whoever wrote it; ValueError if it is something else."""
         try:
-            known = {name: values[name] for name in cls.__dataclass_fields__}
-            known["parts"] = tuple(map(str, known["parts"]))
-            if known["ignore_keys"] is not None:
-                known["ignore_keys"] = tuple(map(str, known["ignore_keys"]))
-            found = cls(**known)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"it is not a request for an evaluation: {error!r}") from error
-        if Path(found.name).name != found.name or not isinstance(found.step, int):
-            raise ValueError("it is not a request for an evaluation")
-        return found
+            keys = values["ignore_keys"]
+            return cls(
+                name=RelativeName.parse(values["name"], parts=1),
+                step=step_of(values["step"]),
+                epoch=number_of(values["epoch"], least=0.0),
+                max_steps=sys.maxsize if values["max_steps"] == sys.maxsize else step_of(values["max_steps"]),
+                num_tokens=step_of(values["num_tokens"]),
+                parts=tuple(RelativeName.parse(part) for part in items_of(values["parts"])),
+                ignore_keys=None if keys is None else tuple(map(_text, items_of(keys))),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"it is not a request for an evaluation: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +122,34 @@ class Result:
         except FileNotFoundError:
             return None
         try:
-            events = tuple((str(kind), dict(logged)) for kind, logged in values["events"])
-            metrics = dict(values["metrics"])
+            events = tuple((str(kind), _mapping(logged)) for kind, logged in values["events"])
+            metrics = _mapping(values["metrics"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{folder / RESULT_NAME} is not the result of an evaluation: {error!r}") from error
         if any(kind not in (LOG, EVALUATE) for kind, _ in events):
             raise ValueError(f"{folder / RESULT_NAME} is not the result of an evaluation")
         return cls(events=events, metrics=metrics)
+
+
+def items_of(value: object) -> list[Any]:
+    """Returns a list that was read; ValueError if it is none, or too long."""
+    if not isinstance(value, list):
+        raise ValueError(f"a list was expected, not {type(value).__name__}")
+    if len(value) > MAX_ITEMS:
+        raise ValueError(f"a list has {len(value)} items, and at most {MAX_ITEMS} are read")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"text was expected, not {type(value).__name__}")
+    return value
+
+
+def _mapping(value: object) -> JSONObject:
+    if not isinstance(value, dict):
+        raise ValueError(f"an object was expected, not {type(value).__name__}")
+    return value
 
 
 def _listed(value: Any) -> Any:  # metrics come from any library
@@ -140,25 +165,31 @@ class Requests:
     """
 
     def __init__(self, run_folder: str | Path) -> None:
+        self._run_folder = OwnFolder(run_folder)
         self.folder = Path(run_folder) / FOLDER
 
     def place(self, name: str) -> Path:
         """Returns the directory of a request."""
-        return self.folder / name
+        return self._run_folder.path(_name(name))
+
+    def weights(self, name: str, part: str) -> Path:
+        """Returns the directory of weights of a request; ValueError if the part leads out of it."""
+        return self._run_folder.path(_name(name, part))
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
     def open(self, *, is_fresh: bool) -> None:
-        """Begins to take results; a fresh run deletes the files of an earlier run."""
+        """Begins to take results; a fresh run deletes the files of an earlier run. OSError if the folder is a link."""
         if is_fresh:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
+            self._remove()
+        self._run_folder.root.mkdir(parents=True, exist_ok=True)
+        self._run_folder.make_folder(_name())
         write_text(self.folder / OPEN_NAME, json.dumps({"pid": os.getpid()}))
 
     def close(self) -> None:
         """Takes no further result; an empty directory is removed."""
+        self._remove(OPEN_NAME)
         with suppress(OSError):
-            (self.folder / OPEN_NAME).unlink(missing_ok=True)
             self.folder.rmdir()
 
     @staticmethod
@@ -168,10 +199,8 @@ class Requests:
 
     def begin(self, name: str) -> Path:
         """Makes the directory of a request, for its weights."""
-        place = self.place(name)
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-        return place
+        self._remove(name)
+        return self._run_folder.make_folder(_name(name))
 
     def submit(self, request: Request) -> None:
         """Completes a request once its weights are written."""
@@ -179,20 +208,23 @@ class Requests:
 
     def drop_weights(self, request: Request) -> None:
         """Deletes weights and random states; request and result stay, for a resume from an older checkpoint."""
-        place = self.place(request.name)
-        for part in request.parts:
-            shutil.rmtree(place / part, ignore_errors=True)
-        (place / STATES_NAME).unlink(missing_ok=True)
+        for part in (*request.parts, STATES_NAME):
+            self._remove(request.name, part)
 
     def drop(self, name: str) -> None:
         """Deletes a request with all that belongs to it."""
-        shutil.rmtree(self.place(name), ignore_errors=True)
+        self._remove(name)
 
     def drop_others(self, names: set[str]) -> None:
         """Deletes requests without a result that a resumed run does not know: it makes their steps again."""
-        for place in self._places():
-            if place.name not in names and not (place / RESULT_NAME).is_file():
-                shutil.rmtree(place, ignore_errors=True)
+        for name in self._names():
+            if name not in names and not (self.place(name) / RESULT_NAME).is_file():
+                self._remove(name)
+
+    def _remove(self, *names: str) -> None:
+        """Removes what has a name below the directory of requests, or that directory; what cannot be removed stays."""
+        with suppress(OSError):
+            self._run_folder.remove(_name(*names))
 
     # -- whoever evaluates ---------------------------------------------------------------------------------------------
 
@@ -211,11 +243,18 @@ class Requests:
 
     def waiting(self) -> list[Request]:
         """Returns the complete requests without a result, earlier steps first."""
-        names = [place.name for place in self._places() if not (place / RESULT_NAME).is_file()]
+        names = [name for name in self._names() if not (self.place(name) / RESULT_NAME).is_file()]
         found = [request for name in names if (request := self.read(name)) is not None]
         return sorted(found, key=lambda request: request.step)
 
-    def _places(self) -> list[Path]:
-        with suppress(OSError):
-            return [place for place in self.folder.iterdir() if place.name.startswith("step-") and place.is_dir()]
-        return []
+    def _names(self) -> list[RelativeName]:
+        """Returns the names of the requests, complete or not."""
+        if not self._run_folder.is_folder(_name()):
+            return []
+        names = OwnFolder(self.folder).names()
+        return [name for name in names if name.startswith("step-") and self._run_folder.is_folder(_name(name))]
+
+
+def _name(*names: str) -> RelativeName:
+    """Returns a name below the directory of a run; ValueError if a part leads out of that of the requests."""
+    return RelativeName.parse("/".join((FOLDER, *names)))

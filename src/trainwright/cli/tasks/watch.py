@@ -113,9 +113,10 @@ class Watcher:
         events: list[tuple[str, dict[str, Any]]] = []
         metrics: dict[str, Any] = {}
         for prefix in request.parts:
-            if not (place / prefix).is_dir():
+            weights = self._requests.weights(request.name, prefix)
+            if not weights.is_dir():
                 return None
-            found = {f"{prefix}_{name}": value for name, value in self._evaluate(place / prefix).items()}
+            found = {f"{prefix}_{name}": value for name, value in self._evaluate(weights).items()}
             found["epoch"] = request.epoch
             events += [(LOG, found), (EVALUATE, found)]
             metrics |= found

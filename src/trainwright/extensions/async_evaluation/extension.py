@@ -19,11 +19,11 @@ from trainwright._types import JSONObject, StateDict, counted
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.engine.base import Engine
-from trainwright.errors import ArgumentError, ProcessFailedError
+from trainwright.errors import ArgumentError, CheckpointError, ProcessFailedError
 from trainwright.extensions.async_evaluation.evaluators import Evaluator
 from trainwright.loop.extension import Extension, Run
 from trainwright.state.progress import EVALUATION
-from trainwright.support.evaluation_requests import LOG, MAIN_PART, STATES_NAME, Request, Requests, Result
+from trainwright.support.evaluation_requests import LOG, MAIN_PART, STATES_NAME, Request, Requests, Result, items_of
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +103,14 @@ class AsyncEvaluation(Extension):
         self._evaluator.start()
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Takes over the evaluations that were open in a checkpoint."""
-        self._owed = [Request.from_dict(values) for values in state.get("open", ())]
+        """Takes over the evaluations that were open in a checkpoint; CheckpointError if it says something else."""
+        try:
+            self._owed = [Request.from_dict(values) for values in items_of(state.get("open", []))]
+        except (AttributeError, ValueError) as error:
+            raise CheckpointError(
+                f"The open evaluations of the checkpoint cannot be read: {error}. Resume from another checkpoint, or "
+                "with eval_async=False."
+            ) from error
 
     def begin(self, run: Run) -> None:
         """Waits until evaluations can be made, and makes up the open ones in a checkpoint.
@@ -132,7 +138,10 @@ class AsyncEvaluation(Extension):
     def _begin(self, *, is_fresh: bool) -> str | None:
         """Opens the directory of requests, and submits the open ones in a checkpoint; in the main process."""
         assert self._evaluator is not None
-        self._requests.open(is_fresh=is_fresh)
+        try:
+            self._requests.open(is_fresh=is_fresh)
+        except OSError as error:
+            return f"{self._requests.folder} cannot be written to: {error}"
         self._requests.drop_others(set(self._open))
         problem = self._evaluator.find_problem()
         for name, request in self._open.items() if problem is None else ():
@@ -237,10 +246,11 @@ class AsyncEvaluation(Extension):
 
         def write() -> None:
             place = self._requests.begin(name) if is_first else self._requests.place(name)
+            weights = str(self._requests.weights(name, prefix))
             if whole is None:
-                hooks._save(str(place / prefix))
+                hooks._save(weights)
             else:
-                hooks._save(str(place / prefix), state_dict=dict(whole))
+                hooks._save(weights, state_dict=dict(whole))
             if is_first:
                 rng.save(place / STATES_NAME, rng.capture())
 
