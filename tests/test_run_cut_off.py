@@ -18,8 +18,11 @@ import pytest
 import torch
 
 from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback, get_last_checkpoint
+from trainwright.journal.record import read
 
 from ._support.small import Augmented, StopAt, data, differing, make_trainer, models, sign_again, weights, without_clock
+
+CLOCKS = ("_runtime", "_per_second")
 
 
 def log_of(trainer: Any) -> list[dict[str, Any]]:
@@ -71,7 +74,7 @@ def interrupted_evaluation(at: int) -> type[Trainer]:
 
 def evaluated(folder: Path, cls: type[Trainer] = Trainer, **settings: Any) -> Any:
     parts = {"train_dataset": Augmented(data.vectors(26)), "eval_dataset": Augmented(data.vectors(50)[26:])}
-    return make_trainer(folder, cls=cls, **parts, learning_rate=0.05, **settings)
+    return make_trainer(folder, cls=cls, **{**parts, "learning_rate": 0.05, **settings})
 
 
 @pytest.mark.parametrize("name", EVALUATED)
@@ -96,6 +99,190 @@ def test_one_at_the_very_end_too(tmp_path: Path) -> None:
     whole = evaluated(tmp_path / "whole", **settings)
     whole.train()
     signalled(evaluated(tmp_path / "cut", interrupted_evaluation(14), **settings))
+    again = evaluated(tmp_path / "cut", **settings)
+    again.train(resume_from_checkpoint=True)
+    assert log_of(again) == log_of(whole)
+
+
+class Broken(Exception):
+    pass
+
+
+# An evaluation of several parts: what makes them, and the number of predictions of each.
+PARTS: dict[str, tuple[dict[str, Any], int]] = {
+    "average": ({"average": "ema"}, 2),
+    "sets": ({"eval_dataset": {name: Augmented(data.vectors(50)[26:]) for name in "abc"}}, 3),
+    "sets and average": (
+        {"average": "ema", "eval_dataset": {name: Augmented(data.vectors(50)[26:]) for name in "ab"}},
+        4,
+    ),
+}
+
+
+class Heard(TrainerCallback):
+    """Notes all evaluations, as the callbacks of the runs of one directory hear of them."""
+
+    def __init__(self, heard: list[tuple[int, str]]) -> None:
+        self.heard = heard
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        self.heard.append((state.global_step, next(iter(metrics))))
+
+
+def cut_in_part(at: int, part: int, error: BaseException | None = None, base: type[Trainer] = Trainer) -> type[Trainer]:
+    """Returns a trainer that a signal or an error ends in a part of the evaluation of a step."""
+
+    class Cut(base):  # type: ignore[misc, valid-type]
+        parts = 0
+
+        def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+            self.parts += self.state.global_step == at
+            return super().evaluation_loop(*args, **kwargs)
+
+        def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+            if self.parts > part:
+                if error is not None:
+                    raise error
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().prediction_step(*args, **kwargs)
+
+    return Cut
+
+
+@pytest.mark.parametrize("name", ["by-epoch", "best", "best-by-steps"])
+@pytest.mark.parametrize(("kind", "part"), [(kind, part) for kind, (_, num) in PARTS.items() for part in range(num)])
+def test_an_evaluation_is_done_when_all_its_parts_are(kind: str, part: int, name: str, tmp_path: Path) -> None:
+    """Records, best checkpoint and what callbacks hear are those of the run that was not interrupted."""
+    metric = {"metric_for_best_model": "loss" if "sets" not in kind else "b_loss", "greater_is_better": False}
+    settings = EVALUATED[name] | PARTS[kind][0] | (metric if "best" in name else {})
+    told: dict[str, list[tuple[int, str]]] = {"whole": [], "cut": []}
+
+    def made(folder: str, cls: type[Trainer] = Trainer) -> Any:
+        return evaluated(tmp_path / folder, cls, **{**settings, "callbacks": [Heard(told[folder])]})
+
+    whole = made("whole")
+    whole.train()
+    at = 7 if name == "by-epoch" else 6
+    signalled(made("cut", cut_in_part(at, part)))
+    again = made("cut")
+    again.train(resume_from_checkpoint=True)
+    assert log_of(again) == log_of(whole)
+    assert told["cut"] == told["whole"]
+    assert differing(weights(again.model), weights(whole.model)) == {}
+    assert set(steps(tmp_path / "whole")) <= set(steps(tmp_path / "cut"))
+    assert again.state.best_metric == whole.state.best_metric
+    assert again.state.best_global_step == whole.state.best_global_step
+    journals = [read(tmp_path / folder).values for folder in ("whole", "cut")]
+    evaluations = [name for name in journals[0] if name.startswith("eval_") and not name.endswith(CLOCKS)]
+    assert evaluations
+    assert all(journals[1][name] == journals[0][name] for name in evaluations)
+
+
+def test_an_error_in_a_later_part_loses_no_part_either(tmp_path: Path) -> None:
+    settings = EVALUATED["best-by-steps"] | PARTS["average"][0] | {"save_on_exception": True}
+    whole = evaluated(tmp_path / "whole", **settings)
+    whole.train()
+    with pytest.raises(Broken):
+        evaluated(tmp_path / "cut", cut_in_part(6, 1, Broken()), **settings).train()
+    again = evaluated(tmp_path / "cut", **settings)
+    again.train(resume_from_checkpoint=True)
+    assert log_of(again) == log_of(whole)
+    assert again.state.best_global_step == whole.state.best_global_step
+
+
+def test_patience_that_ran_out_in_the_first_part_ends_the_resumed_run(tmp_path: Path) -> None:
+    """Its callback heard of that part in the run before, and is not notified again."""
+    settings = {**EVALUATED["best-by-steps"], "greater_is_better": True, "average": "ema"}
+
+    def impatient(folder: str, cls: type[Trainer] = Trainer) -> Any:
+        return evaluated(tmp_path / folder, cls, callbacks=[StopsInEvaluation(6)], **settings)
+
+    whole = impatient("whole")
+    whole.train()
+    assert whole.state.global_step == 6
+    signalled(impatient("cut", cut_in_part(6, 1)))
+    again = impatient("cut")
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 6
+    assert log_of(again) == log_of(whole)
+    longer = impatient("cut")
+    longer.args.num_train_epochs += 1
+    longer.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-3"))
+    assert longer.state.global_step == 6
+
+
+class StopsInEvaluation(TrainerCallback):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        if state.global_step == self.at and "eval_loss" in metrics:
+            control.should_training_stop = True
+
+
+def test_more_steps_go_on_after_an_evaluation_that_was_cut_off_at_the_end(tmp_path: Path) -> None:
+    """The last step had set the flag to stop, not a part of the evaluation."""
+    settings = EVALUATED["by-epoch"] | PARTS["average"][0] | {"lr_scheduler_type": "constant"}
+    signalled(evaluated(tmp_path, cut_in_part(14, 1), **settings))
+    again = evaluated(tmp_path, **settings, num_train_epochs=3)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 21
+
+
+class EvaluatesAnother(TrainerCallback):
+    """Evaluates further sets when it hears of an evaluation."""
+
+    trainer: Any = None
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+        if "eval_loss" in metrics:
+            for name in "xy":
+                self.trainer.evaluate(Augmented(data.vectors(40)[26:]), metric_key_prefix=f"eval_{name}")
+
+
+class EvaluatesTwice(Trainer):
+    """Has a second set of its own."""
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        found = super().evaluate(*args, **kwargs)
+        prefix = kwargs.get("metric_key_prefix", "eval")
+        return found | super().evaluate(Augmented(data.vectors(40)[26:]), metric_key_prefix=f"{prefix}_own")
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("kind", ["callback", "subclass"])
+def test_parts_of_callbacks_and_subclasses_are_parts_too(kind: str, part: int, tmp_path: Path) -> None:
+    settings = EVALUATED["best-by-steps"] | PARTS["average"][0]
+
+    base = EvaluatesTwice if kind == "subclass" else Trainer
+
+    def made(folder: str, cls: type[Trainer] = base) -> Any:
+        if kind == "subclass":
+            return evaluated(tmp_path / folder, cls, **settings)
+        callback = EvaluatesAnother()
+        callback.trainer = evaluated(tmp_path / folder, cls, callbacks=[callback], **settings)
+        return callback.trainer
+
+    whole = made("whole")
+    whole.train()
+    signalled(made("cut", cut_in_part(6, part, base=base)))
+    again = made("cut")
+    again.train(resume_from_checkpoint=True)
+    assert log_of(again) == log_of(whole)
+    assert again.state.best_global_step == whole.state.best_global_step
+
+
+@pytest.mark.parametrize("evaluation", [3, [], {"logged": "x", "told": 3, "flags": 3}, {"told": [[], "a", None]}])
+def test_a_record_with_other_parts_is_not_believed(evaluation: Any, tmp_path: Path) -> None:
+    settings = EVALUATED["by-steps"]
+    whole = evaluated(tmp_path / "whole", **settings)
+    whole.train()
+    signalled(evaluated(tmp_path / "cut", interrupted_evaluation(6), **settings))
+    path = tmp_path / "cut" / "checkpoint-6" / "trainer_state.json"
+    record = json.loads(path.read_text())
+    record["stateful_callbacks"]["TrainerControl"]["attributes"]["evaluation"] = evaluation
+    path.write_text(json.dumps(record))
+    sign_again(path.parent)
     again = evaluated(tmp_path / "cut", **settings)
     again.train(resume_from_checkpoint=True)
     assert log_of(again) == log_of(whole)
@@ -174,10 +361,6 @@ def test_a_signal_while_a_save_is_written_in_the_background(
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
-
-
-class Broken(Exception):
-    pass
 
 
 class BreaksInTraining(Trainer):

@@ -1833,9 +1833,10 @@ class Trainer:
         run = self._trainwright.run
         evaluate = functools.partial(self.evaluate, None, ignore_keys_for_eval)
         try:
-            metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
-            if run.extensions.evaluated:
-                metrics = {**metrics, **run.extensions.evaluated_beside(run, evaluate)}
+            with run.progress.evaluating_all_parts():
+                metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+                if run.extensions.evaluated:
+                    metrics = {**metrics, **run.extensions.evaluated_beside(run, evaluate)}
         except RuntimeError as error:
             if not self._trainwright.services.engine.is_out_of_memory(error):
                 raise
@@ -1907,14 +1908,20 @@ class Trainer:
                 chosen = name if eval_dataset is None else part
                 results |= self.evaluate(chosen, ignore_keys, metric_key_prefix=f"{metric_key_prefix}_{name}")
             return results
+        progress = self._trainwright.run.progress
+        number = progress.evaluation.begin_part()
         with self._memory_tracker.measuring("eval"):
             dataloader = self.get_eval_dataloader(eval_dataset)
             loss_only = True if self.compute_metrics is None else None
             metrics: Any = Trainer._timed_loop(
                 self, dataloader, "Evaluation", loss_only, ignore_keys, metric_key_prefix
             ).metrics
-            self.log(metrics)
-            self.callback_handler.fire("on_evaluate", self._trainwright.run.progress, metrics=metrics)
+            with progress.evaluation.logging(number) as is_new:
+                if is_new:
+                    self.log(metrics)
+            with progress.evaluation.telling(number) as is_new:
+                if is_new:
+                    self.callback_handler.fire("on_evaluate", progress, metrics=metrics)
         self._memory_tracker.stop_and_update_metrics(metrics, stage="eval")
         return metrics  # type: ignore[no-any-return]
 

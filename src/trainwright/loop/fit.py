@@ -277,5 +277,6 @@ def run_pending_evaluation(run: Run, hooks: TrainHooks) -> None:
     hooks._load_rng_state(run.start.checkpoint)  # an evaluation may draw from the states after the last step
     run.progress.control.should_evaluate = True
     run.progress.control.should_save = run.start.owes_save
+    run.progress.evaluation.load(run.start.evaluated_parts, run.progress.control)
     after_step(run, hooks, Update(), epoch=run.start.epoch)
     run.progress.interrupts.passes()

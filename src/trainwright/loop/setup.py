@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainwright._types import JSONObject
 from trainwright.config.behaviour import OURS, Behaviour
 from trainwright.loop.retry import SmallerMicroBatches
 from trainwright.support.hooks import BatchSource, Events, LoopEngine, RandomStates
@@ -29,6 +30,8 @@ class Start:
     # The evaluation after the last step was interrupted; it is done first.
     owes_evaluation: bool = False
     owes_save: bool = False  # the save after that evaluation was interrupted too
+    # Parts of that evaluation that were reported before, in the form of `EvaluationParts.state`.
+    evaluated_parts: JSONObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -239,6 +239,10 @@ class Checkpointer:
             state.best_model_checkpoint = str(store.path(best))
         if self.args.should_save:
             state.stateful_callbacks = collect_states(stateful(hooks.callback_handler, run.progress.control))
+            parts = run.progress.evaluation.state(run.progress.control)
+            if parts is not None:
+                control = state.stateful_callbacks.setdefault("TrainerControl", {"args": {}, "attributes": {}})
+                control["attributes"]["evaluation"] = parts
             state.save_to_json(folder / TRAINER_STATE_NAME)
 
     def write_extensions(self, run: Run, folder: Path) -> None:

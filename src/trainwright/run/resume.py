@@ -7,12 +7,12 @@ import json
 import logging
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright._types import DatasetLike, counted, is_url
+from trainwright._types import DatasetLike, JSONObject, counted, is_url
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.behaviour import behaviour_of
@@ -262,6 +262,8 @@ class PendingActions:
 
     evaluates: bool = False  # the evaluation after its last step
     saves: bool = False  # the save that was to follow that evaluation
+    # Parts of that evaluation that were reported, in the form of `EvaluationParts.state`.
+    parts: JSONObject = field(default_factory=dict)
 
 
 def pending_actions(checkpoint: Checkpoint | None) -> PendingActions:
@@ -271,13 +273,20 @@ def pending_actions(checkpoint: Checkpoint | None) -> PendingActions:
     states = checkpoint.state.stateful_callbacks
 
     def said(name: str, part: str, value: str) -> bool:
-        entry = states.get(name)
-        inner = entry.get(part) if isinstance(entry, dict) else None
-        return isinstance(inner, dict) and inner.get(value) is True
+        return _entry(states, name, part).get(value) is True
 
     by_clock = said("TimeLimits", "attributes", "owes_evaluation")
-    evaluates = by_clock or said("TrainerControl", "args", "should_evaluate")
-    return PendingActions(evaluates, evaluates and (by_clock or said("TrainerControl", "args", "should_save")))
+    parts = _entry(states, "TrainerControl", "attributes").get("evaluation")
+    evaluates = by_clock or isinstance(parts, dict) or said("TrainerControl", "args", "should_evaluate")
+    saves = evaluates and (by_clock or said("TrainerControl", "args", "should_save"))
+    return PendingActions(evaluates, saves, parts if isinstance(parts, dict) else {})
+
+
+def _entry(states: JSONObject, name: str, part: str) -> JSONObject:
+    """Returns a part of the state of a callback; empty if there is none."""
+    entry = states.get(name)
+    inner = entry.get(part) if isinstance(entry, dict) else None
+    return inner if isinstance(inner, dict) else {}
 
 
 def restore_callbacks(states: dict[str, Any], callbacks: Sequence[Any], *, with_settings: bool) -> None:

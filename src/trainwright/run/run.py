@@ -334,6 +334,7 @@ class Run:
             checkpoint=None if checkpoint is None else str(checkpoint),
             owes_evaluation=self.pending_actions.evaluates,
             owes_save=self.pending_actions.saves,
+            evaluated_parts=self.pending_actions.parts,
         )
         self.setup = Setup(
             engine=engine,

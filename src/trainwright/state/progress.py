@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from trainwright.state.evaluation_parts import EvaluationParts
 from trainwright.state.interrupts import Interrupts
 from trainwright.state.meter import LossMeter
 from trainwright.state.recorded_metrics import RecordedMetrics
@@ -71,6 +72,7 @@ class Progress:
         self.recorded = RecordedMetrics()  # numbers of `Trainer.record` since the last log; an evaluation has its own
         self.is_apart = False  # what is computed now does not count as training: an evaluation, or a trial of the loss
         self._collect: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self.evaluation = EvaluationParts()  # of the evaluation under way
         self.interrupts = Interrupts()
         self.clock = Clock()  # seconds by phase
         self.total_loss = 0.0  # sum of the losses already read back in this `train()`
@@ -194,6 +196,17 @@ class Progress:
             yield
         finally:
             self.recorded, self.is_apart = before
+
+    @contextmanager
+    def evaluating_all_parts(self) -> Iterator[None]:
+        """Context of an evaluation with all its parts: it stays due until the context ends without an error."""
+        self.evaluation.open(self.control)
+        try:
+            yield
+        except BaseException:
+            self.control.should_evaluate = True  # `on_evaluate` of the first part has cleared it
+            raise
+        self.evaluation.close()
 
     def recorded_state(self, *, keeps: bool) -> dict[str, Any]:
         """Returns the numbers recorded since the last log, for a checkpoint; all processes call it, after `settle`.
