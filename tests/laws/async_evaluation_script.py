@@ -1,5 +1,9 @@
-"""Runs that evaluate beside training: `async_evaluation_script.py FOLDER BACKEND|alone|hang|resume`, for a test."""
+"""Runs that evaluate beside training: `async_evaluation_script.py FOLDER BACKEND|alone|hang|resume`, for a test.
 
+Others are `FOLDER train SETTINGS`, `never starts`, `never evaluates` and `forks and never evaluates`.
+"""
+
+import json
 import os
 import sys
 import time
@@ -27,6 +31,38 @@ class Hangs:
             (FOLDER / "child").write_text(str(os.getpid()))
             time.sleep(1000)
         return errors(prediction)
+
+
+class NeverEvaluates(Hangs):
+    """A metric that never comes, after a child of it was forked or not."""
+
+    def __init__(self, run: int, *, forks: bool) -> None:
+        super().__init__(run)
+        self.forks = forks
+
+    def __call__(self, prediction: Any) -> dict[str, float]:
+        if os.getpid() != self.run and self.forks and os.fork() == 0:
+            time.sleep(1000)
+            os._exit(0)
+        return super().__call__(prediction)
+
+
+class NeverStarts(Hangs):
+    """A metric that is never read in another process."""
+
+    def __reduce__(self) -> Any:
+        return never_read, (self.run,)
+
+
+def never_read(run: int) -> NeverStarts:
+    return NeverStarts(run)(None)  # type: ignore[return-value]
+
+
+def run_alone(**parts: Any) -> None:
+    trainer, _ = make(FOLDER / "beside", eval_async=True, save_async=False, **parts)
+    trainer.train()
+    told = {"evaluations": evaluations(trainer), "best": trainer.state.best_global_step}
+    (FOLDER / "told").write_text(json.dumps(told))
 
 
 def metrics_of(checkpoint: Path) -> dict[str, float]:
@@ -76,6 +112,12 @@ if __name__ == "__main__":
     mode = sys.argv[2]
     if mode == "hang":
         make(FOLDER / "beside", eval_async=True, save_async=False, compute_metrics=Hangs(os.getpid()))[0].train()
+    elif mode == "train":
+        run_alone(**json.loads(sys.argv[3]))
+    elif mode == "never starts":
+        run_alone(compute_metrics=NeverStarts(os.getpid()))
+    elif mode.endswith("never evaluates"):
+        run_alone(compute_metrics=NeverEvaluates(os.getpid(), forks=mode.startswith("forks")))
     elif mode == "resume":
         trainer, _ = make(FOLDER / "beside", eval_async=True)
         trainer.train(resume_from_checkpoint=True)

@@ -103,8 +103,8 @@ class Held(TrainerCallback):
 
     def start(self) -> None: ...
 
-    def find_problem(self) -> str | None:
-        return None
+    def find_problem(self, seconds: float) -> str | None:
+        return ""
 
     def submit(self, request: Request) -> None:
         if request.step in self.lost:

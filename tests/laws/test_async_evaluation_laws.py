@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ def test_a_process_that_dies_is_replaced(
     process = speaker(tmp_path, dies=dies)
     process.start()
     try:
-        assert process.find_problem() is None
+        assert process.find_problem(60) == ""
         if not dies:
             (child,) = children(others)
             child.kill()
@@ -183,7 +183,7 @@ def test_a_process_that_cannot_be_started_is_a_problem_that_is_named(tmp_path: P
     process = speaker(tmp_path, command=str(tmp_path / "nothing"))
     process.start()
     try:
-        assert "cannot be started" in str(process.find_problem())
+        assert "cannot be started" in str(process.find_problem(60))
         ((_, result),) = asked(process, tmp_path, 2)
         assert "cannot be started" in result.missing
     finally:
@@ -514,6 +514,7 @@ def test_a_time_limit_does_not_wait_for_evaluations(held: Held, tmp_path: Path) 
 
 
 SCRIPT = Path(__file__).with_name("async_evaluation_script.py")
+ROOTS = [Path(__file__).parents[2] / "src", Path(__file__).parents[2]]
 ZERO = ["zero 1", "zero 2", "zero 3"]
 
 
@@ -736,6 +737,279 @@ def test_the_command_line_watches_a_run_of_its_own(tmp_path: Path, monkeypatch: 
     beside = read(tmp_path / "run").values
     for name in ("eval_loss", "eval_accuracy"):
         assert beside[name] == plain[name]
+
+
+# -- processes that hold pipes, hang or do not answer ------------------------------------------------------------------
+
+HOLDER = """
+import json, os, subprocess, sys, time
+folder, kind = sys.argv[1:]
+
+def hold():
+    if os.fork() == 0:
+        open(os.path.join(folder, f"holder-{os.getpid()}"), "w").close()
+        time.sleep(1000)
+        os._exit(0)
+    while not any(name.startswith("holder-") for name in os.listdir(folder)):
+        time.sleep(0.01)
+
+if kind == "never ready":
+    hold()
+    time.sleep(1000)
+if kind == "ends at once":
+    hold()
+    os._exit(3)
+if kind == "half a line":
+    hold()
+    os.write(1, b'{"rea')
+    os._exit(3)
+os.write(1, json.dumps({"ready": True}).encode() + b"\\n")
+for line in sys.stdin:
+    hold()
+    if kind == "dies":
+        os.kill(os.getpid(), 9)
+    if kind == "answers at its end":
+        os.write(1, json.dumps({"failed": "x" * 500_000}).encode() + b"\\n")
+        os._exit(0)
+    time.sleep(1000)
+"""
+
+
+def holder(folder: Path, kind: str) -> evaluators.EvaluationProcess:
+    """Returns a process with a child that holds its pipes."""
+    (folder / "scratch").mkdir()
+    words = [sys.executable, "-c", HOLDER, str(folder), kind]
+    return evaluators.EvaluationProcess(words, os.environ, scratch=folder / "scratch", requests=Requests(folder))
+
+
+def held_pids(folder: Path) -> list[int]:
+    return [int(path.name.partition("-")[2]) for path in folder.glob("holder-*")]
+
+
+def is_gone(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ["ends at once", "half a line"])
+def test_the_end_of_a_process_that_starts_is_seen_although_its_child_holds_its_pipes(kind: str, tmp_path: Path) -> None:
+    process = holder(tmp_path, kind)
+    process.start()
+    try:
+        assert "exit code 3 when it was started" in str(process.find_problem(60))
+        until(lambda: all(map(is_gone, held_pids(tmp_path))))
+        assert len(held_pids(tmp_path)) == 1
+    finally:
+        process.stop()
+
+
+@pytest.mark.process
+def test_the_end_of_a_process_that_evaluates_is_seen_although_its_child_holds_its_pipes(tmp_path: Path) -> None:
+    process = holder(tmp_path, "dies")
+    process.start()
+    try:
+        assert process.find_problem(60) == ""
+        [(_, result)] = asked(process, tmp_path, 2)
+        assert "SIGKILL, 2 times" in result.missing
+        until(lambda: all(map(is_gone, held_pids(tmp_path))))
+        assert len(held_pids(tmp_path)) == 2, "one of each attempt"
+    finally:
+        process.stop()
+
+
+@pytest.mark.process
+def test_what_a_process_answers_before_its_end_is_read_to_its_end(tmp_path: Path) -> None:
+    process = holder(tmp_path, "answers at its end")
+    process.start()
+    try:
+        [(_, result)] = asked(process, tmp_path, 2)
+        assert result.error == "x" * 500_000
+    finally:
+        process.stop()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "SIGSTOP"])
+@pytest.mark.parametrize("kind", ["never ready", "never done"])
+def test_the_end_of_a_run_ends_the_process_and_its_children(kind: str, is_stopped: bool, tmp_path: Path) -> None:
+    process = holder(tmp_path, kind)
+    process.start()
+    if kind == "never done":
+        process.submit(Request(name="step-2", step=2, epoch=0.0, max_steps=8))
+    until(lambda: held_pids(tmp_path) != [])
+    [held_pid] = held_pids(tmp_path)
+    if is_stopped:
+        os.kill(os.getpgid(held_pid), signal.SIGSTOP)
+    if kind == "never ready":
+        assert process.find_problem(0.01) is None, "it is asked again, after a look at signals"
+    ends = threading.Thread(target=process.stop, daemon=True)
+    ends.start()
+    ends.join(60)
+    assert not ends.is_alive()
+    until(lambda: is_gone(held_pid))
+    assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.process
+def test_a_process_that_never_starts_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluators, "START_LIMIT_S", 0.5)
+    process = holder(tmp_path, "never ready")
+    process.start()
+    try:
+        assert "has not read the trainer after 0.5 s" in str(process.find_problem(60))
+    finally:
+        process.stop()
+    until(lambda: all(map(is_gone, held_pids(tmp_path))))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), RuntimeError("odd")], ids=repr)
+def test_what_ends_the_thread_is_told(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = speaker(tmp_path)
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "_begin", fails)
+        process.start()
+        assert type(error).__name__ in str(process.find_problem(60))
+    monkeypatch.setattr(process, "_evaluated", fails)
+    try:
+        for step in (2, 4):
+            [(_, result)] = asked(process, tmp_path, step)
+            assert type(error).__name__ in result.missing
+    finally:
+        process.stop()
+
+
+WHOLE = [
+    {"dataloader_num_workers": 1},
+    {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
+]
+
+
+@contextlib.contextmanager
+def victim(folder: Path, mode: str, **settings: Any) -> Iterator[subprocess.Popen[Any]]:
+    """Starts a run of `async_evaluation_script.py`; in the end all that it started is gone."""
+    environment = {**os.environ, "TMPDIR": str(folder / "tmp"), "PYTHONPATH": os.pathsep.join(map(str, ROOTS))}
+    (folder / "tmp").mkdir(exist_ok=True)
+    with (folder / "log").open("ab") as log:
+        one = subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(folder), mode, json.dumps(settings)],
+            env=environment,
+            cwd=ROOTS[1],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    started: dict[int, psutil.Process] = {}
+
+    def look() -> None:
+        with contextlib.suppress(psutil.Error):
+            started.update({child.pid: child for child in psutil.Process(one.pid).children(recursive=True)})
+
+    one.look = look  # type: ignore[attr-defined]
+    one.started = started  # type: ignore[attr-defined]
+    try:
+        yield one
+    finally:
+        look()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(one.pid, signal.SIGKILL)
+        for child in started.values():
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        one.wait(30)
+
+
+def scratch_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "tmp").glob("trainwright-evaluation-*"))
+
+
+def nothing_left(one: Any, folder: Path) -> bool:
+    return all(is_gone(pid) for pid in one.started) and scratch_of(folder) == []
+
+
+@pytest.mark.slow  # new interpreters
+@pytest.mark.process
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("settings", WHOLE, ids=["one", "persistent"])
+def test_workers_of_the_dataloader_evaluate_too(settings: dict[str, Any], tmp_path: Path) -> None:
+    plain, _ = blocking(tmp_path / "plain")
+    with victim(tmp_path, "train", **settings) as one:
+        until(lambda: (one.look(), one.poll() is not None)[1], 150)  # type: ignore[attr-defined]
+        assert one.returncode == 0, (tmp_path / "log").read_text()[-3000:]
+        told = json.loads((tmp_path / "told").read_text())
+        assert told["evaluations"] == evaluations(plain)
+        assert told["best"] == plain.state.best_global_step
+        until(lambda: nothing_left(one, tmp_path))
+
+
+@pytest.mark.slow  # new interpreters
+@pytest.mark.process
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [
+        ("never starts", signal.SIGTERM),
+        ("never starts", signal.SIGKILL),
+        ("forks and never evaluates", signal.SIGTERM),
+        ("forks and never evaluates", signal.SIGINT),
+        ("forks and never evaluates", signal.SIGKILL),
+    ],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_signal_ends_the_run_and_the_process_in_each_of_its_phases(
+    mode: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    with victim(tmp_path, mode) as one:
+        until(lambda: (tmp_path / "child").exists() or one.poll() is not None, 120)
+        one.look()  # type: ignore[attr-defined]
+        assert one.started, (tmp_path / "log").read_text()[-3000:]  # type: ignore[attr-defined]
+        os.kill(one.pid, number)
+        until(lambda: one.poll() is not None, 60)
+        code = {signal.SIGTERM: 143, signal.SIGINT: 1, signal.SIGKILL: -9}[number]
+        assert one.returncode in (code, -number), (tmp_path / "log").read_text()[-3000:]
+        until(lambda: nothing_left(one, tmp_path), 30)
+
+
+@pytest.mark.slow  # new interpreters
+@pytest.mark.process
+@pytest.mark.timeout(200)
+def test_copies_of_a_run_that_was_killed_with_its_process_are_swept_by_the_next(tmp_path: Path) -> None:
+    with victim(tmp_path, "never evaluates") as one:
+        until(lambda: (tmp_path / "child").exists() or one.poll() is not None, 120)
+        one.look()  # type: ignore[attr-defined]
+        child = int((tmp_path / "child").read_text())
+        os.kill(child, signal.SIGSTOP)  # so that it cannot tidy up
+        os.kill(one.pid, signal.SIGKILL)
+        one.wait(30)
+        os.kill(child, signal.SIGKILL)
+        until(lambda: is_gone(child))
+    assert len(scratch_of(tmp_path)) == 1
+    with victim(tmp_path, "train") as one:
+        until(lambda: (one.look(), one.poll() is not None)[1], 150)  # type: ignore[attr-defined]
+        assert one.returncode == 0, (tmp_path / "log").read_text()[-3000:]
+    assert scratch_of(tmp_path) == []
+
+
+@pytest.mark.slow  # new interpreters
+@pytest.mark.process
+@pytest.mark.timeout(200)
+def test_the_process_imports_nothing_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("typer", "xxhash", "torch", "json", "trainwright", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r})")
+    monkeypatch.chdir(tmp_path)
+    trainer, heard = make(tmp_path / "run", eval_async=True, max_steps=2)
+    trainer.train()
+    assert not (tmp_path / "imported").exists()
+    assert len(heard.evaluations) == 1
 
 
 # -- hostile files ----------------------------------------------------------------------------------------------------

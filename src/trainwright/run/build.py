@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -54,6 +53,7 @@ from trainwright.support.hooks import Events, has_hook, is_overridden
 from trainwright.support.host import in_notebook
 from trainwright.support.loss_normalization import LabelSmoother, LossRule
 from trainwright.support.replaced import current
+from trainwright.support.scratch import make_scratch_folder
 from trainwright.support.signatures import POSITIONAL, read_parameters
 
 if TYPE_CHECKING:
@@ -357,7 +357,7 @@ def evaluation_process(freeze: Callable[[Path], None], requests: Requests, *, de
     """Returns the process that evaluates for a run, to be started; arguments as for `evaluation_beside`."""
     from trainwright.extensions.async_evaluation.evaluators import EvaluationProcess
 
-    scratch = Path(tempfile.mkdtemp(prefix="trainwright-evaluation-"))  # readable by this user alone
+    scratch = make_scratch_folder("evaluation")
     path = scratch / "trainer.pt"
     try:
         freeze(path)
@@ -366,7 +366,8 @@ def evaluation_process(freeze: Callable[[Path], None], requests: Requests, *, de
         raise
     environment = without_launcher(os.environ) | device_variables(device)
     environment["PYTHONPATH"] = os.pathsep.join(place or os.getcwd() for place in sys.path)
-    command = [sys.executable, "-m", "trainwright.run.evaluation_process", str(path)]
+    # -P: what lies in the working directory is not imported, unless this process does so too.
+    command = [sys.executable, "-P", "-m", "trainwright.run.evaluation_process", str(path), str(os.getpid())]
     return EvaluationProcess(command, environment, scratch=scratch, requests=requests)
 
 

@@ -1,6 +1,6 @@
 """The process that evaluates for a run: it reads the trainer of the run, and carries out the run's requests.
 
-`python -m trainwright.run.evaluation_process FILE` reads a trainer from FILE, which its parent has written
+`python -m trainwright.run.evaluation_process FILE PID` reads a trainer from FILE, which its parent PID has written
 (`frozen.py`), and evaluates the requests that are named on its standard input (`extensions/async_evaluation`). It is
 the trainer of the run without optimizer and training data: hooks, metrics and data are the user's, and it computes as
 the run does.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import select
 import shutil
 import signal
 import sys
@@ -45,6 +46,8 @@ from trainwright.support.evaluation_requests import (
 AnyTrainer = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
 IGNORED_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # they are the run's, which ends this process
+
+LOOKS_EVERY_S = 1.0  # whether the run is still there
 
 
 class EventRecorder(TrainerCallback):
@@ -138,41 +141,84 @@ def opened(path: Path) -> Iterator[RequestedEvaluation]:
         yield RequestedEvaluation(trainer, Requests(values["folder"]))
 
 
+class Pipes:
+    """Standard input and output of this process, which only it has: its children get others, and so do prints."""
+
+    def __init__(self) -> None:
+        self._open = [os.dup(0), os.dup(1)]
+        self._requests, self._answers = self._open
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)  # a child that is forked closes its standard input, which no thread may be reading
+        os.close(nothing)
+        os.dup2(2, 1)  # prints of the user's code are no answers
+        os.register_at_fork(after_in_child=self._close)
+
+    def _close(self) -> None:
+        while self._open:  # empty in the children of children
+            os.close(self._open.pop())
+
+    def names(self, parent: int) -> Iterator[str]:
+        """Yields the names of requests, until the run ends; a child of the run may have its end of the pipe."""
+        poll = select.poll()
+        poll.register(self._requests, select.POLLIN)
+        unread = b""
+        while os.getppid() == parent:
+            if not poll.poll(1000 * LOOKS_EVERY_S):
+                continue
+            piece = os.read(self._requests, 1 << 16)
+            if not piece:
+                return
+            *lines, unread = (unread + piece).split(b"\n")
+            yield from (line.decode() for line in lines)
+
+    def answer(self, **values: object) -> None:
+        """Writes an answer."""
+        line = f"{json.dumps(values)}\n".encode()
+        while line:
+            line = line[os.write(self._answers, line) :]
+
+
+def end_group() -> None:
+    """Ends this process, with the processes that it started if it leads their group."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
 def main() -> None:
-    """Evaluates until standard input ends, which it does with the run."""
+    """Evaluates until standard input ends, or the run does: `evaluation_process FILE PROCESS_OF_THE_RUN`."""
     path = Path(sys.argv[1])
+    parent = int(sys.argv[2])
     for name in IGNORED_SIGNALS:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # prints of the user's code are no answers
+    pipes = Pipes()
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
-        for line in sys.stdin:
-            names.put(line.strip())
-        shutil.rmtree(path.parent, ignore_errors=True)  # the run may have been killed
-        os._exit(0)
-
-    def tell(**answer: object) -> None:
-        answers.write(f"{json.dumps(answer)}\n")
+        try:
+            for name in pipes.names(parent):
+                names.put(name)
+        finally:
+            shutil.rmtree(path.parent, ignore_errors=True)  # the run may have been killed
+            end_group()
 
     threading.Thread(target=read, daemon=True).start()
     try:
         with opened(path) as evaluate:
-            tell(ready=True)
+            pipes.answer(ready=True)
             while True:
                 name = names.get()
                 try:
                     evaluate(name)
                 except Exception:
-                    tell(failed=traceback.format_exc())
+                    pipes.answer(failed=traceback.format_exc())
                 else:
-                    tell(done=name)
+                    pipes.answer(done=name)
     except ArgumentError as error:
-        tell(failed=str(error))
+        pipes.answer(failed=str(error))
     except Exception:
-        tell(failed=traceback.format_exc())
+        pipes.answer(failed=traceback.format_exc())
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ prepare_run     record, position, optimizer, extensions
 
 from __future__ import annotations
 
+import logging
+import signal
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -28,11 +30,14 @@ from trainwright.run.current import using_run
 from trainwright.run.internals import Internals
 from trainwright.run.refusal import unchanged_before_training
 from trainwright.run.run import Run
+from trainwright.state.interrupts import Interrupted
 from trainwright.support.hooks import accept_older_signatures, has_hook, is_overridden
 from trainwright.support.optimizer_facts import trained_parameters
 from trainwright.support.replaced import current
 
 AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -84,10 +89,22 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
             for model_ready in run.extensions.model_ready:
                 model_ready(run)
             listening = run.progress.listening(grace_s=value_of(args, "signal_grace_s"))
-            with patched_model(trainer), listening:
+            with patched_model(trainer), listening, leaving_before_first_step(run):
                 yield run.checkpoint
                 services.writer.end()
             run.progress.interrupts.leave()  # a signal that came after all was trained, which is on disk too
+
+
+@contextmanager
+def leaving_before_first_step(run: Run) -> Iterator[None]:
+    """Ends the process as a signal asks that comes while a run waits before its first step."""
+    try:
+        yield
+    except Interrupted:
+        name = signal.Signals(run.progress.interrupts.received or 0).name
+        logger.warning("Interrupted by %s before the first step.", name)
+        run.progress.interrupts.leave()
+        raise
 
 
 def freeze(trainer: AnyTrainer, path: Path, *, folder: str) -> None:

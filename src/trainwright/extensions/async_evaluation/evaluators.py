@@ -5,9 +5,11 @@ A thread speaks to them, so a step reads no file and does not wait.
 
 from __future__ import annotations
 
-import json
 import logging
+import math
+import os
 import queue
+import select
 import shutil
 import signal
 import subprocess
@@ -20,12 +22,15 @@ from pathlib import Path
 from typing import Protocol
 
 from trainwright._types import JSONObject
-from trainwright.support.evaluation_requests import SIGNS, WATCHER_GONE_S, Request, Requests, Result
+from trainwright.support.door import parse_json
+from trainwright.support.evaluation_requests import MAX_BYTES, SIGNS, WATCHER_GONE_S, Request, Requests, Result
 
 logger = logging.getLogger(__name__)
 
 NUM_TRIES = 2  # attempts at an evaluation if its process dies
-LOOKS_EVERY_S = 0.2  # for results of other machines
+LOOKS_EVERY_S = 0.2  # for results of other machines, and for the end of a process
+START_LIMIT_S = 1800.0  # for a process that imports the user's code and reads model and data
+STOP_LIMIT_S = 10.0  # for the end of a process that was killed, and of a thread
 
 
 class Evaluator(Protocol):
@@ -34,8 +39,11 @@ class Evaluator(Protocol):
     def start(self) -> None:
         """Begins, without waiting."""
 
-    def find_problem(self) -> str | None:
-        """Waits until it can evaluate; returns why it never will, None if all is well."""
+    def find_problem(self, seconds: float) -> str | None:
+        """Waits until it can evaluate, with a time limit.
+
+        Returns why it never will, "" if all is well, None if that is not known yet.
+        """
 
     def submit(self, request: Request) -> None:
         """Takes a complete request."""
@@ -87,7 +95,8 @@ class EvaluationProcess:
 
     It reads the names of requests from its standard input, a line each, and answers with JSON lines on its standard
     output: `{"ready": true}` once, then `{"done": name}` or `{"failed": traceback}` for each request. It ends when its
-    standard input does.
+    standard input does. It leads a group of processes (workers of its dataloaders, children of metrics), which are
+    ended with it; its end is seen even if one of them still holds its pipes.
 
     Args:
         command: starts it.
@@ -110,7 +119,8 @@ class EvaluationProcess:
         self._is_ready = threading.Event()
         self._problem: str | None = None
         self._ends = False
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unread = b""  # of its output
         self._lock = threading.Lock()  # a process is not started while the run ends
         self._thread = threading.Thread(target=self._work, name="trainwright-evaluation", daemon=True)
 
@@ -120,10 +130,9 @@ class EvaluationProcess:
         """Starts the process, without waiting."""
         self._thread.start()
 
-    def find_problem(self) -> str | None:
-        """Waits until the process has read the trainer."""
-        self._is_ready.wait()
-        return self._problem
+    def find_problem(self, seconds: float) -> str | None:
+        """Waits until the process has read the trainer, with a time limit."""
+        return (self._problem or "") if self._is_ready.wait(seconds) else None
 
     def submit(self, request: Request) -> None:
         """Takes a complete request."""
@@ -150,13 +159,12 @@ class EvaluationProcess:
 
     def stop(self) -> None:
         """Ends the process and the thread."""
+        self._ends = True
         with self._lock:
-            self._ends = True
-            if self._process is not None:
-                self._process.kill()
+            self._end_group()
         self._waiting.put(None)
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(STOP_LIMIT_S)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     # -- on the thread -------------------------------------------------------------------------------------------------
@@ -164,19 +172,19 @@ class EvaluationProcess:
     def _work(self) -> None:
         try:
             self._problem = self._begin()
-            self._is_ready.set()
-            while (request := self._waiting.get()) is not None and not self._ends:
-                try:
-                    result = self._evaluated(request)
-                except Exception as error:  # the thread must not end: the run waits for its results
-                    result = Result(missing=repr(error))
-                if self._ends:
-                    break
-                self._num_done += 1
-                self._arrivals.put(request.name, result)
-        finally:
-            self._is_ready.set()
-            self._put_away()
+        except BaseException as error:  # whatever it is, the run waits for an answer
+            self._problem = repr(error)
+        self._is_ready.set()
+        while (request := self._waiting.get()) is not None and not self._ends:
+            try:
+                result = self._evaluated(request)
+            except BaseException as error:  # the thread must not end: the run waits for its results
+                result = Result(missing=repr(error))
+            if self._ends:
+                break
+            self._num_done += 1
+            self._arrivals.put(request.name, result)
+        self._put_away()
 
     def _evaluated(self, request: Request) -> Result:
         """Has a request evaluated; if the process dies, in a new one."""
@@ -214,13 +222,16 @@ class EvaluationProcess:
                     env=self._environment,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    encoding="utf-8",
-                    bufsize=1,
+                    bufsize=0,
+                    start_new_session=True,
                 )
             except OSError as error:
                 return f"its process cannot be started: {error}"
-        answer = self._next_answer()
+        answer = self._next_answer(limit_s=START_LIMIT_S)
         if answer is None:
+            if not self._has_ended():
+                self._put_away()
+                return f"its process has not read the trainer after {START_LIMIT_S:g} s"
             return f"its process ended with {self._end_of_process()} when it was started"
         return str(answer["failed"]) if "failed" in answer else None
 
@@ -231,7 +242,15 @@ class EvaluationProcess:
         return self._begin()
 
     def _is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and not self._has_ended()
+
+    def _has_ended(self) -> bool:
+        """Returns whether the process has ended; it stays a zombie, so that its number still names its group."""
+        assert self._process is not None
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # someone else has waited for it
+            return True
 
     def _ask(self, name: str) -> JSONObject | None:
         """Returns the answer to a request; None if the process dies."""
@@ -239,19 +258,34 @@ class EvaluationProcess:
         assert process is not None
         assert process.stdin is not None
         try:
-            process.stdin.write(f"{name}\n")
-            process.stdin.flush()
+            process.stdin.write(f"{name}\n".encode())
         except OSError:
             return None
         return self._next_answer()
 
-    def _next_answer(self) -> JSONObject | None:
+    def _next_answer(self, *, limit_s: float | None = None) -> JSONObject | None:
+        """Returns the next answer; None if the process ends, is stopped, or answers something else.
+
+        An evaluation may take as long as it does, so there is no limit for it but the life of the process.
+        """
         process = self._process
         assert process is not None
         assert process.stdout is not None
-        line = process.stdout.readline()
+        end = math.inf if limit_s is None else time.monotonic() + limit_s
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        while b"\n" not in self._unread and len(self._unread) <= MAX_BYTES and time.monotonic() < end:
+            is_over = self._has_ended() or self._ends  # asked first: what it wrote before its end is read
+            if poll.poll(0 if is_over else 1000 * LOOKS_EVERY_S):
+                piece = process.stdout.read(1 << 16)
+                if not piece:
+                    break
+                self._unread += piece
+            elif is_over:
+                break
+        line, _, self._unread = self._unread.partition(b"\n")
         try:
-            answer = json.loads(line)
+            answer = parse_json(line)
         except ValueError:  # nothing, or half a line of a process that was killed
             return None
         return answer if isinstance(answer, dict) else None
@@ -259,8 +293,11 @@ class EvaluationProcess:
     def _end_of_process(self) -> str:
         """Waits for the end of the process; returns its exit code, or the name of the signal that killed it."""
         assert self._process is not None
-        self._process.kill()  # it may have closed its output, and live on
-        code = self._process.wait()
+        with self._lock:
+            self._end_group()  # it may have closed its output, and live on
+        code = self._process.returncode
+        if code is None:
+            return "no exit code"
         if code < 0:
             try:
                 return signal.Signals(-code).name
@@ -273,13 +310,23 @@ class EvaluationProcess:
         process = self._process
         if process is None:
             return
-        process.kill()
-        process.wait()
+        with self._lock:
+            self._end_group()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # unflushed input of a dead process
-                    pipe.close()
+                pipe.close()
         self._process = None
+        self._unread = b""
+
+    def _end_group(self) -> None:
+        """Kills the process and all that it started, and waits for it; nothing if that is done."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        with suppress(ProcessLookupError, PermissionError):  # it is reaped by someone else, or another user's
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+            process.wait(STOP_LIMIT_S)
 
 
 class Watchers:
@@ -304,9 +351,9 @@ class Watchers:
         """Begins to look for results."""
         self._thread.start()
 
-    def find_problem(self) -> str | None:
-        """None: a watcher may come at any time."""
-        return None
+    def find_problem(self, seconds: float) -> str | None:
+        """Returns "": a watcher may come at any time."""
+        return ""
 
     def submit(self, request: Request) -> None:
         """Takes a complete request."""
@@ -334,7 +381,7 @@ class Watchers:
         """Ends the thread."""
         self._ends.set()
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(STOP_LIMIT_S)
 
     def _look(self) -> None:
         while not self._ends.wait(LOOKS_EVERY_S):

@@ -130,21 +130,32 @@ class AsyncEvaluation(Extension):
         self._owed = []
         checkpoint = run.start.checkpoint
         self._saved = set(self._engine.agree(self._store.steps)) if checkpoint is not None else set()
-        problem = self._engine.agree(lambda: self._begin(is_fresh=checkpoint is None))
-        if problem is not None:
+        problem = self._engine.agree(lambda: self._open_requests(is_fresh=checkpoint is None))
+        while problem is None:
+            problem = self._engine.agree(self._find_problem)
+            run.progress.interrupts.passes()
+        if problem:
             raise ArgumentError(f"eval_async=True: the process that evaluates could not begin: {problem}")
+        self._engine.agree(self._submit_open)
         self._last = run.progress.state.global_step, self._clock()
 
-    def _begin(self, *, is_fresh: bool) -> str | None:
-        """Opens the directory of requests, and submits the open ones in a checkpoint; in the main process."""
-        assert self._evaluator is not None
+    def _open_requests(self, *, is_fresh: bool) -> str | None:
+        """Opens the directory of requests; returns a problem."""
         try:
             self._requests.open(is_fresh=is_fresh)
         except OSError as error:
             return f"{self._requests.folder} cannot be written to: {error}"
         self._requests.drop_others(set(self._open))
-        problem = self._evaluator.find_problem()
-        for name, request in self._open.items() if problem is None else ():
+        return None
+
+    def _find_problem(self) -> str | None:
+        assert self._evaluator is not None
+        return self._evaluator.find_problem(WAITS_S)
+
+    def _submit_open(self) -> None:
+        """Submits the open evaluations in a checkpoint, or takes their results; in the main process."""
+        assert self._evaluator is not None
+        for name, request in self._open.items():
             try:
                 result = Result.read(self._requests.place(name))
             except (OSError, ValueError) as error:
@@ -158,7 +169,6 @@ class AsyncEvaluation(Extension):
         if self._open:
             steps = ", ".join(str(request.step) for request in self._open.values())
             logger.info("Evaluations that were open in the checkpoint are made up, of step %s.", steps)
-        return problem
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
