@@ -53,7 +53,6 @@ from trainwright.support.hooks import Events, has_hook, is_overridden
 from trainwright.support.host import in_notebook
 from trainwright.support.loss_normalization import LabelSmoother, LossRule
 from trainwright.support.replaced import current
-from trainwright.support.scratch import make_scratch_folder
 from trainwright.support.signatures import POSITIONAL, read_parameters
 
 if TYPE_CHECKING:
@@ -356,6 +355,7 @@ def evaluation_beside(
 def evaluation_process(freeze: Callable[[Path], None], requests: Requests, *, device: str) -> Evaluator:
     """Returns the process that evaluates for a run, to be started; arguments as for `evaluation_beside`."""
     from trainwright.extensions.async_evaluation.evaluators import EvaluationProcess
+    from trainwright.support.scratch import make_scratch_folder
 
     scratch = make_scratch_folder("evaluation")
     path = scratch / "trainer.pt"
