@@ -32,6 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def place(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a copy of the run, and of its data where the recipe names them."""
     shutil.copytree(trained, tmp_path / "run")
+    (tmp_path / "link").symlink_to("run")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -48,10 +49,17 @@ def test_the_length_of_a_cooldown(text: str, at: int, steps: int) -> None:
     assert cooldown_length(text, at) == steps
 
 
-@pytest.mark.parametrize("text", ["0", "-3", "ten", "100%", "0%", "10%%", "1.5", ""])
+@pytest.mark.parametrize(
+    "text", ["0", "-3", "ten", "100%", "0%", "10%%", "1.5", "", "nan%", "inf%", "-inf%", "nan", "9" * 40, "9" * 5000]
+)
 def test_lengths_that_are_none(text: str) -> None:
     with pytest.raises(ArgumentError, match="is not a length"):
         cooldown_length(text, 100)
+
+
+def test_a_length_of_more_steps_than_a_run_can_have_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="more steps"):
+        cooldown_length("99.99999999999999%", 1 << 40)
 
 
 def test_cooldowns_of_one_run_have_directories_of_their_own(place: Path) -> None:
@@ -122,6 +130,12 @@ REFUSED = [
     (("branch", "nowhere", "--at", "4", "--out", "x"), "branch_from=CHECKPOINT"),
     (("branch", "s3://bucket/run", "--at", "4", "--out", "x"), "is a URL"),
     (("branch", "run", "--at", "4", "--out", "run"), "Give it another output_dir"),
+    (("branch", "run", "--at", "4", "--out", "run/checkpoint-4"), "Give it another output_dir"),
+    (("branch", "run", "--at", "4", "--out", "run/checkpoint-8"), "Give it another output_dir"),
+    (("branch", "run", "--at", "4", "--out", "x/../run/checkpoint-4/inner"), "Give it another output_dir"),
+    (("branch", "run", "--at", "4", "--out", "link/checkpoint-4"), "Give it another output_dir"),
+    (("branch", "link", "--at", "4", "--out", "run/checkpoint-8"), "Give it another output_dir"),
+    (("branch", "run", "--at", "4", "--out", "x", "--cooldown", "nan%"), "is not a length"),
     (("branch", "run", "--at", "4", "--out", "x", "--shape", "cosine"), "--cooldown 10% --shape cosine"),
     (("branch", "run", "--at", "4", "--out", "x", "--cooldown", "9", "--shape", "sqrt"), "linear, cosine, 1-sqrt"),
     (("branch", "run", "--at", "4", "--out", "x", "--cooldown", "9", "--max_steps", "9"), "Leave out one"),

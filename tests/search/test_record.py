@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from trainwright.cli.main import app
 from trainwright.search.base import TrialResult, is_better
-from trainwright.search.search_record import SearchRecord, TrialRecord, finished, importance
+from trainwright.search.search_record import SearchRecord, TrialRecord, finished, importance, remove_model
 
 from .small import drawn, searcher, space
 
@@ -85,3 +86,50 @@ def test_the_report_of_a_search_has_history_importance_and_every_trial(tmp_path:
     own = re.sub(r"<script[^>]*>.*?</script>", "", text, flags=re.S)
     assert not re.search(r"(src|href)=[\"']?(https?:)?//", own)
     assert "<search>" not in own
+
+
+HOSTILE: list[dict[str, object]] = [
+    {"id": 1},
+    {"state": ["finished"]},
+    {"params": 3},
+    {"values": "ab"},
+    {"values": [None], "state": "finished"},
+    {"values": [1.0, 2.0], "state": "finished"},
+    {"values": [10**39], "seconds": -1},
+    {"folder": ["/"]},
+    {"error": 7},
+    {"seconds": "soon"},
+    {"metrics": []},
+    {"curve": 4},
+]
+
+
+@pytest.mark.parametrize("changed", HOSTILE, ids=str)
+def test_a_record_with_a_wrong_value_is_an_error_and_no_report(changed: dict[str, object], tmp_path: Path) -> None:
+    trial = {"id": "0", "state": "finished", "values": [0.5], **changed}
+    (tmp_path / "search.json").write_text(json.dumps({"directions": ["minimize"], "trials": [trial]}))
+    with pytest.raises(ValueError, match="not a record of a search"):
+        SearchRecord.read(tmp_path)
+    assert CliRunner().invoke(app, ["report", str(tmp_path)]).exit_code in (1, 2)
+
+
+@pytest.mark.parametrize(
+    "spelling", ["{victim}", "{search}/../victim", "victim", "../victim", "{search}/link", "link", "", "."]
+)
+def test_the_record_of_others_removes_no_model_outside_of_the_search(
+    spelling: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim" / "model" / "weights"
+    search = tmp_path / "search"
+    own = search / "run-1" / "model"
+    for folder in (victim.parent, own):
+        folder.mkdir(parents=True)
+    victim.write_text("kept")
+    (search / "link").symlink_to(tmp_path / "victim")
+    monkeypatch.chdir(tmp_path)
+    remove_model(str(search), spelling.format(victim=tmp_path / "victim", search=search))
+    assert victim.read_text() == "kept"
+    remove_model(str(search), str(search / "run-1"))
+    remove_model("search", "search/run-1")
+    assert not own.exists()
+    assert own.parent.exists()

@@ -15,6 +15,7 @@ from trainwright.cli.tasks.recipe_run import tree_of_run
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
 from trainwright.optim.schedules import COOLDOWNS
 from trainwright.run.branch import checkpoint_at, origins_in
+from trainwright.support.door import MAX_STEP
 
 DEFAULT_SHAPE = "linear"
 LENGTH = ("training", "max_steps")
@@ -144,12 +145,15 @@ def cooldown_length(text: str, at: int) -> int:
         value = float(number) if percent else int(number)
     except ValueError:
         value = 0
-    if rest or value <= 0 or (percent and value >= 100):
+    if rest or not 0 < value < (100 if percent else MAX_STEP):
         raise ArgumentError(
             f"--cooldown {text} is not a length. Write a number of steps, as 800, or a share of all steps of the "
             "branch, as 10%."
         )
-    return max(round(at / (1 - value / 100)) - at, 1) if percent else int(value)
+    length = max(round(at / (1 - value / 100)) - at, 1) if percent else int(value)
+    if at + length > MAX_STEP:
+        raise ArgumentError(f"--cooldown {text} of a branch from step {at} is more steps than a run can have.")
+    return length
 
 
 def _directory(run: Path | str) -> Path:

@@ -24,6 +24,7 @@ import typer.core
 
 from trainwright import errors
 from trainwright._types import counted, hide, is_url, printable, replacing, write_text
+from trainwright.cli.written import check_output
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError
 from trainwright.support.log_handler import for_log
@@ -186,6 +187,7 @@ def init(
         raise RecipeError(f"{task!r} is not a task.{hint_for_task(task, TASKS)} Tasks:\n{listed}")
     if config.exists() and not force:
         raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
+    check_output(config, option="CONFIG")
     config.parent.mkdir(parents=True, exist_ok=True)
     write_text(config, template(task, with_everything=everything))
     schema_file = config.with_name(SCHEMA_NAME)
@@ -391,6 +393,8 @@ def report(
     """Write an HTML file that shows a run or a search."""
     from trainwright.report.run_page import write_report
 
+    if output is not None:
+        check_output(output, [run], option="--output")
     if is_url(run):
         from trainwright.cli.remote_runs import journal_of
 
@@ -437,6 +441,8 @@ def compare(
         )
     from trainwright.cli.remote_runs import journal_of
 
+    path = output or Path("comparison.html")
+    check_output(path, runs, option="--output")
     with ExitStack() as stack:
         records = read_runs([stack.enter_context(journal_of(run)) for run in runs])
     pairs = partings(records, tolerance)
@@ -458,7 +464,6 @@ def compare(
         echo(f"{name}: {' | '.join(map(str, values))}")
     for pair in pairs:
         echo(f"{' and '.join(pair.runs)}: {pair}")
-    path = output or Path("comparison.html")
     write_text(path, comparison(records, tolerance=tolerance))
     echo(f"Written: {path}")
 
@@ -568,6 +573,7 @@ def schema(output: Output = None, as_json: AsJson = False) -> None:
     if output is None:
         put(text)  # no value of a user is in it, and names of fields are not to be masked
     else:
+        check_output(output, option="--output")
         write_text(output, f"{text}\n")
         _say_written(output, as_json=as_json)
 
@@ -782,6 +788,8 @@ def eval(
     if watch:
         _watch(model, data, overrides=overrides or (), task=task, as_json=as_json)
         return
+    path = output or Path("evaluation.html")
+    check_output(path, [data, model], option="--output")
     with (
         rows_at(data) as file,
         checkpoint_of(model) as local,
@@ -798,7 +806,6 @@ def eval(
     for row in found.hardest:
         pair = f" {row['right']} -> {row['predicted']}" if "right" in row else ""
         echo(f"{row['loss']:8.4g}  {row['name']}{pair}  {row['text']}")
-    path = output or Path("evaluation.html")
     about = {name: value for name, value in dataclasses.asdict(found).items() if name not in ("task", "num_samples")}
     note = f"{found.task}, {counted(found.num_samples, 'sample')} of {data}"
     write_text(path, evaluation_page(title=f"Evaluation of {model}", note=note, **about))
@@ -847,6 +854,8 @@ def predict(
     from trainwright.cli.tasks.applied import applied, rows_at
     from trainwright.cli.tasks.predict import predict
 
+    if str(out) != "-":
+        check_output(out, [data, model], option="--out")
     with (
         answers_alone(),
         rows_at(data) as file,

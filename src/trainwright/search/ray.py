@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 
 import ray
@@ -23,7 +22,8 @@ from trainwright.distributed.device import ray_resources
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base, search_record
 from trainwright.search.base import BestRun, Params, SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec
-from trainwright.search.search_record import MODEL_FOLDER, SearchRecord, TrialRecord
+from trainwright.search.search_record import SearchRecord, TrialRecord, remove_model
+from trainwright.support.door import read_json
 
 OBJECTIVE = "objective"
 TRIAL_NAME = "trial.json"  # in a trial's directory: its outcome, written by its own process
@@ -94,7 +94,7 @@ class RayBackend:
             raise SearchError("\n  ".join([f"None of {len(found.trials)} trials has an objective.", *found.errors()]))
         for one in found.trials:
             if one.id != best.trial_id:
-                shutil.rmtree(Path(one.folder) / MODEL_FOLDER, ignore_errors=True)
+                remove_model(folder, one.folder)
         return BestRun(best.trial_id, best.last_result[OBJECTIVE], best.config, analysis)
 
 
@@ -108,7 +108,7 @@ def train_one(config: JSONObject, make: Callable[[], TrainerHandle]) -> None:
         outcome = host.run(offer, dict(config))
     entry = search_record.finished(offer.id, json_value(config), outcome)
     (Path(outcome.folder) / TRIAL_NAME).parent.mkdir(parents=True, exist_ok=True)
-    (Path(outcome.folder) / TRIAL_NAME).write_text(json.dumps(json_value(asdict(entry))), encoding="utf-8")
+    (Path(outcome.folder) / TRIAL_NAME).write_text(json.dumps(json_value(dataclasses.asdict(entry))), encoding="utf-8")
     if not outcome.was_heard and given is None:  # a trial that was moved at its end has reported already
         ray.tune.report({**outcome.metrics, OBJECTIVE: outcome.objective})
 
@@ -118,9 +118,8 @@ def _record_of(trial: Trial, folder: str) -> TrialRecord:
     seconds = (trial.last_result or {}).get("time_total_s")
     path = Path(folder) / TRIAL_NAME
     if path.is_file():
-        known = TrialRecord(**json.loads(path.read_text(encoding="utf-8")))
-        known.seconds = seconds
-        return known
+        known = TrialRecord.parse(read_json(path, max_bytes=search_record.MAX_BYTES))
+        return dataclasses.replace(known, id=trial.trial_id, folder=folder, seconds=seconds)
     objective = (trial.last_result or {}).get(OBJECTIVE)
     error = trial.get_pickled_error() if trial.status == "ERROR" else None
     return TrialRecord(

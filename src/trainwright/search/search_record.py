@@ -9,7 +9,7 @@ import dataclasses
 import json
 import logging
 import math
-import shutil
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,12 +25,13 @@ from trainwright.config.coerce import output_path
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base
 from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, is_better, values_of
-from trainwright.support.door import read_json
+from trainwright.support.door import OwnFolder, RelativeName, number_of, read_json
 
 logger = logging.getLogger(__name__)
 
 SEARCH_NAME = "search.json"
 MAX_BYTES = 1 << 28
+MAX_PARTS = 8  # of the name of a trial's directory
 MODEL_FOLDER = "model"  # in a trial's directory: its model, while it is the best one and is wanted
 FINISHED = "finished"
 PRUNED = "pruned"
@@ -51,6 +52,31 @@ class TrialRecord:
     error: str | None = None  # reason of its failure
     folder: str = ""  # its directory
     seconds: float | None = None
+
+    @classmethod
+    def parse(cls, values: JSONObject) -> TrialRecord:
+        """Returns the record in an object that was read; TypeError or ValueError if it is none."""
+        found = cls(**values)
+        for name, kind in TYPES.items():
+            if not isinstance(getattr(found, name), kind):
+                raise TypeError(f"{name} of a trial is {type(getattr(found, name)).__name__}")
+        if found.seconds is not None:
+            number_of(found.seconds, least=0)
+        for value in found.values if found.state == FINISHED else ():
+            number_of(value)
+        return found
+
+
+TYPES: dict[str, type | tuple[type, ...]] = {
+    "id": str,
+    "state": str,
+    "params": dict,
+    "values": list,
+    "curve": list,
+    "metrics": dict,
+    "error": (str, type(None)),
+    "folder": str,
+}
 
 
 @dataclass(slots=True)
@@ -89,10 +115,23 @@ class SearchRecord:
         """Reads the record in a directory; FileNotFoundError, or ValueError if the file is no such record."""
         values = read_json(Path(folder) / SEARCH_NAME, max_bytes=MAX_BYTES)
         try:
-            trials = [TrialRecord(**trial) for trial in values.pop("trials")]
-            return cls(**values, trials=trials)
-        except (TypeError, KeyError, AttributeError) as error:
+            trials = [TrialRecord.parse(trial) for trial in values.pop("trials")]
+            found = cls(**values, trials=trials)
+            _check_search(found)
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
             raise ValueError(f"{Path(folder) / SEARCH_NAME} is not a record of a search: {error}") from error
+        return found
+
+
+def _check_search(found: SearchRecord) -> None:
+    """Raises TypeError or ValueError if the directions are none, or a trial has not a value for each."""
+    if not isinstance(found.backend, str) or not isinstance(found.directions, list):
+        raise TypeError("backend or directions have another type")
+    if any(direction not in base.DIRECTIONS for direction in found.directions):
+        raise ValueError(f"the directions are not {' and '.join(base.DIRECTIONS)}")
+    for trial in found.finished():
+        if len(trial.values) != len(found.directions):
+            raise ValueError("a trial has not a value for each direction")
 
 
 def finished(id: str, params: JSONObject, outcome: TrialResult) -> TrialRecord:
@@ -160,6 +199,18 @@ def table(trial: TrialRecord, directions: Sequence[str]) -> list[str]:
     return ["best trial", *(f"  {name:<{width}}  {value}" for name, value in rows)]
 
 
+def remove_model(search_folder: str, trial_folder: str) -> None:
+    """Removes the model of a trial, where the trial's directory is one below that of the search.
+
+    The directory may be of a file that others have written, or be named by the user's `hp_name`: what is elsewhere, or
+    is reached by a link, stays.
+    """
+    inner = os.path.relpath(os.path.abspath(trial_folder), os.path.abspath(search_folder))
+    with suppress(ValueError, OSError):
+        name = RelativeName.parse(Path(inner, MODEL_FOLDER).as_posix(), parts=MAX_PARTS)
+        OwnFolder(search_folder).remove(name)
+
+
 class TrialRunner:
     """Runs trials of a backend by the functions of the trainer, and keeps the record of the search."""
 
@@ -215,8 +266,8 @@ class TrialRunner:
         self.record.write(output_path(self._host.args))
         best = {one.folder for one in self.record.best()}
         for one in self.record.trials if self._plan.settings.load_best_trial else ():
-            if one.folder and one.folder not in best:
-                shutil.rmtree(Path(one.folder) / MODEL_FOLDER, ignore_errors=True)
+            if one.folder not in best:
+                remove_model(output_path(self._host.args), one.folder)
 
     def require_one(self) -> None:
         """Raises SearchError with the reasons if, after the last trial, none was completed."""

@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
-from trainwright._types import is_url, without_tokens
+from trainwright._types import PREFIX_CHECKPOINT_DIR, is_url, without_tokens
 from trainwright.config.coerce import parse_factor, parse_share, parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import SETTINGS, batch_formers, value_of
@@ -185,6 +186,19 @@ def mirror_is_a_url(args: Arguments) -> str | None:
     return None
 
 
+def _is_of_the_run(output_dir: str, checkpoint: str) -> bool:
+    """Returns whether a directory is that of the run of a checkpoint, or is in a checkpoint of it."""
+    folder = Path(output_dir).resolve()
+    origins = Path(checkpoint).parent.resolve() / Path(checkpoint).name, Path(checkpoint).resolve()
+    for origin in origins:  # as it is named, and the directory that it may be a link to
+        inner = folder.relative_to(origin.parent).parts if folder.is_relative_to(origin.parent) else None
+        if inner == () or folder.is_relative_to(origin):
+            return True
+        if inner is not None and inner[0].startswith(f"{PREFIX_CHECKPOINT_DIR}-"):
+            return True
+    return False
+
+
 @rule(Stage.CONSTRUCTION, "branch_from", "output_dir")
 def branch_has_its_own_directory(args: Arguments) -> str | None:
     origin = value_of(args, "branch_from")
@@ -194,9 +208,9 @@ def branch_has_its_own_directory(args: Arguments) -> str | None:
         return (
             f"branch_from={without_tokens(str(origin))!r} is a URL. Copy the checkpoint into a directory, and name it."
         )
-    if os.path.realpath(os.path.dirname(os.path.abspath(origin))) == os.path.realpath(str(args.output_dir)):
+    if _is_of_the_run(str(args.output_dir), os.path.abspath(origin)):
         return (
-            f"branch_from={origin!r} is a checkpoint of output_dir={args.output_dir!r}, and a branch leaves the run "
+            f"branch_from={origin!r} is of the run in output_dir={args.output_dir!r}, and a branch leaves the run "
             "that it begins from as it is. Give it another output_dir, or continue the run with resume_from_checkpoint."
         )
     return None
