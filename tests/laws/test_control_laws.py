@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -11,14 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
 from trainwright import TrainerCallback
 from trainwright.cli.control import give
 from trainwright.config.commands import parse_command
 from trainwright.errors import ArgumentError, TrainwrightError
+from trainwright.extensions.control.extension import MOST_ORDERS, MOST_WAITING
 from trainwright.journal.record import read
+from trainwright.optim.schedules import set_rate
 from trainwright.report.run_page import write_report
-from trainwright.support.inbox import Inbox
+from trainwright.support.door import RelativeName
+from trainwright.support.inbox import MOST_TAKEN, Inbox
 
 from .._support.engines import needs
 from .._support.two_processes import run as run_ranks
@@ -45,7 +53,8 @@ class Sends(TrainerCallback):
         if state.global_step != self.step:
             return
         self.numbers = [self.inbox.send(message) for message in self.messages]
-        until(lambda: not list(self.inbox.folder.glob("new-*")))
+        waiting = [self.inbox.folder / f"new-{number}.json" for number in self.numbers]
+        until(lambda: not any(path.exists() for path in waiting))
         time.sleep(0.05)  # from the disk to the queue
 
     def answers(self) -> list[Any]:
@@ -170,6 +179,150 @@ def test_files_that_are_not_messages_are_left_or_refused(tmp_path: Path) -> None
     assert inbox.take() == []
 
 
+def folders(inbox: Inbox, *names: str) -> list[Path]:
+    """Makes directories of these names, with a file of the user's, and links of these names to such a directory."""
+    made = []
+    victim = inbox.folder.parent / "victim"
+    victim.mkdir()
+    (victim / "new-7.json").write_text("kept")
+    for name in names:
+        (inbox.folder / f"{name}.json").mkdir(parents=True)
+        (inbox.folder / f"{name}.json" / "file").write_text("kept")
+        made.append(inbox.folder / f"{name}.json" / "file")
+        (inbox.folder / f"{name}-link.json").symlink_to(victim)
+    return [*made, victim / "new-7.json"]
+
+
+@pytest.mark.parametrize("kind", ["new", "taken", "answer"])
+def test_a_directory_or_a_link_with_a_name_of_ours_stays_and_stops_nothing(kind: str, tmp_path: Path) -> None:
+    """With each kind in place before the start, and the messages after it have the same numbers as the directories."""
+    inbox = Inbox(tmp_path)
+    kept = folders(inbox, f"{kind}-0", f"{kind}-x")
+    _, sends = run(tmp_path, command("save"), command("lr", 2e-3))
+    assert sends.answers() == [{"step": AFTER + 1, "refused": None}] * 2
+    inbox.open()
+    inbox._write(RelativeName(f"_control/new-{'1' if kind == 'new' else '0'}.json"), command("stop"))
+    assert [number for number, _ in inbox.take()] == ([] if kind == "taken" else ["1" if kind == "new" else "0"])
+    inbox.answer("0", {"step": 1})
+    inbox.open()
+    inbox.close()
+    assert all(path.read_text() == "kept" for path in kept)
+
+
+@pytest.mark.parametrize("what", ["a link", "a file", "a dangling link"])
+def test_a_directory_of_messages_that_is_none_ends_no_run_and_is_not_written_to(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "new-1.json").write_text("kept")
+    place = tmp_path / "run" / "_control"
+    place.parent.mkdir()
+    if what == "a file":
+        place.write_text("kept")
+    else:
+        place.symlink_to(victim if what == "a link" else tmp_path / "nothing")
+    trainer = doubles.trainer(place.parent, settings={"live_control": True, "max_steps": 2, "save_strategy": "no"})
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert caplog.text.count("so this run takes no commands") == 1
+    assert [path.name for path in victim.iterdir()] == ["new-1.json"]
+    assert not (tmp_path / "nothing").exists()
+    with pytest.raises(ArgumentError, match="No run in"):
+        give(place.parent, ["save"], wait_s=0)
+
+
+def test_many_commands_are_carried_out_a_few_after_each_step(tmp_path: Path) -> None:
+    num = 3 * MOST_ORDERS + 1
+    inbox = Inbox(tmp_path)
+    trainer, sends = run(tmp_path, *[command("log", 1 + i) for i in range(num)], max_steps=STEPS, logging_steps=100)
+    steps = [entry["step"] for entry in read(tmp_path).of("command")]
+    assert len(steps) == num
+    assert max(map(steps.count, steps)) == MOST_ORDERS
+    assert [answer["step"] for answer in sends.answers()] == steps
+    assert trainer.state.logging_steps == num
+    run(tmp_path / "again", live_control=str(tmp_path), step=0, logging_steps=100)
+    assert [entry["step"] for entry in read(tmp_path / "again").of("command")] == steps
+    for _ in range(MOST_WAITING + 10):
+        inbox.send(command("save"))
+    assert len(inbox.take()) == MOST_TAKEN
+    assert len(inbox.take(most=3)) == 3
+
+
+def test_a_journal_with_very_many_commands_at_a_step_does_not_hold_the_run_up(tmp_path: Path) -> None:
+    run(tmp_path / "told", command("log", 3), logging_steps=100)
+    journal = tmp_path / "told" / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    number = next(number for number, line in enumerate(lines) if json.loads(line)["kind"] == "command")
+    journal.write_text("".join([*lines[:number], *[lines[number]] * 50_000, *lines[number + 1 :]]))
+    run(tmp_path / "again", live_control=str(tmp_path / "told"), step=0, logging_steps=100)
+    steps = [entry["step"] for entry in read(tmp_path / "again").of("command")]
+    assert max(map(steps.count, steps)) == MOST_ORDERS
+
+
+@pytest.mark.parametrize("ends", [RuntimeError("lost"), SystemExit(3), KeyboardInterrupt(), OverflowError("big")])
+def test_what_ends_the_thread_is_said_once_and_it_goes_on(
+    ends: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = Inbox.take
+    calls: list[int] = []
+
+    def take(self: Inbox, most: int) -> Any:
+        calls.append(most)
+        if len(calls) <= 2:
+            raise ends
+        return plain(self, most)
+
+    monkeypatch.setattr(Inbox, "take", take)
+    monkeypatch.setattr("trainwright.extensions.control.extension.LOOKS_EVERY_S", 0.01)
+    _, sends = run(tmp_path, command("save"))
+    assert [answer["refused"] for answer in sends.answers()] == [None]
+    assert caplog.text.count("Commands to this run may be lost") == 1
+    assert type(ends).__name__ in caplog.text
+
+
+NUMBERS = [10**309, -(10**400), 10**30, 1e400, float("nan"), "9" * 400, "1e999", True, None, [1], {"a": 1}]
+
+
+@pytest.mark.parametrize("name", ["lr", "log", "profile"])
+def test_a_number_of_any_form_is_refused_and_the_next_command_is_carried_out(name: str, tmp_path: Path) -> None:
+    """Also those that Python cannot turn into a float, or reads only in part."""
+    messages = [command(name, value) for value in NUMBERS]
+    _, sends = run(tmp_path, *messages, command("save"))
+    *refused, saved = sends.answers()
+    assert all(answer["step"] is None and answer["refused"] for answer in refused)
+    assert saved["refused"] is None
+
+
+@given(st.lists(st.floats(0, allow_infinity=True) | st.sampled_from([5e-324, 1e-320, 1e308]), min_size=1, max_size=6))
+@pytest.mark.parametrize("tensor", [None, torch.float32, torch.float64])
+def test_rates_stay_finite_and_above_0_after_any_commands(tensor: Any, rates: list[float]) -> None:
+    parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
+    groups = [
+        {"params": [parameter], "lr": rate if tensor is None else torch.tensor(rate, dtype=tensor)}
+        for parameter, rate in zip(parameters, (1e-3, 1e-12), strict=True)
+    ]
+    optimizer = torch.optim.SGD(groups)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    for rate in rates:
+        before = [float(group["lr"]) for group in optimizer.param_groups]
+        try:
+            set_rate(optimizer, schedule, parse_command(["lr", rate]).value or 0)
+        except ArgumentError:
+            assert [float(group["lr"]) for group in optimizer.param_groups] == before
+        now = [float(group["lr"]) for group in optimizer.param_groups]
+        assert all(math.isfinite(value) and value > 0 for value in [*now, *map(float, schedule.base_lrs)])
+        assert now[1] / now[0] == pytest.approx(1e-9, rel=1e-4)
+
+
+def test_a_rate_below_the_smallest_whole_number_is_never_the_start_of_another() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1e-320)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    with pytest.raises(ArgumentError, match="out of range"):
+        set_rate(optimizer, schedule, 1e-3)
+    assert optimizer.param_groups[0]["lr"] == 1e-320
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -179,6 +332,10 @@ def test_files_that_are_not_messages_are_left_or_refused(tmp_path: Path) -> None
         (["lr", "fast"], "lr fast: it takes a learning rate above 0"),
         (["lr", "0"], "lr 0: it takes"),
         (["lr", "nan"], "lr nan: it takes"),
+        (["lr", "1e-320"], "lr 1e-320: it takes"),
+        (["lr", "1e-31"], "lr 1e-31: it takes"),
+        (["lr", "1e7"], "lr 1e7: it takes"),
+        (["lr", "1" + "0" * 310], "it takes a learning rate"),
         (["log", "2.5"], "log 2.5: it takes a number of steps"),
         (["profile", "1", "2"], "profile takes a number of steps"),
     ],

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.errors import ArgumentError, did_you_mean
+from trainwright.support.door import number_of, shown
 
 MAX_STEPS = 1_000_000
+# Limits of a rate: products with it are neither infinite nor 0 in float32.
+MIN_RATE = 1e-30
+MAX_RATE = 1e6
 
 # Name -> description of the value; None for commands without one.
 COMMANDS: dict[str, str | None] = {
     "save": None,
     "evaluate": None,
     "stop": None,
-    "lr": "a learning rate above 0, as 3e-5",
+    "lr": f"a learning rate above 0 ({MIN_RATE:g} to {MAX_RATE:g}), as 3e-5",
     "log": "a number of steps between two logs, as 5",
     "profile": "a number of steps to trace, as 20",
 }
@@ -53,19 +56,20 @@ def parse_command(words: Sequence[object]) -> Command:
         return Command(name)
     if len(values) != 1:
         raise ArgumentError(f"{name} takes {wanted}.")
-    number = _number(values[0])
     is_whole = name != "lr"
-    if number is None or not 0 < number <= MAX_STEPS or (is_whole and number != int(number)):
-        raise ArgumentError(f"{name} {values[0]}: it takes {wanted}.")
+    least, most = (1, MAX_STEPS) if is_whole else (MIN_RATE, MAX_RATE)
+    try:
+        number = _number(values[0], least=least, most=most)
+    except ValueError:
+        number = None
+    if number is None or (is_whole and number != int(number)):
+        given = values[0][:80] if isinstance(values[0], str) else shown(values[0])
+        raise ArgumentError(f"{name} {given}: it takes {wanted}.")
     return Command(name, int(number) if is_whole else number)
 
 
-def _number(value: object) -> float | None:
+def _number(value: object, *, least: float, most: float) -> float:
+    """Returns a number, or the number in a text; ValueError if it is none or beyond the limits."""
     if isinstance(value, str) and re.fullmatch(r"[0-9.]+([eE][-+]?[0-9]+)?", value):
-        try:
-            return float(value)
-        except ValueError:
-            return None
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    return None
+        value = float(value)
+    return number_of(value, least=least, most=most)

@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -214,6 +215,9 @@ def set_rate(optimizer: Optimizer, scheduler: LRScheduler, rate: float) -> None:
         optimizer: of the run.
         scheduler: its schedule, which may follow a metric.
         rate: above 0. Where the rate is 0, as before the first step of a warm-up, it becomes the base rate.
+
+    Raises:
+        ArgumentError: a rate would leave the range of its type, so that the ratios were lost; nothing is changed.
     """
     scheduler = _plain(scheduler)
     groups = getattr(scheduler, "optimizer", optimizer).param_groups
@@ -222,6 +226,8 @@ def set_rate(optimizer: Optimizer, scheduler: LRScheduler, rate: float) -> None:
     if before == 0.0:
         raise ArgumentError("the learning rate is 0, and so is its base rate.")
     factor = rate / before
+    for value in [base for part in parts for base in part.base_lrs] + [group["lr"] for group in groups]:
+        _check_scaled(value, factor, rate=rate)
     for part in parts:
         part.base_lrs = [base * factor for base in part.base_lrs]
     for group in groups:
@@ -232,6 +238,14 @@ def set_rate(optimizer: Optimizer, scheduler: LRScheduler, rate: float) -> None:
     state = scheduler.state_dict()
     if "_last_lr" in state:
         scheduler.load_state_dict({**state, "_last_lr": [float(group["lr"]) for group in groups]})
+
+
+def _check_scaled(value: float | torch.Tensor, factor: float, *, rate: float) -> None:
+    """Raises ArgumentError if a rate times a factor is infinite, or so small that the way back is none."""
+    least = torch.finfo(value.dtype).tiny if isinstance(value, torch.Tensor) else sys.float_info.min
+    scaled = float(value * factor)
+    if not math.isfinite(scaled) or (scaled < least and float(value) != 0.0):
+        raise ArgumentError(f"a rate of {rate:g} makes another rate {scaled:g}, which is out of range.")
 
 
 def __getattr__(name: str) -> Any:  # a class or a function of transformers

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import shutil
 import stat
 import unicodedata
@@ -66,7 +67,7 @@ def read_bytes(path: str | Path, *, max_bytes: int) -> bytes:
 def step_of(value: object) -> int:
     """Returns a step; ValueError if it is no integer from 0 on."""
     if type(value) is not int or not 0 <= value <= MAX_STEP:
-        raise ValueError(f"{_shown(value)} is not a step")
+        raise ValueError(f"{shown(value)} is not a step")
     return value
 
 
@@ -78,7 +79,7 @@ def number_of(value: object, *, least: float = -math.inf, most: float = math.inf
     except OverflowError:
         found = math.nan
     if not (math.isfinite(found) and least <= found <= most):
-        raise ValueError(f"{_shown(value)} is not a finite number" + _bounds(least, most))
+        raise ValueError(f"{shown(value)} is not a finite number" + _bounds(least, most))
     return found
 
 
@@ -88,7 +89,8 @@ def _bounds(least: float, most: float) -> str:
     return f" from {least:g} on" if most == math.inf else f" from {least:g} to {most:g}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Returns a value that was read as short text, for messages."""
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**MAX_DIGITS else "a number of many digits"
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -105,7 +107,7 @@ class RelativeName(str):
     def parse(cls, value: object, *, parts: int | None = None) -> RelativeName:
         """Returns the name in a value that was read; ValueError if it is none, or has more than so many parts."""
         if not isinstance(value, str):
-            raise ValueError(f"{_shown(value)} is not a name")
+            raise ValueError(f"{shown(value)} is not a name")
         found = value.split("/")
         if (
             not 0 < len(value) <= MAX_NAME
@@ -115,7 +117,7 @@ class RelativeName(str):
             or any(unicodedata.category(letter) in _NOT_IN_NAMES for letter in value)
             or (parts is not None and len(found) > parts)
         ):
-            raise ValueError(f"{_shown(value)} is not a name below a directory")
+            raise ValueError(f"{shown(value)} is not a name below a directory")
         return cls(value)
 
 
@@ -194,15 +196,55 @@ class OwnFolder:
             os.close(os.open(last, _FOLDER, dir_fd=folder))
         return self.path(name)
 
-    def names(self) -> list[RelativeName]:
-        """Returns the names of its entries that are neither links nor of a form that no program of ours writes."""
+    def names(self, folder: RelativeName | None = None) -> list[RelativeName]:
+        """Returns the names of the entries, here or in a folder of it, that are neither links nor of a strange form."""
         found = []
-        with suppress(FileNotFoundError), os.scandir(self.root) as entries:
+        with suppress(FileNotFoundError), self._listed(folder) as opened, os.scandir(opened) as entries:
             for entry in entries:
                 with suppress(ValueError):
                     if not entry.is_symlink():
                         found.append(RelativeName.parse(entry.name))
         return sorted(found)
+
+    @contextmanager
+    def _listed(self, folder: RelativeName | None) -> Iterator[int]:
+        """Yields a descriptor of the directory, or of a folder of it."""
+        if folder is None:
+            opened = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        else:
+            with self._parent(folder) as (parent, last):
+                opened = os.open(last, _FOLDER, dir_fd=parent)
+        try:
+            yield opened
+        finally:
+            os.close(opened)
+
+    def read(self, name: RelativeName, *, max_bytes: int) -> bytes:
+        """Returns the content of a file; ValueError if it is too large, or no regular file."""
+        with self.open(name) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > max_bytes:
+                raise ValueError(f"it has {size} bytes, and at most {max_bytes} are read")
+            return file.read(size)
+
+    def write(self, name: RelativeName, content: bytes) -> None:
+        """Writes a file at once: a reader finds it whole, or as it was before."""
+        with self._parent(name, makes=True) as (folder, last):
+            draft = f".{last}.{os.getpid()}.{secrets.token_hex(4)}.partial"
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                with os.fdopen(os.open(draft, flags, 0o666, dir_fd=folder), "wb") as file:
+                    file.write(content)
+                os.replace(draft, last, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with suppress(FileNotFoundError):
+                    os.unlink(draft, dir_fd=folder)
+                raise
+
+    def rename(self, name: RelativeName, other: RelativeName) -> None:
+        """Gives a file another name, in place of a file of that name."""
+        with self._parent(name) as (folder, last), self._parent(other) as (other_folder, other_last):
+            os.replace(last, other_last, src_dir_fd=folder, dst_dir_fd=other_folder)
 
     def is_folder(self, name: RelativeName) -> bool:
         """Returns whether a name is a directory here, and no part of it a link."""

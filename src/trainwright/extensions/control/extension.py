@@ -24,6 +24,7 @@ from trainwright.errors import ArgumentError
 from trainwright.journal.record import live_journal, read
 from trainwright.loop.extension import Extension, Run
 from trainwright.optim.schedules import set_rate
+from trainwright.support.door import step_of
 from trainwright.support.inbox import Inbox
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 LOOKS_EVERY_S = 0.5  # for files
 AGREES_EVERY_S = 1.0  # with several processes
 MOST_STEPS = 10_000  # between two agreements
+MOST_ORDERS = 8  # carried out after one step; the others wait
+MOST_WAITING = 64  # received and not carried out; further messages stay files
+ENDS_WITHIN_S = 10.0
 LONGEST_NAME = 120
 JOURNAL = "a journal"
 
@@ -52,7 +56,7 @@ class Order:
 
 
 class LiveControl(Extension):
-    """Carries out commands while a run trains, and writes each into the journal.
+    """Carries out commands while a run trains, a few after each step, and writes each into the journal.
 
     Args:
         folder: output directory of the run.
@@ -90,6 +94,7 @@ class LiveControl(Extension):
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
         self._from_journal: Mapping[int, list[Order]] = {}
+        self._due: deque[Order] = deque()  # of a journal, whose step is there
         self._next_step = 0  # step of the next agreement
         self._last = 0, 0.0  # step and time of the last one
         self._profiler: StepProfiler | None = None
@@ -109,7 +114,11 @@ class LiveControl(Extension):
             self._from_journal = self._engine.agree(self._read_journal)
         if not run.progress.state.is_world_process_zero:
             return
-        self._inbox.open()
+        try:
+            self._inbox.open()
+        except OSError as error:
+            logger.warning("%s cannot hold messages (%s), so this run takes no commands.", self._inbox.folder, error)
+            return
         self._thread = threading.Thread(target=self._look, name="trainwright-control", daemon=True)
         self._thread.start()
 
@@ -121,7 +130,7 @@ class LiveControl(Extension):
             for entry in read(self._repeats).of("command"):
                 if entry.get("refused") is None:
                     words = [entry["name"], *([] if entry["value"] is None else [entry["value"]])]
-                    orders.setdefault(int(entry["step"]), []).append(Order(parse_command(words), JOURNAL))
+                    orders.setdefault(step_of(entry["step"]), []).append(Order(parse_command(words), JOURNAL))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArgumentError(
                 f"live_control={self._repeats!r} cannot be read as the journal of a run: {error} Name a run or its "
@@ -130,19 +139,30 @@ class LiveControl(Extension):
         return orders
 
     def _look(self) -> None:
-        """Takes messages until the run ends; runs in a thread."""
+        """Takes messages until the run ends; runs in a thread, which no error ends."""
+        has_failed = False
         while not self._ends.wait(LOOKS_EVERY_S):
-            for number, content in self._inbox.take():
-                try:
-                    self._arrived.append(order_of(content, number))
-                except ArgumentError as error:
-                    self._inbox.answer(number, {"step": None, "refused": str(error)})
+            try:
+                self._receive()
+            except BaseException as error:
+                if not has_failed:
+                    logger.warning("Commands to this run may be lost: %s: %s", type(error).__name__, error)
+                has_failed = True
+
+    def _receive(self) -> None:
+        """Takes messages, as long as few wait to be carried out, and refuses those that are no commands."""
+        for number, content in self._inbox.take(MOST_WAITING - len(self._arrived)):
+            try:
+                self._arrived.append(order_of(content, number))
+            except ArgumentError as error:
+                self._inbox.answer(number, {"step": None, "refused": str(error)})
 
     def after_step(self, run: Run) -> None:
         """Carries out the commands received, if an agreement is due; all processes do so after the same step."""
         step = run.progress.state.global_step
-        for order in self._from_journal.get(step, ()):
-            self._carry_out(order, run)
+        self._due.extend(self._from_journal.get(step, ()))
+        for _ in range(min(len(self._due), MOST_ORDERS)):
+            self._carry_out(self._due.popleft(), run)
         if step < self._next_step:
             return
         orders, num_steps = self._engine.agree(lambda: self._decide(step))
@@ -151,8 +171,8 @@ class LiveControl(Extension):
             self._carry_out(order, run)
 
     def _decide(self, step: int) -> tuple[list[Order], int]:
-        """Returns the orders that have arrived, and the steps until the next agreement."""
-        orders = [self._arrived.popleft() for _ in range(len(self._arrived))]
+        """Returns orders that have arrived, and the steps until the next agreement."""
+        orders = [self._arrived.popleft() for _ in range(min(len(self._arrived), MOST_ORDERS))]
         if self._engine.num_processes == 1:
             return orders, 1
         before, began = self._last
@@ -221,12 +241,11 @@ class LiveControl(Extension):
         self._drop_profiler()
         if self._thread is not None:
             self._ends.set()
-            self._thread.join()
+            self._thread.join(ENDS_WITHIN_S)
             self._thread = None
             self._inbox.close()
-            for order in self._arrived:
-                self._inbox.answer(order.number, {"step": None, "refused": "the run has ended."})
-            self._arrived.clear()
+            while self._arrived:
+                self._inbox.answer(self._arrived.popleft().number, {"step": None, "refused": "the run has ended."})
 
 
 def order_of(content: object, number: str) -> Order:
