@@ -67,7 +67,8 @@ OURS = (
     "checkpoint.training_state.load_items",
     "config.commands",
     "extensions.control",
-    "optim.schedules.set_rate",  # commands to a run under way
+    "optim.schedules.set_rate",
+    "optim.schedules._check_scaled",  # commands to a run under way
     "config.average",
     "checkpoint.averaged",
     "extensions.averages",  # averages of the weights
@@ -81,6 +82,8 @@ OURS = (
     "support.evaluation_requests",  # evaluations beside training
     "extensions.experts",  # the load of experts
     "support.value_comparison",  # values of two runs that are compared
+    "support.door",
+    "search.search_record",  # files that others may have written
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
     "config.coerce.parse_share",
@@ -96,7 +99,6 @@ OURS = (
 )
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
-    "_types",
     "config.fields.setting",
     "config.rules.stages.rule",
     "config.parser.string_to_bool",

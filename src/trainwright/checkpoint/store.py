@@ -15,7 +15,6 @@ refused. Buffers are not checked: masks and observed ranges begin with infinitie
 from __future__ import annotations
 
 import filecmp
-import json
 import logging
 import os
 import pickle
@@ -41,6 +40,7 @@ from trainwright.checkpoint.manifest import (
     flush_path,
 )
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, NonFiniteWeightsError
+from trainwright.support.door import parse_json
 from trainwright.support.host import is_process_alive
 
 logger = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def _pieces_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the floating-point tensors of a safetensors file in pieces of `PIECE` elements, through one buffer."""
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(header_bytes))
+        header = parse_json(file.read(header_bytes))
         for name, about in header.items():
             dtype = FLOATS.get(about.get("dtype"))
             if dtype is None:  # metadata, and numbers that cannot be infinite

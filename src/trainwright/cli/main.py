@@ -27,6 +27,7 @@ from trainwright._types import counted, hide, is_url, printable, replacing, writ
 from trainwright.cli.written import check_output
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError
+from trainwright.support.door import number_of
 from trainwright.support.log_handler import for_log
 from trainwright.support.units import size_text
 
@@ -151,6 +152,14 @@ Processes = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")]
+
+
+def amount(text: str) -> float:
+    """Returns a finite number from 0 on; an error of the command line for others, such as `nan`."""
+    try:
+        return number_of(float(text), least=0)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error}.") from None
 
 
 def place(text: str) -> Path | str:
@@ -419,7 +428,9 @@ def _say_written(path: Path, *, as_json: bool, **facts: object) -> None:
 
 def compare(
     runs: Annotated[list[Any], typer.Argument(help="Output directories or URLs of two runs or more.", parser=place)],
-    tolerance: Annotated[float, typer.Option(min=0, help="Relative difference of losses to ignore.")] = 1e-6,
+    tolerance: Annotated[
+        float, typer.Option(parser=amount, metavar="NUMBER", help="Relative difference of losses to ignore.")
+    ] = 1e-6,
     output: Output = None,
     as_json: AsJson = False,
 ) -> None:
@@ -472,7 +483,8 @@ def diff(
     run: Annotated[Path, typer.Argument(help="Output directory of a run with record_values.", metavar="RUN")],
     other: Annotated[Path, typer.Argument(help="Output directory of the other run.", metavar="OTHER")],
     tolerance: Annotated[
-        float | None, typer.Option(min=0, help="Difference to ignore, relative to a tensor's norm.")
+        float | None,
+        typer.Option(parser=amount, metavar="NUMBER", help="Difference to ignore, relative to a tensor's norm."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -888,7 +900,9 @@ def ctl(
     words: Annotated[
         list[str], typer.Argument(help="save, evaluate, stop, lr RATE, log STEPS or profile STEPS.", metavar="COMMAND")
     ],
-    wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the run's answer.")] = 60.0,
+    wait_s: Annotated[
+        float, typer.Option("--wait", parser=amount, metavar="SECONDS", help="Longest wait for the run's answer.")
+    ] = 60.0,
     as_json: AsJson = False,
 ) -> None:
     """Tell a live run to save, evaluate, stop, or change its rate."""

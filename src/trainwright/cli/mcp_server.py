@@ -8,7 +8,6 @@ Source: modelcontextprotocol.io.
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import needs_package
+from trainwright.support.door import parse_json
 
 SKILL = Path(__file__).parent.parent / "SKILL.md"
 
@@ -28,10 +28,12 @@ def answer_of(command: str, arguments: list[str], *, folder: str | None = None) 
         arguments: as typed after it; `--json` is added.
         folder: working directory; None: that of this process.
     """
-    words = [sys.executable, "-m", "trainwright", command, *arguments, "--json"]
-    done = subprocess.run(words, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    words = [sys.executable, "-P", "-m", "trainwright", command, *arguments, "--json"]
+    done = subprocess.run(
+        words, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8", errors="replace"
+    )
     try:
-        answer = json.loads(done.stdout)
+        answer = parse_json(done.stdout)
     except ValueError:  # `predict` to standard output writes JSON lines
         answer = done.stdout
     return {"exit_code": done.returncode, "answer": answer, "messages": done.stderr[-4000:]}

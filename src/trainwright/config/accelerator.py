@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from os import PathLike
-from pathlib import Path
 
 from trainwright._types import JSONObject
 from trainwright.errors import ArgumentError
 from trainwright.support.counterparts import Counterpart
+from trainwright.support.door import MAX_SETTINGS, read_json
 
 ACCUMULATION_KEYS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
 
@@ -70,7 +69,7 @@ class AcceleratorConfig(Counterpart, original="transformers.trainer_pt_utils"):
             OSError: it cannot be read.
             ArgumentError: a name is unknown.
         """
-        given = json.loads(Path(json_file).read_text(encoding="utf-8"))
+        given = read_json(json_file, max_bytes=MAX_SETTINGS)
         return cls.from_dict(given, origin=str(json_file))
 
     @classmethod

@@ -6,12 +6,13 @@ values (or raises ValueError with the reason if there are none); `current`, the 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+
+from trainwright.support.door import parse_json
 
 Given = Mapping[str, Any]  # Any: the values of arguments, of all types
 
@@ -85,7 +86,7 @@ class Entry:
             return {}
         rest = given.get(self.new) or {}
         if isinstance(rest, str) and rest.startswith("{"):
-            rest = json.loads(rest)
+            rest = parse_json(rest)
         rest = entries_of(rest)
         if not isinstance(rest, Mapping):
             raise ValueError(f"it cannot be added to {self.new}={rest!r}; write it there, under {self.key!r}")

@@ -27,6 +27,7 @@ from trainwright.config.fields import ALIASES, SETTINGS, has_other_meaning, name
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.errors import ArgumentError, LegacyNameWarning, warn_caller
+from trainwright.support.door import parse_json
 
 Problems = list[str]
 
@@ -113,8 +114,8 @@ def _json_strings(args: Arguments) -> Problems:
         if not isinstance(text, str) or not text.startswith(("{", "[")):
             continue
         try:
-            setattr(args, name, _typed(json.loads(text)))
-        except json.JSONDecodeError as error:
+            setattr(args, name, _typed(parse_json(text)))
+        except ValueError as error:
             problems.append(f"{name}={text!r} is not JSON ({error}). Write it as '{{\"key\": value}}'.")
     return problems
 

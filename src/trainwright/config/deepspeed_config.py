@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import copy
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from trainwright._types import JSONObject
 from trainwright.errors import ArgumentError
+from trainwright.support.door import MAX_SETTINGS, parse_json, read_json
 
 AUTO = "auto"
 SEQUENCE_SIZE = "sequence_parallel_size"  # DeepSpeed's name of `sp_size`
@@ -53,8 +53,8 @@ def read(config: Mapping[str, Any] | str) -> JSONObject:
         return copy.deepcopy(dict(config))
     try:
         if Path(config).is_file():
-            return dict(json.loads(Path(config).read_text(encoding="utf-8")))
-        return dict(json.loads(base64.urlsafe_b64decode(config).decode()))
+            return dict(read_json(config, max_bytes=MAX_SETTINGS))
+        return dict(parse_json(base64.urlsafe_b64decode(config)))
     except (ValueError, binascii.Error, OSError) as error:
         raise ArgumentError(
             f"deepspeed={config!r} is not a file with a JSON object ({error}). Give the path of one, or a dict."

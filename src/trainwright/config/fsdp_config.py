@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from trainwright._types import JSONObject
 from trainwright.config.enums import FSDPOption, word
 from trainwright.config.protocol import Arguments
+from trainwright.support.door import MAX_SETTINGS, read_json
 
 SHARDING = (
     FSDPOption.FULL_SHARD,
@@ -50,7 +50,7 @@ def read_config(given: Any) -> JSONObject:
     Raises:
         OSError, ValueError: the file cannot be read.
     """
-    plain = json.loads(Path(given).read_text(encoding="utf-8")) if isinstance(given, str) else given or {}
+    plain = read_json(given, max_bytes=MAX_SETTINGS) if isinstance(given, str) else given or {}
     return {key.removeprefix("fsdp_"): setting for key, setting in plain.items()}
 
 

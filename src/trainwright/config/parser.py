@@ -32,6 +32,7 @@ from trainwright.config.fields import SETTINGS
 from trainwright.config.summary import grouped
 from trainwright.config.words import hint_for_argument
 from trainwright.errors import ArgumentError, excerpt
+from trainwright.support.door import MAX_SETTINGS, read_json
 
 DataClass = NewType("DataClass", Any)  # type: ignore[valid-newtype]  # names that other code imports
 if TYPE_CHECKING:
@@ -376,7 +377,7 @@ class HfArgumentParser(ArgumentParser):
         Raises:
             ArgumentError: no dataclass has a field for a key, or the file holds no object.
         """
-        return self._parse_tree(json.loads(Path(json_file).read_text(encoding="utf-8")), json_file, allow_extra_keys)
+        return self._parse_tree(read_json(json_file, max_bytes=MAX_SETTINGS), json_file, allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
         """Makes instances from a YAML file that holds one mapping.

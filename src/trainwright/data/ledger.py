@@ -16,6 +16,7 @@ import numpy as np
 from trainwright._types import JSONObject, is_count, replacing
 from trainwright.data.identity import SampleId, as_hex, of_hex
 from trainwright.errors import DataError, needs_package
+from trainwright.support.door import parse_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,7 +175,7 @@ def read_table(path: Path) -> tuple[pa.Table, JSONObject]:
     try:
         with path.open("rb") as file:  # `is_file` chose the path, so it is not a pipe or a directory
             table = parquet.read_table(file)
-        about = json.loads((table.schema.metadata or {})[b"trainwright"])
+        about = parse_json((table.schema.metadata or {})[b"trainwright"])
         _check(table, about)
     except (pa.ArrowException, OSError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is not the ledger of a run: {error or type(error).__name__}.") from error

@@ -33,6 +33,7 @@ from trainwright.data.mixture import MixtureDataset, SourceUse
 from trainwright.data.order import Exclusion, FeistelOrder, Order
 from trainwright.data.seeding import seed_of
 from trainwright.errors import DataError
+from trainwright.support.door import parse_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -149,7 +150,7 @@ class ShareCurve:
     @classmethod
     def from_json(cls, text: str) -> ShareCurve:
         """Returns the curve from a checkpoint's text."""
-        return cls(tuple(Breakpoint(position, tuple(first), tuple(last)) for position, first, last in json.loads(text)))
+        return cls(tuple(Breakpoint(position, tuple(first), tuple(last)) for position, first, last in parse_json(text)))
 
 
 class MixtureOrder(Order, Sampler[int]):

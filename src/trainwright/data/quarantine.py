@@ -29,6 +29,7 @@ from typing import Any, TypeAlias
 from trainwright._types import QUARANTINE_NAME, Item, JSONObject, is_count
 from trainwright.data.identity import SampleId, Seen, as_hex, of_hex
 from trainwright.errors import DataError
+from trainwright.support.door import parse_json
 
 NO_PLACES = (
     "A position only identifies a sample of a stream if all processes and workers read the whole stream, in the same "
@@ -75,7 +76,7 @@ def read_quarantine(folder: str | Path) -> Quarantined:
     sizes: Sizes | None = None
     for number, line in enumerate(lines, start=1):
         try:
-            values = json.loads(line)
+            values = parse_json(line)
             if "sources" in values:
                 sizes = _sizes_in(values["sources"])
             else:

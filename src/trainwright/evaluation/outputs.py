@@ -27,6 +27,7 @@ from trainwright._types import (
 )
 from trainwright.errors import DataError, ModelError
 from trainwright.support.counterparts import Counterpart
+from trainwright.support.door import MAX_SETTINGS, read_json
 from trainwright.support.html_table import html_pairs, html_section
 from trainwright.support.loss_normalization import LossOutput
 from trainwright.support.replaced import current
@@ -342,7 +343,7 @@ def save_metrics(output_dir: str | Path, split: str, metrics: Mapping[str, objec
     _write_json(folder / f"{split}_results.json", dict(metrics))
     if combined:
         path = folder / "all_results.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        before = read_json(path, max_bytes=MAX_SETTINGS) if path.exists() else {}
         _write_json(path, {**before, **metrics})
 
 

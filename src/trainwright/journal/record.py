@@ -35,6 +35,8 @@ import torch
 from trainwright._types import JSONObject, counted, has_length, json_value, without_tokens
 from trainwright.config.protocol import Arguments
 from trainwright.distributed.device import DeviceMemory, name_of
+from trainwright.errors import DataError
+from trainwright.journal.entries import MAX_LINE, Entry, parse_entry
 from trainwright.state.progress import Clock
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support import host
@@ -47,8 +49,6 @@ SECRET = re.compile("token(?!izer|s_seen)|secret|password|api_?key")  # in the n
 # Kinds of entries that belong to a step, so that a resume from an earlier one supersedes them.
 OF_A_STEP = ("log", "evaluation", "save", "delivered", "incident", "warning", "command", "slow_rank")
 BEGIN_A_FILE = ("log", "evaluation", "save")
-
-Entry = dict[str, Any]  # Any: whatever JSON holds
 
 
 class NullJournal:
@@ -200,14 +200,14 @@ def number(value: Any) -> float:
     """Converts a logged value to a number; other text is NaN."""
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return math.nan
 
 
 def read(path: str | Path, run_id: str | None = None) -> Record:
     """Reads a run from its journal (or its directory): the run of `run_id`, or the last that began.
 
-    Raises FileNotFoundError if there is no journal, ValueError if it has no such run.
+    Raises FileNotFoundError if there is no journal, DataError if it has no such run.
     """
     path = Path(path)
     journal = path / JOURNAL_NAME if path.is_dir() else path
@@ -220,19 +220,19 @@ def read(path: str | Path, run_id: str | None = None) -> Record:
         began = [entry["run"] for entry in entries if entry["kind"] in ("start", "resume")]
         run_id = began[-1] if began else None
     if run_id is None or not any(entry["run"] == run_id for entry in entries):
-        raise ValueError(f"{path} has no run {run_id or 'in it'}; it has {counted(len(entries), 'entry')}.")
+        raise DataError(f"{path} has no run {run_id or 'in it'}; it has {counted(len(entries), 'entry')}.")
     return of_one_run([entry for entry in entries if entry["run"] == run_id])
 
 
 def lines(path: Path) -> Iterator[Entry]:
-    """Yields the entries of a file, without a line that a killed process did not finish."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(entry, dict) and isinstance(entry.get("kind"), str) and "run" in entry:
+    """Yields the entries of a file, without lines that a killed process did not finish, or that are no entries."""
+    with open(path, "rb") as file:
+        is_beginning = True
+        while line := file.readline(MAX_LINE):
+            is_whole = line.endswith(b"\n") or len(line) < MAX_LINE
+            entry = parse_entry(line) if is_beginning and is_whole else None
+            is_beginning = line.endswith(b"\n")
+            if entry is not None:
                 yield entry
 
 

@@ -7,7 +7,6 @@ would change in a folder at the front of its path. Nothing is installed into the
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import re
 import shutil
@@ -28,6 +27,7 @@ from trainwright.preflight.trainer_copy import AnyTrainer
 from trainwright.run.frozen import write_frozen
 from trainwright.run.internals import Internals
 from trainwright.run.pickling import state_of
+from trainwright.support.door import parse_json
 from trainwright.support.value_comparison import ValuesReport, compare_values, read_values
 
 NUM_STEPS = 20
@@ -142,7 +142,7 @@ def _planned_by_uv(wanted: Sequence[str]) -> dict[str, str]:
 
 def _planned_by_pip(wanted: Sequence[str]) -> dict[str, str]:
     said = _installer(sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--report", "-", *wanted).stdout
-    metadata = (one["metadata"] for one in json.loads(said)["install"])
+    metadata = (one["metadata"] for one in parse_json(said)["install"])
     return {one["name"]: one["version"] for one in metadata}
 
 

@@ -468,7 +468,7 @@ def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
     with open(Path(folder) / f"{rank}.log", "wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "trainwright.preflight.prove", folder],
+            [sys.executable, "-P", "-m", "trainwright.preflight.prove", folder],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

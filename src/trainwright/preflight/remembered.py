@@ -26,6 +26,7 @@ from trainwright.config.fields import value_of
 from trainwright.distributed.device import name_of
 from trainwright.journal.record import installed
 from trainwright.preflight.padding import StepCost
+from trainwright.support.door import read_json
 from trainwright.support.host import num_cpus
 from trainwright.support.model_facts import core_model
 from trainwright.support.patches import attention_of
@@ -92,8 +93,7 @@ def facts_of(model: nn.Module, args: Any, device: torch.device, shapes: JSONObje
 def read(digest: str) -> Measured:
     """Returns the measurements of this name; empty ones if none can be read."""
     try:
-        with (folder() / f"{digest}.json").open("rb") as file:
-            found = json.loads(file.read(MAX_BYTES))
+        found = read_json(folder() / f"{digest}.json", max_bytes=MAX_BYTES)
         cost = found.get("cost")
         return Measured(
             cost=None if cost is None else StepCost(*(_seconds(cost[name]) for name in StepCost.__slots__)),

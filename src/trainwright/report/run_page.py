@@ -12,7 +12,8 @@ from datetime import datetime
 from pathlib import Path
 
 from trainwright._types import write_text
-from trainwright.journal.record import Entry, Record, flat, read
+from trainwright.journal.entries import Entry
+from trainwright.journal.record import Record, flat, number, read
 from trainwright.report.page import (
     NUM_POINTS,
     Curve,
@@ -275,10 +276,11 @@ def time_by_phase(record: Record) -> dict[str, float]:
         elif kind == "time":  # later entries do not belong to the training
             seen = defaultdict(float, entry["time_by_phase"])
             before = None
-        elif kind in TIMED and before is not None:
+        elif kind in TIMED and before is not None and "time" in entry:
             gap = entry["time"] - before
             before = entry["time"]
-            taken = sum(value for name, value in entry.get("values", {}).items() if name.endswith("_runtime"))
+            times = [number(value) for name, value in entry.get("values", {}).items() if name.endswith("_runtime")]
+            taken = sum(value for value in times if math.isfinite(value))
             inner = min(gap, taken) if kind == "evaluation" and taken else gap
             seen[TIMED[kind]] += inner
             seen["training"] += gap - inner

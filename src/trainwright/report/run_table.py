@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright.journal.record import JOURNAL_NAME, Entry, Record, flat, read
+from trainwright.journal.entries import Entry
+from trainwright.journal.record import JOURNAL_NAME, Record, flat, read
 from trainwright.support.host import is_process_alive
 
 DEPTH = 4  # directories below the one asked about
@@ -51,12 +52,16 @@ def find_runs(folder: Path) -> list[RunSummary]:
 
 
 def _journals(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / JOURNAL_NAME).is_file():
+    try:
+        has_journal = (folder / JOURNAL_NAME).is_file()
+        below = sorted(folder.iterdir()) if depth > 0 else []
+    except OSError:  # a directory that cannot be read: the runs next to it are shown
+        return
+    if has_journal:
         yield folder / JOURNAL_NAME
-    if depth > 0:
-        for inner in sorted(folder.iterdir()):
-            if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith((".", "checkpoint-")):
-                yield from _journals(inner, depth - 1)
+    for inner in below:
+        if inner.is_dir() and not inner.is_symlink() and not inner.name.startswith((".", "checkpoint-")):
+            yield from _journals(inner, depth - 1)
 
 
 def summary(record: Record, name: str, *, arguments: Mapping[str, object] | None = None) -> RunSummary:
@@ -91,7 +96,7 @@ def _state(entries: list[Entry], last: Entry) -> str:
         return "running or killed"
     try:
         is_running = is_process_alive(process["pid"], began=process["began"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         is_running = False
     return "running" if is_running else "killed"
 

@@ -25,6 +25,7 @@ import torch
 
 from trainwright._types import Batch, JSONObject, TailBatch
 from trainwright.errors import ArgumentError, did_you_mean
+from trainwright.support.door import parse_json
 
 REDUCTIONS = ("mean", "sum", "max", "last")
 # Entry of a batch in which a collator records: name -> number, or a dict of the arguments of `record`.
@@ -269,7 +270,7 @@ class RecordedMetrics:
         """Adds the totals in the messages of all processes (processes, bytes); the first process's are the newest."""
         for message in map(bytes, reversed(messages.tolist())):
             (length,) = struct.unpack_from("<I", message)
-            known = json.loads(message[4 : 4 + length]) if length else []
+            known = parse_json(message[4 : 4 + length]) if length else []
             for place, (name, reduce) in enumerate(known):
                 self._join(name, Total(reduce, *struct.unpack_from("<2d", message, 4 + length + 16 * place)))
 

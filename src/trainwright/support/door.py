@@ -19,7 +19,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+MAX_SETTINGS = 1 << 24  # bytes of a file that a person writes, or that is a page at most
 MAX_DIGITS = 40  # of a number; the largest finite ones are written with an exponent
+MAX_DEPTH = 100  # of values within each other
 MAX_STEP = 2**53  # exact in every reader of JSON
 MAX_NAME = 1024  # characters of a name with its folders
 _NOT_IN_NAMES = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, direction of text, halves of characters, line breaks
@@ -34,19 +36,47 @@ def read_json(path: str | Path, *, max_bytes: int) -> Any:
     return parse_json(read_bytes(path, max_bytes=max_bytes))
 
 
-def parse_json(content: str | bytes) -> Any:
+def parse_json(content: str | bytes, *, max_digits: int = MAX_DIGITS) -> Any:
     """Returns the value of JSON content; ValueError if it is not JSON, nested too deeply, or has endless numbers."""
     text = content if isinstance(content, str) else content.decode()
+
+    def integer(digits: str) -> int:
+        if len(digits) > max_digits:
+            raise ValueError(f"it has a number of {len(digits)} digits, and at most {max_digits} are read")
+        return int(digits)
+
     try:
-        return json.loads(text, parse_int=_integer)
+        value = json.loads(text, parse_int=integer)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deep(value):
+        raise ValueError("it is nested too deeply")
+    return value
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"it has a number of {len(digits)} digits, and at most {MAX_DIGITS} are read")
-    return int(digits)
+def _is_deep(value: Any) -> bool:
+    """Returns whether values are within each other beyond the limit, at which functions that call themselves fail."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(MAX_DEPTH):
+        inner = [list(one.values()) if isinstance(one, dict) else one for one in level]
+        level = [one for several in inner for one in several if isinstance(one, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def has_halves(value: Any) -> bool:
+    """Returns whether a text in a value of JSON has half of a character (one of two surrogates)."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def without_halves(value: Any) -> Any:
+    """Returns a value of JSON with a question mark in place of each half of a character."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace")) if has_halves(value) else value
 
 
 def read_bytes(path: str | Path, *, max_bytes: int) -> bytes:

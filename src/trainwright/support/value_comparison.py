@@ -6,21 +6,25 @@ the place: the module itself if its inputs are equal, else the operations of the
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from trainwright._types import JSONObject, counted
 from trainwright.errors import ArgumentError, DataError
-from trainwright.support.fingerprint import distance, only_place
+from trainwright.support.door import number_of, parse_json, step_of, without_halves
+from trainwright.support.fingerprint import MODULUS, NUM_SKETCHES, distance, only_place
 
 FILE = re.compile(r"^values-rank(\d+)\.jsonl$")
 SHARED = ("weight", "clipped", "optimizer", "update")  # the same in runs of different numbers of processes
 PASSES = ("forward", "loss", "backward", "gradient", "clipped", "optimizer", "update")  # void after a rewind
 MOST_NAMED = 4
+MAX_LINE = 1 << 26  # bytes of a record: a batch has the names of its samples
+NOT_FINITE = ("nan", "inf", "-inf")  # numbers that JSON has not
 CAUSES = ("random", "data", "weights", "optimizer")  # they are no consequence of values before
 WORDS = {
     "begin": "random",
@@ -172,31 +176,78 @@ def read_values(folder: Path) -> dict[int, Recorded]:
 def _read(path: Path) -> Recorded:
     about: Record = {}
     records: dict[Key, Record] = {}
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                one = json.loads(line)
-                key = Key(
-                    one["step"], one["micro_batch"], one["phase"], one["name"], one.get("call", 0), one.get("part", "")
-                )
-            except (ValueError, KeyError, TypeError) as error:
-                if not line.endswith("\n"):  # the process was killed while it wrote
-                    break
-                raise DataError(
-                    f"{path}:{number} is not a line of recorded values ({error}). Record them again."
-                ) from None
-            if key.phase == "run":
-                about = one.get("facts", {})
-                continue
-            if key.phase == "begin":  # a step that a resumed run trains again
-                records = {old: value for old, value in records.items() if old.step != key.step}
-            if key.phase == "rewound":
-                records = {o: v for o, v in records.items() if o.step != key.step or o.phase not in PASSES}
-                continue
-            while key in records:  # a parameter that got gradients twice in a backward pass
-                key = key._replace(call=key.call + 1)
-            records[key] = one
+    calls: dict[Key, int] = {}  # of places that are there more than once
+    for number, line in enumerate(_lines(path), 1):
+        try:
+            key, one = _parse(line)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if not line.endswith(b"\n") and len(line) < MAX_LINE:  # the process was killed while it wrote
+                break
+            raise DataError(f"{path}:{number} is not a line of recorded values ({error}). Record them again.") from None
+        if key.phase == "run":
+            about = one.get("facts", {})
+            continue
+        if key.phase == "begin":  # a step that a resumed run trains again
+            records = {old: value for old, value in records.items() if old.step != key.step}
+        if key.phase == "rewound":
+            records = {o: v for o, v in records.items() if o.step != key.step or o.phase not in PASSES}
+            continue
+        if key in records:  # a parameter that got gradients twice in a backward pass
+            first = key
+            while key in records:
+                calls[first] = max(calls.get(first, first.call), first.call) + 1
+                key = first._replace(call=calls[first])
+        records[key] = one
     return Recorded(about.get("settings", {}), about.get("num_processes", 1), records)
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yields the lines of a file; DataError if it is a pipe or a device."""
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file, so it has no recorded values.")
+    with path.open("rb") as file:
+        while line := file.readline(MAX_LINE):
+            yield line
+
+
+def _parse(line: bytes) -> tuple[Key, Record]:
+    """Returns the place and the content of a record; ValueError, KeyError or TypeError if a value has another form."""
+    one = without_halves(parse_json(line))
+    place = Key(one["step"], one["micro_batch"], one["phase"], one["name"], one.get("call", 0), one.get("part", ""))
+    for number in (place.step, place.micro_batch, place.call):
+        step_of(number)
+    if place.phase not in (*WORDS, "run", "rewound") or not all(
+        isinstance(text, str) for text in (place.name, place.part, one.get("kind", ""))
+    ):
+        raise ValueError("a name or a phase is none")
+    for part in ("given", "values"):
+        for tensor in one.get(part, {}).values():
+            _check_tensor(tensor)
+    facts = one.get("facts", {})
+    for name in ("samples", "rows") if place.phase == "data" else ():
+        names = facts.get(name, [])
+        if not isinstance(names, list) or not all(isinstance(text, str) for text in names):
+            raise ValueError(f"{name} are no names")
+    if not isinstance(facts.get("settings", {}), dict):
+        raise TypeError("the settings are no settings")
+    step_of(facts.get("num_processes", 1))
+    return place, one
+
+
+def _check_tensor(tensor: Record) -> None:
+    """Raises ValueError, KeyError or TypeError if an object is not the fingerprint of a tensor."""
+    if not isinstance(getattr(torch, tensor["dtype"], None), torch.dtype) or not isinstance(tensor["hash"], str):
+        raise ValueError("a type or a hash is none")
+    for size in tensor["shape"]:
+        step_of(size)
+    if "sketch" in tensor:
+        for value in (*tensor["sketch"], tensor["norm"]):
+            number_of(0.0 if value in NOT_FINITE else value)
+        if len(tensor["sketch"]) != NUM_SKETCHES:
+            raise ValueError("a sketch has another length")
+    sums = tensor.get("sums", (0, 0, 0))
+    if len(sums) != 3 or not all(type(value) is int and 0 <= value < MODULUS for value in sums):
+        raise ValueError("the sums are not three numbers")
 
 
 def compare_values(

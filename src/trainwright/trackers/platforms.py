@@ -21,6 +21,7 @@ from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.errors import ArgumentError, MissingPackageError
 from trainwright.journal.record import flat
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.door import parse_json
 from trainwright.trackers import base
 from trainwright.trackers.base import (
     TRACKERS_OF_TRANSFORMERS,
@@ -160,7 +161,7 @@ class MLflowCallback(TrackerCallback, original=TRACKERS_OF_TRANSFORMERS):
         self.remember(args, self._run_id)
         if given is None or given == self._active:
             self._describe(args, model)
-        for name, value in json.loads(os.environ.get("MLFLOW_TAGS") or "{}").items():
+        for name, value in parse_json(os.environ.get("MLFLOW_TAGS") or "{}").items():
             self._client.set_tag(self._run_id, name, value)
 
     def _new_run(self, args: Arguments, *, parent: str | None) -> str:

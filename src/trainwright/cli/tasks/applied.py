@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -107,13 +108,13 @@ def rows_at(data: Path) -> Iterator[Path]:
             raise DataError(f"There is no file {data}.")
         yield data
         return
-    content = sys.stdin.read()
+    content = sys.stdin.buffer.read()  # not as text: a byte that is none is an error of the row that has it
     if not content.strip():
         raise DataError("Standard input is empty. Write a row on each line, or name a file with --data.")
-    suffix = "jsonl" if content.lstrip().startswith("{") else "txt"
+    suffix = "jsonl" if content.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{") else "txt"
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / f"stdin.{suffix}"
-        path.write_text(content, encoding="utf-8")
+        path.write_bytes(content)
         yield path
 
 

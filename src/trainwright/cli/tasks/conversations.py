@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from trainwright.cli.recipe.schema import Recipe
+from trainwright.support.door import parse_json
 
 Message = dict[str, Any]  # role and content, as chat templates take them; Any: tool calls
 
@@ -111,7 +111,7 @@ def _turns(cell: object, role: str) -> list[Message]:
     """Returns the messages of a cell: a list of them, possibly as JSON; or a single text in that role."""
     if isinstance(cell, str) and cell.lstrip().startswith("[{"):
         with suppress(ValueError):  # a text that begins like a list
-            cell = json.loads(cell)
+            cell = parse_json(cell)
     if isinstance(cell, str):
         return [{"role": role, "content": cell}]
     if cell is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
-import json
+import io
 import random
 import re
 from collections import Counter
@@ -31,6 +31,7 @@ from trainwright.preflight.row_facts import IN_FULL
 from trainwright.preflight.rows import rows_of
 from trainwright.preflight.table_checks import MOST_LABELS
 from trainwright.preflight.tables import Table
+from trainwright.support.door import has_halves, parse_json
 
 if TYPE_CHECKING:
     from _csv import Reader as CsvReader
@@ -395,7 +396,12 @@ SUFFIXES = {
     ".bio": "conll",
 }
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp")
-MAX_CELL = 1 << 30  # characters: a text may be a whole book
+MAX_CELL = 1 << 25  # characters: a text may be a whole book
+MAX_HEADER = 1 << 20
+MAX_WHOLE = 1 << 31  # of a file that is read at once
+MAX_UNPACKED = 1 << 28  # bytes that any packed file may have, beyond so many times its own
+MOST_TIMES = 100
+MAX_DIGITS = 4000  # of a number in a row; Python reads a few more
 
 
 def read_rows(path: Path, data: DataPart, *, file: str | None = None, source: str = ONE_SOURCE) -> Iterator[FileRow]:
@@ -435,18 +441,83 @@ def format_of(path: Path, given: str | None) -> str:
 
 
 def _open(path: Path, data: DataPart) -> IO[str]:
+    """Opens a file as text; DataError if it is a pipe or a device, on which a reader may wait for ever."""
+    _check_kind(path)
     encoding = data.encoding or "utf-8-sig"
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding=encoding, newline="")
+        limit = MAX_UNPACKED + MOST_TIMES * path.stat().st_size
+        unpacked = io.BufferedReader(_Unpacked(path, limit))
+        return io.TextIOWrapper(unpacked, encoding=encoding, newline="")
     return path.open(encoding=encoding, newline="")
+
+
+def _check_kind(path: Path) -> None:
+    if path.exists() and not path.is_file():
+        raise DataError(
+            f"{path} is not a regular file. Write its rows to a file, or pass them to standard input (--data -)."
+        )
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a packed file; DataError beyond a number of bytes that no rows of that size make."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self._path = path
+        self._left = limit
+        self._file = gzip.GzipFile(path)
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # Any: a buffer, which has no type in Python 3.11
+        """Reads into a buffer, and returns the number of bytes."""
+        number = self._file.readinto(buffer)
+        self._left -= number
+        if self._left < 0:
+            raise DataError(f"{self._path} unpacks to more than {MOST_TIMES} times its size. Unpack it to read it.")
+        return number
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+        super().close()
+
+
+def _lines(file: IO[str], path: Path) -> Iterator[tuple[int, str]]:
+    """Yields the lines of a file and their numbers; DataError if one is longer than any text."""
+    number = 0
+    while line := file.readline(MAX_CELL):
+        number += 1
+        if len(line) == MAX_CELL:
+            raise DataError(f"{path}:{number}: this line has {MAX_CELL} characters or more. Split its text.")
+        yield number, line
+
+
+def _whole(file: IO[str], path: Path) -> str:
+    """Returns the text of a file; DataError if it is larger than the memory of most machines."""
+    text = file.read(MAX_WHOLE)
+    if len(text) == MAX_WHOLE:
+        raise DataError(f"{path} has {MAX_WHOLE} characters or more, which are read at once. Write it as JSON lines.")
+    return text
 
 
 def _csv(path: Path, data: DataPart) -> Numbered:
     csv.field_size_limit(MAX_CELL)
+    delimiter = data.delimiter or _delimiter(_first_line(path, data))
     with _open(path, data) as file:
-        delimiter = data.delimiter or _delimiter(file.readline())
-        file.seek(0)
-        yield from _table(_records(csv.reader(file, delimiter=delimiter)), path, has_header=data.header)
+        lines = (line for _, line in _lines(file, path))
+        reader = csv.reader(lines, delimiter=delimiter)
+        try:
+            yield from _table(_records(reader), path, has_header=data.header)
+        except csv.Error as error:
+            raise DataError(f"{path}:{reader.line_num}: {error}.") from None
+
+
+def _first_line(path: Path, data: DataPart) -> str:
+    """Returns the first line of a file, as much of it as may be a header."""
+    with _open(path, data) as file:
+        return file.readline(MAX_HEADER)
 
 
 def _records(reader: CsvReader) -> Iterator[tuple[int, list[str]]]:
@@ -462,8 +533,7 @@ def columns_twice(path: Path, data: DataPart) -> list[str]:
     kind = format_of(path, data.format)
     if kind not in ("csv", "tsv") or not data.header:
         return []
-    with _open(path, data) as file:
-        line = file.readline()
+    line = _first_line(path, data)
     delimiter = data.delimiter or ("\t" if kind == "tsv" else _delimiter(line))
     names = next(csv.reader([line], delimiter=delimiter), [])
     return [name for name, uses in Counter(names).items() if uses > 1 and name.strip()]
@@ -482,7 +552,7 @@ def _tsv(path: Path, data: DataPart) -> Numbered:
         yield from _csv(path, data)
         return
     with _open(path, data) as file:
-        cells = ((number, line.rstrip("\r\n").split("\t")) for number, line in enumerate(file, start=1) if line.strip())
+        cells = ((number, line.rstrip("\r\n").split("\t")) for number, line in _lines(file, path) if line.strip())
         yield from _table(cells, path, has_header=data.header)
 
 
@@ -506,7 +576,9 @@ def _table(lines: Iterator[tuple[int, list[str]]], path: Path, *, has_header: bo
 def _json(path: Path, data: DataPart) -> Numbered:
     with _open(path, data) as file:
         try:
-            value = json.load(file)
+            value = _value(_whole(file, path))
+        except UnicodeDecodeError:
+            raise
         except ValueError as error:
             raise DataError(
                 f"{path} is not JSON: {error}. If each line is one object, set data.format: jsonl."
@@ -518,12 +590,20 @@ def _json(path: Path, data: DataPart) -> Numbered:
     yield from ((None, row) for row in value)
 
 
+def _value(text: str) -> object:
+    """Returns the value of JSON; ValueError if it is none, or has text that no file can hold."""
+    value: object = parse_json(text, max_digits=MAX_DIGITS)
+    if "\\u" in text and has_halves(value):
+        raise ValueError("it has half of a character (as \\ud83d alone)")
+    return value
+
+
 def _jsonl(path: Path, data: DataPart) -> Numbered:
     with _open(path, data) as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in _lines(file, path):
             if line.strip():
                 try:
-                    row = json.loads(line)
+                    row = _value(line)
                 except ValueError as error:
                     raise DataError(f"{path}:{number}: this is not JSON: {error}.") from None
                 if not isinstance(row, dict):
@@ -534,13 +614,14 @@ def _jsonl(path: Path, data: DataPart) -> Numbered:
 def _parquet(path: Path, data: DataPart) -> Numbered:
     with needs_package("Parquet needs the package pyarrow: pip install pyarrow"):
         from pyarrow import parquet
+    _check_kind(path)
     for batch in parquet.ParquetFile(path).iter_batches():
         yield from ((None, row) for row in batch.to_pylist())
 
 
 def _text(path: Path, data: DataPart) -> Numbered:
     with _open(path, data) as file:
-        whole = file.read()
+        whole = _whole(file, path)
     pattern = None
     if data.pattern is not None:
         pattern = re.compile(data.pattern, 0 if data.sample_by == "line" else re.DOTALL)
@@ -572,7 +653,7 @@ def _conll(path: Path, data: DataPart) -> Numbered:
     with _open(path, data) as file:
         words: list[list[str]] = []
         first = 1
-        for number, line in enumerate(file, start=1):
+        for number, line in _lines(file, path):
             cells = line.split("\t") if "\t" in line else line.split()
             cells = [cell.strip() for cell in cells]
             if not any(cells):
@@ -599,7 +680,7 @@ def _sentence(words: list[list[str]]) -> Row:
 def _images(path: Path, data: DataPart) -> Numbered:
     """Yields the images of a directory, with a subdirectory for each label."""
     for image in sorted(path.rglob("*")):
-        if image.suffix.lower() in IMAGES:
+        if image.suffix.lower() in IMAGES and image.is_file():
             yield None, {"image": str(image), "label": image.parent.name}
 
 

@@ -372,7 +372,10 @@ def opened(cell: object, base: Path) -> Image.Image:
         return cell
     if not isinstance(cell, str):
         raise DataError(f"{cell!r} is neither a path nor an image.")
-    return Image.open(base / cell)
+    path = base / cell
+    if path.exists() and not path.is_file():
+        raise DataError(f"{path} is not a regular file, so it is no image.")
+    return Image.open(path)
 
 
 def scaled(pixels: Pixels, max_value: float) -> Pixels:

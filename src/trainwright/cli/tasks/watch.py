@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import write_text
+from trainwright.support.door import MAX_SETTINGS, read_json
 from trainwright.support.evaluation_requests import EVALUATE, LOG, WATCHER_GONE_S, Request, Requests, Result
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class Watcher:
     def _sign_of(self, claim: Path) -> str:
         """Returns a value that changes while the owner of a claim is alive."""
         with suppress(OSError, ValueError, TypeError, KeyError):
-            owner = json.loads(claim.read_text(encoding="utf-8"))["watcher"]
+            owner = read_json(claim, max_bytes=MAX_SETTINGS)["watcher"]
             return str((self._requests.folder / f"watcher-{Path(owner).name}.json").stat().st_mtime)
         return "gone"
 

@@ -1,0 +1,30 @@
+"""A number of the command line is finite: with `nan` a wait would have no end, and a comparison no result."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from trainwright.cli import main
+
+from .commands import call
+
+NUMBERS = [("ctl", "--wait"), ("compare", "--tolerance"), ("diff", "--tolerance")]
+
+
+def test_every_option_with_a_number_is_of_the_list_above() -> None:
+    source = inspect.getsource(main)
+    assert (
+        len(re.findall(r"\bfloat( \| None)?,\s*typer\.Option", source)) == source.count("parser=amount") == len(NUMBERS)
+    )
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e999", "ten"])
+@pytest.mark.parametrize(("command", "option"), NUMBERS)
+def test_a_number_that_is_not_finite_is_refused(command: str, option: str, value: str, tmp_path: Path) -> None:
+    result = call(command, str(tmp_path), str(tmp_path), f"{option}={value}")
+    assert result.exit_code == 2
+    assert option in result.output
