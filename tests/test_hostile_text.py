@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import json
 import logging
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 import yaml
@@ -21,6 +24,8 @@ from trainwright.evaluation.outputs import print_metrics
 from trainwright.extensions.incidents import bundle
 from trainwright.hub.model_card import CardContent, write_card
 from trainwright.journal import record
+from trainwright.report.evaluation_page import evaluation_page
+from trainwright.report.page import Curve, Mark, card, figure, shares
 from trainwright.report.run_page import write_report
 
 from ._support.small import data, make_trainer
@@ -191,7 +196,84 @@ def hidden() -> Iterator[set[str]]:
     _types._hidden.update(before)
 
 
-@pytest.mark.parametrize("name", ["MY_KEY", "SOME_TOKEN_2", "db_password", "THE_SECRET"])
+NAMES = [
+    *("MY_KEY", "SOME_TOKEN_2", "db_password", "THE_SECRET", "DB_PASSWD", "MYSQL_PWD", "AZURE_STORAGE_SAS", "SAS_URL"),
+    *("BASIC_AUTH", "PROXY_AUTHORIZATION", "GIT_CREDENTIALS", "AZURE_STORAGE_CONNECTION_STRING", "SENTRY_DSN"),
+]
+
+
+@pytest.mark.parametrize("name", ["GIT_AUTHOR_NAME", "AUTHORITY", "PWD", "OLDPWD", "DISASTER", "SASHA_NAME"])
+def test_a_variable_whose_name_only_looks_so_masks_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, PLAIN)
+    assert without_tokens(PLAIN) == PLAIN
+
+
+SPELLINGS: list[Callable[[str], str]] = [
+    str,
+    repr,
+    json.dumps,
+    lambda secret: json.dumps(secret, ensure_ascii=False),
+    lambda secret: json.dumps({"error": secret}),
+    shlex.quote,
+    html.escape,
+    quote,
+    quote_plus,
+    lambda secret: f"<p>{html.escape(secret)}</p>",
+]
+
+
+@pytest.mark.parametrize(
+    "secret", ['a"b\\c/d&e<f', "it's ümlaut \\ and more", "tab\there+there", "line1 = long\nline2 = long"]
+)
+@pytest.mark.parametrize("spell", range(len(SPELLINGS)))
+def test_a_secret_is_masked_as_it_is_quoted(spell: int, secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SECRET", secret)
+    shown = without_tokens(f"failed: {SPELLINGS[spell](secret)}!")
+    assert "***" in shown
+    for part in ("c/d", "c%2Fd", "mlaut", "here", "long"):
+        assert part not in shown
+
+
+def test_each_part_of_a_connection_string_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq=="
+    whole = f"DefaultEndpointsProtocol=https;AccountName=devstore;AccountKey={key};EndpointSuffix=core.windows.net"
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", whole)
+    assert without_tokens(f"no: {whole}") == "no: ***"
+    assert key not in without_tokens(f"the key {key} of devstore")
+    assert "devstore" in without_tokens(f"the key {key} of devstore")
+    monkeypatch.setenv("MY_CREDENTIALS", json.dumps({"user": "ann", "private_key": "abcdefghij", "type": "service"}))
+    assert without_tokens("abcdefghij of ann, service") == "*** of ann, service"
+
+
+CONTROLS = "\x1b]0;owned\x07 \u202eevil\u2066 \ud83d"
+
+
+def test_no_page_has_control_characters_of_labels_texts_and_names() -> None:
+    pages = [
+        evaluation_page(
+            title=CONTROLS,
+            note=CONTROLS,
+            metrics={CONTROLS: 1.0},
+            labels=[CONTROLS, "b"],
+            confusion=[[1, 0], [0, 1]],
+            hardest=[{"name": CONTROLS, "loss": 1.0, "text": CONTROLS, "right": CONTROLS, "predicted": CONTROLS}],
+        ),
+        figure(
+            CONTROLS, [Curve(CONTROLS, [1], [1], text=[CONTROLS])], marks=[Mark(1, "x", CONTROLS)], labels=[CONTROLS]
+        ),
+        shares(CONTROLS, [(CONTROLS, 1.0, CONTROLS)], note=CONTROLS),
+        card(CONTROLS, ""),
+    ]
+    for one in pages:
+        one.encode()
+        assert "owned" in one
+        for letter in "\x1b\x07\u202e\u2066":
+            assert letter not in one
+        for spec in re.findall(r'"application/json">(.*?)</script>', one):
+            assert is_clean(json.dumps(json.loads(spec), ensure_ascii=False))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_value_of_a_variable_with_such_a_name_is_masked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, PLAIN)
     assert without_tokens(f"cannot log in with {PLAIN}!") == "cannot log in with ***!"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from numbers import Number
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
@@ -235,7 +235,14 @@ def recordable(values: Mapping[Any, object], dropped: dict[str, str]) -> dict[st
 # Control characters, and characters that reverse the direction of text, become escapes.
 _ESCAPES = {
     code: repr(chr(code))[1:-1]
-    for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+    for code in (
+        *range(0x20),
+        *range(0x7F, 0xA0),
+        *(0x2028, 0x2029),
+        *range(0x202A, 0x202F),
+        *range(0x2066, 0x206A),
+        *range(0xD800, 0xE000),  # halves of characters, which no file can hold
+    )
 }
 _LINE_ESCAPES = {code: escape for code, escape in _ESCAPES.items() if chr(code) not in "\n\t"}
 SHORTEST_TOKEN = 15  # "bearer " and eight characters; shorter text can only hold a secret after a separator
@@ -246,7 +253,7 @@ _SECRETS = tuple(
         r"([?&][\w.-]{0,40}(?:token|key|secret|passw|signature|\bsig|credential|auth)[\w.-]{0,40}=)[^\s&\"'<>\\#]+",
         r"(\bauthorization[\"'\\]*\s*[:=]\s*[\"'\\]*(?:(?:bearer|basic|token)\s+)?)[^\s\"',;}\\]+",
         r"(\bbearer\s+)[\w.~+/=-]{8,}",
-        r"((?:api[_-]?key|access[_-]?key|secret[_-]?key|(?:hf|hub|auth|access|api)[_-]token|password)"
+        r"((?:api[_-]?key|access[_-]?key|account[_-]?key|secret[_-]?key|passw(?:or)?d|passphrase|credential|(?:hf|hub|auth|access|api|sas)[_-]token)"
         r"[\"'\\]*\s*[:=]\s*[\"'\\]*)(?!None\b|null\b)[^\s\"',;&}\])\\]+",
         r"(\b(?:hf_|gh[opsu]_|github_pat_|glpat-|sk-|xox[abp]-|AKIA))[\w-]{16,}",
     )
@@ -269,10 +276,30 @@ def is_url(path: object) -> bool:
     return isinstance(path, str) and _URL.match(path) is not None
 
 
-_SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)  # in the name of an environment variable
+# In the name of an environment variable. AUTH is not AUTHOR, and PWD alone is the working directory.
+_SECRET_NAME = re.compile(
+    "KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|CONNECTION_?STRING|CONN_?STR|(?<=_)PWD|(?<=_)DSN"
+    "|(?<![A-Z])SAS(?![A-Z])|AUTH(?!OR(?!IZ))",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"[\"']?(\w{1,60})[\"']?\s*[=:]\s*[\"']?([^;,\"'\s]+)")
 SHORTEST_SECRET = 6
 LONG_SECRET = 8  # from this length on, a secret is also found inside a longer word
-_ORDINARY = {"enable", "enabled", "disable", "disabled", "default", "offline", "online", "always", "warning"}
+_ORDINARY = {
+    "enable",
+    "enabled",
+    "disable",
+    "disabled",
+    "default",
+    "offline",
+    "online",
+    "always",
+    "warning",
+    "password",
+    "kerberos",
+    "bearer",
+    "oauth2",
+}
 _hidden: set[str] = set()  # secrets that are not environment variables
 
 
@@ -290,22 +317,46 @@ def _is_secret(value: str) -> bool:
     return not is_number and not (value.startswith(("/", "~", ".")) and os.path.exists(os.path.expanduser(value)))
 
 
+def is_secret_name(name: str) -> bool:
+    """Returns whether the name of an environment variable means that its value is a secret."""
+    return _SECRET_NAME.search(name) is not None
+
+
 def _secret_values() -> list[str]:
-    """Returns the secrets of this process, also URL-encoded and line by line, longest first."""
-    values = {value.strip() for name, value in os.environ.items() if _SECRET_NAME.search(name)} | _hidden
+    """Returns the secrets of this process, also encoded, quoted, and in parts, longest first."""
+    values = {value.strip() for name, value in os.environ.items() if is_secret_name(name)} | _hidden
     found = set()
     for value in filter(_is_secret, values):
         lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= SHORTEST_TOKEN]
-        for one in (value, *lines):
-            found |= {one, quote(one, safe=""), quote_plus(one)}
+        for one in (value, *lines, *_parts_of_secret(value)):
+            found |= _spellings(one)
     return sorted(found, key=len, reverse=True)
+
+
+def _parts_of_secret(value: str) -> Iterator[str]:
+    """Yields the secrets in a value such as `AccountName=me;AccountKey=abc`, or in an object of JSON."""
+    for name, one in _PART.findall(value):
+        if is_secret_name(name) and _is_secret(one):
+            yield one
+
+
+@lru_cache(maxsize=1024)
+def _spellings(secret: str) -> frozenset[str]:
+    """Returns a secret as it is, and as it stands in a URL, in JSON, in Python, in a shell and in HTML."""
+    in_json = {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+    quoted = {repr(secret)[1:-1], secret.replace("'", "'\"'\"'"), secret.replace("'", "'\\''")}
+    in_html = secret
+    for letter, entity in {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"}.items():
+        in_html = in_html.replace(letter, entity)
+    return frozenset({secret, quote(secret), quote(secret, safe=""), quote_plus(secret), in_html} | in_json | quoted)
 
 
 def without_tokens(text: str) -> str:
     """Returns text with secrets, and text that looks like a key, replaced by ***.
 
-    Secrets are the values passed to `hide` and the values of environment variables with KEY, TOKEN, SECRET or PASSWORD
-    in their names. Keys are recognized by their context: a URL, a header, an assignment.
+    Secrets are the values passed to `hide` and the values of environment variables with KEY, TOKEN, SECRET, PASSWORD,
+    PASSWD, CREDENTIAL, AUTH, SAS or CONNECTION_STRING in their names, in all ways in which they are quoted. Keys are
+    recognized by their context: a URL, a header, an assignment.
     """
     for secret in _secret_values():
         if secret in text:

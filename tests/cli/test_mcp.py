@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mcp import ClientSession, StdioServerParameters, stdio_client
 
-from trainwright.cli.mcp_server import SKILL
+from trainwright.cli.mcp_server import SKILL, answer_of
 
 from .commands import small
 
@@ -44,3 +44,13 @@ def test_an_agent_gets_the_skill_and_the_answers_of_commands(tmp_path: Path) -> 
     assert found["good"]["answer"]["plan"]["model"]
     assert found["wrong"]["exit_code"] == 2
     assert "learning_rate" in found["wrong"]["answer"]["error"]["message"]
+
+
+@pytest.mark.timeout(120)
+def test_no_module_of_the_working_directory_is_imported(tmp_path: Path) -> None:
+    """Those that the command imports, of this package, of others and of Python."""
+    for name in ("typer", "xxhash", "torch", "json", "trainwright", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open('{name}.ran', 'w').close()\n")
+    answer = answer_of("runs", ["."], folder=str(tmp_path))
+    assert answer == {"exit_code": 0, "answer": [], "messages": ""}
+    assert list(tmp_path.glob("*.ran")) == []

@@ -13,7 +13,7 @@ EXCEPTIONS = {
     "support.door.parse_json": "it is the door",
     "support.door.without_halves": "a value that went through the door, once more",
     "config.parser.METAVARS": "words that the user types: argparse names the function in its errors",
-    "config.parser.HfArgumentParser._converter": "likewise",
+    "config.parser._converter": "likewise",
     "checkpoint.training_state": "the arguments of this process, as text and back",
     "run.resume": "likewise",
     "extensions.async_evaluation.evaluators": "lines of our own child, on its pipe",

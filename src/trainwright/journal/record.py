@@ -45,7 +45,11 @@ logger = logging.getLogger(__name__)
 
 JOURNAL_NAME = "journal.jsonl"
 PACKAGES = ("trainwright", "torch", "transformers", "accelerate", "datasets", "peft", "numpy", "safetensors")
-SECRET = re.compile("token(?!izer|s_seen)|secret|password|api_?key")  # in the names of arguments
+# In the names of arguments.
+SECRET = re.compile(
+    "token(?!izer|s_seen)|secret|passw|passphrase|credential|connection_?string|(?:api|access|account|private)_?key"
+    "|(?<![a-z])sas(?![a-z])|auth(?!or(?!iz))"
+)
 # Kinds of entries that belong to a step, so that a resume from an earlier one supersedes them.
 OF_A_STEP = ("log", "evaluation", "save", "delivered", "incident", "warning", "command", "slow_rank")
 BEGIN_A_FILE = ("log", "evaluation", "save")

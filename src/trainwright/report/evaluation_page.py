@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 
 from trainwright._types import JSONObject
 from trainwright.report.page import card, document, grid, readable, table, tiles
+from trainwright.support.html_table import cell_text
 
 NOT_A_TILE = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
 
@@ -44,7 +44,7 @@ def _matrix(labels: Sequence[str], confusion: Sequence[Sequence[int]]) -> str:
     """Returns the matrix, each row shaded by its shares; nothing without labels."""
     if not confusion:
         return ""
-    head = "".join(f"<th>{html.escape(label)}</th>" for label in labels)
+    head = "".join(f"<th>{cell_text(label)}</th>" for label in labels)
     body = ""
     for label, counts in zip(labels, confusion, strict=True):
         total = max(sum(counts), 1)
@@ -52,6 +52,6 @@ def _matrix(labels: Sequence[str], confusion: Sequence[Sequence[int]]) -> str:
             f'<td style="background:color-mix(in srgb, var(--c0) {count / total:.0%}, transparent)">{count}</td>'
             for count in counts
         )
-        body += f"<tr><th>{html.escape(label)}</th>{cells}</tr>"
+        body += f"<tr><th>{cell_text(label)}</th>{cells}</tr>"
     shown = f'<div class="scroll"><table><tr><th>right \\ predicted</th>{head}</tr>{body}</table></div>'
     return card("Confusion matrix", shown)

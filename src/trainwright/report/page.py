@@ -5,15 +5,15 @@ uPlot (MIT licence, in `assets`) draws the charts in the browser, from JSON in t
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from trainwright.support.html_table import html_section, html_table
+from trainwright._types import printable
+from trainwright.support.html_table import cell_text, html_section, html_table
 
 ASSETS = Path(__file__).parent / "assets"
 NUM_POINTS = 50_000  # points of all curves of a page, which keeps it below 1.5 MB
@@ -64,10 +64,10 @@ def document(title: str, sections: Iterable[str], *, note: str = "", refresh_s: 
     body = "\n".join(sections)
     smoothing = f'<div class="tools">Smoothing {tools}</div>' if '"smooth": true' in body else ""
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{refresh}<title>{html.escape(title)}</title>'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">{refresh}<title>{cell_text(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<style>{style}</style></head>\n<body><main><header><div><h1>{html.escape(title)}</h1>"
-        f'<p class="soft">{html.escape(note)}</p></div>{smoothing}</header>\n{body}\n</main>\n'
+        f"<style>{style}</style></head>\n<body><main><header><div><h1>{cell_text(title)}</h1>"
+        f'<p class="soft">{cell_text(note)}</p></div>{smoothing}</header>\n{body}\n</main>\n'
         f"<script>/*! {licence} */\n{library}</script>\n<script>{script}</script></body></html>\n"
     )
 
@@ -76,10 +76,10 @@ def tiles(facts: Iterable[tuple[str, str, str]]) -> str:
     """Returns the headline of a page: label, value and note of each fact that has a value."""
     shown = ""
     for label, value, note in facts:
-        broken = re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", html.escape(value))  # a long class name, between its words
+        broken = re.sub(r"(?<=[a-z])(?=[A-Z])", "<wbr>", cell_text(value))  # a long class name, between its words
         size = ' class="long"' if len(value) > 16 else ""
-        notes = f"<dt>{html.escape(label)}</dt><dd{size}>{broken}</dd><dd>{html.escape(note)}</dd>"
-        data = f'data-label="{html.escape(label)}" data-value="{html.escape(value)}"'
+        notes = f"<dt>{cell_text(label)}</dt><dd{size}>{broken}</dd><dd>{cell_text(note)}</dd>"
+        data = f'data-label="{cell_text(label)}" data-value="{cell_text(value)}"'
         shown += f'<dl class="tile" {data}>{notes}</dl>' if value else ""
     return f'<div class="tiles">{shown}</div>'
 
@@ -97,7 +97,7 @@ def grid(cards: Iterable[str], kind: str = "grid") -> str:
 
 def card(title: str, body: str, *, is_wide: bool = True, tools: str = "") -> str:
     """Returns a section with a heading and `tools` next to it."""
-    head = f'<div class="head"><h2>{html.escape(title)}</h2>{tools}</div>'
+    head = f'<div class="head"><h2>{cell_text(title)}</h2>{tools}</div>'
     return f"{WIDE if is_wide else NARROW}{head}{body}</section>"
 
 
@@ -118,11 +118,11 @@ def shares(title: str, parts: Sequence[tuple[str, float, str]], *, note: str = "
     bar = ""
     legend = ""
     for i, (name, size, text) in enumerate(parts):
-        shown = f"{html.escape(name)}: {text}, {size / total:.1%}"
+        shown = cell_text(f"{name}: {text}, {size / total:.1%}")
         color = f"background:var(--c{i % 8})"
         bar += f'<span style="flex:{size / total:.5f} 0 0;{color}" title="{shown}"></span>'
         legend += f'<span><i style="{color}"></i>{shown}</span>'
-    note = f'<p class="soft">{html.escape(note)}</p>' if note else ""
+    note = f'<p class="soft">{cell_text(note)}</p>' if note else ""
     return card(title, f'<div class="bar">{bar}</div><div class="legend">{legend}</div>{note}')
 
 
@@ -145,22 +145,26 @@ def figure(
     `explains`: its legend names the kinds of marks. `num_points`: maximum for each curve. `labels`: the
     categories of the other axis, by number from 0. `points`: points, not lines.
     """
-    drawn = [asdict(curve) | dict(zip("xy", thinned(curve.x, curve.y, num_points), strict=True)) for curve in curves]
+    drawn = []
+    for curve in curves:
+        x, y = thinned(curve.x, curve.y, num_points)
+        texts = None if curve.text is None else [printable(text) for text in curve.text]
+        drawn.append(asdict(replace(curve, name=printable(curve.name), text=texts)) | {"x": x, "y": y})
     spec = {
-        "title": title,
+        "title": printable(title),
         "curves": drawn,
-        "marks": [asdict(mark) for mark in marks],
+        "marks": [asdict(replace(mark, text=printable(mark.text))) for mark in marks],
         "explains": explains,
         "height": height,
         "xname": xname,
-        "labels": labels,
+        "labels": None if labels is None else [printable(label) for label in labels],
         "log_x": log_x,
         "points": points,
         "smooth": xname == "step",
     }
     text = json.dumps(spec, allow_nan=False).replace("<", "\\u003c")
     plot = f'<div class="plot"><script type="application/json">{text}</script></div>'
-    return card(title, plot, is_wide=is_wide, tools=f'<button data-log="{html.escape(title)}">log</button>')
+    return card(title, plot, is_wide=is_wide, tools=f'<button data-log="{cell_text(title)}">log</button>')
 
 
 def thinned(x: Sequence[float], y: Sequence[float | None], num_points: int) -> tuple[list[float], list[float | None]]:

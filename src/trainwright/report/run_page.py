@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import statistics
 import time
@@ -29,6 +28,7 @@ from trainwright.report.page import (
 )
 from trainwright.report.run_table import STOPPED, best_of, last_start, metrics_of, origin_text, origins_of, summary
 from trainwright.search.search_record import SEARCH_NAME, SearchRecord
+from trainwright.support.html_table import lines_text
 from trainwright.support.units import count_text, duration_text, size_text
 
 WATCH_S = 5  # from one version of a page to the next
@@ -337,7 +337,7 @@ def tables(record: Record) -> list[str]:
         ),
         table("Processes, milliseconds of a step", processes(record)),
         *(
-            card(f"Traceback of step {entry['step']}", f"<pre>{html.escape(entry.get('traceback', ''))}</pre>")
+            card(f"Traceback of step {entry['step']}", f"<pre>{lines_text(entry.get('traceback', ''))}</pre>")
             for entry in record.of("failed")
             if entry.get("error") not in STOPPED
         ),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 
 from trainwright.report.page import Curve, card, document, figure, grid, table
 from trainwright.search.search_record import FINISHED, PRUNED, SearchRecord, TrialRecord, importance
+from trainwright.support.html_table import cell_text
 from trainwright.support.units import duration_text
 
 COLORS = {FINISHED: 0, PRUNED: 7}
@@ -49,7 +49,7 @@ def _history(found: SearchRecord, number: int, direction: str, *, title: str) ->
 
 def _bars(influence: dict[str, float], *, title: str) -> str:
     rows = "".join(
-        f'<tr><td>{html.escape(name)}</td><td><div class="bar"><span style="flex:{share:.4f} 0 0;background:var(--c0)">'
+        f'<tr><td>{cell_text(name)}</td><td><div class="bar"><span style="flex:{share:.4f} 0 0;background:var(--c0)">'
         f'</span><span style="flex:{1 - share:.4f} 0 0"></span></div></td><td>{share:.0%}</td></tr>'
         for name, share in influence.items()
     )

@@ -18,6 +18,13 @@ def cell_text(value: object) -> str:
     return escape(without_tokens(printable(str(value))))
 
 
+def lines_text(text: str) -> str:
+    """Returns text of several lines as text of HTML, as `cell_text` does for one line."""
+    from html import escape
+
+    return escape(without_tokens(printable(text, lines=True)))
+
+
 def html_table(rows: Iterable[Row], *, header: Row = ()) -> str:
     """Returns a table; empty text without rows."""
     body = [_row(row, "td") for row in rows]
