@@ -325,7 +325,7 @@ def is_secret_name(name: str) -> bool:
 def _secret_values() -> list[str]:
     """Returns the secrets of this process, also encoded, quoted, and in parts, longest first."""
     values = {value.strip() for name, value in os.environ.items() if is_secret_name(name)} | _hidden
-    found = set()
+    found = set[str]()
     for value in filter(_is_secret, values):
         lines = [line.strip() for line in value.splitlines() if len(line.strip()) >= SHORTEST_TOKEN]
         for one in (value, *lines, *_parts_of_secret(value)):

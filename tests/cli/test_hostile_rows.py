@@ -64,7 +64,7 @@ def test_a_row_that_cannot_be_held_is_an_error_of_its_file(
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "jsonl", "txt", "conll"])
 def test_a_small_file_does_not_unpack_without_limit(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"rows.{suffix}.gz"
-    line = b'{"text": "a", "label": "b"}\n' if suffix == "jsonl" else b"a\tb\n" if suffix == "tsv" else b"a b\n"
+    line = {"jsonl": b'{"text": "a", "label": "b"}\n', "tsv": b"a\tb\n"}.get(suffix, b"a b\n")
     path.write_bytes(gzip.compress(line * (1 << 20)))
     with pytest.raises(DataError, match=r"100 times its size|characters or more"):
         list(read_rows(path, DataPart()))

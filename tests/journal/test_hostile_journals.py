@@ -96,8 +96,10 @@ LINES = {
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yields the paths of all values within a value of JSON."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
+    items: dict[Any, Any] = value if isinstance(value, dict) else {}
+    if isinstance(value, list):
+        items = dict(enumerate(value))
+    for key, inner in items.items():
         yield (*path, key)
         yield from places(inner, (*path, key))
 

@@ -48,8 +48,10 @@ VALUES: list[Any] = ["text", -1, 2**70, 1e308, True, None, [], [[1]], {}, {"a": 
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in items:
+    items: dict[Any, Any] = value if isinstance(value, dict) else {}
+    if isinstance(value, list):
+        items = dict(enumerate(value))
+    for key, inner in items.items():
         yield (*path, key)
         yield from places(inner, (*path, key))
 

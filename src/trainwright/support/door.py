@@ -31,7 +31,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def read_json(path: str | Path, *, max_bytes: int) -> Any:
+def read_json(path: str | os.PathLike[str], *, max_bytes: int) -> Any:
     """Returns the value in an untrusted JSON file; ValueError as for `read_bytes` and `parse_json`."""
     return parse_json(read_bytes(path, max_bytes=max_bytes))
 
@@ -79,7 +79,7 @@ def without_halves(value: Any) -> Any:
     return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace")) if has_halves(value) else value
 
 
-def read_bytes(path: str | Path, *, max_bytes: int) -> bytes:
+def read_bytes(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
     """Returns the content of an untrusted file; ValueError if it is too large, or a pipe, a device or a directory.
 
     It does not block on a pipe without a writer, and reads nothing from an endless device.
