@@ -140,29 +140,6 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise
 
 
-def create_file(path: str | Path, content: bytes) -> None:
-    """Creates a file with its content at once, so that nobody finds it empty.
-
-    On a disk without hard links, the name comes first and the content after it.
-
-    Raises:
-        FileExistsError: there is a file of that name.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
-    try:
-        draft.write_bytes(content)
-        os.link(draft, path)
-    except FileExistsError:
-        raise
-    except OSError:  # a disk without hard links
-        with path.open("xb") as file:
-            file.write(content)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
 def json_value(value: Any, depth: int = 64, *, text: Callable[[str], str] = lambda text: text) -> Any:
     """Converts a value to strict JSON: nested dicts and lists of strings, numbers, bools and None.
 

@@ -104,4 +104,4 @@ def assert_same_end(folder: Path, url: str, uninterrupted: Weights) -> None:
         assert list(store.problems(one)) == []
     leases = [name for name in store.names() if name.startswith(".lease-")]
     assert [store.read(name) for name in leases] == [RELEASED]
-    assert sorted(store.names()) == sorted([*(f"checkpoint-{one.step}" for one in found), "journal.jsonl", *leases])
+    assert sorted(store.names()) == sorted([*(copy.name for copy, _ in store.found()), "journal.jsonl", *leases])

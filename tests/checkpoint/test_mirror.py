@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -17,7 +18,7 @@ import pytest
 
 from trainwright.checkpoint import remote as remote_module
 from trainwright.checkpoint.manifest import Manifest, describe_files
-from trainwright.checkpoint.remote import RemoteStore
+from trainwright.checkpoint.remote import Copy, RemoteStore
 from trainwright.config.plans import MirrorPlan
 from trainwright.errors import CheckpointWriteError
 from trainwright.extensions.mirror import clock as module_of_pace
@@ -56,9 +57,10 @@ class Faults:
     """What a store raises from now on, whether it answers, and what it was asked."""
 
     def __init__(self) -> None:
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.answers = threading.Event()
         self.answers.set()
+        self.hangs_at: str | None = None  # the only call that hangs; None: each one
         self.calls: list[str] = []
 
 
@@ -76,7 +78,8 @@ class Client:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._faults.calls.append(f"{name} {args[0] if args else ''}")
-            assert self._faults.answers.wait(REAL_S)
+            if self._faults.hangs_at in (None, name):
+                assert self._faults.answers.wait(REAL_S)
             if self._faults.error is not None:
                 raise self._faults.error
             return found(*args, **kwargs)
@@ -101,10 +104,12 @@ class Claim:
     """A claim that another run may have taken."""
 
     is_lost = False
+    number = 3
 
-    def confirm(self) -> None:
+    def confirm(self) -> int:
         if self.is_lost:
             raise CheckpointWriteError("the URL belongs to process 7 on elsewhere")
+        return self.number
 
 
 class Bench:
@@ -120,8 +125,12 @@ class Bench:
         self.mirror = self.new_mirror()
 
     def new_mirror(self) -> Mirror:
-        store = RemoteStore(self.url, pace=Pace(self.plan.bytes_per_s, self.clock))
-        return Mirror(self.folder, store, self.plan, self.claim, tell=lambda **v: self.told.append(v), clock=self.clock)
+        pace = Pace(self.plan.bytes_per_s, self.clock)
+        store = RemoteStore(self.url, pace=pace)
+        tell = self.told.append
+        mirror = Mirror(self.folder, store, self.plan, self.claim, tell=lambda **v: tell(v), clock=self.clock)
+        pace.sign = mirror.signs.give
+        return mirror
 
     def begin(self, *, continues: bool = False) -> None:
         self.mirror.begin([], continues=continues)
@@ -157,6 +166,10 @@ class Bench:
 
     def until_sent(self, step: int) -> None:
         until(lambda: any(one.get("step") == step for one in self.told))
+
+    def until_sent_again(self, step: int) -> None:
+        """As `until_sent`, while time passes: the thread may begin its pause after the test has gone on."""
+        until(lambda: (self.clock.advance(1), any(one.get("step") == step for one in self.told))[1])
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -227,8 +240,7 @@ def test_whatever_the_store_says_training_goes_on_and_a_later_attempt_sends_it(
     until(lambda: "cannot be written" in caplog.text)
     assert type(error).__name__ in caplog.text
     faults.error = None
-    bench.clock.advance(1)
-    bench.until_sent(10)
+    bench.until_sent_again(10)
 
 
 def test_a_store_that_hangs_holds_up_no_save(bench: Bench, faults: Faults) -> None:
@@ -265,7 +277,7 @@ def test_a_run_that_ends_while_the_store_is_away_says_what_is_missing_and_where_
     faults.error = ConnectionError("away")
     bench.save(10)
     bench.end()
-    assert 60 <= bench.clock.now() < 600
+    assert module.END_PATIENCE_S <= bench.clock.now() < 600
     assert "has no copy of checkpoint-10" in caplog.text
     assert str(bench.mirror.outbox) in caplog.text
     faults.error = None
@@ -499,13 +511,123 @@ def test_an_upload_and_a_download_hold_a_few_blocks_in_memory(
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(os.urandom(100_500))
     manifest = Manifest(step=1, run_id="run", files=describe_files(folder))
-    store.upload(folder, manifest)
+    store.upload(folder, manifest, number=1)
     out = 0
     most = 0
-    for _, blocks in store._contents(1, {"model.safetensors": 100_500}):
+    for _, blocks in store._contents(Copy(1, 1), {"model.safetensors": 100_500}):
         for _ in blocks:
             out += 1
             read = sum(call.startswith("cat_file") for call in faults.calls)
             most = max(most, read - out)
     assert out == 101
     assert 0 < most <= remote_module.NUM_AHEAD
+
+
+# -- whatever a client does, the thread serves its run until the end ---------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
+def test_no_exception_of_a_client_ends_the_copies(
+    bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    faults.error = error
+    bench.save(10)
+    until(lambda: "cannot be written" in caplog.text)
+    assert type(error).__name__ in caplog.text
+    faults.error = None
+    bench.until_sent_again(10)
+    bench.save(20)
+    bench.until_sent(20)
+    assert caplog.text.count("cannot be written") == 1
+
+
+CALLS = ["pipe_file", "open", "find", "rm_file", "ls", "info"]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_run_ends_within_a_minute_though_a_call_of_the_store_hangs(
+    bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setattr(module_of_pace, "LOOK_S", 0.001)  # a second of the test's clock passes in 5 ms
+    thread = bench.mirror._thread
+    assert thread is not None
+    bench.save(1)
+    bench.until_sent(1)
+    bench.mirror._sent = None  # so that the next attempt lists the copies too
+    faults.hangs_at = call
+    faults.answers.clear()
+    bench.save(10)
+    bench.end()
+    assert bench.clock.now() < 60
+    assert "has no copy of checkpoint-10: the store does not answer" in caplog.text
+    assert str(bench.mirror.outbox) in caplog.text
+    faults.answers.set()  # an hour later
+    thread.join(REAL_S)
+    assert not thread.is_alive()
+    assert bench.steps() == [1]  # it waits for the next run in the directory
+
+
+def test_a_slow_upload_that_gets_on_is_waited_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, bytes_per_s=1e5)
+    bench.begin()
+    bench.save(10, content="w" * 20_000_000)
+    ending = threading.Thread(target=bench.mirror.end)
+    ending.start()
+    while ending.is_alive():
+        bench.clock.advance(1)
+        time.sleep(0.02)  # time for the thread to give its sign
+    assert bench.clock.now() > 150
+    assert bench.steps() == [10]
+
+
+def test_links_in_the_outbox_are_no_checkpoints(bench: Bench, tmp_path: Path) -> None:
+    bench.save(10)
+    bench.until_sent(10)
+    shutil.copytree(bench.folder / "checkpoint-10", tmp_path / "victim")
+    bench.mirror.outbox.mkdir(exist_ok=True)
+    (bench.mirror.outbox / "checkpoint-30").symlink_to(tmp_path / "victim")
+    bench.save(20)
+    bench.until_sent(20)
+    bench.mirror.end()
+    assert (tmp_path / "victim" / "model.safetensors").is_file()
+    assert bench.steps() == [10, 20]
+
+
+# -- a lease that is lost ----------------------------------------------------------------------------------------------
+
+
+def test_copies_of_a_step_have_the_number_of_their_lease_and_the_last_replaces_those_of_the_same_run(
+    bench: Bench,
+) -> None:
+    bench.save(10)
+    bench.until_sent(10)
+    bench.claim.number = 4  # lost, and taken again
+    bench.save(10, content="anew")
+    until(lambda: [copy.name for copy in RemoteStore(bench.url).copies()] == ["checkpoint-10-4"])
+    assert bench.steps() == [10]
+
+
+def test_a_lease_that_is_lost_during_an_upload_and_taken_again_makes_the_copy_anew(
+    bench: Bench, faults: Faults
+) -> None:
+    faults.hangs_at = "open"
+    faults.answers.clear()
+    bench.save(10)
+    until(lambda: any("checkpoint-10-3" in call for call in faults.calls))
+    bench.claim.number = 5
+    faults.answers.set()
+    bench.until_sent_again(10)
+    assert [copy for copy, _ in RemoteStore(bench.url).found()] == [Copy(10, 5)]
+
+
+def test_a_run_that_lost_its_lease_replaces_no_file_of_the_run_that_has_the_url(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.save(10)
+    bench.until_sent(10)
+    RemoteStore(bench.url).overwrite("journal.jsonl", b"of the new run")
+    (bench.folder / "journal.jsonl").write_text("of the old run")
+    bench.claim.is_lost = True
+    bench.save(20)
+    until(lambda: "belongs to process 7" in caplog.text)
+    assert RemoteStore(bench.url).read("journal.jsonl") == b"of the new run"

@@ -73,7 +73,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained(tmp_path / "first", url, max_steps=4)
-    path = tmp_path / "store" / "run" / "checkpoint-4" / "optimizer.pt"
+    path = tmp_path / "store" / "run" / "checkpoint-4-1" / "optimizer.pt"
     content = bytearray(path.read_bytes())
     content[-1] ^= 255
     path.write_bytes(content)
@@ -227,7 +227,7 @@ def test_a_fresh_run_at_the_url_of_an_earlier_one_says_so_deletes_or_refuses(
     caplog.clear()
     trained(tmp_path / "third", url, None, max_steps=2, save_steps=1)
     assert "holds checkpoints of an earlier run" in caplog.text
-    assert steps(url) == [1, 2, 4]
+    assert steps(url) == [1, 2, 2, 4]
     trained(tmp_path / "fourth", url, None, max_steps=2, overwrite_output_dir=True)
     assert steps(url) == [2]
 
@@ -267,7 +267,7 @@ def test_a_changed_checkpoint_is_copied_as_the_callback_left_it(tmp_path: Path, 
 
     trained(tmp_path / "run", url, callbacks=[Adds()])
     assert steps(url)[-1] == LAST
-    assert RemoteStore(url).find(f"checkpoint-{LAST}")["notes.txt"] == 5
+    assert RemoteStore(url).find(f"checkpoint-{LAST}-1")["notes.txt"] == 5
 
 
 def test_no_key_is_in_a_file_or_a_log(

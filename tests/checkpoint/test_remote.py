@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -14,11 +16,12 @@ import pytest
 from trainwright._types import MANIFEST_NAME
 from trainwright.checkpoint import remote as module
 from trainwright.checkpoint.manifest import Manifest, describe_files
-from trainwright.checkpoint.remote import MARK_NAME, RemoteStore
+from trainwright.checkpoint.remote import MARK_NAME, Copy, RemoteStore
 from trainwright.errors import ArgumentError, CheckpointError, MissingPackageError
 
 from .._support.stores import fresh_url
 
+NUMBER = 3  # of the lease under which copies are made
 FILES = {"model.safetensors": b"weights" * 9_000, "empty.txt": b"", "rng/rng_state_0.pth": b"\0\1random"}
 
 
@@ -57,6 +60,8 @@ class Faulty:
                 result = call(*args, **kwargs)
                 if hasattr(result, "write"):
                     result.write(b"half")
+                if isinstance(result, io.BufferedWriter):  # of this machine, which would warn that it is open
+                    result.close()
             raise Killed
 
         return counted
@@ -81,7 +86,7 @@ def written(folder: Path, step: int, run_id: str = "run", content: bytes = b"", 
 
 def uploaded(store: RemoteStore, folder: Path, step: int, **facts: Any) -> Manifest:
     manifest = written(folder, step, **facts)
-    store.upload(folder / f"checkpoint-{step}", manifest)
+    store.upload(folder / f"checkpoint-{step}", manifest, number=NUMBER)
     return manifest
 
 
@@ -122,10 +127,12 @@ def test_an_upload_that_replaces_a_checkpoint_leaves_no_file_of_it(store_url: st
     store = RemoteStore(store_url)
     manifest = written(tmp_path, 10)
     (tmp_path / "checkpoint-10" / "old.pt").write_bytes(b"old")
-    store.upload(tmp_path / "checkpoint-10", replace(manifest, files=describe_files(tmp_path / "checkpoint-10")))
+    store.upload(
+        tmp_path / "checkpoint-10", replace(manifest, files=describe_files(tmp_path / "checkpoint-10")), number=NUMBER
+    )
     (tmp_path / "checkpoint-10" / "old.pt").unlink()
     second = uploaded(store, tmp_path, 10, content=b"2")
-    assert set(store.find("checkpoint-10")) == {*FILES, MANIFEST_NAME}
+    assert set(store.find("checkpoint-10-3")) == {*FILES, MANIFEST_NAME}
     assert list(store.problems(second)) == []
 
 
@@ -147,12 +154,12 @@ def test_a_process_that_ends_at_any_call_of_an_upload_leaves_the_checkpoint_befo
     again = written(tmp_path / "again", 20, content=b"3")
 
     def upload(one: RemoteStore) -> None:
-        one.upload(tmp_path / "checkpoint-20", newer)
+        one.upload(tmp_path / "checkpoint-20", newer, number=NUMBER)
 
     number = calls_of(upload, store_url)
     assert number >= len(FILES) + 3
     for at in range(number):
-        store.remove(20)
+        store.remove(Copy(20, NUMBER))
         store._fs = Faulty(client := store._fs, at, after=after)
         with pytest.raises(Killed):
             upload(store)
@@ -162,8 +169,8 @@ def test_a_process_that_ends_at_any_call_of_an_upload_leaves_the_checkpoint_befo
         assert older.identity in [one.identity for one in store.manifests()]
         store.clean()
         is_there = any(one.step == 20 for one in store.manifests())
-        assert set(store.find("checkpoint-20")) == ({*FILES, MANIFEST_NAME} if is_there else set())
-        store.upload(tmp_path / "again" / "checkpoint-20", again)
+        assert set(store.find("checkpoint-20-3")) == ({*FILES, MANIFEST_NAME} if is_there else set())
+        store.upload(tmp_path / "again" / "checkpoint-20", again, number=NUMBER)
         assert list(store.problems(again)) == []
 
 
@@ -173,18 +180,18 @@ def test_a_process_that_ends_at_any_call_of_a_deletion_leaves_a_whole_checkpoint
 ) -> None:
     store = RemoteStore(store_url)
     uploaded(store, tmp_path, 20)
-    number = calls_of(lambda one: one.remove(20), store_url)
+    number = calls_of(lambda one: one.remove(Copy(20, NUMBER)), store_url)
     for at in range(number):
         uploaded(store, tmp_path, 20)
         store._fs = Faulty(client := store._fs, at, after=after)
         with pytest.raises(Killed):
-            store.remove(20)
+            store.remove(Copy(20, NUMBER))
         store._fs = client
         for one in store.manifests():
             assert list(store.problems(one)) == []
         store.clean()
         is_there = bool(store.manifests())
-        assert set(store.find("checkpoint-20")) == ({*FILES, MANIFEST_NAME} if is_there else set())
+        assert set(store.find("checkpoint-20-3")) == ({*FILES, MANIFEST_NAME} if is_there else set())
 
 
 @pytest.mark.process
@@ -213,15 +220,15 @@ def test_the_parts_of_an_upload_that_was_cut_off_are_removed_from_s3(
 
         failing = RemoteStore(url, pace=fails_late)
         with pytest.raises(ConnectionError):
-            failing.upload(large.parent, manifest)
+            failing.upload(large.parent, manifest, number=NUMBER)
         assert unfinished() == []  # discarded at once
-        parts = {"Bucket": bucket, "Key": f"{prefix}/checkpoint-7/model.safetensors"}
+        parts = {"Bucket": bucket, "Key": f"{prefix}/checkpoint-7-3/model.safetensors"}
         store._fs.call_s3("create_multipart_upload", **parts)  # as a killed process leaves it
         store._fs.call_s3("create_multipart_upload", Bucket=bucket, Key="of/others.bin")
         store.clean()
         assert unfinished() == ["of/others.bin"]
-        assert store.find("checkpoint-7") == {}
-        store.upload(large.parent, manifest)
+        assert store.find("checkpoint-7-3") == {}
+        store.upload(large.parent, manifest, number=NUMBER)
         assert list(store.problems(manifest)) == []
 
 
@@ -246,7 +253,7 @@ def test_a_large_file_is_never_in_memory_as_a_whole(
         path.write_bytes(bytes(size))
         manifest = Manifest(step=7, run_id="run", files=describe_files(path.parent))
         works: dict[str, Callable[[], None]] = {
-            "upload": lambda: store.upload(path.parent, manifest),
+            "upload": lambda: store.upload(path.parent, manifest, number=NUMBER),
             "download": lambda: store.download(manifest, tmp_path / "there"),
         }
         for way, work in works.items():
@@ -291,7 +298,7 @@ def test_a_damaged_file_is_named_and_the_checkpoint_not_taken(
 ) -> None:
     store = RemoteStore(store_url)
     manifest = uploaded(store, tmp_path, 10)
-    damage(store, "checkpoint-10/model.safetensors")
+    damage(store, "checkpoint-10-3/model.safetensors")
     (problem,) = store.problems(manifest)
     assert "model.safetensors" in problem
     assert words in problem
@@ -306,7 +313,7 @@ def test_a_checkpoint_with_a_damaged_manifest_is_none(
 ) -> None:
     store = RemoteStore(store_url)
     uploaded(store, tmp_path, 10)
-    damage(store, f"checkpoint-10/{MANIFEST_NAME}")
+    damage(store, f"checkpoint-10-3/{MANIFEST_NAME}")
     assert store.manifests() == []
 
 
@@ -316,7 +323,7 @@ def test_a_file_that_is_not_as_the_manifest_lists_it_is_not_uploaded(store_url: 
     path = tmp_path / "checkpoint-10" / "model.safetensors"
     path.write_bytes(b"W" + path.read_bytes()[1:])
     with pytest.raises(CheckpointError, match=r"model\.safetensors was altered"):
-        store.upload(tmp_path / "checkpoint-10", manifest)
+        store.upload(tmp_path / "checkpoint-10", manifest, number=NUMBER)
     assert store.manifests() == []
 
 
@@ -386,3 +393,262 @@ def test_keys_in_a_url_are_in_no_message() -> None:
 
 def test_the_mark_of_an_upload_is_hidden() -> None:
     assert MARK_NAME.startswith(".")
+
+
+# -- links in a shared directory, and names of others ------------------------------------------------------------------
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A directory of somebody, with files of the names that a mirror writes."""
+    folder = tmp_path / "victim"
+    for name in (*FILES, MARK_NAME, MANIFEST_NAME, "diary.txt", "journal.jsonl"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("of the victim")
+    return folder
+
+
+def is_whole(victim: Path) -> bool:
+    found = contents(victim)
+    return len(found) == len(FILES) + 4 and set(found.values()) == {b"of the victim"}
+
+
+def plant(root: Path, name: str, target: Path, kind: str) -> None:
+    """Puts a link to a file or a directory of the victim into the mirror."""
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    if kind == "hard":
+        (root / name).hardlink_to(target)
+    else:
+        (root / name).symlink_to(target)
+
+
+PLANTED = [
+    ("checkpoint-10-3", ""),
+    ("checkpoint-10-3/rng", "rng"),
+    ("checkpoint-10-3/model.safetensors", "model.safetensors"),
+    (f"checkpoint-10-3/{MARK_NAME}", MARK_NAME),
+    (f"checkpoint-10-3/{MANIFEST_NAME}", MANIFEST_NAME),
+    ("checkpoint-10-2", ""),
+    ("checkpoint-10", ""),
+    (f"checkpoint-9-2/{MARK_NAME}", MARK_NAME),
+    ("checkpoint-9-2/rng", "rng"),
+    ("journal.jsonl", "journal.jsonl"),
+    ("incidents", ""),
+    (".lease-1.json", "diary.txt"),
+]
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+@pytest.mark.parametrize("form", ["file://", "", "local://"])
+@pytest.mark.parametrize(("name", "target"), PLANTED)
+def test_a_link_in_a_shared_directory_leads_to_no_write_and_no_deletion(
+    name: str, target: str, form: str, kind: str, victim: Path, tmp_path: Path
+) -> None:
+    if kind == "hard" and (victim / target).is_dir():
+        pytest.skip("a directory has no second name")
+    root = tmp_path / "mirror"
+    plant(root, name, victim / target, kind)
+    (root / "checkpoint-9-2").mkdir(exist_ok=True)
+    mark = root / "checkpoint-9-2" / MARK_NAME
+    if not mark.exists():
+        mark.write_text('["rng/rng_state_0.pth", "model.safetensors", "../../victim/diary.txt"]')
+    store = RemoteStore(f"{form}{root}")
+    manifest = written(tmp_path / "run", 10)
+    (tmp_path / "journal").write_bytes(b"of the run")
+    for call in (
+        lambda: store.clean(NUMBER),
+        lambda: store.upload(tmp_path / "run" / "checkpoint-10", manifest, number=NUMBER),
+        lambda: store.put(tmp_path / "journal", "journal.jsonl"),
+        lambda: store.put(tmp_path / "journal", "incidents/diary.txt"),
+        lambda: store.overwrite(".lease-1.json", b"{}"),
+        lambda: store.delete([".lease-1.json", "journal.jsonl"]),
+        *[lambda copy=copy: store.remove(copy) for copy in (Copy(10), Copy(10, 2), Copy(10, 3), Copy(9, 2))],
+    ):
+        with suppress(OSError):
+            call()
+        assert is_whole(victim)
+
+
+def test_the_directory_of_a_mirror_may_itself_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "mirror").symlink_to(tmp_path / "disk")
+    store = RemoteStore(f"file://{tmp_path}/mirror/run")
+    manifest = uploaded(store, tmp_path / "here", 10)
+    assert list(store.problems(manifest)) == []
+    assert (tmp_path / "disk" / "run" / "checkpoint-10-3" / "model.safetensors").is_file()
+
+
+def test_an_upload_into_a_linked_directory_says_what_is_in_the_way(tmp_path: Path, victim: Path) -> None:
+    plant(tmp_path / "mirror", "checkpoint-10-3", victim, "soft")
+    manifest = written(tmp_path, 10)
+    with pytest.raises(OSError, match="copies follow no link") as caught:
+        RemoteStore(f"file://{tmp_path}/mirror").upload(tmp_path / "checkpoint-10", manifest, number=NUMBER)
+    assert "checkpoint-10-3" in str(caught.value)
+
+
+HOSTILE_NAMES = ["../away", "/etc/away", "a/../../away", "a\\..\\away", "C:/away", "a//b", ".", "", "a\nb"]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_a_mark_or_a_manifest_of_a_stranger_deletes_only_what_it_lists_in_its_directory(
+    store_url: str, name: str, tmp_path: Path
+) -> None:
+    store = RemoteStore(store_url)
+    for there in ("away", "checkpoint-9-2/kept", "checkpoint-9-2/deep/away"):
+        store.overwrite(there, b"of another")
+    before = store.find("")
+    listed = [name, *(value for value in (None, 7, [1], {"a": 1}))]
+    store.overwrite(f"checkpoint-9-2/{MARK_NAME}", json.dumps(listed).encode())
+    store.clean(NUMBER)
+    assert store.find("") == before
+    hostile = Manifest(step=9, run_id="run", files={name: {"size": 10}}).text()
+    store.overwrite(f"checkpoint-9-2/{MANIFEST_NAME}", hostile.encode())
+    store.remove(Copy(9, 2))
+    assert store.find("") == before
+
+
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff", b"{}", b"1" * 50, b'"model"', b""])
+def test_a_mark_that_is_no_list_deletes_nothing(store_url: str, content: bytes) -> None:
+    store = RemoteStore(store_url)
+    store.overwrite("checkpoint-9-2/model.safetensors", b"of another")
+    store.overwrite(f"checkpoint-9-2/{MARK_NAME}", content)
+    store.clean(NUMBER)
+    assert "model.safetensors" in store.find("checkpoint-9-2")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "checkpoint-007",
+        "checkpoint-7-",
+        "checkpoint-7-0",
+        "checkpoint-7-03",
+        "checkpoint-\u0667",
+        "checkpoint-7-3\n",
+        "checkpoint-" + "9" * 400,
+        "checkpoint--7",
+        "checkpoint-7-3-1",
+    ],
+)
+def test_names_that_are_no_copies(name: str) -> None:
+    assert Copy.parse(name) is None
+
+
+@pytest.mark.parametrize("name", ["run[1]", "run*", "run?", "run[!a]"])
+def test_glob_characters_in_a_url_are_letters(name: str, tmp_path: Path) -> None:
+    top = f"memory://{tmp_path.name}-{abs(hash(name))}"
+    others = [RemoteStore(f"{top}/{other}") for other in ("run1", "run", "runs", "runb", "run/deep")]
+    kept = [uploaded(other, tmp_path / str(number), 10) for number, other in enumerate(others)]
+    store = RemoteStore(f"{top}/{name}")
+    uploaded(store, tmp_path / "mine", 10)
+    store.remove(Copy(10, NUMBER))
+    store.clean()
+    assert store.manifests() == []
+    for other, manifest in zip(others, kept, strict=True):
+        assert list(other.problems(manifest)) == []
+
+
+# -- two leases, and the layout before ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_run_that_was_suspended_at_any_call_of_its_upload_changes_nothing_of_the_next_one(
+    store_url: str, tmp_path: Path, after: bool
+) -> None:
+    late = written(tmp_path / "late", 20, content=b"late")
+    newer = written(tmp_path / "newer", 20, content=b"newer")
+
+    def upload(one: RemoteStore) -> None:
+        one.upload(tmp_path / "late" / "checkpoint-20", late, number=NUMBER)
+
+    number = calls_of(upload, store_url)
+    RemoteStore(store_url).remove(Copy(20, NUMBER))
+    for at in range(number):
+        store = RemoteStore(store_url)
+        suspended = RemoteStore(store_url)
+        suspended._fs = Suspended(
+            suspended._fs,
+            at,
+            after=after,
+            meanwhile=lambda store=store: (
+                store.clean(NUMBER + 1),
+                store.upload(tmp_path / "newer" / "checkpoint-20", newer, number=NUMBER + 1),
+            ),
+        )
+        with suppress(CheckpointError):  # its files are gone
+            upload(suspended)
+        assert store.manifest(20) == newer
+        assert list(store.problems(newer)) == []
+        store.clean(NUMBER + 2)
+        store.remove(Copy(20, NUMBER))
+        store.remove(Copy(20, NUMBER + 1))
+        assert set(store.find("")) == set()
+
+
+class Suspended(Faulty):
+    """A client that is suspended at a call that changes the store, while another run does something."""
+
+    def __init__(self, client: Any, at: int, *, after: bool, meanwhile: Callable[[], object]) -> None:
+        super().__init__(client, at, after=after)
+        self._meanwhile = meanwhile
+
+    def _counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            number = self.count
+            self.count += 1
+            if number == self._at and not self._after:
+                self._meanwhile()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if number == self._at and self._after:
+                    self._meanwhile()
+
+        return counted
+
+
+def test_the_layout_without_numbers_is_read_and_removed_by_its_manifest(store_url: str, tmp_path: Path) -> None:
+    store = RemoteStore(store_url)
+    older = written(tmp_path, 10)
+    store.upload(tmp_path / "checkpoint-10", older)
+    store.overwrite(f"checkpoint-20/{MARK_NAME}", b"")  # an interrupted upload
+    store.overwrite("checkpoint-20/model.safetensors", b"half")
+    store.clean()
+    assert set(store.find("checkpoint-10")) == {*FILES, MANIFEST_NAME}
+    assert "model.safetensors" in store.find("checkpoint-20")
+    RemoteStore(store_url).download(older, tmp_path / "there")
+    assert contents(tmp_path / "there") == contents(tmp_path / "checkpoint-10")
+    store.remove(Copy(10))
+    assert store.find("checkpoint-10") == {}
+
+
+def test_a_checkpoint_of_another_trainer_stays_next_to_the_copy_of_the_same_step(
+    store_url: str, tmp_path: Path
+) -> None:
+    store = RemoteStore(store_url)
+    (tmp_path / "weights").write_bytes(b"of transformers")
+    store.put(tmp_path / "weights", "checkpoint-10/model.safetensors")
+    store.put(tmp_path / "weights", "checkpoint-10/scheduler.pt")
+    manifest = uploaded(store, tmp_path, 10)
+    assert list(store.problems(manifest)) == []
+    store.remove(Copy(10, NUMBER))
+    store.clean()
+    assert set(store.find("checkpoint-10")) == {"model.safetensors", "scheduler.pt"}
+
+
+def test_a_manifest_is_written_on_the_condition_that_there_is_none(store_url: str, tmp_path: Path) -> None:
+    store = RemoteStore(store_url)
+    manifest = written(tmp_path, 10)
+    other = written(tmp_path / "other", 10, content=b"2")
+
+    def another_comes_first() -> None:
+        store.overwrite(f"checkpoint-10-3/{MANIFEST_NAME}", other.text().encode())
+
+    with pytest.raises(CheckpointError, match="was written by another process"):
+        store.upload(tmp_path / "checkpoint-10", manifest, number=NUMBER, confirm=another_comes_first)
+
+    def an_answer_is_lost() -> None:
+        store.overwrite(f"checkpoint-10-3/{MANIFEST_NAME}", manifest.text().encode())
+
+    store.upload(tmp_path / "checkpoint-10", manifest, number=NUMBER, confirm=an_answer_is_lost)
+    assert store.manifests() == [manifest]

@@ -13,7 +13,7 @@ import pytest
 
 from trainwright import TrainingArguments
 from trainwright.checkpoint.manifest import Manifest, describe_files
-from trainwright.checkpoint.remote import RemoteStore, is_refusal
+from trainwright.checkpoint.remote import Copy, RemoteStore, is_refusal
 from trainwright.errors import ArgumentError, CheckpointError
 from trainwright.extensions.mirror import lease as lease_module
 from trainwright.extensions.mirror.lease import RemoteLease
@@ -52,7 +52,7 @@ def test_a_checkpoint_is_there_and_is_deleted_as_in_other_stores(tmp_path: Path,
     (tmp_path / "back").mkdir()
     reader.download(manifest, tmp_path / "back")
     assert (tmp_path / "back" / "model.safetensors").read_bytes() == (path / "model.safetensors").read_bytes()
-    store.remove(10)
+    store.remove(Copy(10))
     assert [one.step for one in reader.manifests()] == [2], "the reader asks again"
     assert not [name for name in hub.files if "checkpoint-10" in name]
 

@@ -333,3 +333,61 @@ def test_a_store_that_is_away_is_no_obstacle_to_the_end(store_url: str) -> None:
     lease.release()
     store.read = answer  # type: ignore[method-assign]
     assert leases(store) == [".lease-1.json"]
+
+
+class Empty(RemoteStore):
+    """A store whose listing is always empty: the right to list is missing, and the server does not say so."""
+
+    def names(self) -> list[str]:
+        return []
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_store_that_lists_nothing_is_an_error_and_no_wait(store_url: str, is_held: bool) -> None:
+    if is_held:
+        left_by(RemoteStore(store_url))
+    waits: list[float] = []
+    with pytest.raises(OSError, match=r"does not list \.lease-1\.json.*rights to list"):
+        RemoteLease(Empty(store_url), pause=waits.append).attempt()
+    assert 0 < sum(waits) < 60
+
+
+def test_a_listing_that_is_late_is_waited_for(store_url: str) -> None:
+    class Late(RemoteStore):
+        num_calls = 0
+
+        def names(self) -> list[str]:
+            self.num_calls += 1
+            return [] if self.num_calls < 4 else super().names()
+
+    store = Late(store_url)
+    waits: list[float] = []
+    lease = RemoteLease(store, pause=waits.append)
+    for _ in range(3):
+        if lease.attempt() is None:
+            break
+    lease.confirm()
+    lease.release()
+
+
+@pytest.mark.parametrize("name", [".lease-" + "9" * 200 + ".json", ".lease-1x.json", ".lease-\u0667.json", ".lease--1.json"])
+def test_a_planted_name_is_no_lease(store_url: str, name: str) -> None:
+    store = RemoteStore(store_url)
+    store.overwrite(name, b"{}")
+    lease = RemoteLease(store)
+    assert lease.attempt() is None
+    assert lease.confirm() == 1
+    lease.release()
+
+
+def test_no_run_waits_without_end_for_one_that_does_not_show_whether_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trainwright.extensions.lease import lease as leases_module
+
+    class Unknown:
+        def attempt(self) -> leases_module.Obstacle:
+            return leases_module.Obstacle("an unknown process", is_alive=False)
+
+    monkeypatch.setattr(leases_module, "UNKNOWN_S", 0.02)
+    monkeypatch.setattr(leases_module, "POLL_S", 0.01)
+    with pytest.raises(ArgumentError, match="in use by an unknown process"):
+        take(Unknown(), alone, folder="s3://bucket/run", wait_s=0.0, argument="checkpoint_mirror")  # type: ignore[arg-type]

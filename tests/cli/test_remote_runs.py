@@ -38,7 +38,7 @@ def test_runs_below_a_url_are_listed(store: Path) -> None:
     found = json.loads(call("runs", store.as_uri(), "--json").output)
     assert {one["name"] for one in found} == {"first", "second"}
     assert {one["steps"] for one in found} == {"4/4"}
-    assert "No run is below" in call("runs", (store / "first" / "checkpoint-4").as_uri()).output
+    assert "No run is below" in call("runs", (store / "first" / "checkpoint-4-1").as_uri()).output
 
 
 def test_a_report_of_a_run_at_a_url_is_written_here(store: Path) -> None:
@@ -77,10 +77,10 @@ def test_checkpoints_at_a_url_are_verified(store: Path, tmp_path: Path) -> None:
     url = (tmp_path / "copy").as_uri()
     result = call("verify", url)
     assert result.exit_code == 0, result.output
-    assert re.findall(r"checkpoint-(\d): intact, step \1", result.output)
-    path = tmp_path / "copy" / "checkpoint-4" / "optimizer.pt"
+    assert re.findall(r"checkpoint-(\d)-1: intact, step \1", result.output)
+    path = tmp_path / "copy" / "checkpoint-4-1" / "optimizer.pt"
     path.write_bytes(path.read_bytes()[:-1])
-    (tmp_path / "copy" / "checkpoint-2" / "manifest.json").unlink(missing_ok=True)
+    (tmp_path / "copy" / "checkpoint-2-1" / "manifest.json").unlink(missing_ok=True)
     result = call("verify", f"{url}/checkpoint-4")
     assert result.exit_code == 1
     assert "optimizer.pt has" in result.output

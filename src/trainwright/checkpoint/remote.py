@@ -1,8 +1,12 @@
 """Checkpoints under a URL of an object store: uploaded, listed, verified while they are read, deleted.
 
 A checkpoint exists under a URL or it does not. Its files are uploaded first and its manifest last; a reader takes only
-checkpoints with a sound manifest, and files with the sizes and digests that it lists. An object `.upload` marks a
-checkpoint that is being uploaded or deleted, so that the next run finds and removes the leftovers of a killed run.
+checkpoints with a sound manifest, and files with the sizes and digests that it lists. An object `.upload` lists the
+files of a checkpoint that is being uploaded or deleted, so that the next run removes the leftovers of a killed run.
+
+Each copy has a directory of its own, `checkpoint-<step>-<number>`, with the number of the lease under which it is made.
+No number is used twice, so a run that was suspended, and another one has the URL now, writes and deletes nothing of
+that. Only names that a manifest or an `.upload` of such a directory lists are deleted.
 
 When a checkpoint is copied, and how often a failure is tried again, is decided in `extensions/mirror`. Any store that
 fsspec knows will do; fsspec is imported when a store is opened.
@@ -10,14 +14,17 @@ fsspec knows will do; fsspec is imported when a store is opened.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -29,13 +36,14 @@ from trainwright._types import (
     PREFIX_CHECKPOINT_DIR,
     QUARANTINE_NAME,
     RECIPE_NAME,
-    create_file,
     without_tokens,
     write_pieces,
 )
-from trainwright.checkpoint.manifest import DIGEST, MAX_BYTES, FileEntry, Manifest, digest, is_outside
+from trainwright.checkpoint.directory_client import DirectoryClient
+from trainwright.checkpoint.manifest import DIGEST, MAX_BYTES, FileEntry, Manifest, digest
 from trainwright.errors import ArgumentError, CheckpointError, MissingPackageError
 from trainwright.journal.record import JOURNAL_NAME
+from trainwright.support.door import RelativeName, parse_json
 from trainwright.support.own_random import give_own_random
 
 logger = logging.getLogger(__name__)
@@ -53,13 +61,14 @@ FIRST_PAUSE_S = 0.5
 # Files of a run other than checkpoints that are copied too, and a directory of them.
 RUN_FILES = (JOURNAL_NAME, QUARANTINE_NAME, LEDGER_NAME, RECIPE_NAME)
 RUN_FOLDER = "incidents"
-_FOLDER = re.compile(rf"^{PREFIX_CHECKPOINT_DIR}-(\d+)$")
-_DRAFT = re.compile(r"^\.\.lease-.*\.partial$")  # of a small object in a local directory
+_COPY = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-([0-9]{{1,15}})(?:-([0-9]{{1,15}}))?")
+# A small object in a local directory that a killed process had not finished.
+_DRAFT = re.compile(r"\.\.(lease-.*|upload|manifest)\.[^/]*\.partial|\.manifest\.json\.[^/]*\.partial")
 
 FileSystem = Any  # fsspec's: an optional package has its class, and each store has its own
 Part: TypeAlias = tuple[str, int, int]  # name of a file, and the bytes of it from a start to before a stop
 _SHARED: dict[str, RemoteStore] = {}  # stores that runs of this process have open, by their URL
-_CREATING = threading.Lock()  # held while an object is created in the memory of this process
+_CREATING = threading.RLock()  # held while an object is created in the memory of this process
 
 
 def reason(error: BaseException) -> str:
@@ -79,6 +88,26 @@ def is_refusal(error: BaseException) -> bool:
         or is_forbidden
         or isinstance(error, (PermissionError, FileNotFoundError, NotImplementedError, ArgumentError))
     )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Copy:
+    """One copy of a checkpoint under a URL; number 0 is the layout of versions that had no numbers."""
+
+    step: int
+    number: int = 0  # of the lease under which it was made
+
+    @property
+    def name(self) -> str:
+        """Name of its directory."""
+        return f"{PREFIX_CHECKPOINT_DIR}-{self.step}" + (f"-{self.number}" if self.number else "")
+
+    @classmethod
+    def parse(cls, name: str) -> Copy | None:
+        """Returns the copy that a directory has; None for a name of another form."""
+        match = _COPY.fullmatch(name)
+        found = None if match is None else cls(int(match[1]), int(match[2] or 0))
+        return found if found is not None and found.name == name else None
 
 
 class RemoteStore:
@@ -107,6 +136,7 @@ class RemoteStore:
         self._pace = pace
         self._pause = pause
         self._fs, self._root = _open(self.url)
+        self._places: dict[str, Copy] = {}  # where a checkpoint is, by the identity of its manifest
 
     def __str__(self) -> str:
         return without_tokens(self.url)
@@ -131,16 +161,27 @@ class RemoteStore:
 
         The newest run wrote last; within a run, the step decides, not the time.
         """
+        return [manifest for _, manifest in self.found()]
+
+    def found(self) -> list[tuple[Copy, Manifest]]:
+        """Returns the copies with a sound manifest, in the order of `manifests`; of a step, the last lease first."""
+        copies = self.copies()
         with ThreadPoolExecutor(NUM_AHEAD, thread_name_prefix="trainwright-manifests") as pool:
-            found = [one for one in pool.map(self.manifest, self.steps()) if one is not None]
+            manifests = pool.map(self.manifest_in, copies)
+            found = [(copy, one) for copy, one in zip(copies, manifests, strict=True) if one is not None]
         last: dict[str, float] = {}
-        for one in found:
+        for _, one in found:
             last[one.run_id] = max(one.written_at, last.get(one.run_id, one.written_at))
-        return sorted(found, key=lambda one: (last[one.run_id], one.step), reverse=True)
+        return sorted(found, key=lambda pair: (last[pair[1].run_id], pair[0]), reverse=True)
 
     def manifest(self, step: int) -> Manifest | None:
-        """Returns the manifest of a checkpoint; None if there is none, or it is damaged or of another step."""
-        path = self._path(step, MANIFEST_NAME)
+        """Returns the manifest of the last copy of a step that has a sound one; None if there is none."""
+        copies = [copy for copy in self.copies() if copy.step == step]
+        return next((one for copy in reversed(copies) if (one := self.manifest_in(copy)) is not None), None)
+
+    def manifest_in(self, copy: Copy) -> Manifest | None:
+        """Returns the manifest of a copy; None if there is none, or it is damaged or of another step."""
+        path = self._path(copy, MANIFEST_NAME)
         self._forget_listings(path)
         try:
             if self._fs.info(path)["size"] > MAX_BYTES:
@@ -148,11 +189,23 @@ class RemoteStore:
             manifest = Manifest.parse(self._fs.cat_file(path))
         except FileNotFoundError:
             return None
-        return manifest if manifest is not None and manifest.step == step else None
+        if manifest is None or manifest.step != copy.step:
+            return None
+        self._places[manifest.identity] = copy
+        return manifest
 
-    def steps(self) -> list[int]:
-        """Returns the steps of all directories of checkpoints, complete or not."""
-        return sorted(int(match[1]) for name in self.names() if (match := _FOLDER.match(name)))
+    def copies(self) -> list[Copy]:
+        """Returns the copies for which there is a directory, complete or not."""
+        return sorted(copy for name in self.names() if (copy := Copy.parse(name)) is not None)
+
+    def place(self, manifest: Manifest) -> Copy:
+        """Returns the copy with a manifest; without one, the last copy of its step."""
+        copies: list[Copy] = []
+        if manifest.identity not in self._places:
+            copies = [copy for copy in self.copies() if copy.step == manifest.step]
+            for copy in copies:
+                self.manifest_in(copy)
+        return self._places.get(manifest.identity, copies[-1] if copies else Copy(manifest.step))
 
     def names(self) -> list[str]:
         """Returns the names of files and directories directly under the URL; none if there is nothing."""
@@ -180,41 +233,68 @@ class RemoteStore:
         folder: Path,
         manifest: Manifest,
         *,
+        number: int = 0,
         names: Callable[[Manifest], Iterable[str]] = lambda manifest: manifest.files,
-        confirm: Callable[[], None] = lambda: None,
+        confirm: Callable[[], object] = lambda: None,
     ) -> None:
         """Uploads a checkpoint: its files, and then the manifest.
 
         Args:
             folder: the files; they are read in pieces, one after the other.
             manifest: lists them.
+            number: of the lease under which it is uploaded.
             names: returns the files that this process sends, one after the other; when it ends, all files are there.
             confirm: called before the manifest is written; it raises if another run has the URL.
 
         Raises:
             CheckpointError: a file is not as the manifest lists it.
         """
-        step = manifest.step
-        self._fs.pipe_file(self._path(step, MARK_NAME), b"")
-        self._delete([self._path(step, MANIFEST_NAME)])  # left by an older checkpoint of this step
+        copy = Copy(manifest.step, number)
+        for name in manifest.files:
+            _parse_name(name)
+        earlier = self._own_names(copy)  # of an upload under the same lease
+        self._mark(copy, earlier | manifest.files.keys())
+        self._delete([self._path(copy, MANIFEST_NAME)])
         for name in names(manifest):
-            self.put_part(folder / name, manifest, name)
-        sizes = self.find(_name(step))
-        self._delete(self._path(step, name) for name in sizes.keys() - manifest.files.keys() - {MARK_NAME})
+            self.put_part(folder / name, manifest, name, number=number)
+        sizes = self.find(copy.name)
+        self._delete(self._path(copy, name) for name in earlier - manifest.files.keys())
         for name, entry in manifest.files.items():
             if sizes.get(name) != entry["size"]:
+                self._mark(copy, manifest.files)  # a run that cleaned up meanwhile has removed it
                 raise CheckpointError(f"{name} has {sizes.get(name)} bytes in {self} instead of {entry['size']}.")
         confirm()
-        self._fs.pipe_file(self._path(step, MANIFEST_NAME), manifest.text().encode())
-        self._delete([self._path(step, MARK_NAME)])
+        self._publish(copy, manifest)
+        self._delete([self._path(copy, MARK_NAME)])
 
-    def put_part(self, source: Path, manifest: Manifest, name: str, *, sign: Callable[[], None] = lambda: None) -> None:
+    def _publish(self, copy: Copy, manifest: Manifest) -> None:
+        """Writes the manifest of a copy, on the condition that there is none where the store has conditions."""
+        name = f"{copy.name}/{MANIFEST_NAME}"
+        content = manifest.text().encode()
+        try:
+            self.create(name, content)
+        except FileExistsError:  # ours, if the answer to a first attempt was lost on the way
+            if self.read(name) != content:
+                raise CheckpointError(f"{self}/{name} was written by another process meanwhile.") from None
+        except (NotImplementedError, ValueError, TypeError):  # no condition: the name is this lease's all the same
+            self.overwrite(name, content)
+        self._places[manifest.identity] = copy
+
+    def put_part(
+        self,
+        source: Path,
+        manifest: Manifest,
+        name: str,
+        *,
+        number: int = 0,
+        sign: Callable[[], None] = lambda: None,
+    ) -> None:
         """Uploads one file of a checkpoint, whose manifest comes later; calls `sign` after each megabyte.
 
         Raises:
             CheckpointError: the file is not as the manifest lists it.
         """
-        self._put(source, self._path(manifest.step, name), manifest.files[name], sign)
+        self._put(source, self._path(Copy(manifest.step, number), name), manifest.files[name], sign)
 
     def put(self, source: Path, name: str) -> None:
         """Uploads a file of the run, next to the checkpoints."""
@@ -245,7 +325,7 @@ class RemoteStore:
         except BaseException:
             if not target.closed:
                 with suppress(Exception):
-                    target.discard()
+                    getattr(target, "discard", target.close)()  # a file of this machine has only the latter
                 with suppress(Exception):
                     target.closed = True  # or it would be flushed when it is freed
             with suppress(Exception):
@@ -254,32 +334,38 @@ class RemoteStore:
 
     # -- deleting ------------------------------------------------------------------------------------------------------
 
-    def remove(self, step: int) -> None:
-        """Deletes a checkpoint, its manifest first."""
-        folder = _name(step)
-        mark = self._path(step, MARK_NAME)
-        self._fs.pipe_file(mark, b"")
-        self._delete([self._path(step, MANIFEST_NAME)])
-        self._delete(self._path(step, name) for name in self.find(folder) if name != MARK_NAME)
-        self._delete([mark])
-        if self._has_directories:
-            with suppress(OSError):
-                self._fs.rm(f"{self._root}/{folder}", recursive=True)
-
-    def clean(self) -> None:
-        """Removes the remains of interrupted uploads and deletions; only the holder of the URL may call it."""
-        for step in self.steps():
-            names = self.find(_name(step))
-            if not names or (MARK_NAME in names and self.manifest(step) is None):
-                self.remove(step)
-            elif MARK_NAME in names:
-                self._delete([self._path(step, MARK_NAME)])
+    def remove(self, copy: Copy) -> None:
+        """Deletes a copy, its manifest first: the files that its manifest or its mark lists, and no others."""
+        names = self._own_names(copy)
+        self._mark(copy, names)
+        self._delete([self._path(copy, MANIFEST_NAME)])
+        self._delete(self._path(copy, name) for name in names)
         if self._is_local:
-            self.delete([name for name in self.names() if _DRAFT.match(name)])
-        self._abort_uploads()
+            self._delete(self._path(copy, name) for name in self.find(copy.name) if _DRAFT.fullmatch(name))
+        self._delete([self._path(copy, MARK_NAME)])
+        self._remove_folder(copy)
 
-    def _abort_uploads(self) -> None:
-        """Aborts the multipart uploads of S3 that were not completed: their parts cost money and are not listed."""
+    def clean(self, number: int = sys.maxsize) -> None:
+        """Removes the remains of interrupted uploads and deletions, of leases before one that the caller holds.
+
+        What an older layout left has no list of its files, and stays.
+        """
+        for copy in self.copies():
+            if not 0 < copy.number < number:
+                continue
+            names = self.find(copy.name)
+            if not names:
+                self._remove_folder(copy)
+            elif MARK_NAME in names and self.manifest_in(copy) is None:
+                self.remove(copy)
+            elif MARK_NAME in names:
+                self._delete([self._path(copy, MARK_NAME)])
+        if self._is_local:
+            self.delete([name for name in self.names() if _DRAFT.fullmatch(name)])
+        self._abort_uploads(number)
+
+    def _abort_uploads(self, number: int) -> None:
+        """Aborts multipart uploads of S3 that earlier leases left: their parts cost money and are not listed."""
         call = getattr(self._fs, "call_s3", None)
         if call is None:
             return
@@ -287,9 +373,35 @@ class RemoteStore:
         try:
             found = call("list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/{PREFIX_CHECKPOINT_DIR}-")
             for one in found.get("Uploads", ()):
-                call("abort_multipart_upload", Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
+                copy = Copy.parse(one["Key"].removeprefix(f"{prefix}/").partition("/")[0])
+                if copy is not None and 0 < copy.number < number:
+                    call("abort_multipart_upload", Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
         except (OSError, NotImplementedError) as error:  # some servers, and some rights, do not know it
             logger.info("%s: unfinished uploads cannot be listed (%s).", self, reason(error))
+
+    def _mark(self, copy: Copy, names: Iterable[str]) -> None:
+        """Lists the files that are uploaded or deleted next."""
+        self._fs.pipe_file(self._path(copy, MARK_NAME), json.dumps(sorted(names)).encode())
+
+    def _own_names(self, copy: Copy) -> set[str]:
+        """Returns the files that the manifest and the mark of a copy list; a name that leads out of it is none."""
+        manifest = self.manifest_in(copy)
+        content = self._small(self._path(copy, MARK_NAME), max_bytes=MAX_BYTES)
+        try:
+            listed = parse_json(content or b"[]")
+        except ValueError:
+            listed = []
+        found: set[str] = set()
+        for name in (*(manifest.files if manifest is not None else ()), *(listed if isinstance(listed, list) else ())):
+            with suppress(ValueError):
+                found.add(RelativeName.parse(name))
+        return found
+
+    def _remove_folder(self, copy: Copy) -> None:
+        """Removes the directory of a copy, if the store has directories and nothing is left in it."""
+        if self._has_directories:
+            with suppress(OSError):
+                self._fs.rmdir(f"{self._root}/{copy.name}")
 
     def _delete(self, paths: Iterable[str]) -> None:
         """Deletes objects; missing ones are ignored."""
@@ -336,7 +448,7 @@ class RemoteStore:
     def check_sizes(self, manifest: Manifest) -> None:
         """Raises CheckpointError for the first file of a checkpoint that is missing or has another size."""
         for problem in self._size_problems(manifest):
-            raise CheckpointError(f"{self}/{_name(manifest.step)}: {problem}")
+            raise CheckpointError(f"{self}/{self.place(manifest).name}: {problem}")
 
     def fetch(self, manifest: Manifest, folder: Path, names: Iterable[str]) -> None:
         """Writes some files of a checkpoint into a directory.
@@ -344,7 +456,8 @@ class RemoteStore:
         Raises:
             CheckpointError: a file is missing, or not as the manifest lists it.
         """
-        files = {name: manifest.files[name] for name in names}
+        place = self.place(manifest)
+        files = {_parse_name(name): manifest.files[name] for name in names}
         for name in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).open("wb").close()
@@ -355,12 +468,12 @@ class RemoteStore:
                 file.write(content)
 
         sizes = {name: entry["size"] for name, entry in files.items()}
-        for name, blocks in self._contents(manifest.step, sizes, write):
+        for name, blocks in self._contents(place, sizes, write):
             value = xxhash.xxh3_64()
             for block in blocks:
                 value.update(block)
             if value.hexdigest() != files[name].get(DIGEST) and not _has_older_digest(folder / name, files[name]):
-                raise CheckpointError(f"{self}/{_name(manifest.step)}: {name} was altered: its checksum does not match")
+                raise CheckpointError(f"{self}/{place.name}: {name} was altered: its checksum does not match")
 
     def problems(self, manifest: Manifest) -> Iterator[str]:
         """Yields all problems of a checkpoint, whose files it reads without writing them anywhere."""
@@ -368,21 +481,22 @@ class RemoteStore:
         if wrong_sizes:
             yield from wrong_sizes
             return
+        place = self.place(manifest)
         for name, entry in manifest.files.items():
             if DIGEST not in entry:
                 yield f"{name} has no checksum that can be computed while it is read"
                 continue
             value = xxhash.xxh3_64()
-            for _, blocks in self._contents(manifest.step, {name: entry["size"]}):
+            for _, blocks in self._contents(place, {name: entry["size"]}):
                 for block in blocks:
                     value.update(block)
             if value.hexdigest() != entry[DIGEST]:
                 yield f"{name} was altered: its checksum does not match"
 
     def _size_problems(self, manifest: Manifest) -> Iterator[str]:
-        sizes = self.find(_name(manifest.step))
+        sizes = self.find(self.place(manifest).name)
         for name, entry in manifest.files.items():
-            if is_outside(name):
+            if not _is_name(name):
                 yield f"{MANIFEST_NAME} names {name!r}, which lies outside of the directory"
             elif name not in sizes:
                 yield f"{name} is missing"
@@ -391,7 +505,7 @@ class RemoteStore:
 
     def _contents(
         self,
-        step: int,
+        copy: Copy,
         sizes: Mapping[str, int],
         use: Callable[[str, int, bytes], None] = lambda name, start, content: None,
     ) -> Iterator[tuple[str, Iterator[bytes]]]:
@@ -402,7 +516,7 @@ class RemoteStore:
 
         def read(part: Part) -> bytes:
             name, start, stop = part
-            content = self._read(self._path(step, name), start, stop)
+            content = self._read(self._path(copy, name), start, stop)
             use(name, start, content)
             return content
 
@@ -462,7 +576,7 @@ class RemoteStore:
         """Returns the names of the files of the run besides its checkpoints."""
         there = self.names()
         inner = self.find(RUN_FOLDER) if RUN_FOLDER in there else {}
-        below = [f"{RUN_FOLDER}/{name}" for name in inner if not is_outside(name)]
+        below = [f"{RUN_FOLDER}/{name}" for name in inner if _is_name(name)]
         return [name for name in RUN_FILES if name in there] + below
 
     def get(self, name: str, target: Path) -> None:
@@ -481,31 +595,27 @@ class RemoteStore:
             FileExistsError: there is one.
             NotImplementedError: the client of the store cannot create on that condition.
         """
-        path = f"{self._root}/{name}"
-        if self._is_local:  # fsspec looks and then writes: two runs may both find nothing
-            create_file(path, content)
-            return
         if not self._has_condition:
             raise NotImplementedError(
                 f"{type(self._fs).__name__} creates no object on the condition that there is none"
             )
-        with _CREATING if self._has_directories else nullcontext():  # memory: it looks and then writes, likewise
-            self._fs.pipe_file(path, content, mode="create")
+        with _CREATING if self._is_one_of("memory") else nullcontext():  # memory: it looks and then writes, likewise
+            self._fs.pipe_file(f"{self._root}/{name}", content, mode="create")
 
     def overwrite(self, name: str, content: bytes) -> None:
         """Writes a small object, whole and at once."""
-        path = f"{self._root}/{name}"
-        if self._is_local:  # else a reader may find it empty
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            write_pieces(path, [content])
-            return
-        self._fs.pipe_file(path, content)
+        self._fs.pipe_file(f"{self._root}/{name}", content)
 
     def read(self, name: str) -> bytes | None:
-        """Returns the content of a small object; None if there is none."""
-        path = f"{self._root}/{name}"
+        """Returns the content of a small object; None if there is none. ValueError: it is not small."""
+        return self._small(f"{self._root}/{name}", max_bytes=MAX_BYTES)
+
+    def _small(self, path: str, *, max_bytes: int) -> bytes | None:
         self._forget_listings(path)
         try:
+            size = self._fs.info(path)["size"]
+            if size > max_bytes:
+                raise ValueError(f"{without_tokens(path)} has {size} bytes, and at most {max_bytes} are read")
             content: bytes = self._fs.cat_file(path)
         except FileNotFoundError:
             return None
@@ -522,8 +632,8 @@ class RemoteStore:
         """Deletes small objects; missing ones are ignored."""
         self._delete(f"{self._root}/{name}" for name in names)
 
-    def _path(self, step: int, name: str) -> str:
-        return f"{self._root}/{_name(step)}/{name}"
+    def _path(self, copy: Copy, name: str) -> str:
+        return f"{self._root}/{copy.name}/{name}"
 
 
 def store_at(url: str) -> RemoteStore:
@@ -539,8 +649,19 @@ def _parts(name: str, size: int) -> Iterator[Part]:
         yield name, start, min(start + block, size)
 
 
-def _name(step: int) -> str:
-    return f"{PREFIX_CHECKPOINT_DIR}-{step}"
+def _parse_name(name: str) -> RelativeName:
+    """Returns the name of a file in a manifest; CheckpointError for one that leads out of the checkpoint."""
+    try:
+        return RelativeName.parse(name)
+    except ValueError as error:
+        raise CheckpointError(f"{MANIFEST_NAME} lists a file that is not copied: {error}.") from None
+
+
+def _is_name(name: str) -> bool:
+    """Returns True for a name below a directory."""
+    with suppress(ValueError):
+        return bool(RelativeName.parse(name))
+    return False
 
 
 def _has_older_digest(path: Path, entry: FileEntry) -> bool:
@@ -555,8 +676,6 @@ def _open(url: str) -> tuple[FileSystem, str]:
 
     shown = without_tokens(url)
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-    if url.partition("://")[0] in ("file", "local"):
-        options["auto_mkdir"] = True
     try:
         found, root = fsspec.core.url_to_fs(url, **options)
     except ImportError as error:
@@ -567,4 +686,6 @@ def _open(url: str) -> tuple[FileSystem, str]:
     except ValueError as error:
         raise ArgumentError(f"{shown} cannot be opened: {without_tokens(str(error))}.") from None
     give_own_random()  # now that the client is imported
+    if getattr(found, "local_file", False):
+        return DirectoryClient(root.rstrip("/") or "/"), root.rstrip("/")
     return found, root.rstrip("/")

@@ -86,15 +86,15 @@ def verified_under(url: str) -> Iterator[tuple[str, Manifest | None, list[str]]]
     is_one = name.startswith("checkpoint-")
     remote = RemoteStore(run_url if is_one else url)
     found = 0
-    for step in _reading(remote, remote.steps):
-        if is_one and name != f"checkpoint-{step}":
+    for copy in _reading(remote, remote.copies):
+        if is_one and name not in (copy.name, f"checkpoint-{copy.step}"):
             continue
         found += 1
-        manifest = _reading(remote, partial(remote.manifest, step))
+        manifest = _reading(remote, partial(remote.manifest_in, copy))
         problems = ["manifest.json is missing or damaged"]
         if manifest is not None:
             problems = list(remote.problems(manifest))
-        yield f"{remote}/checkpoint-{step}", manifest, problems
+        yield f"{remote}/{copy.name}", manifest, problems
     if found == 0:
         raise CheckpointNotFoundError(f"There is no checkpoint at {without_tokens(url)}.")
 

@@ -19,7 +19,7 @@ from trainwright._types import without_tokens
 from trainwright.checkpoint.async_writer import check_free_space
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import reason, store_at
+from trainwright.checkpoint.remote import Copy, reason, store_at
 from trainwright.checkpoint.shares import shares
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, CheckpointWriteError, TrainwrightError
@@ -289,11 +289,12 @@ def fetch_named(url: str, local: CheckpointStore, crew: Crew = ALONE) -> Checkpo
     run_url, _, name = url.rstrip("/").rpartition("/")
 
     def look() -> Manifest:
-        step = name.removeprefix("checkpoint-")
         remote = store_at(run_url)
         manifest: Manifest | None = None
-        if step.isdigit() and step != name:
-            manifest = remote.retried(lambda: remote.manifest(int(step)))
+        copy = Copy.parse(name)
+        if copy is not None:
+            read = partial(remote.manifest_in, copy) if copy.number else partial(remote.manifest, copy.step)
+            manifest = remote.retried(read)
         if manifest is None:
             raise CheckpointNotFoundError(
                 f"Can't find a valid checkpoint at {without_tokens(url)} (resume_from_checkpoint): it has no manifest "

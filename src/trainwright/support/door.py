@@ -198,14 +198,18 @@ class OwnFolder:
             "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
         }[mode]
         with self._parent(name, makes=mode != "rb") as (folder, last):
-            found = os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+            return self._opened(last, flags, folder)
+
+    def _opened(self, last: str, flags: int, folder: int) -> IO[bytes]:
+        """Opens a regular file in an open folder."""
+        found = os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
         try:
-            status = os.fstat(found)
-            if not stat.S_ISREG(status.st_mode):
-                raise ValueError(f"{name} is not a regular file")
-            if mode == "wb":
+            if not stat.S_ISREG(os.fstat(found).st_mode):
+                raise ValueError(f"{last} is not a regular file")
+            is_appended = bool(flags & os.O_APPEND)
+            if flags & os.O_WRONLY and not is_appended:
                 os.ftruncate(found, 0)
-            return os.fdopen(found, mode.replace("x", "w"))
+            return os.fdopen(found, "ab" if is_appended else "wb" if flags & os.O_WRONLY else "rb")
         except BaseException:
             os.close(found)
             raise
@@ -217,6 +221,61 @@ class OwnFolder:
                 shutil.rmtree(last, dir_fd=folder)
             else:
                 os.unlink(last, dir_fd=folder)
+
+    def unlink(self, name: RelativeName) -> None:
+        """Removes a file, or a link (not what it names); OSError for a directory, and where there is nothing."""
+        with self._parent(name) as (folder, last):
+            os.unlink(last, dir_fd=folder)
+
+    def put(self, name: RelativeName, content: bytes, *, is_new: bool = False) -> None:
+        """Writes a small file at once, in the place of what has its name: a link is replaced, not followed.
+
+        Raises:
+            FileExistsError: it shall be new, and there is something of that name.
+        """
+        with self._parent(name, makes=True) as (folder, last):
+            draft = f".{last}.{os.getpid()}.{secrets.token_hex(4)}.partial"
+            with self._opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as file:
+                file.write(content)
+            try:
+                if is_new:
+                    _give_name(draft, last, content, folder)
+                else:
+                    os.replace(draft, last, src_dir_fd=folder, dst_dir_fd=folder)
+            finally:
+                with suppress(FileNotFoundError):
+                    os.unlink(draft, dir_fd=folder)
+
+    def remove_empty(self, name: RelativeName) -> None:
+        """Removes the folders in a folder, and that itself, that have no file; nothing that others keep there."""
+        with suppress(OSError), self._parent(name) as (folder, last):
+            for _, inner, _, opened in os.fwalk(last, topdown=False, dir_fd=folder):
+                for one in inner:
+                    with suppress(OSError):
+                        os.rmdir(one, dir_fd=opened)
+            os.rmdir(last, dir_fd=folder)
+
+    def files(self, name: RelativeName | None = None) -> dict[RelativeName, int]:
+        """Returns the sizes of the regular files below a folder, or below this one, by their names in it."""
+        found = {}
+        with self._inner(name) as top:
+            for place, _, names, opened in os.fwalk(".", dir_fd=top):
+                for one in names:
+                    with suppress(ValueError, OSError):
+                        status = os.stat(one, dir_fd=opened, follow_symlinks=False)
+                        if stat.S_ISREG(status.st_mode):
+                            found[RelativeName.parse(f"{place}/{one}".removeprefix("./"))] = status.st_size
+        return dict(sorted(found.items()))
+
+    @contextmanager
+    def _inner(self, name: RelativeName | None) -> Iterator[int]:
+        """Yields a descriptor of a folder, or of this one."""
+        with self._parent(name or RelativeName("."), makes=False) as (folder, last):
+            opened = os.open(last, _FOLDER, dir_fd=folder)
+        try:
+            yield opened
+        finally:
+            os.close(opened)
 
     def make_folder(self, name: RelativeName) -> Path:
         """Makes a folder if there is none, and returns its path."""
@@ -283,3 +342,15 @@ class OwnFolder:
                 return stat.S_ISDIR(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode)
         except OSError:
             return False
+
+
+def _give_name(draft: str, last: str, content: bytes, folder: int) -> None:
+    """Gives a finished draft its name, unless there is something of that name."""
+    try:
+        os.link(draft, last, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:
+        raise
+    except OSError:  # a disk without hard links: the name comes first and the content after it
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(last, flags, 0o666, dir_fd=folder), "wb") as file:
+            file.write(content)

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 BEAT_S = 5.0
 STALE_S = 60.0
+# How long a run waits for one of which nothing shows that it lives: longer than until that is stale.
+UNKNOWN_S = 300.0
 POLL_S = 0.5  # between two attempts
 MAX_BYTES = 1 << 16
 LONGEST_TEXT = 255
@@ -279,7 +281,8 @@ def take(
         obstacle = lease.attempt()
         if obstacle is None:
             return True
-        if obstacle.is_alive and time.monotonic() - begun >= wait_s:
+        limit_s = wait_s if obstacle.is_alive else max(wait_s, UNKNOWN_S)
+        if time.monotonic() - begun >= limit_s:
             raise ArgumentError(
                 f"{argument}={folder!r} is in use by {obstacle.holder}: two runs would replace each other's "
                 f"checkpoints. Choose another {argument}, end that run, or wait for it (output_dir_wait_s=3600)."

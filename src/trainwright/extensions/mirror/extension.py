@@ -13,7 +13,7 @@ from typing import Any
 
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import RemoteStore, is_refusal, reason
+from trainwright.checkpoint.remote import Copy, RemoteStore, is_refusal, reason
 from trainwright.config.plans import MirrorPlan
 from trainwright.errors import ArgumentError, TrainwrightError
 from trainwright.extensions.lease.lease import Obstacle, take
@@ -23,8 +23,11 @@ from trainwright.extensions.mirror.mirror import Mirror, outbox_of
 from trainwright.extensions.mirror.parts import Helper, names_to_send
 from trainwright.journal.record import FileJournal, live_journal
 from trainwright.loop.extension import Extension, Run
+from trainwright.support.deadline import within
 
 logger = logging.getLogger(__name__)
+
+RELEASE_S = 5.0  # for the lease, at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +147,9 @@ class RunMirror(Extension):
             self._helper.begin()
         if self._store is None or self._lease is None:
             return
-        known: list[Manifest] = []
+        known: list[tuple[Copy, Manifest]] = []
         try:
-            known = self._store.retried(self._store.manifests)
+            known = self._store.retried(self._store.found)
         except Exception as error:
             if is_refusal(error):
                 raise
@@ -155,7 +158,7 @@ class RunMirror(Extension):
         if came_from is None:
             self._deal_with_earlier(known)
         resumed = None if came_from is None else Checkpoint(came_from).manifest
-        own = [one for one in known if resumed is not None and one.run_id == resumed.run_id]
+        own = [one for _, one in known if resumed is not None and one.run_id == resumed.run_id]
         self._mirror = Mirror(
             Path(self._folder), self._store, self._plan, self._lease, tell=self._tell, clock=self._clock
         )
@@ -165,15 +168,16 @@ class RunMirror(Extension):
             return run.extensions.kept_steps() | ({best} if best else set())
 
         self._mirror.keeps = keeps
+        self._pace.sign = self._mirror.signs.give
         if helps_each_other:
             self._mirror.names = partial(names_to_send, outbox, own=self._ranks, token=self._token, clock=self._clock)
         self._mirror.begin(own, continues=came_from is not None)
 
-    def _deal_with_earlier(self, known: list[Manifest]) -> None:
+    def _deal_with_earlier(self, known: list[tuple[Copy, Manifest]]) -> None:
         """Deals with checkpoints of an earlier run under the URL of a fresh one, as it is done in its directory."""
         if not known:
             return
-        steps = ", ".join(str(step) for step in sorted(one.step for one in known))
+        steps = ", ".join(str(step) for step in sorted({copy.step for copy, _ in known}))
         found = f"checkpoint_mirror={str(self._store)!r} holds checkpoints of an earlier run (steps {steps})"
         if self._overwrites is False:
             raise ArgumentError(
@@ -182,11 +186,11 @@ class RunMirror(Extension):
             )
         if self._overwrites:
             assert self._store is not None
-            for one in known:
-                self._store.remove(one.step)
+            for copy, _ in known:
+                self._store.remove(copy)
             return
         logger.warning(
-            "%s. This run starts afresh next to them and replaces copies of the same step. Resume with "
+            "%s. This run starts afresh next to them. Resume with "
             "resume_from_checkpoint='auto', or delete them with overwrite_output_dir=True.",
             found,
         )
@@ -207,6 +211,7 @@ class RunMirror(Extension):
         """Waits for the copies, and gives the URL back."""
         mirror = self._mirror
         lease = self._lease
+        url = str(self._store)
         self._mirror = None
         self._lease = None
         self._store = None
@@ -221,8 +226,10 @@ class RunMirror(Extension):
                 helper.end()
         finally:
             self._journal = None
-            if lease is not None:
-                lease.release()
+            if lease is not None and not within(RELEASE_S, lease.release):
+                logger.warning(
+                    "%s was not given back, as the store does not answer; other runs wait until it is stale.", url
+                )
 
     def _tell(self, **values: Any) -> None:
         """Writes an entry into the journal of the run, if it has one."""

@@ -41,8 +41,9 @@ logger = logging.getLogger(__name__)
 BEAT_S = 15.0
 STALE_S = 90.0
 SETTLE_S = 2.0  # until an object is read back, if the store writes it unconditionally
+NUM_LOOKS = 5  # at a listing that lacks what was written
 RELEASED = b'{"released": true}'
-_NAME = re.compile(r"^\.lease-(\d+)\.json$")
+_NAME = re.compile(r"\.lease-([0-9]{1,15})\.json")
 
 
 class RemoteLease:
@@ -81,6 +82,7 @@ class RemoteLease:
             if not is_taken:
                 HELD.discard(mine.token)
         if not is_taken:
+            self._check_listing(number)
             return Obstacle("another run that starts now", is_alive=False)
         self._number = number
         self._holder = mine
@@ -96,14 +98,14 @@ class RemoteLease:
         self._beats.start()
         return None
 
-    def confirm(self) -> None:
-        """Confirms that the lease is this run's; takes it if it is free.
+    def confirm(self) -> int:
+        """Confirms that the lease is this run's, and returns its number; takes it if it is free.
 
         Raises:
             CheckpointWriteError: another run has the URL.
         """
         if self._number is not None and self._highest() == self._number and self._is_mine(self._number):
-            return
+            return self._number
         had_it = self._number is not None
         self._forget()
         obstacle = self.attempt()
@@ -113,16 +115,16 @@ class RemoteLease:
                 f"{self._store} belongs to {obstacle.holder},{why} and two runs would replace each other's "
                 "checkpoints. This run copies nothing there any more; its own directory has them."
             )
+        assert self._number is not None
+        return self._number
 
     def release(self) -> None:
         """Gives the URL back. Nothing happens without a lease."""
         number = self._number
-        is_mine = False
+        holder = self._holder
+        self._forget()  # first, as a store may hang
         with suppress(Exception):  # a store that is away: the lease becomes stale
-            is_mine = number is not None and self._is_mine(number)
-        self._forget()
-        if is_mine and number is not None:
-            with suppress(Exception):
+            if number is not None and holder is not None and self._read(number) == holder:
                 self._store.overwrite(_name(number), RELEASED)
 
     def _forget(self) -> None:
@@ -137,7 +139,7 @@ class RemoteLease:
 
     def _beat(self, number: int, mine: Holder, is_over: threading.Event) -> None:
         while not is_over.wait(BEAT_S):
-            with suppress(Exception):  # the store is away: the next one comes soon
+            with suppress(BaseException):  # the store is away: the next one comes soon
                 if self._is_mine(number):
                     self._store.overwrite(_name(number), _content(mine))
 
@@ -190,6 +192,17 @@ class RemoteLease:
             self._store.delete([_name(number)])
         return highest == number
 
+    def _check_listing(self, number: int) -> None:
+        """Raises OSError if the store lists no lease, although one of this number is there."""
+        for _ in range(NUM_LOOKS):
+            if self._highest() is not None or self._read(number) is None:
+                return
+            self._pause(SETTLE_S)
+        raise OSError(
+            f"{self._store} does not list {_name(number)}, which can be read there, so no run can hold the URL. Look at "
+            "the rights to list objects."
+        )
+
     def _is_mine(self, number: int) -> bool:
         found = self._read(number)
         return found is not None and self._holder is not None and found.token == self._holder.token
@@ -198,7 +211,7 @@ class RemoteLease:
         return _parsed(self._store.read(_name(number)))
 
     def _numbers(self) -> list[int]:
-        return [int(match[1]) for name in self._store.names() if (match := _NAME.match(name))]
+        return [int(match[1]) for name in self._store.names() if (match := _NAME.fullmatch(name))]
 
     def _highest(self) -> int | None:
         return max(self._numbers(), default=None)

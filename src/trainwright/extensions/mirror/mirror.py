@@ -21,20 +21,19 @@ import xxhash
 from trainwright._types import MANIFEST_NAME
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import RUN_FILES, RUN_FOLDER, RemoteStore, reason
+from trainwright.checkpoint.remote import RUN_FILES, RUN_FOLDER, Copy, RemoteStore, reason
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, to_remove
 from trainwright.config.plans import MirrorPlan
 from trainwright.errors import CheckpointError, CheckpointWriteError
-from trainwright.extensions.mirror.clock import Clock, SystemClock
+from trainwright.extensions.mirror.clock import END_PATIENCE_S, Clock, Signs, SystemClock
 from trainwright.extensions.mirror.parts import PREFIX
+from trainwright.support.door import OwnFolder
 from trainwright.support.units import duration_text, size_text
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 120.0
-END_PATIENCE_S = 60.0  # after the last step, while every attempt fails
-LOOK_S = 0.1  # how often a wait looks whether it is over
 NICENESS = 5  # priority of the thread, if the system supports thread priorities
 PARTIAL = ".partial"
 
@@ -42,8 +41,8 @@ PARTIAL = ".partial"
 class Claim(Protocol):
     """Claim of this run on the URL."""
 
-    def confirm(self) -> None:
-        """Raises CheckpointWriteError where another run has it."""
+    def confirm(self) -> int:
+        """Returns the number of this run's lease; raises CheckpointWriteError where another run has the URL."""
 
 
 class Mirror:
@@ -69,8 +68,8 @@ class Mirror:
         clock: Clock | None = None,
     ) -> None:
         self.outbox = outbox_of(folder, plan.url)
-        # Returns the files of a checkpoint that this process sends; when it ends, all files are there.
-        self.names: Callable[[Manifest], Iterable[str]] = all_files
+        # Returns the files of a checkpoint that this process sends under a lease; when it ends, all files are there.
+        self.names: Callable[[Manifest, int], Iterable[str]] = all_files
         # Returns steps whose copies stay: the best so far, and those that may become it, as their evaluations are open.
         self.keeps: Callable[[], set[int]] = set
         self._folder = folder
@@ -79,16 +78,19 @@ class Mirror:
         self._claim = claim
         self._tell = tell
         self._clock = SystemClock() if clock is None else clock
+        self.signs = Signs()  # that the thread gets on
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._last: Path | None = None  # newest checkpoint of the run, copied or not
         self._staged_at: float | None = None  # when the checkpoint that was staged last was written
-        self._sent: dict[str, Manifest] | None = None  # checkpoints under the URL, by name; None until they are read
+        self._sent: dict[Copy, Manifest] | None = None  # checkpoints under the URL; None until they are read
+        self._number = 0  # of the lease under which copies are made
         self._files: dict[str, tuple[int, int]] = {}  # size and time of the run's files that were sent
         self._is_ending = False
         self._is_cleaned = False
         self._is_lost = False  # another run has the URL
+        self._is_left = False  # it did not end in time: it sends nothing more
         self._failed_since: float | None = None  # since when every attempt fails
 
     # -- called by the run ---------------------------------------------------------------------------------------------
@@ -131,7 +133,7 @@ class Mirror:
         if best is not None and best != manifest.step:
             path = CheckpointStore(self._folder).path(best)
             of_best = Manifest.read(path)
-            if of_best is not None and not self._has(path.name, of_best):
+            if of_best is not None and not self._has(of_best):
                 wanted[best] = (path, of_best)
         try:
             for path, listed in wanted.values():
@@ -152,13 +154,13 @@ class Mirror:
         for step in self.keeps() - {newest.step}:
             path = CheckpointStore(self._folder).path(step)
             manifest = Manifest.read(path)
-            if manifest is not None and manifest.run_id == newest.run_id and not self._has(path.name, manifest):
+            if manifest is not None and manifest.run_id == newest.run_id and not self._has(manifest):
                 with suppress(OSError):  # it is in the run's directory, at least
                     self._link(path, manifest)
 
-    def _has(self, name: str, manifest: Manifest) -> bool:
-        sent = None if self._sent is None else self._sent.get(name)
-        return sent is not None and sent.identity == manifest.identity
+    def _has(self, manifest: Manifest) -> bool:
+        """Returns True if there is a copy of a checkpoint."""
+        return any(one.identity == manifest.identity for one in list((self._sent or {}).values()))
 
     def _link(self, checkpoint: Path, manifest: Manifest) -> None:
         target = self.outbox / checkpoint.name
@@ -185,22 +187,21 @@ class Mirror:
         self._thread = None
         manifest = None if self._last is None else Manifest.read(self._last)
         if self._last is not None and manifest is not None:
-            if not self._has(self._last.name, manifest):
+            if not self._has(manifest):
                 self._stage(self._last, manifest)
             self._stage_kept(manifest)
         self._is_ending = True
         self._wake.set()
         if any(True for _ in self._waiting()):
             logger.info("Waiting for copies to %s.", self._store)
-        while thread.is_alive():
-            thread.join(LOOK_S)
+        self._is_left = not self.signs.wait_for(thread, self._clock)
         waiting = [path.name for path, _ in self._waiting()]
         if waiting and not self._is_lost:
             logger.warning(
-                "%s has no copy of %s: the store could not be reached. The files wait in %s; resume the run in this "
-                "directory to send them.",
+                "%s has no copy of %s: %s. The files wait in %s; resume the run in this directory to send them.",
                 self._store,
                 ", ".join(waiting),
+                "the store does not answer" if self._is_left else "the store could not be reached",
                 self.outbox,
             )
         else:
@@ -213,7 +214,7 @@ class Mirror:
         with suppress(AttributeError, OSError):  # Linux has a priority for each thread
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         pause_s = FIRST_PAUSE_S
-        while not self._is_lost:
+        while not self._is_lost and not self._is_left:
             is_ending = self._is_ending  # read before the files: everything there by then is sent
             self._wake.clear()
             try:
@@ -222,7 +223,9 @@ class Mirror:
                 self._is_lost = True
                 logger.error("%s", error)
                 self._tell(error=str(error))
-            except Exception as error:
+            except BaseException as error:  # of a client: CancelledError and SystemExit end no copies either
+                if self._is_left:
+                    return
                 now = self._clock.now()
                 if self._failed_since is None:
                     self._say_failure(error)
@@ -239,7 +242,7 @@ class Mirror:
                 if not self._wake.is_set():
                     self._clock.wait(self._wake, None)
 
-    def _say_failure(self, error: Exception) -> None:
+    def _say_failure(self, error: BaseException) -> None:
         logger.warning(
             "%s cannot be written: %s. Training continues; checkpoints wait in %s and are sent when the store answers.",
             self._store,
@@ -249,18 +252,20 @@ class Mirror:
         self._tell(error=reason(error))
 
     def _reconnect(self) -> None:
-        with suppress(Exception):
+        with suppress(BaseException):
             self._store.reconnect()
 
     def _send_all(self) -> None:
         """Sends the waiting checkpoints, newest first, then the files of the run."""
         self._tidy()
-        self._claim.confirm()
+        self._number = self._claim.confirm()
+        if self._failed_since is None:
+            self.signs.give()
         if self._sent is None:
             if not self._is_cleaned:
-                self._store.clean()
+                self._store.clean(self._number)
                 self._is_cleaned = True
-            self._sent = {f"checkpoint-{one.step}": one for one in self._store.manifests()}
+            self._sent = dict(self._store.found())
         while (upload := self._tidy()) is not None:
             self._send(*upload)
         self._send_files()
@@ -285,16 +290,22 @@ class Mirror:
 
     def _waiting(self) -> Iterator[tuple[Path, Manifest]]:
         """Yields the checkpoints in the outbox, the newest first."""
-        paths = self.outbox.iterdir() if self.outbox.is_dir() else ()
-        found = [(path, Manifest.read(path)) for path in paths if not path.name.endswith(PARTIAL)]
+        paths = [self.outbox / name for name in OwnFolder(self.outbox).names()]
+        found = [(path, Manifest.read(path)) for path in paths if Copy.parse(path.name) is not None]
         yield from sorted(((p, m) for p, m in found if m is not None), key=lambda one: one[1].step, reverse=True)
 
     def _send(self, folder: Path, manifest: Manifest) -> None:
         assert self._sent is not None
         begun = self._clock.now()
-        if not self._has(folder.name, manifest):
+        if not self._has(manifest):
             try:
-                self._store.upload(folder, manifest, names=self.names, confirm=self._claim.confirm)
+                self._store.upload(
+                    folder,
+                    manifest,
+                    number=self._number,
+                    names=lambda one: self.names(one, self._number),
+                    confirm=self._confirm,
+                )
             except (CheckpointError, FileNotFoundError) as error:
                 if isinstance(error, CheckpointWriteError):
                     raise
@@ -308,12 +319,20 @@ class Mirror:
             seconds = self._clock.now() - begun
             logger.info("%s has %s: %s in %s.", self._store, folder.name, size_text(size), duration_text(seconds))
             self._tell(step=manifest.step, seconds=seconds, bytes=size)
-            self._sent[folder.name] = manifest
+            self._sent[Copy(manifest.step, self._number)] = manifest
+            self.signs.give()
         best = best_step(folder)
         with self._lock:
             if self._is_current(folder, manifest):  # no newer one of this step arrived meanwhile
                 shutil.rmtree(folder, ignore_errors=True)
         self._rotate(manifest, best)
+
+    def _confirm(self) -> None:
+        """Raises an error unless the lease is the one under which the copies are made, and the run waits for them."""
+        if self._is_left:
+            raise ConnectionError("the run has ended without this copy")
+        if self._claim.confirm() != self._number:
+            raise ConnectionError("the lease was lost and taken again, so the copy is made anew")
 
     def _is_current(self, folder: Path, manifest: Manifest) -> bool:
         """Returns True if a directory of the outbox still has the checkpoint of a manifest."""
@@ -333,13 +352,16 @@ class Mirror:
     def _rotate(self, newest: Manifest, best: int | None) -> None:
         """Deletes the copies of this run that the plan no longer keeps."""
         assert self._sent is not None
-        own = [one for one in self._sent.values() if one.run_id == newest.run_id]
-        last = max(one.step for one in own)
-        saved = [Saved(one.step, one.written_at) for one in own]
-        removed = to_remove(saved, Keep(last=self._plan.keep_last), newest=last, best=best)
-        for step in removed - self.keeps():
-            self._store.remove(step)
-            del self._sent[f"checkpoint-{step}"]
+        own = {copy: one for copy, one in self._sent.items() if one.run_id == newest.run_id}
+        last = {copy.step: copy for copy in sorted(own)}  # the copy of the last lease
+        saved = [Saved(step, own[copy].written_at) for step, copy in last.items()]
+        steps = to_remove(saved, Keep(last=self._plan.keep_last), newest=max(last), best=best) - self.keeps()
+        for copy in own:
+            if copy.step in steps or copy != last[copy.step]:
+                self._confirm()
+                self._store.remove(copy)
+                self.signs.give()
+                del self._sent[copy]
 
     def _send_files(self) -> None:
         """Sends the files of the run that are new or have changed."""
@@ -349,6 +371,7 @@ class Mirror:
                 status = path.stat()
                 mark = status.st_size, status.st_mtime_ns
                 if self._files.get(name) != mark:
+                    self._confirm()
                     self._store.put(path, name)
                     self._files[name] = mark
             except FileNotFoundError:
@@ -364,7 +387,7 @@ class Mirror:
                 yield path
 
 
-def all_files(manifest: Manifest) -> Iterable[str]:
+def all_files(manifest: Manifest, number: int) -> Iterable[str]:
     """Returns the files of a checkpoint."""
     return manifest.files
 

@@ -19,12 +19,14 @@ from trainwright._types import replacing
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.remote import RemoteStore, reason
 from trainwright.checkpoint.shares import owner_of
-from trainwright.extensions.mirror.clock import Clock
+from trainwright.extensions.mirror.clock import Clock, Signs
+from trainwright.support.door import parse_json, read_bytes, step_of
 
 logger = logging.getLogger(__name__)
 
 PREFIX = ".order-"
 CONTENT = "order"
+MAX_ORDER_BYTES = 4096
 TAKE_S = 5.0  # how long a file waits for its node
 SILENT_S = 60.0  # a taker without a sign of life for so long is given up
 LOOK_S = 0.2
@@ -38,19 +40,21 @@ class Order:
         outbox: directory with the checkpoints that wait, on a disk that all nodes share.
         manifest: of the checkpoint.
         token: of the run; orders that an earlier run left have another one.
+        number: of the lease under which the files are sent; None: as the order says.
     """
 
-    def __init__(self, outbox: Path, manifest: Manifest, token: str) -> None:
+    def __init__(self, outbox: Path, manifest: Manifest, token: str, number: int | None = None) -> None:
         self._folder = outbox / f"{PREFIX}{manifest.step}"
         self._numbers = {name: number for number, name in enumerate(sorted(manifest.files))}
-        self._content = f"{token} {manifest.identity}"
+        self._content = f"{token} {manifest.identity} "
+        self.number = self._read_number() if number is None else number
 
     def open(self) -> None:
         """Places the order."""
         self.close()
         self._folder.mkdir(parents=True)
         with replacing(self._folder / CONTENT) as partial:
-            partial.write_text(self._content)
+            partial.write_text(f"{self._content}{self.number}")
 
     def close(self) -> None:
         """Withdraws it."""
@@ -58,9 +62,15 @@ class Order:
 
     def is_open(self) -> bool:
         """Returns True while it is to be carried out."""
-        with suppress(OSError):
-            return (self._folder / CONTENT).read_text() == self._content
-        return False
+        return self._read_number() == self.number is not None
+
+    def _read_number(self) -> int | None:
+        """Returns the number in an order of this run for this checkpoint; None without one."""
+        with suppress(OSError, ValueError):
+            content = read_bytes(self._folder / CONTENT, max_bytes=MAX_ORDER_BYTES).decode()
+            if content.startswith(self._content):
+                return step_of(parse_json(content.removeprefix(self._content)))
+        return None
 
     def take(self, name: str) -> bool:
         """Takes a file; returns False if it was taken before, or the order was withdrawn."""
@@ -99,12 +109,15 @@ class Order:
         return self._folder / f"{self._numbers[name]}.{what}"
 
 
-def names_to_send(outbox: Path, manifest: Manifest, own: Sequence[int], token: str, clock: Clock) -> Iterator[str]:
+def names_to_send(
+    outbox: Path, manifest: Manifest, number: int, *, own: Sequence[int], token: str, clock: Clock
+) -> Iterator[str]:
     """Yields the files of a checkpoint that the main process sends; when it ends, the other nodes have sent the rest.
 
     Args:
         outbox: directory with the checkpoint.
         manifest: of the checkpoint.
+        number: of the lease under which it is sent.
         own: ranks of the processes of this node.
         token: of the run.
         clock: gives the time, and waits.
@@ -114,7 +127,7 @@ def names_to_send(outbox: Path, manifest: Manifest, own: Sequence[int], token: s
     if not others:
         yield from manifest.files
         return
-    order = Order(outbox, manifest, token)
+    order = Order(outbox, manifest, token, number)
     order.open()
     never = threading.Event()
     try:
@@ -156,6 +169,7 @@ class Helper:
         self._token = token
         self._clock = clock
         self._failed: set[tuple[str, str]] = set()  # checkpoints and files that are left to the main process
+        self._signs = Signs()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="trainwright-mirror-helper", daemon=True)
 
@@ -166,12 +180,14 @@ class Helper:
     def end(self) -> None:
         """Waits for the last orders."""
         self._is_over.set()
-        self._thread.join()
+        if not self._signs.wait_for(self._thread, self._clock):
+            logger.warning("%s does not answer: this node's last files are left to the main process.", self._store)
 
     def _work(self) -> None:
         idle_since = self._clock.now()
         never = threading.Event()
         while True:
+            self._signs.give()
             if self._carry_out():
                 idle_since = self._clock.now()
             is_idle = self._clock.now() - idle_since >= IDLE_S
@@ -189,20 +205,29 @@ class Helper:
                 continue
             order = Order(self._outbox, manifest, self._token)
             for name in manifest.files:
+                if order.number is None:
+                    break
                 is_own = owner_of(name) in self._ranks and (manifest.identity, name) not in self._failed
                 if is_own and order.is_open() and order.take(name):
                     found = True
                     self._send(order, checkpoint, manifest, name)
         return found
 
+    def _sign(self, order: Order, name: str) -> None:
+        self._signs.give()
+        order.sign(name)
+
     def _send(self, order: Order, checkpoint: Path, manifest: Manifest, name: str) -> None:
         try:
-            self._store.put_part(checkpoint / name, manifest, name, sign=lambda: order.sign(name))
-        except Exception as error:  # the main process sends it, and says what is wrong
+            assert order.number is not None
+            self._store.put_part(
+                checkpoint / name, manifest, name, number=order.number, sign=lambda: self._sign(order, name)
+            )
+        except BaseException as error:  # the main process sends it, and says what is wrong
             logger.info("%s of %s could not be sent to %s: %s.", name, checkpoint.name, self._store, reason(error))
             self._failed.add((manifest.identity, name))
             order.give_back(name)
-            with suppress(Exception):
+            with suppress(BaseException):
                 self._store.reconnect()
         else:
             order.tell_done(name)
