@@ -565,16 +565,13 @@ def test_a_run_that_was_suspended_at_any_call_of_its_upload_changes_nothing_of_t
     RemoteStore(store_url).remove(Copy(20, NUMBER))
     for at in range(number):
         store = RemoteStore(store_url)
+
+        def takes_over(store: RemoteStore = store) -> None:
+            store.clean(NUMBER + 1)
+            store.upload(tmp_path / "newer" / "checkpoint-20", newer, number=NUMBER + 1)
+
         suspended = RemoteStore(store_url)
-        suspended._fs = Suspended(
-            suspended._fs,
-            at,
-            after=after,
-            meanwhile=lambda store=store: (
-                store.clean(NUMBER + 1),
-                store.upload(tmp_path / "newer" / "checkpoint-20", newer, number=NUMBER + 1),
-            ),
-        )
+        suspended._fs = Suspended(suspended._fs, at, after=after, meanwhile=takes_over)
         with suppress(CheckpointError):  # its files are gone
             upload(suspended)
         assert store.manifest(20) == newer

@@ -370,7 +370,9 @@ def test_a_listing_that_is_late_is_waited_for(store_url: str) -> None:
     lease.release()
 
 
-@pytest.mark.parametrize("name", [".lease-" + "9" * 200 + ".json", ".lease-1x.json", ".lease-\u0667.json", ".lease--1.json"])
+@pytest.mark.parametrize(
+    "name", [".lease-" + "9" * 200 + ".json", ".lease-1x.json", ".lease-\u0667.json", ".lease--1.json"]
+)
 def test_a_planted_name_is_no_lease(store_url: str, name: str) -> None:
     store = RemoteStore(store_url)
     store.overwrite(name, b"{}")

@@ -36,6 +36,7 @@ OURS = (
     "run.checks.check_id_column",  # names of rows that are kept from run to run
     "extensions.quarantine",
     "extensions.mirror",
+    "checkpoint.directory_client",
     "checkpoint.remote",
     "run.tiers",  # copies of checkpoints under a URL
     "loop.extension.Extensions",  # extensions of one's own

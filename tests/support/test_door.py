@@ -103,6 +103,8 @@ ACTIONS: dict[str, Callable[[OwnFolder, RelativeName], Any]] = {
     "write": lambda own, name: own.open(name, "wb"),
     "append": lambda own, name: own.open(name, "ab"),
     "make": lambda own, name: own.make_folder(name),
+    "unlink": lambda own, name: own.unlink(name),
+    "put": lambda own, name: own.put(name, b"new"),
 }
 
 
@@ -114,7 +116,7 @@ def test_links_are_not_followed(name: str, action: str, victim: Path, tmp_path: 
     (root / "link").symlink_to(victim)
     (root / "own/link").symlink_to(victim)
     (root / "file").symlink_to(victim / "file")
-    is_removed_link = action == "remove" and not name.endswith(("link/file", "link/deep"))
+    is_removed_link = action in ("remove", "unlink", "put") and not name.endswith(("link/file", "link/deep"))
     if is_removed_link:
         ACTIONS[action](OwnFolder(root), RelativeName.parse(name))
         assert not (root / name).is_symlink()

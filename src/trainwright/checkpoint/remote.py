@@ -457,7 +457,7 @@ class RemoteStore:
             CheckpointError: a file is missing, or not as the manifest lists it.
         """
         place = self.place(manifest)
-        files = {_parse_name(name): manifest.files[name] for name in names}
+        files: dict[str, FileEntry] = {_parse_name(name): manifest.files[name] for name in names}
         for name in files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).open("wb").close()

@@ -199,8 +199,8 @@ class RemoteLease:
                 return
             self._pause(SETTLE_S)
         raise OSError(
-            f"{self._store} does not list {_name(number)}, which can be read there, so no run can hold the URL. Look at "
-            "the rights to list objects."
+            f"{self._store} does not list {_name(number)}, which can be read there, so no run can hold the URL. "
+            "Look at the rights to list objects."
         )
 
     def _is_mine(self, number: int) -> bool:
