@@ -27,7 +27,7 @@ from trainwright._types import counted, hide, is_url, printable, replacing, writ
 from trainwright.cli.written import check_output
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError
-from trainwright.support.door import number_of
+from trainwright.support.door import parse_number
 from trainwright.support.log_handler import for_log
 from trainwright.support.units import size_text
 
@@ -157,7 +157,7 @@ Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to wri
 def amount(text: str) -> float:
     """Returns a finite number from 0 on; an error of the command line for others, such as `nan`."""
     try:
-        return number_of(float(text), least=0)
+        return parse_number(float(text), least=0)
     except ValueError as error:
         raise typer.BadParameter(f"{error}.") from None
 

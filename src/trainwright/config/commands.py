@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.errors import ArgumentError, did_you_mean
-from trainwright.support.door import number_of, shown
+from trainwright.support.door import parse_number, shown
 
 MAX_STEPS = 1_000_000
 # Limits of a rate: products with it are neither infinite nor 0 in float32.
@@ -72,4 +72,4 @@ def _number(value: object, *, least: float, most: float) -> float:
     """Returns a number, or the number in a text; ValueError if it is none or beyond the limits."""
     if isinstance(value, str) and re.fullmatch(r"[0-9.]+([eE][-+]?[0-9]+)?", value):
         value = float(value)
-    return number_of(value, least=least, most=most)
+    return parse_number(value, least=least, most=most)

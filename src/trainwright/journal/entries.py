@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from trainwright.support.door import number_of, parse_json, step_of, without_halves
+from trainwright.support.door import parse_json, parse_number, parse_step, without_halves
 
 MAX_LINE = 1 << 24  # bytes of an entry; a longer one is left out
 LAST_TIME = 1 << 37  # seconds since 1970 that a calendar has
@@ -43,15 +43,15 @@ def _switch(value: object) -> None:
 
 
 def _count(value: object) -> None:
-    number_of(value, least=0, most=MAX_COUNT)
+    parse_number(value, least=0, most=MAX_COUNT)
 
 
 def _positive(value: object) -> None:
-    number_of(value, least=1, most=MAX_COUNT)
+    parse_number(value, least=1, most=MAX_COUNT)
 
 
 def _time(value: object) -> None:
-    number_of(value, least=0, most=LAST_TIME)
+    parse_number(value, least=0, most=LAST_TIME)
 
 
 def _or_null(one: Check) -> Check:
@@ -114,7 +114,7 @@ def _processes(value: Any) -> None:
         if row.keys() != value[0].keys():
             raise ValueError
         for name in row.keys() - {"rank", "host", "device"}:
-            number_of(row[name])
+            parse_number(row[name])
 
 
 _RUN: dict[str, Check] = {  # of the entry with which a run begins, or goes on
@@ -126,7 +126,7 @@ _RUN: dict[str, Check] = {  # of the entry with which a run begins, or goes on
     "data": _values(_data),
     "model": _mapping(**{"class": _text}, parameters=_count, trained_parameters=_count),
     "process": _mapping(),
-    "branch": _mapping(origins=_list(_mapping(checkpoint=_text, step=step_of), "checkpoint", "step")),
+    "branch": _mapping(origins=_list(_mapping(checkpoint=_text, step=parse_step), "checkpoint", "step")),
     "levers": _mapping(rows=_list(_mapping(settings=_mapping()), "lever", "settings", "ratio", "proof", "result")),
 }
 # Fields that readers know, of all kinds and by kind, and those that an entry of a kind must have.
@@ -134,7 +134,7 @@ _COMMON: dict[str, Check] = {
     "kind": _text,
     "run": _text,
     "time": _time,
-    "step": step_of,
+    "step": parse_step,
     "peak_memory_bytes": _count,
     "peak_gpu_bytes": _count,
 }

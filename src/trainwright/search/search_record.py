@@ -25,7 +25,7 @@ from trainwright.config.coerce import output_path
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base
 from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, is_better, values_of
-from trainwright.support.door import OwnFolder, RelativeName, number_of, read_json
+from trainwright.support.door import OwnFolder, RelativeName, parse_number, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ class TrialRecord:
             if not isinstance(getattr(found, name), kind):
                 raise TypeError(f"{name} of a trial is {type(getattr(found, name)).__name__}")
         if found.seconds is not None:
-            number_of(found.seconds, least=0)
+            parse_number(found.seconds, least=0)
         for value in found.values if found.state == FINISHED else ():
-            number_of(value)
+            parse_number(value)
         return found
 
 

@@ -94,14 +94,14 @@ def read_bytes(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
         return file.read(status.st_size)  # not `max_bytes`: that would allocate a buffer of that size
 
 
-def step_of(value: object) -> int:
+def parse_step(value: object) -> int:
     """Returns a step; ValueError if it is no integer from 0 on."""
     if type(value) is not int or not 0 <= value <= MAX_STEP:
         raise ValueError(f"{shown(value)} is not a step")
     return value
 
 
-def number_of(value: object, *, least: float = -math.inf, most: float = math.inf) -> float:
+def parse_number(value: object, *, least: float = -math.inf, most: float = math.inf) -> float:
     """Returns a finite number within these bounds; ValueError for anything else."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     try:
@@ -288,25 +288,12 @@ class OwnFolder:
     def names(self, folder: RelativeName | None = None) -> list[RelativeName]:
         """Returns the names of the entries, here or in a folder of it, that are neither links nor of a strange form."""
         found = []
-        with suppress(FileNotFoundError), self._listed(folder) as opened, os.scandir(opened) as entries:
+        with suppress(FileNotFoundError), self._inner(folder) as opened, os.scandir(opened) as entries:
             for entry in entries:
                 with suppress(ValueError):
                     if not entry.is_symlink():
                         found.append(RelativeName.parse(entry.name))
         return sorted(found)
-
-    @contextmanager
-    def _listed(self, folder: RelativeName | None) -> Iterator[int]:
-        """Yields a descriptor of the directory, or of a folder of it."""
-        if folder is None:
-            opened = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        else:
-            with self._parent(folder) as (parent, last):
-                opened = os.open(last, _FOLDER, dir_fd=parent)
-        try:
-            yield opened
-        finally:
-            os.close(opened)
 
     def read(self, name: RelativeName, *, max_bytes: int) -> bytes:
         """Returns the content of a file; ValueError if it is too large, or no regular file."""
@@ -315,20 +302,6 @@ class OwnFolder:
             if size > max_bytes:
                 raise ValueError(f"it has {size} bytes, and at most {max_bytes} are read")
             return file.read(size)
-
-    def write(self, name: RelativeName, content: bytes) -> None:
-        """Writes a file at once: a reader finds it whole, or as it was before."""
-        with self._parent(name, makes=True) as (folder, last):
-            draft = f".{last}.{os.getpid()}.{secrets.token_hex(4)}.partial"
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            try:
-                with os.fdopen(os.open(draft, flags, 0o666, dir_fd=folder), "wb") as file:
-                    file.write(content)
-                os.replace(draft, last, src_dir_fd=folder, dst_dir_fd=folder)
-            except BaseException:
-                with suppress(FileNotFoundError):
-                    os.unlink(draft, dir_fd=folder)
-                raise
 
     def rename(self, name: RelativeName, other: RelativeName) -> None:
         """Gives a file another name, in place of a file of that name."""

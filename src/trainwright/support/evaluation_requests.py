@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import JSONObject, plain_numbers, write_text
-from trainwright.support.door import OwnFolder, RelativeName, number_of, read_json, step_of
+from trainwright.support.door import OwnFolder, RelativeName, parse_number, parse_step, read_json
 
 FOLDER = "_evaluations"  # names that begin with an underscore are not uploaded
 OPEN_NAME = "open.json"
@@ -82,10 +82,10 @@ class Request:
             keys = values["ignore_keys"]
             return cls(
                 name=RelativeName.parse(values["name"], parts=1),
-                step=step_of(values["step"]),
-                epoch=number_of(values["epoch"], least=0.0),
-                max_steps=sys.maxsize if values["max_steps"] == sys.maxsize else step_of(values["max_steps"]),
-                num_tokens=step_of(values["num_tokens"]),
+                step=parse_step(values["step"]),
+                epoch=parse_number(values["epoch"], least=0.0),
+                max_steps=sys.maxsize if values["max_steps"] == sys.maxsize else parse_step(values["max_steps"]),
+                num_tokens=parse_step(values["num_tokens"]),
                 parts=tuple(RelativeName.parse(part) for part in items_of(values["parts"])),
                 ignore_keys=None if keys is None else tuple(map(_text, items_of(keys))),
             )

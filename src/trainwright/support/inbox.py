@@ -114,7 +114,7 @@ class Inbox:
                 self._run.remove(name)
 
     def _write(self, name: RelativeName, message: JSONObject) -> None:
-        self._run.write(name, json.dumps(message).encode())
+        self._run.put(name, json.dumps(message).encode())
 
     def _content(self, name: RelativeName) -> object:
         """Returns the value in a file; None if there is none, or it cannot be read."""

@@ -16,7 +16,7 @@ import torch
 
 from trainwright._types import JSONObject, counted
 from trainwright.errors import ArgumentError, DataError
-from trainwright.support.door import number_of, parse_json, step_of, without_halves
+from trainwright.support.door import parse_json, parse_number, parse_step, without_halves
 from trainwright.support.fingerprint import MODULUS, NUM_SKETCHES, distance, only_place
 
 FILE = re.compile(r"^values-rank(\d+)\.jsonl$")
@@ -215,7 +215,7 @@ def _parse(line: bytes) -> tuple[Key, Record]:
     one = without_halves(parse_json(line))
     place = Key(one["step"], one["micro_batch"], one["phase"], one["name"], one.get("call", 0), one.get("part", ""))
     for number in (place.step, place.micro_batch, place.call):
-        step_of(number)
+        parse_step(number)
     if place.phase not in (*WORDS, "run", "rewound") or not all(
         isinstance(text, str) for text in (place.name, place.part, one.get("kind", ""))
     ):
@@ -230,7 +230,7 @@ def _parse(line: bytes) -> tuple[Key, Record]:
             raise ValueError(f"{name} are no names")
     if not isinstance(facts.get("settings", {}), dict):
         raise TypeError("the settings are no settings")
-    step_of(facts.get("num_processes", 1))
+    parse_step(facts.get("num_processes", 1))
     return place, one
 
 
@@ -239,10 +239,10 @@ def _check_tensor(tensor: Record) -> None:
     if not isinstance(getattr(torch, tensor["dtype"], None), torch.dtype) or not isinstance(tensor["hash"], str):
         raise ValueError("a type or a hash is none")
     for size in tensor["shape"]:
-        step_of(size)
+        parse_step(size)
     if "sketch" in tensor:
         for value in (*tensor["sketch"], tensor["norm"]):
-            number_of(0.0 if value in NOT_FINITE else value)
+            parse_number(0.0 if value in NOT_FINITE else value)
         if len(tensor["sketch"]) != NUM_SKETCHES:
             raise ValueError("a sketch has another length")
     sums = tensor.get("sums", (0, 0, 0))

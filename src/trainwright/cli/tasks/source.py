@@ -701,10 +701,10 @@ class Labels:
     """Labels of a run, in the order of their numbers, and the number of each cell value (as text)."""
 
     names: list[str]
-    number_of: dict[str, int]
+    parse_number: dict[str, int]
 
     def of(self, cell: object) -> int:
-        return self.number_of[str(cell)]
+        return self.parse_number[str(cell)]
 
     @property
     def for_config(self) -> JSONObject:
@@ -724,9 +724,9 @@ def find_labels(material: TaskSource, role: str) -> Labels:
     else:
         labels = _declared(material, role) or _in_order(_sorted(set().union(*found.values())))
     for part, values in found.items():
-        unknown = _sorted(values - labels.number_of.keys())
+        unknown = _sorted(values - labels.parse_number.keys())
         if unknown:
-            hint = did_you_mean(unknown[0], list(labels.number_of))
+            hint = did_you_mean(unknown[0], list(labels.parse_number))
             rows = dict(material.parts)[part]
             cells = material.column(rows, role)
             places = [place for place, cell in enumerate(cells) if not _values([cell]).isdisjoint(unknown)]

@@ -24,7 +24,7 @@ from trainwright.errors import ArgumentError
 from trainwright.journal.record import live_journal, read
 from trainwright.loop.extension import Extension, Run
 from trainwright.optim.schedules import set_rate
-from trainwright.support.door import step_of
+from trainwright.support.door import parse_step
 from trainwright.support.inbox import Inbox
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class LiveControl(Extension):
             for entry in read(self._repeats).of("command"):
                 if entry.get("refused") is None:
                     words = [entry["name"], *([] if entry["value"] is None else [entry["value"]])]
-                    orders.setdefault(step_of(entry["step"]), []).append(Order(parse_command(words), JOURNAL))
+                    orders.setdefault(parse_step(entry["step"]), []).append(Order(parse_command(words), JOURNAL))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ArgumentError(
                 f"live_control={self._repeats!r} cannot be read as the journal of a run: {error} Name a run or its "

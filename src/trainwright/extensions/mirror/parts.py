@@ -20,7 +20,7 @@ from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.remote import RemoteStore, reason
 from trainwright.checkpoint.shares import owner_of
 from trainwright.extensions.mirror.clock import Clock, Signs
-from trainwright.support.door import parse_json, read_bytes, step_of
+from trainwright.support.door import parse_json, parse_step, read_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Order:
         with suppress(OSError, ValueError):
             content = read_bytes(self._folder / CONTENT, max_bytes=MAX_ORDER_BYTES).decode()
             if content.startswith(self._content):
-                return step_of(parse_json(content.removeprefix(self._content)))
+                return parse_step(parse_json(content.removeprefix(self._content)))
         return None
 
     def take(self, name: str) -> bool:
