@@ -56,6 +56,7 @@ RECORDED_METRICS_NAME = "recorded_metrics.json"
 EXTENSIONS_NAME = "extension_states.pt"
 LEDGER_NAME = "ledger.parquet"
 QUARANTINE_NAME = "quarantine.jsonl"
+VALUES_FILE = re.compile(r"^values-rank(\d+)\.jsonl$")  # recorded values of a process
 RECIPE_NAME = "recipe.yaml"
 AVERAGES_NAME = "weight_averages.pt"
 MANIFEST_NAME = "manifest.json"

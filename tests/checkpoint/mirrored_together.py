@@ -38,7 +38,7 @@ def outcome(engine: str, **settings: Any) -> dict[str, Any]:
     trained(f"{engine}/first", url=url, stop_at=4, **settings)
     torch.distributed.barrier()
     store = RemoteStore(url)
-    newest = store.manifests()[0]
+    copy, newest = store.found()[0]
     READ.clear()
     RemoteStore._read = counted  # type: ignore[method-assign, assignment]
     again = trained(f"{engine}/second", url=url, **settings)  # an empty directory
@@ -51,7 +51,7 @@ def outcome(engine: str, **settings: Any) -> dict[str, Any]:
         "copies": [one.step for one in store.manifests()],
         "problems": [list(store.problems(one)) for one in store.manifests()],
         "read": read,
-        "sizes": {f"checkpoint-{newest.step}/{name}": entry["size"] for name, entry in newest.files.items()},
+        "sizes": {f"{copy.name}/{name}": entry["size"] for name, entry in newest.files.items()},
     }
 
 

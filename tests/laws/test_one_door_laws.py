@@ -16,7 +16,6 @@ EXCEPTIONS = {
     "config.parser._converter": "likewise",
     "checkpoint.training_state": "the arguments of this process, as text and back",
     "run.resume": "likewise",
-    "extensions.async_evaluation.evaluators": "lines of our own child, on its pipe",
 }
 
 

@@ -6,9 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainwright._types import QUARANTINE_NAME, is_url
+from trainwright._types import QUARANTINE_NAME, VALUES_FILE, is_url
 from trainwright.errors import ArgumentError
-from trainwright.support.value_comparison import FILE as VALUES_FILE
 
 RESULTS = (".html", ".jsonl")  # suffixes of what commands write, which may replace an earlier one in a run's directory
 OF_A_RUN = ("journal.jsonl", QUARANTINE_NAME)  # lists that no command makes again

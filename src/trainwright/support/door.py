@@ -206,10 +206,13 @@ class OwnFolder:
         try:
             if not stat.S_ISREG(os.fstat(found).st_mode):
                 raise ValueError(f"{last} is not a regular file")
-            is_appended = bool(flags & os.O_APPEND)
-            if flags & os.O_WRONLY and not is_appended:
+            mode = "rb"
+            if flags & os.O_APPEND:
+                mode = "ab"
+            elif flags & os.O_WRONLY:
+                mode = "wb"
                 os.ftruncate(found, 0)
-            return os.fdopen(found, "ab" if is_appended else "wb" if flags & os.O_WRONLY else "rb")
+            return os.fdopen(found, mode)
         except BaseException:
             os.close(found)
             raise

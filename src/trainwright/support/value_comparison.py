@@ -6,7 +6,6 @@ the place: the module itself if its inputs are equal, else the operations of the
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,12 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trainwright._types import JSONObject, counted
+from trainwright._types import VALUES_FILE, JSONObject, counted
 from trainwright.errors import ArgumentError, DataError
 from trainwright.support.door import parse_json, parse_number, parse_step, without_halves
 from trainwright.support.fingerprint import MODULUS, NUM_SKETCHES, distance, only_place
 
-FILE = re.compile(r"^values-rank(\d+)\.jsonl$")
 SHARED = ("weight", "clipped", "optimizer", "update")  # the same in runs of different numbers of processes
 PASSES = ("forward", "loss", "backward", "gradient", "clipped", "optimizer", "update")  # void after a rewind
 MOST_NAMED = 4
@@ -164,7 +162,7 @@ def read_values(folder: Path) -> dict[int, Recorded]:
         ArgumentError: the run has recorded none.
         DataError: a file is damaged.
     """
-    found = {int(match[1]): path for path in folder.glob("*.jsonl") if (match := FILE.match(path.name))}
+    found = {int(match[1]): path for path in folder.glob("*.jsonl") if (match := VALUES_FILE.match(path.name))}
     if not found:
         raise ArgumentError(
             f"{folder} has no values-rank0.jsonl. Train with record_values=2, which records the values of the first "
