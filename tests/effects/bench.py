@@ -124,7 +124,8 @@ def steps_with(trainer: Any, name: str) -> list[int]:
 
 
 def checkpoints(folder: Path | str) -> list[int]:
-    return sorted(int(path.name.removeprefix("checkpoint-")) for path in Path(folder).glob("checkpoint-*"))
+    """The steps of checkpoints in a directory, or of copies, whose names also have the number of their lease."""
+    return sorted(int(path.name.split("-")[1]) for path in Path(folder).glob("checkpoint-*"))
 
 
 class Listener(TrainerCallback):

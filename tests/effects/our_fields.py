@@ -291,7 +291,7 @@ def a_run_begins_at_a_checkpoint_of_another(bench: Bench) -> None:
     assert sum(map(len, branch.model.trained)) < sum(map(len, trunk.model.trained))
     assert torch.equal(branch.model.head.weight, trunk.model.head.weight)
     assert not (Path(branch.args.output_dir) / "checkpoint-2").exists()
-    with pytest.raises(ValueError, match="is a checkpoint of output_dir"):
+    with pytest.raises(ValueError, match="is of the run in output_dir"):
         bench.args(branch_from=str(origin), output_dir=trunk.args.output_dir)
 
 

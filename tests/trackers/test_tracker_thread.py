@@ -91,7 +91,7 @@ def test_what_was_missed_is_sent_once_and_stays_missed_if_that_fails(tmp_path: P
             sent.append((state.global_step, values))
 
     journal = FileJournal(tmp_path, "run")
-    journal.write("start")
+    journal.write("start", step=0)
     for step in (1, 2):
         journal.write("log", step=step, values={"loss": 0.5, "epoch": 0.1})
     args: Any = SimpleNamespace(output_dir=str(tmp_path))

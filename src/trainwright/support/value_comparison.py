@@ -225,9 +225,9 @@ def _parse(line: bytes) -> tuple[Key, Record]:
     for name in ("samples", "rows") if place.phase == "data" else ():
         names = facts.get(name, [])
         if not isinstance(names, list) or not all(isinstance(text, str) for text in names):
-            raise ValueError(f"{name} are no names")
+            raise ValueError(f"{name} have a wrong form")
     if not isinstance(facts.get("settings", {}), dict):
-        raise TypeError("the settings are no settings")
+        raise TypeError("the settings have a wrong form")
     parse_step(facts.get("num_processes", 1))
     return place, one
 

@@ -374,7 +374,7 @@ def opened(cell: object, base: Path) -> Image.Image:
         raise DataError(f"{cell!r} is neither a path nor an image.")
     path = base / cell
     if path.exists() and not path.is_file():
-        raise DataError(f"{path} is not a regular file, so it is no image.")
+        raise DataError(f"{path} is not a regular file, so not an image.")
     return Image.open(path)
 
 
