@@ -81,6 +81,7 @@ OURS = (
     "support.evaluation_requests",  # evaluations beside training
     "extensions.experts",  # the load of experts
     "support.value_comparison",  # values of two runs that are compared
+    "support.door",  # files that others may have written
     # Several datasets together, and the ledger of samples.
     "run.checks.check_mixture",
     "config.coerce.parse_share",
@@ -96,7 +97,6 @@ OURS = (
 )
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
-    "_types",
     "config.fields.setting",
     "config.rules.stages.rule",
     "config.parser.string_to_bool",
