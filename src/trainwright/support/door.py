@@ -1,6 +1,6 @@
-"""The door for what comes from outside: files, stores and other processes, whoever wrote them.
+"""Reads untrusted input: files, listings of stores and messages of other processes.
 
-What is read here is bounded (bytes, depth, digits) and becomes a value of a narrow type, or a ValueError that says what
+Input is bounded in size and becomes a value of a narrow type, or a ValueError that says what
 is wrong. A name that was read is a path only as a `RelativeName`; an `OwnFolder` opens, writes and removes such names
 below a directory of ours, and never follows a link there, not even one that is put in place meanwhile.
 """
@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-MAX_DIGITS = 40  # of a number; the largest finite ones are written with an exponent
+MAX_DIGITS = 4300  # of an integer, as Python reads and prints it by default
 MAX_STEP = 2**53  # exact in every reader of JSON
 MAX_NAME = 1024  # characters of a name with its folders
 _NOT_IN_NAMES = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, direction of text, halves of characters, line breaks
@@ -34,18 +34,12 @@ def read_json(path: str | Path, *, max_bytes: int) -> Any:
 
 
 def parse_json(content: str | bytes) -> Any:
-    """Returns the value of JSON content; ValueError if it is not JSON, nested too deeply, or has endless numbers."""
+    """Returns the value of JSON content; ValueError if it is not JSON, nested too deeply, or has endless integers."""
     text = content if isinstance(content, str) else content.decode()
     try:
-        return json.loads(text, parse_int=_integer)
+        return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"it has a number of {len(digits)} digits, and at most {MAX_DIGITS} are read")
-    return int(digits)
 
 
 def read_bytes(path: str | Path, *, max_bytes: int) -> bytes:
@@ -63,14 +57,14 @@ def read_bytes(path: str | Path, *, max_bytes: int) -> bytes:
         return file.read(status.st_size)  # not `max_bytes`: that would allocate a buffer of that size
 
 
-def step_of(value: object) -> int:
+def parse_step(value: object) -> int:
     """Returns a step; ValueError if it is no integer from 0 on."""
     if type(value) is not int or not 0 <= value <= MAX_STEP:
         raise ValueError(f"{_shown(value)} is not a step")
     return value
 
 
-def number_of(value: object, *, least: float = -math.inf, most: float = math.inf) -> float:
+def parse_number(value: object, *, least: float = -math.inf, most: float = math.inf) -> float:
     """Returns a finite number within these bounds; ValueError for anything else."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     try:
@@ -123,7 +117,7 @@ class RelativeName(str):
 
 
 class OwnFolder:
-    """A directory whose content this library writes, which others may have written to.
+    """A directory of this library, in which others may have placed files and links.
 
     The directory itself may be reached by links, which are the user's; nothing below it is. Each method raises OSError
     (ELOOP, ENOTDIR) where a part of a name is a link, and whatever the system raises.
@@ -133,7 +127,7 @@ class OwnFolder:
         self.root = Path(root)
 
     def path(self, name: RelativeName) -> Path:
-        """Returns the path of a name, for messages and for readers that check what they read."""
+        """Returns the path of a name; for messages, and for functions that check the file themselves."""
         return self.root / name
 
     @contextmanager
@@ -179,7 +173,7 @@ class OwnFolder:
             raise
 
     def remove(self, name: RelativeName) -> None:
-        """Removes a file, a link (not what it names) or a directory with all that it has; nothing if there is none."""
+        """Removes a file, a link itself, or a directory with its content; does nothing if the name is missing."""
         with suppress(FileNotFoundError), self._parent(name) as (folder, last):
             if stat.S_ISDIR(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode):
                 shutil.rmtree(last, dir_fd=folder)
