@@ -86,7 +86,7 @@ REHEARSAL_VENV := .venv-gpu
 gpu-rehearsal: $(REHEARSAL_VENV)/.gpu
 	rm -rf build/rehearsal
 	for command in gpu-check gpu-bench gpu-more; do REHEARSAL=1 $(MAKE) $$command GPU_SITE= TINY=--tiny OUT=build/rehearsal \
-		GPU_PYTHON=$(REHEARSAL_VENV)/bin/python $(if $(filter gpu-check,$$command),ARGS="-n 2") || exit; done
+		GPU_PYTHON=$(REHEARSAL_VENV)/bin/python || exit; done
 	$(REHEARSAL_VENV)/bin/python benchmarks/gpu.py --tiny plan --out build/rehearsal
 	$(REHEARSAL_VENV)/bin/python benchmarks/gpu.py table build/rehearsal/gpu.jsonl build/rehearsal/plan.jsonl
 	! grep '"failed"' build/rehearsal/gpu.jsonl

@@ -29,7 +29,7 @@ class Cell:
 
 
 class CellProcess:
-    """Measures one cell from `begin` on.
+    """Measures one cell when `measured` is called.
 
     Args:
         command: starts a process that imports what it needs, waits for a line on its standard input, and writes what it

@@ -1,6 +1,6 @@
-"""The door for what comes from outside: files, stores and other processes, whoever wrote them.
+"""Reads untrusted input: files, listings of stores and messages of other processes.
 
-What is read here is bounded (bytes, depth, digits) and becomes a value of a narrow type, or a ValueError that says what
+Input is bounded in size and becomes a value of a narrow type, or a ValueError that says what
 is wrong. A name that was read is a path only as a `RelativeName`; an `OwnFolder` opens, writes and removes such names
 below a directory of ours, and never follows a link there, not even one that is put in place meanwhile.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 MAX_SETTINGS = 1 << 24  # bytes of a file that a person writes, or that is a page at most
-MAX_DIGITS = 40  # of a number; the largest finite ones are written with an exponent
+MAX_DIGITS = 4300  # of an integer, as Python reads and prints it by default: a log may hold such a one
 MAX_DEPTH = 100  # of values within each other
 MAX_STEP = 2**53  # exact in every reader of JSON
 MAX_NAME = 1024  # characters of a name with its folders
@@ -155,7 +155,7 @@ class RelativeName(str):
 
 
 class OwnFolder:
-    """A directory whose content this library writes, which others may have written to.
+    """A directory of this library, in which others may have placed files and links.
 
     The directory itself may be reached by links, which are the user's; nothing below it is. Each method raises OSError
     (ELOOP, ENOTDIR) where a part of a name is a link, and whatever the system raises.
@@ -165,7 +165,7 @@ class OwnFolder:
         self.root = Path(root)
 
     def path(self, name: RelativeName) -> Path:
-        """Returns the path of a name, for messages and for readers that check what they read."""
+        """Returns the path of a name; for messages, and for functions that check the file themselves."""
         return self.root / name
 
     @contextmanager
@@ -218,7 +218,7 @@ class OwnFolder:
             raise
 
     def remove(self, name: RelativeName) -> None:
-        """Removes a file, a link (not what it names) or a directory with all that it has; nothing if there is none."""
+        """Removes a file, a link itself, or a directory with its content; does nothing if the name is missing."""
         with suppress(FileNotFoundError), self._parent(name) as (folder, last):
             if stat.S_ISDIR(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode):
                 shutil.rmtree(last, dir_fd=folder)

@@ -34,7 +34,7 @@ Kernel: TypeAlias = Callable[
     "tuple[torch.Tensor, torch.Tensor | None]",
 ]
 ELEMENTS = 2**25  # logits that exist at a time: 128 MiB in fp32
-# On an accelerator, whose memory holds more: each chunk reads and writes the sum of the layer's gradients.
+# More on an accelerator: each chunk reads and writes the summed gradient of the layer, which takes time.
 ELEMENTS_ON_ACCELERATORS = 2**27
 PACKAGES = {"cce": ("cut_cross_entropy", "cut-cross-entropy"), "liger": ("liger_kernel", "liger-kernel")}
 SMALL_VOCABULARY = 16384  # below it "auto" leaves the loss as it is
