@@ -6,12 +6,15 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from peft import LoraConfig, get_peft_model
 
 import trainwright
 from trainwright import LossOutput
+from trainwright.checkpoint import deferred_io
+from trainwright.checkpoint.deferred_io import HostBuffers
 
 from .._support import standin
 from .._support.small import data, make_trainer, models, module, weights
@@ -143,10 +146,24 @@ def resumed(folder: Path, settings: dict[str, Any], old_file: bool = False) -> d
 # -- saves -------------------------------------------------------------------------------------------------------------
 
 
-def saved_while_training(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+def saved_while_training(folder: Path, settings: dict[str, Any], room: list[bool | None]) -> dict[str, Any]:
     """Compares the weights and the optimizer's state in checkpoints with those at the end of their steps."""
     seen: dict[int, dict[str, torch.Tensor]] = {}
     moments: dict[int, list[torch.Tensor]] = {}
+
+    waited: set[int] = set()
+    wait = HostBuffers._wait
+
+    def free_bytes(device: torch.device) -> int:
+        has_room = room[min(trainer.state.global_step // 2, len(room)) - 1]
+        return 0 if has_room is False else 1 << 40
+
+    def is_waiting(buffers: HostBuffers, *storages: torch.UntypedStorage) -> bool:
+        standin.limit_memory(standin.used_bytes() if room == [None] else None)
+        made = wait(buffers, *storages)
+        standin.limit_memory(None)
+        waited.update([trainer.state.global_step] * made)
+        return made
 
     class Looks(trainwright.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -157,7 +174,8 @@ def saved_while_training(folder: Path, settings: dict[str, Any]) -> dict[str, An
     trainer = make_trainer(
         folder, callbacks=[Looks()], **ON_ACCEL, max_steps=8, save_strategy="steps", save_steps=2, **settings
     )
-    trainer.train()
+    with patch.object(deferred_io, "free_bytes", free_bytes), patch.object(HostBuffers, "_wait", is_waiting):
+        trainer.train()
     wrong = []
     for step in (2, 4, 6, 8):
         checkpoint = folder / f"checkpoint-{step}"
@@ -166,7 +184,7 @@ def saved_while_training(folder: Path, settings: dict[str, Any]) -> dict[str, An
         states = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)["state"]
         pairs = zip(moments[step], states.values(), strict=True)
         wrong += [f"{step} state" for mine, other in pairs if not torch.equal(mine, other["exp_avg"].cpu())]
-    return {"wrong": wrong, "pins": standin.COUNTS.pins}
+    return {"wrong": wrong, "waited_on_device": sorted(waited), "freed_early": MEMORY.freed_early}
 
 
 def _weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:

@@ -64,12 +64,20 @@ def test_a_file_without_states_of_the_device_loads(tmp_path: Path) -> None:
     assert found["weight_gap"] > 0.0
 
 
-@pytest.mark.parametrize("is_async", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_a_save_has_the_weights_of_its_step(is_async: bool, tmp_path: Path) -> None:
+# Whether the device has room for a copy at the first save, and at the later ones; None: it says so and has not.
+ROOM = {"none later": [True, False], "room later": [False, True], "no memory": [None], "room": [True], "none": [False]}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("room", "none", "at once")]
+
+
+@pytest.mark.parametrize("room", ["none later", "room later", "no memory", *SLOW])
+def test_a_save_has_the_weights_of_its_step(room: str, tmp_path: Path) -> None:
     """A copy to the host arrives when somebody waits for it, and the next step changes the weights."""
-    found = on_the_standin("runs.saved_while_training", {"save_async": is_async}, folder=tmp_path)
+    settings = {"save_async": room in ROOM}
+    found = on_the_standin("runs.saved_while_training", settings, ROOM.get(room, [True]), folder=tmp_path)
     assert found["wrong"] == []
-    assert found["pins"] > 0
+    assert found["freed_early"] == []
+    waited = {"room": [2, 4, 6, 8], "none later": [2]}  # what is in pinned memory once stays there
+    assert found["waited_on_device"] == waited.get(room, [])
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_torch_fused", pytest.param("adamw_torch", marks=pytest.mark.slow), "sgd"])

@@ -297,7 +297,7 @@ def test_an_error_of_training_is_not_hidden_by_one_of_the_save(
     assert "the disk" in caplog.text
 
 
-def no_memory(*args: Any) -> None:
+def no_memory(*args: Any, **kwargs: Any) -> None:
     raise MemoryError
 
 

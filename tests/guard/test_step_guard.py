@@ -25,13 +25,14 @@ def poison_of(step: int, kind: str = "nan", *, micro_batches: int = 1) -> dict[i
     return {(step * micro_batches - 1) * BATCH + 1: POISONS[kind]}
 
 
-def decide_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has a run on the CPU use the guard of GPUs, whose flag is then in main memory."""
+def decide_on_the_device(monkeypatch: pytest.MonkeyPatch, *, offloads: bool = False) -> None:
+    """Has a run on the CPU use the guard of GPUs, whose flag is then in main memory, or on another device."""
 
     def make(plan: GuardPlan, report: Any, *, optimizer: Any, device: Any, **facts: Any) -> Any:
         assert step_guard.takes_found_inf(optimizer)
         log = IncidentLog(report, max_skipped=plan.max_skipped_steps, record=facts["record"])
-        return step_guard.DeviceGuard(plan.on_nonfinite, log, optimizer, device=device)
+        flag_on = torch.device("meta") if offloads else device
+        return step_guard.DeviceGuard(plan.on_nonfinite, log, optimizer, device=flag_on)
 
     monkeypatch.setattr(step_guard, "make_guard", make)
 
@@ -120,6 +121,15 @@ def test_skipping_without_clipping(where: str, tmp_path: Path, monkeypatch: pyte
     if where == "device":
         decide_on_the_device(monkeypatch)
     guarded = trained(tmp_path / "guarded", poison=poison_of(BAD_STEP), settings={"max_grad_norm": 0.0})
+    assert doubles.same(doubles.weights(guarded), doubles.weights(hand))
+
+
+def test_gradients_that_are_offloaded_are_decided_about_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand = trained(tmp_path / "hand", settings={"on_nonfinite": "ignore"}, callbacks=[LeavesOut(BAD_STEP)])
+    decide_on_the_device(monkeypatch, offloads=True)
+    guarded = trained(tmp_path / "guarded", poison=poison_of(BAD_STEP))
     assert doubles.same(doubles.weights(guarded), doubles.weights(hand))
 
 

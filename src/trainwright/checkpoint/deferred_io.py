@@ -13,13 +13,15 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 from trainwright._types import Nested
-from trainwright.distributed.device import pins_memory, synchronize
+from trainwright.distributed.device import free_bytes, pins_memory, synchronize
 from trainwright.support.host import available_bytes
 from trainwright.support.tensor_tree import tensors_of
 
 logger = logging.getLogger(__name__)
 
 SHARE_OF_MEMORY = 0.5  # share of the available memory that a copy may use
+SHARE_OF_DEVICE = 0.25  # share of a device's free memory that a copy may use for the time of a write
+BOUNCE_BYTES = 16 << 20  # pinned memory between a device and the host's ordinary memory
 
 Write = Callable[[Nested], None]
 
@@ -95,6 +97,7 @@ class DeferredSink:
 
     def write(self) -> None:
         """Writes all copies."""
+        self._buffers.land()
         for tree, write in self._writes:
             write(tree)
         self._writes.clear()
@@ -119,28 +122,66 @@ class HostBuffers:
     """Memory for copies, reused from one snapshot to the next.
 
     A copy preserves sharing: tensors that are views of one storage become views of one copy of it.
+
+    Values of a device with room for them twice are copied on that device, which takes milliseconds, and reach the host
+    in `land`. Otherwise training waits until they are in pinned memory, which a system takes a second for 2 GB to give.
     """
 
     def __init__(self) -> None:
+        self._bounce: torch.Tensor | None = None
+        self._on_their_way: list[tuple[torch.Tensor, torch.Tensor, torch.Event]] = []  # target, copy, when it is made
         self._free: dict[Kind, list[torch.UntypedStorage]] = defaultdict(list)
         self._taken: list[tuple[Kind, torch.UntypedStorage]] = []
         self._copies: dict[torch.UntypedStorage, torch.UntypedStorage] = {}  # by original, which torch keeps unique
 
     def missing_bytes(self, tree: Nested) -> int:
         """Returns the bytes that a copy needs beyond the reusable memory; NotPlainError as for `copy_of`."""
-        wanted = Counter(map(_kind, self._new_storages([check_plain(tensor) for tensor in tensors_of(tree)])))
+        wanted = Counter(self._kinds(self._new_storages([check_plain(tensor) for tensor in tensors_of(tree)])))
         return sum(kind[0] * max(count - len(self._free[kind]), 0) for kind, count in wanted.items())
 
     def copy_of(self, tree: Nested) -> Nested:
-        """Returns a copy with tensors in this memory, on the CPU, and the rest deep-copied; or raises NotPlainError."""
+        """Returns a copy with tensors in this memory, on the CPU, and the rest deep-copied; or raises NotPlainError.
+
+        Values of a device are there after `land`, which another thread may call.
+        """
         originals = [check_plain(tensor) for tensor in tensors_of(tree)]
         new = self._new_storages(originals)
-        self._reserve([_kind(storage) for storage in new])
-        for storage in new:
-            self._copies[storage] = self._fill(storage)
-        for device in {storage.device for storage in new if pins_memory(storage.device)}:
+        kinds = self._kinds(new)
+        self._reserve(kinds)
+        has_room = {device: _fits(new, device) for device in {storage.device for storage in new}}
+        for storage, kind in zip(new, kinds, strict=True):
+            self._copies[storage] = self._fill(storage, kind, may_wait=has_room[storage.device])
+        for device in {storage.device for storage, kind in zip(new, kinds, strict=True) if kind[1]}:
             synchronize(device)  # copies are in progress, and the next step changes their originals
         return copy.deepcopy(tree, {id(tensor): self._twin(tensor) for tensor in originals})
+
+    def land(self) -> None:
+        """Brings the values that were copied on their device to the host."""
+        waiting = self._on_their_way
+        self._on_their_way = []
+        streams = {device: torch.Stream(device) for device in {copied.device for _, copied, _ in waiting}}
+        for target, copied, made in waiting:
+            assert self._bounce is not None
+            stream = streams[copied.device]
+            with stream:
+                stream.wait_event(made)
+                _bring(copied, target, self._bounce, stream)
+
+    def _kinds(self, storages: list[torch.UntypedStorage]) -> list[Kind]:
+        """Returns the kind of memory for the copy of each storage."""
+        is_pinned = {
+            device: pins_memory(device) and self._must_be_pinned(storages, device)
+            for device in {storage.device for storage in storages}
+        }
+        return [(storage.nbytes(), is_pinned[storage.device]) for storage in storages]
+
+    def _must_be_pinned(self, storages: list[torch.UntypedStorage], device: torch.device) -> bool:
+        """Returns whether values of a device go to pinned memory: what an earlier copy took is used again."""
+        wanted = Counter(storage.nbytes() for storage in storages if storage.device == device)
+        for is_pinned in (False, True):
+            if all(count <= len(self._free[size, is_pinned]) for size, count in wanted.items()):
+                return is_pinned
+        return not _fits(storages, device)
 
     def _new_storages(self, tensors: list[torch.Tensor]) -> list[torch.UntypedStorage]:
         """Returns the distinct storages of tensors that this snapshot has not copied yet."""
@@ -163,15 +204,30 @@ class HostBuffers:
             self._free[kind].append(piece.untyped_storage())
             start += _aligned(kind[0])
 
-    def _fill(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
-        kind = _kind(storage)
+    def _fill(self, storage: torch.UntypedStorage, kind: Kind, *, may_wait: bool) -> torch.UntypedStorage:
+        """Returns memory of this kind with the values of a storage; they may wait on their device for `land`."""
         if self._free[kind]:
             target = self._free[kind].pop()
         else:
             target = torch.empty(kind[0], dtype=torch.uint8, pin_memory=kind[1]).untyped_storage()
         self._taken.append((kind, target))
-        _bytes_of(target).copy_(_bytes_of(storage), non_blocking=kind[1])
+        waits = may_wait and pins_memory(storage.device) and not kind[1] and self._wait(storage, target)
+        if not waits:
+            _bytes_of(target).copy_(_bytes_of(storage), non_blocking=kind[1])
         return target
+
+    def _wait(self, storage: torch.UntypedStorage, target: torch.UntypedStorage) -> bool:
+        """Copies a storage on its device; returns False if it has no memory for that."""
+        if self._bounce is None:
+            self._bounce = torch.empty(BOUNCE_BYTES, dtype=torch.uint8, pin_memory=True)
+        try:
+            copied = _bytes_of(storage).clone()
+        except torch.OutOfMemoryError:
+            return False
+        made = torch.Event(storage.device)
+        made.record()
+        self._on_their_way.append((_bytes_of(target), copied, made))
+        return True
 
     def _twin(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the tensor's view of the copy of its storage."""
@@ -188,6 +244,7 @@ class HostBuffers:
 
     def give_back(self) -> None:
         """Makes the copies available for reuse."""
+        self._on_their_way.clear()
         for key, storage in self._taken:
             self._free[key].append(storage)
         self._taken.clear()
@@ -197,6 +254,7 @@ class HostBuffers:
         """Frees the memory."""
         self.give_back()
         self._free.clear()
+        self._bounce = None
 
 
 def check_plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -211,8 +269,20 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _kind(storage: torch.UntypedStorage) -> Kind:
-    return storage.nbytes(), pins_memory(storage.device)
+def _fits(storages: list[torch.UntypedStorage], device: torch.device) -> bool:
+    """Returns whether a device has room for its storages twice, and for what training may need beside them."""
+    wanted = sum(storage.nbytes() for storage in storages if storage.device == device)
+    return wanted <= free_bytes(device) * SHARE_OF_DEVICE
+
+
+def _bring(source: torch.Tensor, target: torch.Tensor, bounce: torch.Tensor, stream: torch.Stream) -> None:
+    """Copies bytes to the host by pinned memory: a driver that writes to ordinary memory would hold up training."""
+    source.record_stream(stream)
+    for piece, place in zip(source.split(BOUNCE_BYTES), target.split(BOUNCE_BYTES), strict=True):
+        passing = bounce[: len(piece)]
+        passing.copy_(piece, non_blocking=True)
+        stream.synchronize()
+        place.copy_(passing)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -264,6 +264,18 @@ def total_bytes(device: torch.device) -> int | None:
     return None if tell is None else int(tell(device)[1])
 
 
+def free_bytes(device: torch.device) -> int:
+    """Returns the memory of a device that this process may take and has not; 0 for the CPU, and if unknown."""
+    tell = _function(device.type, "mem_get_info") if kind_of(device).is_accelerator else None
+    if tell is None:
+        return 0
+    free, total = tell(device)
+    share = _function(device.type, "get_per_process_memory_fraction")
+    held = _function(device.type, "memory_reserved")
+    allowed = total if share is None or held is None else share(device) * total - held(device)
+    return int(min(free, allowed))
+
+
 class DelayedScalar:
     """A scalar of a device that the host reads later: its copy waits for nothing, and reading waits for the copy.
 

@@ -424,10 +424,12 @@ class DeviceGuard(Extension):
             self._log.optimizer = optimizer
             self._is_read = takes_found_inf(optimizer)
         grad_norm = facts.grad_norm
-        if not isinstance(grad_norm, torch.Tensor) or not optimizer.state or not self._is_read:
+        is_here = isinstance(grad_norm, torch.Tensor) and grad_norm.device == self._found_inf.device
+        if not is_here or not optimizer.state or not self._is_read:
             self._found_inf.zero_()
             return self._at_once.decide(facts)
         is_made = self._policy == "warn"
+        assert isinstance(grad_norm, torch.Tensor)
         zero = grad_norm * 0.0 + loss_of(progress, self._mean) * 0.0 if is_made else grad_norm * 0.0
         torch.ne(zero, 0.0, out=self._found_inf)
         self._flag.send(self._found_inf)
