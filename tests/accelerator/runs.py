@@ -17,7 +17,7 @@ from trainwright.checkpoint import deferred_io
 from trainwright.checkpoint.deferred_io import HostBuffers
 
 from .._support import standin
-from .._support.small import data, make_trainer, models, module, weights
+from .._support.small import data, differing, make_trainer, models, module, weights
 from .._support.standin.device import MEMORY
 
 ON_CPU = {"use_cpu": True}
@@ -194,6 +194,31 @@ def _weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
     if path.is_file():
         return safetensors.torch.load_file(path)
     return torch.load(checkpoint / "pytorch_model.bin", weights_only=True)  # type: ignore[no-any-return]
+
+
+# -- errors of the device ----------------------------------------------------------------------------------------------
+
+
+class Breaks(trainwright.TrainerCallback):
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        MEMORY.is_broken = state.global_step == 5
+
+
+def broken_and_resumed(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Compares a run whose device fails for good in step 6, and its resume, with a run on a device that works."""
+    always = ON_ACCEL | {"max_steps": 8, "save_strategy": "steps", "save_steps": 2} | settings
+    whole = make_trainer(folder / "whole", **always)
+    whole.train()
+    error = ""
+    try:
+        make_trainer(folder / "broken", callbacks=[Breaks()], **always).train()
+    except torch.AcceleratorError as failure:
+        error = str(failure)
+    MEMORY.is_broken = False  # in the place of a new process
+    left = sorted(path.name for path in (folder / "broken").glob("*checkpoint-*"))
+    again = make_trainer(folder / "broken", **always)
+    again.train(resume_from_checkpoint="auto")
+    return {"error": error, "left": left, "differing": sorted(differing(weights(again.model), weights(whole.model)))}
 
 
 # -- fp16 --------------------------------------------------------------------------------------------------------------

@@ -99,6 +99,16 @@ def test_a_batch_that_does_not_fit_is_cut(tmp_path: Path) -> None:
     assert found["losses"] == pytest.approx(found["whole"], abs=1e-5)
 
 
+@pytest.mark.parametrize("is_async", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_device_that_fails_for_good_loses_no_checkpoint(is_async: bool, tmp_path: Path) -> None:
+    """The first error is raised, nothing of the broken device is saved, and the newest checkpoint goes on."""
+    settings = {"save_async": is_async, "save_on_exception": True}
+    found = on_the_standin("runs.broken_and_resumed", settings, folder=tmp_path)
+    assert "device-side assert" in found["error"]
+    assert found["left"] == ["checkpoint-2", "checkpoint-4"]
+    assert found["differing"] == []
+
+
 def test_memory_of_the_device_is_reported(tmp_path: Path) -> None:
     found = on_the_standin("runs.memory_metrics", folder=tmp_path)
     assert found["init_mem_gpu_alloc_delta"] > 10_000

@@ -1,10 +1,13 @@
 """A training run to be killed: OUTPUT_DIR WEIGHTS SAVE_STEPS [PLACE COUNT [behind]].
 
 Resumes where there is a checkpoint. With a PLACE the process ends there, as by SIGKILL, when it comes by for the
-COUNT-th time; "anywhere" counts all places of a save. With "behind" checkpoints are written in the background; with
-"all" too, and the run packs a stream in workers, accumulates, evaluates, rotates and loads the best model. With a URL
-in its place checkpoints are copied there, and the calls of the store are places too ("put" alone counts only
-these). Nobody outside of this script knows of it: places are overridden hooks and patched calls of the system.
+COUNT-th time; "anywhere" counts all places of a save. "crash at PLACE" is a segmentation fault there, "hold at PLACE" a
+thread that keeps the interpreter to itself for seconds. With "behind" checkpoints are written in the background; with
+"all" too, and the run packs a stream in workers, accumulates, evaluates, rotates and loads the best model. With
+"everything" it has workers, a ledger, an average, two evaluation sets, evaluations beside training, live control and a
+mirror too, and writes what it recorded beside its weights. With a URL in its place checkpoints are copied there, and
+the calls of the store are places too ("put" alone counts only these). Nobody outside of this script knows of it: places
+are overridden hooks and patched calls of the system.
 
 Run as a script it is a nursery: it imports everything once, and forks a run for each line of JSON on its input, whose
 process id it answers. To an empty line it answers with the exit status of that run (negative: killed by that signal).
@@ -14,6 +17,7 @@ Each run leads a process group of its own, with its workers, and ends with all s
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import json
 import os
@@ -21,6 +25,8 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +50,7 @@ NUM_SAMPLES = 40
 FEATURES = 6
 NUM_STEPS = 20
 HANGS_S = 150
+HELD_S = 4  # longer than the turns of our threads
 
 
 class Model(nn.Module):
@@ -56,9 +63,32 @@ class Model(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
+def end() -> None:
+    """Ends the process as SIGKILL does."""
+    os._exit(137)
+
+
+def crash() -> None:
+    """A segmentation fault in another thread, as in a library's."""
+    thread = threading.Thread(target=ctypes.string_at, args=(0,))
+    thread.start()
+    thread.join()
+
+
+def hold_the_lock() -> None:
+    """Another thread keeps the interpreter to itself for seconds."""
+    thread = threading.Thread(target=ctypes.PyDLL(None).sleep, args=(HELD_S,))
+    thread.start()
+    thread.join()
+
+
+STRIKES: dict[str, Callable[[], None]] = {"": end, "crash": crash, "hold": hold_the_lock}
+
+
 class Countdown:
     def __init__(self, place: str, count: int) -> None:
-        self.place = place
+        strike, _, self.place = place.rpartition(" at ")
+        self.strike = STRIKES[strike]
         self.count = count
 
     def at(self, place: str) -> None:
@@ -66,7 +96,7 @@ class Countdown:
         if place == self.place or (is_meant and "training_step" not in place):
             self.count -= 1
             if self.count == 0:
-                os._exit(137)
+                self.strike()
 
 
 def mortal(countdown: Countdown, name: str) -> Callable[..., Any]:
@@ -171,11 +201,54 @@ ALL_FEATURES: dict[str, Any] = {
 }
 
 
+EVERYTHING: dict[str, Any] = {
+    "max_steps": NUM_STEPS,
+    "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 2,
+    "dataloader_num_workers": 2,
+    "save_async": True,
+    "eval_strategy": "steps",
+    "eval_async": True,
+    "average": {"kind": "ema", "decay": 0.9},
+    "metric_for_best_model": "first_loss",
+    "load_best_model_at_end": True,
+    "ledger": True,
+    "live_control": True,
+}
+CLOCKS = ("_runtime", "_per_second")
+
+
+def records_of(trainer: Trainer) -> dict[str, Any]:
+    """What a run recorded, without what clocks say, in the order of steps."""
+    import pyarrow.parquet
+
+    entries = [entry for entry in trainer.state.log_history if "train_loss" not in entry]
+    timeless = [{key: entry[key] for key in sorted(entry) if not key.endswith(CLOCKS)} for entry in entries]
+    folder = Path(trainer.args.output_dir)
+    ledger = pyarrow.parquet.read_table(folder / "ledger.parquet").to_pylist()
+    journal = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    evaluated = [(entry["step"], key) for entry in journal for key in entry.get("logs", entry) if key.endswith("_loss")]
+    return {
+        "log": sorted(timeless, key=lambda entry: (entry["step"], *entry)),
+        "best": [trainer.state.best_global_step, trainer.state.best_metric],
+        "ledger": sorted(ledger, key=lambda row: row["sample"]),
+        "evaluated": sorted(set(evaluated)),
+    }
+
+
 def features_of(how: str) -> tuple[nn.Module, dict[str, Any], dict[str, Any]]:
     """Model, datasets and settings of a run."""
     if is_url(how):
         model, datasets, settings = features_of("behind")
         return model, datasets, settings | {"checkpoint_mirror": how, "mirror_total_limit": 2}
+    if how == "everything":
+        model, datasets, settings = features_of("behind")
+        rows = datasets["train_dataset"]
+        return (
+            model,
+            datasets | {"eval_dataset": {"first": rows[:9], "last": rows[-7:]}},
+            EVERYTHING | {"checkpoint_mirror": f"file://{os.getcwd()}/copies"},
+        )
     if how != "all":
         generator = torch.Generator().manual_seed(1)
         samples = [{"x": torch.randn(FEATURES, generator=generator), "labels": i % 3} for i in range(NUM_SAMPLES)]
@@ -224,6 +297,8 @@ def main(
     trainer = doomed(countdown)(model=model, args=TrainingArguments(**common | settings), **datasets)
     trainer.train(resume_from_checkpoint="auto")
     print("places passed:", int(count) - countdown.count)
+    if behind == "everything":
+        Path(f"{final_weights}.records").write_text(json.dumps(records_of(trainer), default=str))
     safetensors.torch.save_file(trainer.model.state_dict(), final_weights)
 
 
@@ -250,6 +325,9 @@ def live(arguments: list[str]) -> NoReturn:
         os.dup2(log.fileno(), 2)
         faulthandler.dump_traceback_later(HANGS_S, exit=True, file=log)
         try:
+            if arguments[-1] == "everything":  # its processes are known by their directory, and its files are there
+                os.chdir(Path(arguments[1]).parent)
+                os.environ["TMPDIR"] = tempfile.tempdir = os.path.abspath("tmp")
             save_over(*arguments[1:]) if arguments[0] == "save over" else main(*arguments)
         except SystemExit as end:
             os._exit(int(end.code or 0))

@@ -28,6 +28,7 @@ _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 class _Memory:
     def __init__(self) -> None:
         self.limit: int | None = None
+        self.is_broken = False  # each operation fails, as on a GPU after an error of a kernel
         self.used = 0
         self.peak = 0
         self.freed_early: list[str] = []  # blocks that were given back while another stream read them

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import streams
 from .counts import COUNTS
-from .device import BLOCKS, DEVICE, NAME, allocate, index_of, is_here, moved, on_device, twin_of, use_of
+from .device import BLOCKS, DEVICE, MEMORY, NAME, allocate, index_of, is_here, moved, on_device, twin_of, use_of
 from .generators import drawing_from
 
 WAITS = ("nonzero", "equal", "is_nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive")
@@ -23,6 +23,8 @@ Twins: TypeAlias = dict[int, tuple[torch.Tensor, torch.Tensor]]
 
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Computes an operation of which a tensor, or the device that was asked for, is on the stand-in."""
+    if MEMORY.is_broken:
+        raise torch.AcceleratorError(f"{NAME} error: device-side assert triggered")
     name = op._schema.name.partition("::")[2]
     special = SPECIAL.get(name)
     if special is not None:
