@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from accelerate import ParallelismConfig
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import DistributedConfig, LlamaConfig, LlamaForCausalLM
 
 from tests._support.two_processes import tell
@@ -129,10 +130,15 @@ def make_trainer(kind: str, place: Path) -> Trainer:
 
 
 def read_weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    engine = Internals(trainer).engine
-    whole = engine.whole_weights(trainer.model)
-    state = trainer.model.state_dict() if whole is None else whole
-    return {name: value.detach().cpu().clone() for name, value in state.items()}
+    """Reads all weights, with those below an adapter, which are frozen and of which an engine gathers nothing."""
+    gathered = Internals(trainer).engine.whole_weights(trainer.model) or {}
+    # All processes gather all tensors: the main process alone has been given some of them already.
+    state = {name: in_one_piece(value) for name, value in trainer.model.state_dict().items()}
+    return {name: value.detach().cpu().clone() for name, value in {**state, **gathered}.items()}
+
+
+def in_one_piece(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 # -- orders ------------------------------------------------------------------------------------------------------------
