@@ -125,7 +125,9 @@ def make_trainer(kind: str, place: Path) -> Trainer:
         },
     )
     model = make_model(ours)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01) if "own_optimizer" in ours else None
+    # No decay, as in the optimizer of `make_own_optimizer`, which trains the same.
+    own = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    optimizer = own if "own_optimizer" in ours else None
     return Trainer(model, args, train_dataset=ROWS, eval_dataset=ROWS[:8], optimizers=(optimizer, None))
 
 
