@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from accelerate import ParallelismConfig
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.tensor import DTensor
 from transformers import DistributedConfig, LlamaConfig, LlamaForCausalLM
@@ -91,8 +92,10 @@ def make_model(settings: dict[str, Any]) -> nn.Module:
     )
     model: Any = LlamaForCausalLM(config)
     if "sizes" in settings:
+        # Written here: `save_pretrained` writes in the main process alone where there is a process group already.
         path = FOLDER / f"whole_{os.environ['RANK']}"
-        model.save_pretrained(path)
+        config.save_pretrained(path)
+        save_file(model.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
         return LlamaForCausalLM.from_pretrained(path, distributed_config=DistributedConfig(**settings["sizes"]))
     if settings.get("adapter"):
         from peft import LoraConfig, get_peft_model
