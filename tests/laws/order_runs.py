@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from accelerate import ParallelismConfig
+from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import DistributedConfig, LlamaConfig, LlamaForCausalLM
 
 from tests._support.two_processes import tell
@@ -90,8 +92,10 @@ def make_model(settings: dict[str, Any]) -> nn.Module:
     )
     model: Any = LlamaForCausalLM(config)
     if "sizes" in settings:
+        # Written here: `save_pretrained` writes in the main process alone where there is a process group already.
         path = FOLDER / f"whole_{os.environ['RANK']}"
-        model.save_pretrained(path)
+        config.save_pretrained(path)
+        save_file(model.state_dict(), path / "model.safetensors", metadata={"format": "pt"})
         return LlamaForCausalLM.from_pretrained(path, distributed_config=DistributedConfig(**settings["sizes"]))
     if settings.get("adapter"):
         from peft import LoraConfig, get_peft_model
@@ -124,15 +128,22 @@ def make_trainer(kind: str, place: Path) -> Trainer:
         },
     )
     model = make_model(ours)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01) if "own_optimizer" in ours else None
+    # No decay, as in the optimizer of `make_own_optimizer`, which trains the same.
+    own = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.0)
+    optimizer = own if "own_optimizer" in ours else None
     return Trainer(model, args, train_dataset=ROWS, eval_dataset=ROWS[:8], optimizers=(optimizer, None))
 
 
 def read_weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    engine = Internals(trainer).engine
-    whole = engine.whole_weights(trainer.model)
-    state = trainer.model.state_dict() if whole is None else whole
-    return {name: value.detach().cpu().clone() for name, value in state.items()}
+    """Reads all weights, with those below an adapter, which are frozen and of which an engine gathers nothing."""
+    gathered = Internals(trainer).engine.whole_weights(trainer.model) or {}
+    # All processes gather all tensors: the main process alone has been given some of them already.
+    state = {name: in_one_piece(value) for name, value in trainer.model.state_dict().items()}
+    return {name: value.detach().cpu().clone() for name, value in {**state, **gathered}.items()}
+
+
+def in_one_piece(value: torch.Tensor) -> torch.Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 # -- orders ------------------------------------------------------------------------------------------------------------
