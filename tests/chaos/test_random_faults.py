@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 
 SAVE_STEPS = 4
 ENDS = {0, 128 + signal.SIGTERM, 128 + signal.SIGINT, *(-number for number in (9, signal.SIGTERM, signal.SIGINT))}
+LOST = ("DataLoader worker", "the process that evaluates could not begin")  # a kill of these is an error of the run
 LEAVES_S = 30  # for processes that follow their run
 
 
@@ -105,8 +106,7 @@ def struck_until_it_ends(nursery: Nursery, folder: Path, draw: random.Random, wh
         status = nursery.wait()
         if status == 0:
             return done
-        # A worker that was killed is an error of its run.
-        assert status in ENDS or "DataLoader worker" in words(folder), f"{done} {status} {words(folder)}"
+        assert status in ENDS or any(one in words(folder) for one in LOST), f"{done} {status} {words(folder)}"
     pytest.fail(f"never at the end: {done}")
 
 
@@ -152,7 +152,8 @@ def assert_nothing_is_left(folder: Path) -> None:
     assert [path for path in (folder / "tmp").iterdir() if not path.match("pymp-*")] == []
     half = [path for path in (folder / "run").rglob(".*") if path.name.endswith(".partial") and path.stat().st_size]
     assert half == []
-    assert [path for path in (folder / "run").glob("_*") if any(path.iterdir())] == []
+    assert {path.name for path in (folder / "run/_evaluations").rglob("*.*")} <= {"request.json", "result.json"}
+    assert [*(folder / "run/_control").iterdir()] == []
 
 
 def differing(one: Any, other: Any, place: str = "") -> list[str]:
