@@ -214,20 +214,25 @@ class Seen(TrainerCallback):
             self.tables = {event: [method.__self__ for method in getattr(found, event)] for event in listened}
 
 
-def trained(folder: Path, *names: str) -> tuple[dict[str, torch.Tensor], Seen]:
-    """Returns the weights of a short run with some members, and what it was made of."""
-    members = [MEMBERS[name] for name in names]
+def made(folder: Path, *names: str, **more: Any) -> Any:
+    """Returns the trainer of a short run with some members, which have not prepared it yet."""
     settings: dict[str, Any] = dict(NOTHING_ELSE)
-    for member in members:
-        settings |= member.settings
-    if "checkpoint_mirror" in settings:
+    for name in names:
+        settings |= MEMBERS[name].settings
+    settings |= more
+    if settings.get("checkpoint_mirror", "").startswith("memory:"):
         settings["checkpoint_mirror"] = f"memory://laws/{folder.name}"  # of no other run
     samples = doubles.samples()
     if settings.pop("curriculum", False):
         samples = Curriculum(samples, weigh, every=1, delay=1)
-    trainer = doubles.trainer(folder, settings=settings, train_dataset=samples, eval_dataset=doubles.samples(4))
-    for member in members:
-        member.prepare(trainer)
+    return doubles.trainer(folder, settings=settings, train_dataset=samples, eval_dataset=doubles.samples(4))
+
+
+def trained(folder: Path, *names: str) -> tuple[dict[str, torch.Tensor], Seen]:
+    """Returns the weights of a short run with some members, and what it was made of."""
+    trainer = made(folder, *names)
+    for name in names:
+        MEMBERS[name].prepare(trainer)
     seen = Seen()
     trainer.add_callback(seen.of(trainer))
     trainer.train()
