@@ -37,13 +37,12 @@ from trainwright._types import (
     QUARANTINE_NAME,
     RECIPE_NAME,
     without_tokens,
-    write_pieces,
 )
 from trainwright.checkpoint.directory_client import DirectoryClient
 from trainwright.checkpoint.manifest import DIGEST, MAX_BYTES, FileEntry, Manifest, digest
 from trainwright.errors import ArgumentError, CheckpointError, MissingPackageError
 from trainwright.journal.record import JOURNAL_NAME
-from trainwright.support.door import RelativeName, parse_json
+from trainwright.support.door import OwnFolder, RelativeName, parse_json
 from trainwright.support.own_random import give_own_random
 
 logger = logging.getLogger(__name__)
@@ -579,12 +578,17 @@ class RemoteStore:
         below = [f"{RUN_FOLDER}/{name}" for name in inner if _is_name(name)]
         return [name for name in RUN_FILES if name in there] + below
 
-    def get(self, name: str, target: Path) -> None:
-        """Downloads a file of the run, as a whole or not at all."""
+    def get(self, name: str, folder: Path) -> None:
+        """Downloads a file of the run into its directory, as a whole or not at all.
+
+        Raises:
+            OSError: a part of its name is a link there.
+        """
         path = f"{self._root}/{name}"
         size = self._fs.info(path)["size"]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_pieces(target, self._blocks(_parts(path, size), lambda part: self._read(*part)))
+        folder.mkdir(parents=True, exist_ok=True)
+        with OwnFolder(folder).replacing(RelativeName.parse(name)) as file:
+            file.writelines(self._blocks(_parts(path, size), lambda part: self._read(*part)))
 
     # -- small objects, for the lease ----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ fail wait for the next training in the same directory, or for `trainwright push`
 from __future__ import annotations
 
 import atexit
+import glob
 import logging
 import queue
 import shutil
@@ -25,7 +26,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-from trainwright._types import counted, replacing, without_tokens
+from trainwright._types import counted, without_tokens
 from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.hub import outbox
@@ -33,6 +34,7 @@ from trainwright.hub.access import without_retries
 from trainwright.hub.outbox import Outbox, Ticket, Upload, is_over
 from trainwright.journal.record import JournalListener
 from trainwright.state.trainer_state import TrainerState
+from trainwright.support.door import COPY_BYTES, OwnFolder, RelativeName
 
 logger = logging.getLogger(__name__)
 
@@ -241,11 +243,10 @@ class Uploader:
             if path is not None:
                 whole = replace(ticket, path=path, message=f"{message}, checkpoint")
                 staged.append(self._outbox.put(whole, linked=outbox.files_below(checkpoint)))
+            own = OwnFolder(self._root)
             for name, file in model.items():
-                target = self._root / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(target) as partial:
-                    shutil.copyfile(file, partial)
+                with file.open("rb") as content, own.replacing(RelativeName.parse(name)) as target:
+                    shutil.copyfileobj(content, target, COPY_BYTES)
             return staged
         except Exception as error:
             logger.warning(
@@ -313,12 +314,13 @@ class Uploader:
         if is_training:
             return self._submit(self._outbox.put(ticket, linked={}, copied=outbox.root_files(self._root)))
         now = f"{time.time_ns():020d}"
+        links = [glob.escape(name) for name in outbox.links_out(self._root)]
 
         def send() -> object:
             api = self._api if token is None else HfApi(library_name=LIBRARY, token=token)
             try:
                 with without_bars(), without_retries():
-                    done = self._upload(api, self._root, ticket, ignored=outbox.NOT_FROM_ROOT)
+                    done = self._upload(api, self._root, ticket, ignored=(*outbox.NOT_FROM_ROOT, *links))
             except Exception:  # `trainwright push` sends it then
                 self._outbox.put(ticket, linked={}, copied=outbox.root_files(self._root))
                 self._tidy()
