@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import glob
 import logging
+import math
 import queue
 import shutil
 import threading
@@ -35,10 +36,13 @@ from trainwright.hub.outbox import Outbox, Ticket, Upload, is_over
 from trainwright.journal.record import JournalListener
 from trainwright.state.trainer_state import TrainerState
 from trainwright.support.door import COPY_BYTES, OwnFolder, RelativeName
+from trainwright.support.units import duration_text
 
 logger = logging.getLogger(__name__)
 
 LIBRARY = "trainwright"  # as the Hub counts its callers
+END_LIMIT_S = 600.0  # of waiting for uploads when a training ends
+SLOW_BYTES_PER_S = 1e6  # and for their size
 LOOK_S = 0.1  # how often a wait asks whether it should end
 
 Job: TypeAlias = "Future[object]"
@@ -53,10 +57,11 @@ class PushInProgress:
     def is_done(self) -> bool:
         return all(job.done() for job in self.jobs)
 
-    def wait_until_done(self, *, unless: Callable[[], bool] = bool) -> bool:
-        """Waits for all of them; returns False as soon as `unless` says so."""
+    def wait_until_done(self, *, unless: Callable[[], bool] = bool, seconds: float = math.inf) -> bool:
+        """Waits for all of them; returns False as soon as `unless` says so, or when time is over."""
+        end = time.monotonic() + seconds
         while not self.is_done():
-            if unless():
+            if unless() or time.monotonic() >= end:
                 return False
             futures.wait(self.jobs, timeout=LOOK_S)
         return True
@@ -334,13 +339,13 @@ class Uploader:
         """Waits for uploads, makes up for failed ones, returns the missing ones; at once when `unless` says so."""
         if self.is_busy:
             logger.info("Waiting for an upload to the Hub.")
-            self.progress.wait_until_done(unless=unless)
-        if not unless():
+            self._wait(unless)
+        if not unless() and not self.is_busy:
             self._tidy()
             for upload in self._outbox.waiting():
                 job = self._submit(upload)
                 self.progress = PushInProgress([job])
-                if not self.progress.wait_until_done(unless=unless):
+                if not self._wait(unless):
                     break
                 error = job.exception()
                 if error is not None and not is_permanent_error(error):
@@ -361,6 +366,17 @@ class Uploader:
                 self._root,
             )
         return left
+
+    def _wait(self, unless: Callable[[], bool]) -> bool:
+        """Waits for the uploads under way, for as long as a slow line needs; those that hang stay in the outbox."""
+        files = (path for upload in self._outbox.waiting() for path in upload.root.rglob("*"))
+        size = sum(path.stat().st_size for path in files if path.is_file())
+        limit_s = END_LIMIT_S + size / SLOW_BYTES_PER_S
+        is_done = self.progress.wait_until_done(unless=unless, seconds=limit_s)
+        if not is_done and not unless():
+            logger.warning("The Hub has not answered for %s: its uploads are left.", duration_text(limit_s))
+            self._lane.abandon()
+        return is_done
 
     def abandon_after(self, error: BaseException) -> None:
         """Lets the process end without waiting if a signal ended a training: pending uploads stay in the outbox."""
