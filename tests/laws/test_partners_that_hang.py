@@ -5,12 +5,15 @@ Each test fails by its own limit of time, which is far above that of the wait.
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +84,24 @@ def test_a_call_returns_raises_or_hangs(forever: threading.Event) -> None:
         call_within(60, fail, what="it")
     with pytest.raises(HangsError, match=r"it has not answered for 0\.1 s"):
         call_within(0.1, forever.wait, what="it")
+
+
+def test_what_a_call_that_fails_had_is_freed_at_once() -> None:
+    """A file that is half written must not be flushed later, by a garbage collection on any thread."""
+    freed = threading.Event()
+
+    def fail() -> None:
+        held = threading.local()  # anything that can be referred to weakly
+        weakref.finalize(held, freed.set)
+        raise ValueError
+
+    gc.disable()
+    try:
+        with suppress(ValueError):
+            call_within(60, fail, what="it")
+        until(freed.is_set)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.process

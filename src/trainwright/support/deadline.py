@@ -46,9 +46,12 @@ class _Call(Generic[T]):
     def result(self) -> T:
         """Returns what the call returned, or raises what it raised."""
         error = self._error
-        self._error = None  # it refers to frames that refer to this
-        if error is not None:
-            raise error
+        self._error = None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # or its traceback, with all that its frames have, waits for a garbage collection
         return self._results[0]
 
 
