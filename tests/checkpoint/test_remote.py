@@ -345,7 +345,7 @@ def test_a_file_of_the_run_is_read_as_it_was_written(store_url: str, tmp_path: P
     store.put(tmp_path / "source", "unknown.txt")
     assert store.run_files() == ["journal.jsonl", "incidents/step-3/why.json"]
     for name in store.run_files():
-        store.get(name, tmp_path / "copy" / name)
+        store.get(name, tmp_path / "copy")
     assert (tmp_path / "copy" / "journal.jsonl").stat().st_size == 32_000
     assert (tmp_path / "copy" / "incidents/step-3/why.json").read_bytes() == b"{}"
 

@@ -244,8 +244,11 @@ def test_what_is_missing_or_too_much_is_returned(tmp_path: Path) -> None:
     assert sorted(result.unexpected_keys) == ["b.bias", "b.weight"]
 
 
-@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/secret.safetensors", "sub/secret.safetensors"])
-def test_an_index_that_points_outside_is_refused(name: str, tmp_path: Path) -> None:
+OUTSIDE = ["../secret.safetensors", "/etc/secret.safetensors", "sub/secret.safetensors", "..", "", 7]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_an_index_that_points_outside_is_refused(name: object, tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     (folder / "sub").mkdir(parents=True)
     safetensors.torch.save_file({"weight": torch.ones(2, 2)}, tmp_path / "secret.safetensors")

@@ -83,6 +83,8 @@ OURS = (
     "support.evaluation_requests",  # evaluations beside training
     "extensions.experts",  # the load of experts
     "support.value_comparison",  # values of two runs that are compared
+    "support.deadline",  # partners that hang
+    "hub.outbox",  # uploads that wait in a directory, where others may place files
     "support.door",
     "search.search_record",  # files that others may have written
     # Several datasets together, and the ledger of samples.

@@ -672,7 +672,20 @@ def test_a_run_that_nobody_watches_leaves_evaluations_out_and_ends(
     assert "The run ends before the evaluation of step 2, 4 is there." in text
 
 
-def test_the_claim_of_a_watcher_that_is_gone_is_taken_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+CLAIMS: dict[str, Callable[[Path], object]] = {
+    "a watcher's": lambda path: path.write_text(json.dumps({"watcher": "gone"})),
+    "a name that leads out": lambda path: path.write_text(json.dumps({"watcher": "../../x"})),
+    "a pipe": os.mkfifo,
+    "a link": lambda path: path.symlink_to("/dev/zero"),
+    "a directory": Path.mkdir,
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.timeout(60)
+def test_the_claim_of_a_watcher_that_is_gone_is_taken_over(
+    claim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("trainwright.cli.tasks.watch.LOOKS_EVERY_S", 0.001)
     requests = Requests(tmp_path)
     requests.open(is_fresh=True)
@@ -680,7 +693,7 @@ def test_the_claim_of_a_watcher_that_is_gone_is_taken_over(tmp_path: Path, monke
     requests.begin(request.name)
     (requests.place(request.name) / "eval").mkdir()
     requests.submit(request)
-    (requests.place(request.name) / "claim.json").write_text(json.dumps({"watcher": "gone"}))
+    CLAIMS[claim](requests.place(request.name) / "claim.json")
     now = iter(range(0, 10_000, 20))  # seconds
     watcher = Watcher(tmp_path, lambda folder: {"mae": 1.0}, clock=lambda: float(next(now)))
     assert watcher.watch(lambda *_: requests.close()) == 1

@@ -6,7 +6,6 @@ requests a checkpoint itself, or waits for a signal outside of training.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import signal
@@ -19,6 +18,7 @@ from typing import Any, TypeAlias
 from trainwright.callbacks.base import TrainerCallback
 from trainwright.config.protocol import Arguments
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.deadline import run_command
 
 logger = logging.getLogger(__name__)
 SavingTrainer: TypeAlias = Any  # a trainer of ours or of transformers, or None
@@ -27,7 +27,11 @@ SavingTrainer: TypeAlias = Any  # a trainer of ours or of transformers, or None
 BY_THE_CLUSTER = tuple(128 + getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
-_run = functools.partial(subprocess.run, check=True, capture_output=True, text=True, timeout=60)  # seconds
+LIMIT_S = 60.0
+
+
+def _run(command: list[str]) -> None:
+    run_command(command, seconds=LIMIT_S).check_returncode()
 
 
 class SlurmRequeue(TrainerCallback):

@@ -25,6 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,13 +38,13 @@ from trainwright._types import (
     QUARANTINE_NAME,
     RECIPE_NAME,
     without_tokens,
-    write_pieces,
 )
 from trainwright.checkpoint.directory_client import DirectoryClient
 from trainwright.checkpoint.manifest import DIGEST, MAX_BYTES, FileEntry, Manifest, digest
 from trainwright.errors import ArgumentError, CheckpointError, MissingPackageError
 from trainwright.journal.record import JOURNAL_NAME
-from trainwright.support.door import RelativeName, parse_json
+from trainwright.support.deadline import HangsError, call_within
+from trainwright.support.door import OwnFolder, RelativeName, parse_json
 from trainwright.support.own_random import give_own_random
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ MAX_PARTS = 9_000  # per object; S3 allows 10,000
 CHUNK_BYTES = 1 << 20  # read from the disk at once, and sent before the speed is looked at
 READ_ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5
+CALL_LIMIT_S = 300.0  # of one request, which has 32 MiB at most; clients give up earlier, if they do
 # Files of a run other than checkpoints that are copied too, and a directory of them.
 RUN_FILES = (JOURNAL_NAME, QUARANTINE_NAME, LEDGER_NAME, RECIPE_NAME)
 RUN_FOLDER = "incidents"
@@ -150,6 +152,10 @@ class RemoteStore:
         finally:
             _SHARED.pop(self.url, None)
 
+    def _ask(self, call: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+        """Calls a function of the client with a limit of time; HangsError, an OSError, if it does not return."""
+        return call_within(CALL_LIMIT_S, partial(call, *args, **settings), what=str(self))
+
     def reconnect(self) -> None:
         """Makes a new client, which reads credentials again."""
         self._fs, self._root = _open(self.url)
@@ -184,9 +190,9 @@ class RemoteStore:
         path = self._path(copy, MANIFEST_NAME)
         self._forget_listings(path)
         try:
-            if self._fs.info(path)["size"] > MAX_BYTES:
+            if self._ask(self._fs.info, path)["size"] > MAX_BYTES:
                 return None
-            manifest = Manifest.parse(self._fs.cat_file(path))
+            manifest = Manifest.parse(self._ask(self._fs.cat_file, path))
         except FileNotFoundError:
             return None
         if manifest is None or manifest.step != copy.step:
@@ -211,7 +217,7 @@ class RemoteStore:
         """Returns the names of files and directories directly under the URL; none if there is nothing."""
         self._forget_listings(self._root)
         try:
-            paths = self._fs.ls(self._root, detail=False)
+            paths = self._ask(self._fs.ls, self._root, detail=False)
         except FileNotFoundError:
             return []
         return [path.rstrip("/").rpartition("/")[2] for path in paths]
@@ -221,7 +227,7 @@ class RemoteStore:
         top = f"{self._root}/{folder}"
         self._forget_listings(top)
         try:
-            found = self._fs.find(top, detail=True)
+            found = self._ask(self._fs.find, top, detail=True)
         except FileNotFoundError:
             return {}
         return {path.removeprefix(top).lstrip("/"): about["size"] for path, about in found.items()}
@@ -310,7 +316,7 @@ class RemoteStore:
             while block := file.read(CHUNK_BYTES):
                 value.update(block)
                 self._pace(len(block))
-                target.write(block)
+                self._ask(target.write, block)
                 sign()
         if expected is not None and DIGEST in expected and value.hexdigest() != expected[DIGEST]:
             raise CheckpointError(f"{source} was altered: its checksum does not match.")
@@ -318,14 +324,14 @@ class RemoteStore:
     @contextmanager
     def _writing(self, path: str, block_bytes: int) -> Iterator[Any]:
         """Opens an object to write; after an error, the parts already sent are discarded."""
-        target = self._fs.open(path, "wb", block_size=block_bytes)
+        target = self._ask(self._fs.open, path, "wb", block_size=block_bytes)
         try:
             yield target
-            target.close()
+            self._ask(target.close)
         except BaseException:
             if not target.closed:
                 with suppress(Exception):
-                    getattr(target, "discard", target.close)()  # a file of this machine has only the latter
+                    self._ask(getattr(target, "discard", target.close))  # a file of this machine has only the latter
                 with suppress(Exception):
                     target.closed = True  # or it would be flushed when it is freed
             with suppress(Exception):
@@ -371,17 +377,19 @@ class RemoteStore:
             return
         bucket, _, prefix = self._root.partition("/")
         try:
-            found = call("list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/{PREFIX_CHECKPOINT_DIR}-")
+            found = self._ask(
+                call, "list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/{PREFIX_CHECKPOINT_DIR}-"
+            )
             for one in found.get("Uploads", ()):
                 copy = Copy.parse(one["Key"].removeprefix(f"{prefix}/").partition("/")[0])
                 if copy is not None and 0 < copy.number < number:
-                    call("abort_multipart_upload", Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
+                    self._ask(call, "abort_multipart_upload", Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"])
         except (OSError, NotImplementedError) as error:  # some servers, and some rights, do not know it
             logger.info("%s: unfinished uploads cannot be listed (%s).", self, reason(error))
 
     def _mark(self, copy: Copy, names: Iterable[str]) -> None:
         """Lists the files that are uploaded or deleted next."""
-        self._fs.pipe_file(self._path(copy, MARK_NAME), json.dumps(sorted(names)).encode())
+        self._ask(self._fs.pipe_file, self._path(copy, MARK_NAME), json.dumps(sorted(names)).encode())
 
     def _own_names(self, copy: Copy) -> set[str]:
         """Returns the files that the manifest and the mark of a copy list; a name that leads out of it is none."""
@@ -401,13 +409,13 @@ class RemoteStore:
         """Removes the directory of a copy, if the store has directories and nothing is left in it."""
         if self._has_directories:
             with suppress(OSError):
-                self._fs.rmdir(f"{self._root}/{copy.name}")
+                self._ask(self._fs.rmdir, f"{self._root}/{copy.name}")
 
     def _delete(self, paths: Iterable[str]) -> None:
         """Deletes objects; missing ones are ignored."""
         for path in paths:
             with suppress(FileNotFoundError):
-                self._fs.rm_file(path)
+                self._ask(self._fs.rm_file, path)
 
     def _forget_listings(self, path: str) -> None:
         """Lets the client ask the store again: the client of the Hub keeps listings although it is told not to."""
@@ -558,7 +566,7 @@ class RemoteStore:
                     one.cancel()
 
     def _read(self, path: str, start: int, stop: int) -> bytes:
-        found: bytes = self.retried(lambda: self._fs.cat_file(path, start=start, end=stop))
+        found: bytes = self.retried(lambda: self._ask(self._fs.cat_file, path, start=start, end=stop))
         return found
 
     def retried(self, call: Callable[[], Any]) -> Any:
@@ -567,7 +575,7 @@ class RemoteStore:
             try:
                 return call()
             except Exception as error:
-                if is_refusal(error) or attempt == READ_ATTEMPTS - 1:
+                if is_refusal(error) or isinstance(error, HangsError) or attempt == READ_ATTEMPTS - 1:
                     raise
                 self._pause(FIRST_PAUSE_S * 2**attempt)
         raise AssertionError
@@ -579,12 +587,17 @@ class RemoteStore:
         below = [f"{RUN_FOLDER}/{name}" for name in inner if _is_name(name)]
         return [name for name in RUN_FILES if name in there] + below
 
-    def get(self, name: str, target: Path) -> None:
-        """Downloads a file of the run, as a whole or not at all."""
+    def get(self, name: str, folder: Path) -> None:
+        """Downloads a file of the run into its directory, as a whole or not at all.
+
+        Raises:
+            OSError: a part of its name is a link there.
+        """
         path = f"{self._root}/{name}"
-        size = self._fs.info(path)["size"]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_pieces(target, self._blocks(_parts(path, size), lambda part: self._read(*part)))
+        size = self._ask(self._fs.info, path)["size"]
+        folder.mkdir(parents=True, exist_ok=True)
+        with OwnFolder(folder).replacing(RelativeName.parse(name)) as file:
+            file.writelines(self._blocks(_parts(path, size), lambda part: self._read(*part)))
 
     # -- small objects, for the lease ----------------------------------------------------------------------------------
 
@@ -600,11 +613,11 @@ class RemoteStore:
                 f"{type(self._fs).__name__} creates no object on the condition that there is none"
             )
         with _CREATING if self._is_one_of("memory") else nullcontext():  # memory: it looks and then writes, likewise
-            self._fs.pipe_file(f"{self._root}/{name}", content, mode="create")
+            self._ask(self._fs.pipe_file, f"{self._root}/{name}", content, mode="create")
 
     def overwrite(self, name: str, content: bytes) -> None:
         """Writes a small object, whole and at once."""
-        self._fs.pipe_file(f"{self._root}/{name}", content)
+        self._ask(self._fs.pipe_file, f"{self._root}/{name}", content)
 
     def read(self, name: str) -> bytes | None:
         """Returns the content of a small object; None if there is none. ValueError: it is not small."""
@@ -613,10 +626,10 @@ class RemoteStore:
     def _small(self, path: str, *, max_bytes: int) -> bytes | None:
         self._forget_listings(path)
         try:
-            size = self._fs.info(path)["size"]
+            size = self._ask(self._fs.info, path)["size"]
             if size > max_bytes:
                 raise ValueError(f"{without_tokens(path)} has {size} bytes, and at most {max_bytes} are read")
-            content: bytes = self._fs.cat_file(path)
+            content: bytes = self._ask(self._fs.cat_file, path)
         except FileNotFoundError:
             return None
         return content
@@ -625,8 +638,10 @@ class RemoteStore:
         """Returns when an object was written, in seconds since 1970, by the clock of the store."""
         path = f"{self._root}/{name}"
         self._forget_listings(path)
-        uploaded = self._fs.info(path).get("uploaded_at")  # of the Hub, where `modified` is by the writer's clock
-        return float((uploaded or self._fs.modified(path)).timestamp())
+        uploaded = self._ask(self._fs.info, path).get(
+            "uploaded_at"
+        )  # of the Hub, where `modified` is by the writer's clock
+        return float((uploaded or self._ask(self._fs.modified, path)).timestamp())
 
     def delete(self, names: Collection[str]) -> None:
         """Deletes small objects; missing ones are ignored."""
@@ -677,7 +692,7 @@ def _open(url: str) -> tuple[FileSystem, str]:
     shown = without_tokens(url)
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     try:
-        found, root = fsspec.core.url_to_fs(url, **options)
+        found, root = call_within(CALL_LIMIT_S, partial(fsspec.core.url_to_fs, url, **options), what=shown)
     except ImportError as error:
         raise MissingPackageError(
             f"{shown} cannot be opened: {error}. Install the packages for S3 and GCS with "

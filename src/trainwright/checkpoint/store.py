@@ -38,6 +38,7 @@ from trainwright.checkpoint.manifest import (
     describe_files,
     files_below,
     flush_path,
+    links_that_leave,
 )
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, NonFiniteWeightsError
 from trainwright.support.door import parse_json
@@ -368,9 +369,13 @@ def _delete(path: Path) -> None:
 
 
 def _merge(source: Path, target: Path) -> None:
+    if source.is_symlink():
+        return
+    outside = set(links_that_leave(source))  # what they name is not for those who can read the checkpoint
     for path in files_below(source):
-        goal = target / path.relative_to(source)
-        if not goal.exists():
+        name = path.relative_to(source)
+        goal = target / name
+        if not goal.exists() and name.as_posix() not in outside:
             goal.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, goal)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -37,7 +38,7 @@ from trainwright.checkpoint.extra_state import (
 )
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, ModelError
-from trainwright.support.door import read_json
+from trainwright.support.door import OwnFolder, RelativeName, read_json
 from trainwright.support.tensor_tree import storage_place
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
@@ -122,13 +123,16 @@ def _name_of_torch(name: str) -> str:
 
 def use_umask(folder: Path) -> None:
     """Gives weight files the mode of any new file: their writer makes them readable by their owner alone."""
-    probe = folder / f".mode.{os.getpid()}.partial"
-    probe.touch()
-    mode = stat.S_IMODE(probe.stat().st_mode)
-    probe.unlink()
+    own = OwnFolder(folder)
+    probe = RelativeName.parse(f".mode.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    with own.open(probe, "xb") as file:
+        mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    own.unlink(probe)
     for path in (*folder.glob("*.safetensors"), *folder.glob(f"*/{ADAPTER_WEIGHTS_NAME}")):
-        if stat.S_IMODE(path.stat().st_mode) == 0o600:
-            path.chmod(mode)
+        # A link, which may name a file of someone else, is not followed.
+        with suppress(OSError, ValueError), own.open(RelativeName.parse(path.relative_to(folder).as_posix())) as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600:
+                os.fchmod(file.fileno(), mode)
 
 
 def _save_description(model: nn.Module, folder: Path) -> None:
@@ -330,12 +334,20 @@ def weight_files(folder: Path) -> list[Path]:
         return []
     try:
         names = sorted(set(read_json(index, max_bytes=MAX_INDEX_BYTES)["weight_map"].values()))
-        outside = [name for name in names if Path(name).name != name]
+        outside = [name for name in names if not _is_file_name(name)]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"{index} cannot be read as an index of weights: {error!r}.") from error
     if outside:
-        raise CheckpointError(f"{index} lists files outside its directory: {', '.join(outside)}. It is not used.")
+        listed = ", ".join(map(str, outside))
+        raise CheckpointError(f"{index} lists files outside its directory: {listed}. It is not used.")
     return [folder / name for name in names]
+
+
+def _is_file_name(name: object) -> bool:
+    """Returns whether a value that was read names a file in a directory, not below or outside of it."""
+    with suppress(ValueError):
+        return bool(RelativeName.parse(name, parts=1))
+    return False
 
 
 def is_adapter(model: nn.Module) -> bool:

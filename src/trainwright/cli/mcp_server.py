@@ -10,28 +10,43 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from trainwright.errors import needs_package
+from trainwright.support.deadline import run_command
 from trainwright.support.door import parse_json
 
+LIMIT_S = 86_400.0  # seconds: a command may train
+TIMED_OUT = 124  # exit code, as that of `timeout`
 SKILL = Path(__file__).parent.parent / "SKILL.md"
 
 
-def answer_of(command: str, arguments: list[str], *, folder: str | None = None) -> dict[str, Any]:
+def answer_of(
+    command: str,
+    arguments: list[str],
+    *,
+    folder: str | None = None,
+    limit_s: float = LIMIT_S,
+    stop: threading.Event | None = None,
+) -> dict[str, Any]:
     """Runs a command and returns its exit code, its JSON document, and its messages for people.
 
     Args:
         command: name of the command.
         arguments: as typed after it; `--json` is added.
         folder: working directory; None: that of this process.
+        limit_s: seconds after which the command is ended, with all that it has started.
+        stop: ends it too, when it is set.
     """
     words = [sys.executable, "-P", "-m", "trainwright", command, *arguments, "--json"]
-    done = subprocess.run(
-        words, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8", errors="replace"
-    )
+    try:
+        done = run_command(words, seconds=limit_s, folder=folder, warns=True, stop=stop)
+    except subprocess.TimeoutExpired:
+        message = f"trainwright {command} was ended after {limit_s:g} s; timeout_s sets another limit."
+        return {"exit_code": TIMED_OUT, "answer": None, "messages": message}
     try:
         answer = parse_json(done.stdout)
     except ValueError:  # `predict` to standard output writes JSON lines
@@ -57,7 +72,11 @@ def serve(commands: dict[str, str]) -> None:
 
 
 def _tool(command: str) -> Callable[..., Awaitable[dict[str, Any]]]:
-    async def call(arguments: list[str], folder: str | None = None) -> dict[str, Any]:
-        return await asyncio.to_thread(answer_of, command, arguments, folder=folder)
+    async def call(arguments: list[str], folder: str | None = None, timeout_s: float = LIMIT_S) -> dict[str, Any]:
+        stop = threading.Event()
+        try:
+            return await asyncio.to_thread(answer_of, command, arguments, folder=folder, limit_s=timeout_s, stop=stop)
+        finally:  # the server ends, or the client does not wait any longer
+            stop.set()
 
     return call

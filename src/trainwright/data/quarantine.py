@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 from trainwright._types import QUARANTINE_NAME, Item, JSONObject, is_count
 from trainwright.data.identity import SampleId, Seen, as_hex, of_hex
 from trainwright.errors import DataError
-from trainwright.support.door import parse_json
+from trainwright.support.door import OwnFolder, RelativeName, parse_json
 
 NO_PLACES = (
     "A position only identifies a sample of a stream if all processes and workers read the whole stream, in the same "
@@ -136,8 +136,8 @@ def note_sizes(folder: str | Path, sizes: Sizes) -> None:
 
 def _append(folder: str | Path, lines: Iterable[JSONObject]) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with (Path(folder) / QUARANTINE_NAME).open("a", encoding="utf-8") as file:
-        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    with OwnFolder(folder).open(RelativeName.parse(QUARANTINE_NAME), "ab") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
 class KeptItems(Iterator[Item]):

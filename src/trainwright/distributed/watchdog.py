@@ -46,6 +46,7 @@ FRAME = re.compile(r'\s*File "(.*)", line (\d+) in (.*)')  # of faulthandler
 MOST_NAMED = 8  # ranks in one line
 GRACE_S = 5.0  # for a process to end by itself when another one has failed
 WAIT_FOR_GATES_S = 10.0
+END_LIMIT_S = 10.0  # for the thread
 
 
 class Watchdog:
@@ -109,7 +110,7 @@ class Watchdog:
     def close(self) -> None:
         """Ends the thread."""
         self._is_done.set()
-        self._thread.join()
+        self._thread.join(END_LIMIT_S)  # it may wait for the store, whose process hangs
 
     # -- the thread ----------------------------------------------------------------------------------------------
 

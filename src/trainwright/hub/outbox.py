@@ -7,23 +7,24 @@ use the network.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 from trainwright import _types
-from trainwright._types import PREFIX_CHECKPOINT_DIR, write_text
+from trainwright._types import PREFIX_CHECKPOINT_DIR
 from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
-from trainwright.support.door import read_json
+from trainwright.support.door import OwnFolder, RelativeName, parse_json, parse_step
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ TICKET_NAME = "upload.json"
 FILES_NAME = "files"
 PARTIAL = ".partial"
 TICKET_BYTES = 1 << 20
+MOST_NAMED = 5  # files in a message
 
 # Not uploaded from an output directory: checkpoints, which the strategy handles; the journal, which names paths and
 # commits of this machine; incomplete files.
@@ -87,7 +89,25 @@ def files_below(folder: Path, *, without: Iterable[str] = ()) -> dict[str, Path]
             relative = (below / name).as_posix()
             if not any(fnmatch(relative, one) for one in patterns) and path.is_file():
                 found[relative] = path
-    return dict(sorted(found.items()))
+    left = [name for name, path in found.items() if _leaves(path, folder)]
+    if left:
+        logger.warning(
+            "%s: links that leave the directory are not uploaded: %s. Copy what they name to upload it.",
+            folder,
+            ", ".join(sorted(left)[:MOST_NAMED]),
+        )
+    return {name: path for name, path in sorted(found.items()) if name not in left}
+
+
+def links_out(root: Path) -> list[str]:
+    """Returns the files of an output directory that are links out of it: another user may have placed them."""
+    paths = (Path(place, name) for place, _, names in os.walk(root) for name in names)
+    return sorted(path.relative_to(root).as_posix() for path in paths if _leaves(path, root))
+
+
+def _leaves(path: Path, folder: Path) -> bool:
+    """Returns whether a file is a link to one outside of a directory."""
+    return path.is_symlink() and not path.resolve().is_relative_to(folder.resolve())
 
 
 def root_files(root: Path) -> dict[str, Path]:
@@ -109,6 +129,19 @@ class Ticket:
     revision: str | None = None  # branch; None: the main one
     message: str = ""  # commit message
     step: int = 0  # optimizer step that the files are of
+
+    @classmethod
+    def parse(cls, values: object) -> Ticket:
+        """Returns the ticket in a file, which others may have written; ValueError or TypeError for another form."""
+        ticket = cls(**values) if isinstance(values, dict) else None
+        if ticket is None or not all(isinstance(one, str) for one in (ticket.path, ticket.message)):
+            raise ValueError("it is no ticket")
+        if not all(one is None or isinstance(one, str) for one in (ticket.repo, ticket.revision)):
+            raise ValueError("its repository or its branch is no name")
+        if ticket.path:
+            RelativeName.parse(ticket.path)
+        parse_step(ticket.step)
+        return ticket
 
 
 @dataclass(frozen=True)
@@ -133,51 +166,81 @@ class Outbox:
 
     def __init__(self, root: str | Path) -> None:
         self.folder = Path(root) / OUTBOX_NAME
+        self._root = OwnFolder(root)
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
     def put(self, ticket: Ticket, *, linked: Mapping[str, Path], copied: Mapping[str, Path] | None = None) -> Upload:
-        """Adds an upload, as a whole or not at all: links to final files, and copies of others."""
+        """Adds an upload, as a whole or not at all: links to final files, and copies of others.
+
+        Raises:
+            OSError: the outbox is a link, or cannot be written to.
+        """
         name = f"{time.time_ns():020d}-{next(self._numbers)}"
-        partial = self.folder / f"{name}{PARTIAL}"
-        final = self.folder / name
+        partial = f"{name}{PARTIAL}"
         with self._lock:
-            partial.mkdir(parents=True)
+            self._root.root.mkdir(parents=True, exist_ok=True)
+            self._root.make_folder(_name(partial, FILES_NAME))
         for path, source in {**(copied or {}), **linked}.items():
-            target = partial / FILES_NAME / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                (os.link if path in linked else shutil.copyfile)(source, target)
-            except OSError:  # another file system, or a file system without links
-                shutil.copyfile(source, target)
-        write_text(partial / TICKET_NAME, json.dumps(asdict(ticket)))
-        partial.rename(final)
-        return Upload(final, ticket)
+            self._root.take_in(source, _name(partial, FILES_NAME, path), links=path in linked)
+        self._root.put(_name(partial, TICKET_NAME), json.dumps(asdict(ticket)).encode())
+        self._root.rename(_name(partial), _name(name))
+        return Upload(self.folder / name, ticket)
 
     def waiting(self) -> list[Upload]:
-        """Returns the pending uploads, except incomplete ones left by a killed process."""
+        """Returns the pending uploads, except incomplete ones left by a killed process, and ones with links."""
         found = []
         with self._lock:
-            folders = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
-            for folder in (one for one in folders if not one.name.endswith(PARTIAL)):
+            for name in self._names():
+                if name.endswith(PARTIAL):
+                    continue
                 try:
-                    found.append(Upload(folder, Ticket(**read_json(folder / TICKET_NAME, max_bytes=TICKET_BYTES))))
+                    found.append(Upload(self.folder / name, self._read(name)))
                 except (OSError, ValueError, TypeError) as error:
-                    logger.warning("%s cannot be read as an upload and is not touched: %s", folder, error)
+                    logger.warning("%s cannot be read as an upload and is not touched: %s", self.folder / name, error)
         return found
+
+    def _read(self, name: RelativeName) -> Ticket:
+        """Returns the ticket of an upload; OSError if it is, or has, a link: its target would be published."""
+        ticket = Ticket.parse(parse_json(self._root.read(_name(name, TICKET_NAME), max_bytes=TICKET_BYTES)))
+        for place, folders, files in os.walk(self.folder / name):
+            for one in (*folders, *files):
+                if Path(place, one).is_symlink():
+                    raise OSError(errno.ELOOP, "it is a symbolic link, which is not followed", str(Path(place, one)))
+        return ticket
+
+    def _names(self) -> list[RelativeName]:
+        """Returns the names in the outbox; none if that is a link, which is said."""
+        try:
+            return self._root.names(_name())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            logger.warning("%s is not read: %s", self.folder, error)
+            return []
 
     def remove(self, uploads: Iterable[Upload]) -> None:
         with self._lock:
             for upload in uploads:
-                shutil.rmtree(upload.folder, ignore_errors=True)
-            if self.folder.is_dir() and not any(self.folder.iterdir()):
+                self._remove(upload.folder.name)
+            with suppress(OSError):  # it is not empty, or there is none
                 self.folder.rmdir()
+
+    def _remove(self, name: str) -> None:
+        with suppress(OSError):
+            self._root.remove(_name(name))
 
     def clean(self) -> None:
         """Removes incomplete uploads; only when no other process uses the outbox."""
-        for folder in self.folder.glob(f"*{PARTIAL}"):
-            shutil.rmtree(folder, ignore_errors=True)
+        for name in self._names():
+            if name.endswith(PARTIAL):
+                self._remove(name)
         self.remove(())
+
+
+def _name(*parts: str) -> RelativeName:
+    """Returns a name in the outbox, below the output directory."""
+    return RelativeName.parse("/".join((OUTBOX_NAME, *parts)))
 
 
 def is_over(upload: Upload, later: Ticket) -> bool:

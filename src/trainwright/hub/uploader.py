@@ -8,7 +8,9 @@ fail wait for the next training in the same directory, or for `trainwright push`
 from __future__ import annotations
 
 import atexit
+import glob
 import logging
+import math
 import queue
 import shutil
 import threading
@@ -25,7 +27,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-from trainwright._types import counted, replacing, without_tokens
+from trainwright._types import counted, without_tokens
 from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.hub import outbox
@@ -33,10 +35,14 @@ from trainwright.hub.access import without_retries
 from trainwright.hub.outbox import Outbox, Ticket, Upload, is_over
 from trainwright.journal.record import JournalListener
 from trainwright.state.trainer_state import TrainerState
+from trainwright.support.door import COPY_BYTES, OwnFolder, RelativeName
+from trainwright.support.units import duration_text
 
 logger = logging.getLogger(__name__)
 
 LIBRARY = "trainwright"  # as the Hub counts its callers
+END_LIMIT_S = 600.0  # of waiting for uploads when a training ends
+SLOW_BYTES_PER_S = 1e6  # and for their size
 LOOK_S = 0.1  # how often a wait asks whether it should end
 
 Job: TypeAlias = "Future[object]"
@@ -51,10 +57,11 @@ class PushInProgress:
     def is_done(self) -> bool:
         return all(job.done() for job in self.jobs)
 
-    def wait_until_done(self, *, unless: Callable[[], bool] = bool) -> bool:
-        """Waits for all of them; returns False as soon as `unless` says so."""
+    def wait_until_done(self, *, unless: Callable[[], bool] = bool, seconds: float = math.inf) -> bool:
+        """Waits for all of them; returns False as soon as `unless` says so, or when time is over."""
+        end = time.monotonic() + seconds
         while not self.is_done():
-            if unless():
+            if unless() or time.monotonic() >= end:
                 return False
             futures.wait(self.jobs, timeout=LOOK_S)
         return True
@@ -241,11 +248,10 @@ class Uploader:
             if path is not None:
                 whole = replace(ticket, path=path, message=f"{message}, checkpoint")
                 staged.append(self._outbox.put(whole, linked=outbox.files_below(checkpoint)))
+            own = OwnFolder(self._root)
             for name, file in model.items():
-                target = self._root / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with replacing(target) as partial:
-                    shutil.copyfile(file, partial)
+                with file.open("rb") as content, own.replacing(RelativeName.parse(name)) as target:
+                    shutil.copyfileobj(content, target, COPY_BYTES)
             return staged
         except Exception as error:
             logger.warning(
@@ -313,12 +319,13 @@ class Uploader:
         if is_training:
             return self._submit(self._outbox.put(ticket, linked={}, copied=outbox.root_files(self._root)))
         now = f"{time.time_ns():020d}"
+        links = [glob.escape(name) for name in outbox.links_out(self._root)]
 
         def send() -> object:
             api = self._api if token is None else HfApi(library_name=LIBRARY, token=token)
             try:
                 with without_bars(), without_retries():
-                    done = self._upload(api, self._root, ticket, ignored=outbox.NOT_FROM_ROOT)
+                    done = self._upload(api, self._root, ticket, ignored=(*outbox.NOT_FROM_ROOT, *links))
             except Exception:  # `trainwright push` sends it then
                 self._outbox.put(ticket, linked={}, copied=outbox.root_files(self._root))
                 self._tidy()
@@ -332,13 +339,13 @@ class Uploader:
         """Waits for uploads, makes up for failed ones, returns the missing ones; at once when `unless` says so."""
         if self.is_busy:
             logger.info("Waiting for an upload to the Hub.")
-            self.progress.wait_until_done(unless=unless)
-        if not unless():
+            self._wait(unless)
+        if not unless() and not self.is_busy:
             self._tidy()
             for upload in self._outbox.waiting():
                 job = self._submit(upload)
                 self.progress = PushInProgress([job])
-                if not self.progress.wait_until_done(unless=unless):
+                if not self._wait(unless):
                     break
                 error = job.exception()
                 if error is not None and not is_permanent_error(error):
@@ -359,6 +366,17 @@ class Uploader:
                 self._root,
             )
         return left
+
+    def _wait(self, unless: Callable[[], bool]) -> bool:
+        """Waits for the uploads under way, for as long as a slow line needs; those that hang stay in the outbox."""
+        files = (path for upload in self._outbox.waiting() for path in upload.root.rglob("*"))
+        size = sum(path.stat().st_size for path in files if path.is_file())
+        limit_s = END_LIMIT_S + size / SLOW_BYTES_PER_S
+        is_done = self.progress.wait_until_done(unless=unless, seconds=limit_s)
+        if not is_done and not unless():
+            logger.warning("The Hub has not answered for %s: its uploads are left.", duration_text(limit_s))
+            self._lane.abandon()
+        return is_done
 
     def abandon_after(self, error: BaseException) -> None:
         """Lets the process end without waiting if a signal ended a training: pending uploads stay in the outbox."""

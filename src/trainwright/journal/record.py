@@ -40,6 +40,7 @@ from trainwright.journal.entries import MAX_LINE, Entry, parse_entry
 from trainwright.state.progress import Clock
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support import host
+from trainwright.support.deadline import run_command
 
 logger = logging.getLogger(__name__)
 
@@ -408,8 +409,11 @@ def commit(folder: str) -> str | None:
     """Returns the commit of the directory of the start, with a mark if files differ from it; None if unknown."""
 
     def git(*words: str) -> str:
-        command = ["git", "-C", folder, *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+        # No lock of the index, which would stay if git is ended; no program that the settings of the directory name.
+        command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", folder, *words]
+        done = run_command(command, seconds=5)
+        done.check_returncode()
+        return done.stdout.strip()
 
     try:
         head = git("rev-parse", "HEAD")

@@ -10,7 +10,6 @@ import importlib.metadata
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from trainwright.preflight.trainer_copy import AnyTrainer
 from trainwright.run.frozen import write_frozen
 from trainwright.run.internals import Internals
 from trainwright.run.pickling import state_of
+from trainwright.support.deadline import end_group, run_command
 from trainwright.support.door import parse_json
 from trainwright.support.value_comparison import ValuesReport, compare_values, read_values
 
@@ -141,7 +141,8 @@ def _planned_by_uv(wanted: Sequence[str]) -> dict[str, str]:
 
 
 def _planned_by_pip(wanted: Sequence[str]) -> dict[str, str]:
-    said = _installer(sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--report", "-", *wanted).stdout
+    pip = (sys.executable, "-P", "-m", "pip")
+    said = _installer(*pip, "install", "--quiet", "--dry-run", "--report", "-", *wanted).stdout
     metadata = (one["metadata"] for one in parse_json(said)["install"])
     return {one["name"]: one["version"] for one in metadata}
 
@@ -153,13 +154,19 @@ def install(packages: dict[str, str], folder: Path) -> None:
     if shutil.which("uv"):
         _installer("uv", "pip", "install", "--python", sys.executable, *target)
     else:
-        _installer(sys.executable, "-m", "pip", "install", *target)
+        _installer(sys.executable, "-P", "-m", "pip", "install", *target)
 
 
 def _installer(*command: str) -> subprocess.CompletedProcess[str]:
     """Runs uv or pip; ArgumentError with its last line if it fails."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=LIMIT_S)
+        done = run_command(command, seconds=LIMIT_S)
+        done.check_returncode()
+        return done
+    except subprocess.TimeoutExpired:
+        raise ArgumentError(
+            f"The packages of against= are not there after {LIMIT_S:g} s. Check the connection to the package index."
+        ) from None
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if line.strip()]
         raise ArgumentError(
@@ -193,9 +200,7 @@ def _train(folder: Path, side: str, before: list[str], *, num_steps: int, limit_
     except subprocess.TimeoutExpired:
         raise ProcessFailedError(f"no end after {limit_s:g} s") from None
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+        end_group(process)
     if process.returncode != 0:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise ProcessFailedError(lines[-1] if lines else f"the process ended with {process.returncode}")

@@ -9,10 +9,10 @@ import copy
 import logging
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -36,6 +36,7 @@ from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_w
 from trainwright.run import build
 from trainwright.run.internals import Internals
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.deadline import end_group
 from trainwright.support.host import available_bytes
 from trainwright.support.html_table import html_section, html_table
 
@@ -416,6 +417,7 @@ def _dropout_rates(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 TIMEOUT_S = 180.0
 GRADIENTS = "gradients.safetensors"
+RECIPE = "recipe.pickle"
 
 
 def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = TIMEOUT_S) -> dict[str, torch.Tensor]:
@@ -424,27 +426,22 @@ def gradients_of(recipe: JSONObject, *, num_processes: int, timeout_s: float = T
     In the recipe, "trainer" and "arguments" are classes, "settings" and "parts" their arguments. Raises
     ProcessFailedError if a process fails.
     """
-    text = pickle.dumps(recipe)
     with tempfile.TemporaryDirectory() as folder:
         # Held by this process, as in torchrun: a free port that is only looked up may be taken before it is used.
         store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
             "localhost", 0, is_master=True, wait_for_workers=False
         )
+        (Path(folder) / RECIPE).write_bytes(pickle.dumps(recipe))
         processes = [_start(rank, num_processes, store.port, folder) for rank in range(num_processes)]
+        end = time.monotonic() + timeout_s
         try:
             for process in processes:
-                assert process.stdin is not None
-                with process.stdin:
-                    process.stdin.write(text)
-            for process in processes:
-                process.wait(timeout_s)
-        except (subprocess.TimeoutExpired, BrokenPipeError):
+                process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
             pass
         finally:
             for process in processes:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+                end_group(process)
         for rank, process in enumerate(processes):
             if process.returncode != 0:
                 lines = (Path(folder) / f"{rank}.log").read_text(errors="replace").strip().splitlines()
@@ -469,7 +466,7 @@ def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.
     with open(Path(folder) / f"{rank}.log", "wb") as log:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "trainwright.preflight.prove", folder],
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=env,
@@ -478,10 +475,10 @@ def _start(rank: int, num_processes: int, port: int, folder: str) -> subprocess.
 
 
 def main() -> None:
-    """Trains one step from the recipe on standard input, as one of several processes; rank 0 writes the gradients."""
+    """Trains one step from the recipe in a folder, as one of several processes; rank 0 writes the gradients."""
     folder = Path(sys.argv[1])
-    # From the parent process, through a pipe that no other process can write to.
-    recipe: JSONObject = pickle.load(sys.stdin.buffer)
+    # Written by the parent process into a directory that only this user can write to.
+    recipe: JSONObject = pickle.loads((folder / RECIPE).read_bytes())
     keeper = GradientCapture()
     args = recipe["arguments"](**{**recipe["settings"], "output_dir": str(folder / "run")})
     trainer = recipe["trainer"](args=args, callbacks=[keeper], **recipe["parts"])

@@ -6,7 +6,7 @@ entry in its checkpoints (`extensions/branch`): one origin for each branching, t
 
 from __future__ import annotations
 
-import shutil
+import os
 from pathlib import Path
 
 from trainwright._types import QUARANTINE_NAME, JSONObject
@@ -14,6 +14,7 @@ from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
+from trainwright.support.door import OwnFolder, RelativeName
 
 NAME = "branch"  # name of the entry in a checkpoint
 
@@ -91,6 +92,6 @@ def bring_along(checkpoint: Checkpoint, folder: str) -> None:
     """Copies the list of samples in quarantine, which a run keeps next to its checkpoints and its branch needs."""
     source = checkpoint.path.parent / QUARANTINE_NAME
     target = Path(folder) / QUARANTINE_NAME
-    if source.is_file() and not target.exists():
+    if source.is_file() and not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+        OwnFolder(folder).take_in(source, RelativeName.parse(QUARANTINE_NAME))

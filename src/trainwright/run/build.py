@@ -337,7 +337,8 @@ def evaluation_beside(
     def make_evaluator(requests: Requests) -> Evaluator:
         if wanted == WATCH:
             return Watchers(requests)
-        return evaluation_process(freeze, requests, device=str(value_of(args, "eval_device")))
+        limit_s = float(value_of(args, "hang_timeout")) or None
+        return evaluation_process(freeze, requests, device=str(value_of(args, "eval_device")), limit_s=limit_s)
 
     return [
         AsyncEvaluation(
@@ -352,9 +353,14 @@ def evaluation_beside(
     ]
 
 
-def evaluation_process(freeze: Callable[[Path], None], requests: Requests, *, device: str) -> Evaluator:
-    """Returns the process that evaluates for a run, to be started; arguments as for `evaluation_beside`."""
-    from trainwright.extensions.async_evaluation.evaluators import EvaluationProcess
+def evaluation_process(
+    freeze: Callable[[Path], None], requests: Requests, *, device: str, limit_s: float | None = None
+) -> Evaluator:
+    """Returns the process that evaluates for a run, to be started; arguments as for `evaluation_beside`.
+
+    `limit_s` is how long it may take for a batch, in seconds; None: hours.
+    """
+    from trainwright.extensions.async_evaluation.evaluators import EVALUATION_LIMIT_S, EvaluationProcess
     from trainwright.support.scratch import make_scratch_folder
 
     scratch = make_scratch_folder("evaluation")
@@ -368,7 +374,8 @@ def evaluation_process(freeze: Callable[[Path], None], requests: Requests, *, de
     environment["PYTHONPATH"] = os.pathsep.join(place or os.getcwd() for place in sys.path)
     # -P: what lies in the working directory is not imported, unless this process does so too.
     command = [sys.executable, "-P", "-m", "trainwright.run.evaluation_process", str(path), str(os.getpid())]
-    return EvaluationProcess(command, environment, scratch=scratch, requests=requests)
+    limit_s = EVALUATION_LIMIT_S if limit_s is None else limit_s
+    return EvaluationProcess(command, environment, scratch=scratch, requests=requests, limit_s=limit_s)
 
 
 def _guard(run: Any, hooks: Any, engine: Engine, *, record: Record, load_newest: Callable[[], int]) -> Any:

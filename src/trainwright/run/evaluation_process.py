@@ -9,6 +9,7 @@ the run does.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import select
@@ -16,8 +17,9 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,7 @@ AnyTrainer = Any  # a Trainer, or a subclass of the user's: the class is above t
 
 IGNORED_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # they are the run's, which ends this process
 
+SIGNS_EVERY_S = 1.0  # that batches are evaluated
 LOOKS_EVERY_S = 1.0  # whether the run is still there
 
 
@@ -69,17 +72,36 @@ class EventRecorder(TrainerCallback):
         self.events.append((EVALUATE, dict(metrics)))
 
 
+class SignsOfLife(TrainerCallback):
+    """Calls a function while batches are evaluated, at most once a second."""
+
+    def __init__(self, give: Callable[[], object]) -> None:
+        self._give = give
+        self._last = -math.inf
+
+    def on_prediction_step(
+        self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Gives a sign after a batch."""
+        now = time.monotonic()
+        if now - self._last >= SIGNS_EVERY_S:
+            self._last = now
+            self._give()
+
+
 class RequestedEvaluation:
     """Evaluates the requests of a run.
 
     Args:
         trainer: of the run, without the parts that only training needs.
         requests: of the run.
+        sign: called while batches are evaluated.
     """
 
-    def __init__(self, trainer: AnyTrainer, requests: Requests) -> None:
+    def __init__(self, trainer: AnyTrainer, requests: Requests, *, sign: Callable[[], object] = bool) -> None:
         self._trainer = trainer
         self._requests = requests
+        self._signs = SignsOfLife(sign)
 
     def __call__(self, name: str) -> None:
         """Evaluates a request, and writes its result; errors of the evaluation are raised."""
@@ -88,10 +110,12 @@ class RequestedEvaluation:
             raise ProcessFailedError(f"{self._requests.place(name)} has no request that can be read.")
         recorder = EventRecorder()
         self._trainer.add_callback(recorder)
+        self._trainer.add_callback(self._signs)
         try:
             metrics = self._evaluate(request)
         finally:
             self._trainer.remove_callback(recorder)
+            self._trainer.remove_callback(self._signs)
         Result(events=tuple(recorder.events), metrics=metrics).write(self._requests.place(name))
 
     def _evaluate(self, request: Request) -> dict[str, Any]:
@@ -116,7 +140,7 @@ class RequestedEvaluation:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[RequestedEvaluation]:
+def opened(path: Path, *, sign: Callable[[], object] = bool) -> Iterator[RequestedEvaluation]:
     """Reads a file of `frozen.freeze`; within the context, the trainer evaluates as the run does while it trains."""
     # Written by the parent process into a directory that only this user can write to.
     values: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
@@ -138,7 +162,7 @@ def opened(path: Path) -> Iterator[RequestedEvaluation]:
     internals.adopt_model(trainer.model)
     internals.run.is_training = True  # evaluations within a training compute in its precision
     with train.patched_model(trainer):
-        yield RequestedEvaluation(trainer, Requests(values["folder"]))
+        yield RequestedEvaluation(trainer, Requests(values["folder"]), sign=sign)
 
 
 class Pipes:
@@ -205,7 +229,7 @@ def main() -> None:
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        with opened(path) as evaluate:
+        with opened(path, sign=lambda: pipes.answer(alive=True)) as evaluate:
             pipes.answer(ready=True)
             while True:
                 name = names.get()

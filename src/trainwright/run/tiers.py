@@ -8,6 +8,7 @@ error, in all of them.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -273,8 +274,8 @@ def fetch_companions(
     remote = store_at(url)
     try:
         for name in remote.run_files():
-            if not (local.root / name).exists():
-                remote.get(name, local.root / name)
+            if not os.path.lexists(local.root / name):
+                remote.get(name, local.root)
     except Exception as error:
         logger.warning("Files of the run could not be downloaded from %s: %s.", remote, reason(error))
 

@@ -15,7 +15,7 @@ import ray
 import ray.tune
 from ray.tune.schedulers import FIFOScheduler
 
-from trainwright._types import JSONObject, json_value
+from trainwright._types import JSONObject, json_value, write_text
 from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
 from trainwright.distributed.device import ray_resources
@@ -108,7 +108,7 @@ def train_one(config: JSONObject, make: Callable[[], TrainerHandle]) -> None:
         outcome = host.run(offer, dict(config))
     entry = search_record.finished(offer.id, json_value(config), outcome)
     (Path(outcome.folder) / TRIAL_NAME).parent.mkdir(parents=True, exist_ok=True)
-    (Path(outcome.folder) / TRIAL_NAME).write_text(json.dumps(json_value(dataclasses.asdict(entry))), encoding="utf-8")
+    write_text(Path(outcome.folder) / TRIAL_NAME, json.dumps(json_value(dataclasses.asdict(entry))))
     if not outcome.was_heard and given is None:  # a trial that was moved at its end has reported already
         ray.tune.report({**outcome.metrics, OBJECTIVE: outcome.objective})
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import psutil
 
 SAMPLE_EVERY_S = 0.01
+END_LIMIT_S = 1.0
 
 STAGES = {
     "__init__": "init",
@@ -177,7 +178,7 @@ class TrainerMemoryTracker(Counterpart, original="transformers.trainer_utils"):
             self._is_over.set()
         self._is_over = None
         if self._sampler is not None:
-            self._sampler.join()
+            self._sampler.join(END_LIMIT_S)  # it can only be reading from the kernel, and changes nothing else
         self._sampler = None
 
     def _report(self, stage: str) -> dict[str, int]:

@@ -1,10 +1,58 @@
-"""Calls with a limit of time, where what is called knows none."""
+"""Calls and commands with a limit of time, where what is called knows none."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+WARNED_S = 60.0  # for a process that was asked to end
+LOOKS_EVERY_S = 0.2  # whether a command is to be stopped
+KILLED_S = 10.0  # for the end of a process that was killed
+
+
+class HangsError(TimeoutError):
+    """A call has not returned in time; a second attempt would wait as long."""
+
+
+class _Call(Generic[T]):
+    """A call on a thread of its own, which is left to itself if it does not return."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="trainwright-deadline", daemon=True)
+
+    def _work(self) -> None:
+        try:
+            self._results.append(self._call())
+        except BaseException as error:
+            self._error = error
+
+    def ends_within(self, seconds: float) -> bool:
+        """Starts the call; returns whether it has ended in time."""
+        self._thread.start()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def result(self) -> T:
+        """Returns what the call returned, or raises what it raised."""
+        error = self._error
+        self._error = None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # or its traceback, with all that its frames have, waits for a garbage collection
+        return self._results[0]
 
 
 def within(seconds: float, call: Callable[[], object]) -> bool:
@@ -12,12 +60,94 @@ def within(seconds: float, call: Callable[[], object]) -> bool:
 
     Whatever the function raises is lost.
     """
+    return _Call(call).ends_within(seconds)
 
-    def work() -> None:
-        with suppress(BaseException):
-            call()
 
-    thread = threading.Thread(target=work, name="trainwright-deadline", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return not thread.is_alive()
+def call_within(seconds: float, call: Callable[[], T], *, what: str) -> T:
+    """Calls a function on a thread of its own; returns its result, or raises its error.
+
+    Raises:
+        HangsError: it has not returned in time, and is left to itself; the text has `what` was waited for.
+    """
+    made = _Call(call)
+    if not made.ends_within(seconds):
+        raise HangsError(f"{what} has not answered for {seconds:g} s")
+    return made.result()
+
+
+def run_command(
+    command: Sequence[str],
+    *,
+    seconds: float,
+    folder: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    warns: bool = False,
+    stop: threading.Event | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a session of its own; when it ends, or time is over, all that it has started is ended too.
+
+    Its output goes to files, so a child of it that holds its output is not waited for.
+
+    Args:
+        command: its words.
+        seconds: limit of time.
+        folder: working directory; None: that of this process.
+        environment: variables; None: those of this process.
+        warns: it gets SIGTERM first when time is over, on which a training saves.
+        stop: time is over when it is set, too.
+
+    Raises:
+        OSError: it cannot be started.
+        subprocess.TimeoutExpired: it has not ended in time.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+        try:
+            _wait(process, seconds, threading.Event() if stop is None else stop)
+        except BaseException:
+            if warns:
+                _warn(process)
+            raise
+        finally:
+            end_group(process)
+        texts = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return subprocess.CompletedProcess(command, process.returncode, *texts)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float, stop: threading.Event) -> None:
+    """Waits for the end of a process; TimeoutExpired when time is over."""
+    end = time.monotonic() + seconds
+    while True:
+        left = end - time.monotonic()
+        try:
+            process.wait(max(0.0, min(left, LOOKS_EVERY_S)))
+            return
+        except subprocess.TimeoutExpired:
+            if left <= 0 or stop.is_set():
+                raise
+
+
+def _warn(process: subprocess.Popen[bytes]) -> None:
+    """Asks a process to end, and gives it a minute."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(WARNED_S)
+
+
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process that leads a session and all that it started there, and waits for it."""
+    with suppress(ProcessLookupError, PermissionError):  # they have ended; or are another user's
+        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
+        process.wait(KILLED_S)

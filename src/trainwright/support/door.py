@@ -7,6 +7,7 @@ below a directory of ours, and never follows a link there, not even one that is 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -23,6 +24,8 @@ MAX_SETTINGS = 1 << 24  # bytes of a file that a person writes, or that is a pag
 MAX_DIGITS = 4300  # of an integer, as Python reads and prints it by default: a log may hold such a one
 MAX_DEPTH = 100  # of values within each other
 MAX_STEP = 2**53  # exact in every reader of JSON
+IS_LINK = "it is a symbolic link, which is not followed; delete it"
+COPY_BYTES = 1 << 20  # read and written at once
 MAX_NAME = 1024  # characters of a name with its folders
 _NOT_IN_NAMES = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, direction of text, halves of characters, line breaks
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -178,15 +181,15 @@ class OwnFolder:
                 if makes:
                     with suppress(FileExistsError):
                         os.mkdir(folder, dir_fd=opened)
-                inner = os.open(folder, _FOLDER, dir_fd=opened)
+                inner = _open_folder(folder, opened)
                 os.close(opened)
                 opened = inner
             yield opened, last
         finally:
             os.close(opened)
 
-    def open(self, name: RelativeName, mode: str = "rb") -> IO[bytes]:
-        """Opens a regular file: "rb", "wb" (new, or emptied), "xb" (new) or "ab"; folders are made to write.
+    def open(self, name: RelativeName, mode: str = "rb", *, makes: bool = True) -> IO[bytes]:
+        """Opens a regular file: "rb", "wb" (new, or emptied), "xb" (new) or "ab"; `makes` its folders to write.
 
         Raises:
             ValueError: it is a pipe, a device or a directory.
@@ -197,12 +200,17 @@ class OwnFolder:
             "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
             "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
         }[mode]
-        with self._parent(name, makes=mode != "rb") as (folder, last):
+        with self._parent(name, makes=makes and mode != "rb") as (folder, last):
             return self._opened(last, flags, folder)
 
     def _opened(self, last: str, flags: int, folder: int) -> IO[bytes]:
         """Opens a regular file in an open folder."""
-        found = os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        try:
+            found = os.open(last, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise OSError(errno.ELOOP, IS_LINK, last) from None
+            raise
         try:
             if not stat.S_ISREG(os.fstat(found).st_mode):
                 raise ValueError(f"{last} is not a regular file")
@@ -236,18 +244,33 @@ class OwnFolder:
         Raises:
             FileExistsError: it shall be new, and there is something of that name.
         """
+        with self.replacing(name, is_new=is_new) as file:
+            file.write(content)
+
+    @contextmanager
+    def replacing(self, name: RelativeName, *, is_new: bool = False) -> Iterator[IO[bytes]]:
+        """Yields a file that takes a name once it is written, as `put` does; after an error nothing is left of it."""
         with self._parent(name, makes=True) as (folder, last):
             draft = f".{last}.{os.getpid()}.{secrets.token_hex(4)}.partial"
-            with self._opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as file:
-                file.write(content)
             try:
+                with self._opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as file:
+                    yield file
                 if is_new:
-                    _give_name(draft, last, content, folder)
+                    _give_name(draft, last, folder)
                 else:
                     os.replace(draft, last, src_dir_fd=folder, dst_dir_fd=folder)
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(draft, dir_fd=folder)
+
+    def take_in(self, source: Path, name: RelativeName, *, links: bool = False) -> None:
+        """Gives a file a new name here too, by a hard link if that is asked for and possible; else it is copied."""
+        with self._parent(name, makes=True) as (folder, last), suppress(OSError):
+            if links:
+                os.link(source, last, dst_dir_fd=folder)
+                return
+        with source.open("rb") as content, self.open(name, "xb") as file:
+            shutil.copyfileobj(content, file, COPY_BYTES)
 
     def remove_empty(self, name: RelativeName) -> None:
         """Removes the folders in a folder, and that itself, that have no file; nothing that others keep there."""
@@ -274,7 +297,7 @@ class OwnFolder:
     def _inner(self, name: RelativeName | None) -> Iterator[int]:
         """Yields a descriptor of a folder, or of this one."""
         with self._parent(name or RelativeName("."), makes=False) as (folder, last):
-            opened = os.open(last, _FOLDER, dir_fd=folder)
+            opened = _open_folder(last, folder)
         try:
             yield opened
         finally:
@@ -285,7 +308,7 @@ class OwnFolder:
         with self._parent(name, makes=True) as (folder, last):
             with suppress(FileExistsError):
                 os.mkdir(last, dir_fd=folder)
-            os.close(os.open(last, _FOLDER, dir_fd=folder))
+            os.close(_open_folder(last, folder))
         return self.path(name)
 
     def names(self, folder: RelativeName | None = None) -> list[RelativeName]:
@@ -320,7 +343,17 @@ class OwnFolder:
             return False
 
 
-def _give_name(draft: str, last: str, content: bytes, folder: int) -> None:
+def _open_folder(name: str, parent: int) -> int:
+    """Returns a descriptor of a folder in an open folder; OSError for a link, which is not followed."""
+    try:
+        return os.open(name, _FOLDER, dir_fd=parent)
+    except NotADirectoryError:
+        if stat.S_ISLNK(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, IS_LINK, name) from None
+        raise
+
+
+def _give_name(draft: str, last: str, folder: int) -> None:
     """Gives a finished draft its name, unless there is something of that name."""
     try:
         os.link(draft, last, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
@@ -328,5 +361,8 @@ def _give_name(draft: str, last: str, content: bytes, folder: int) -> None:
         raise
     except OSError:  # a disk without hard links: the name comes first and the content after it
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with os.fdopen(os.open(last, flags, 0o666, dir_fd=folder), "wb") as file:
-            file.write(content)
+        with (
+            os.fdopen(os.open(draft, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb") as source,
+            os.fdopen(os.open(last, flags, 0o666, dir_fd=folder), "wb") as file,
+        ):
+            shutil.copyfileobj(source, file)

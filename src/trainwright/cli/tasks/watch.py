@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import write_text
-from trainwright.support.door import MAX_SETTINGS, read_json
+from trainwright.support.door import MAX_SETTINGS, OwnFolder, RelativeName, parse_json
 from trainwright.support.evaluation_requests import EVALUATE, LOG, WATCHER_GONE_S, Request, Requests, Result
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 CLAIM_NAME = "claim.json"
 LOOKS_EVERY_S = 0.5
 SIGN_EVERY_S = 5.0
+LEFT_AFTER_S = 5.0  # the thread that gives signs, on a disk that does not answer
 
 EvaluateFolder = Callable[[Path], dict[str, float]]  # directory with a model -> metrics without a prefix
 
@@ -75,37 +76,41 @@ class Watcher:
         return next((request for request in self._requests.waiting() if self._claim(request.name)), None)
 
     def _claim(self, name: str) -> bool:
-        path = self._requests.place(name) / CLAIM_NAME
+        claim = RelativeName.parse(f"{name}/{CLAIM_NAME}")
         try:
-            number = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+            with OwnFolder(self._requests.folder).open(claim, "xb", makes=False) as file:
+                file.write(json.dumps({"watcher": self._id}).encode())
         except FileExistsError:
-            return self._takes_over(path, name)
+            return self._takes_over(claim, name)
         except OSError:  # the run has deleted the request
             return False
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(json.dumps({"watcher": self._id}))
         return True
 
-    def _takes_over(self, path: Path, name: str) -> bool:
+    def _takes_over(self, claim: RelativeName, name: str) -> bool:
         """Removes the claim of a watcher that is gone; it is claimed at the next look."""
+        own = OwnFolder(self._requests.folder)
         try:
-            sign = f"{path.read_text(encoding='utf-8')} {self._sign_of(path)}"
-        except OSError:
+            content = own.read(claim, max_bytes=MAX_SETTINGS)
+        except FileNotFoundError:
             return False
+        except (OSError, ValueError):  # a link, a pipe: no watcher wrote it
+            content = b""
+        sign = f"{content!r} {self._last_sign(content)}"
         now = self._clock()
         before, since = self._claims.get(name, ("", now))
         if sign != before:
             self._claims[name] = sign, now
         elif now - since > WATCHER_GONE_S:
-            logger.warning("%s was claimed by a process that is gone; it is made here.", path.parent)
-            path.unlink(missing_ok=True)
+            logger.warning("%s was claimed by a process that is gone; it is made here.", own.path(claim).parent)
+            with suppress(OSError):
+                own.remove(claim)
         return False
 
-    def _sign_of(self, claim: Path) -> str:
+    def _last_sign(self, content: bytes) -> str:
         """Returns a value that changes while the owner of a claim is alive."""
         with suppress(OSError, ValueError, TypeError, KeyError):
-            owner = read_json(claim, max_bytes=MAX_SETTINGS)["watcher"]
-            return str((self._requests.folder / f"watcher-{Path(owner).name}.json").stat().st_mtime)
+            owner = RelativeName.parse(f"watcher-{parse_json(content)['watcher']}.json", parts=1)
+            return str((self._requests.folder / owner).stat().st_mtime)
         return "gone"
 
     def _make(self, request: Request) -> dict[str, Any] | None:
@@ -148,6 +153,6 @@ class Watcher:
             yield
         finally:
             ends.set()
-            thread.join()
+            thread.join(LEFT_AFTER_S)
             with suppress(OSError):
                 path.unlink(missing_ok=True)

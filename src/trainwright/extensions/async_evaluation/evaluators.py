@@ -6,7 +6,6 @@ A thread speaks to them, so a step reads no file and does not wait.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import queue
 import select
@@ -29,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 NUM_TRIES = 2  # attempts at an evaluation if its process dies
 LOOKS_EVERY_S = 0.2  # for results of other machines, and for the end of a process
+EVALUATION_LIMIT_S = 6 * 3600.0  # for a batch, or the metrics after the last one; or hang_timeout
 START_LIMIT_S = 1800.0  # for a process that imports the user's code and reads model and data
 STOP_LIMIT_S = 10.0  # for the end of a process that was killed, and of a thread
 
@@ -94,20 +94,29 @@ class EvaluationProcess:
     """A child process, started again if it dies.
 
     It reads the names of requests from its standard input, a line each, and answers with JSON lines on its standard
-    output: `{"ready": true}` once, then `{"done": name}` or `{"failed": traceback}` for each request. It ends when its
-    standard input does. It leads a group of processes (workers of its dataloaders, children of metrics), which are
-    ended with it; its end is seen even if one of them still holds its pipes.
+    output: `{"ready": true}` once, then `{"done": name}` or `{"failed": traceback}` for each request, and
+    `{"alive": true}` while it evaluates batches. It ends when its standard input does. It leads a group of processes
+    (workers of its dataloaders, children of metrics), which are ended with it; its end is seen even if one of them
+    still holds its pipes.
 
     Args:
         command: starts it.
         environment: its variables.
         scratch: directory with the files it reads when it starts; deleted in the end.
         requests: of the run.
+        limit_s: seconds without a batch or a result after which it counts as hanging.
     """
 
     def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], *, scratch: Path, requests: Requests
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        scratch: Path,
+        requests: Requests,
+        limit_s: float = EVALUATION_LIMIT_S,
     ) -> None:
+        self._limit_s = limit_s
         self._command = command
         self._environment = environment
         self._scratch = scratch
@@ -121,6 +130,7 @@ class EvaluationProcess:
         self._ends = False
         self._process: subprocess.Popen[bytes] | None = None
         self._unread = b""  # of its output
+        self._is_silent = False  # whether it wrote no line in time
         self._lock = threading.Lock()  # a process is not started while the run ends
         self._thread = threading.Thread(target=self._work, name="trainwright-evaluation", daemon=True)
 
@@ -196,7 +206,7 @@ class EvaluationProcess:
                 return Result(missing="the run has ended")
             if answer is not None:
                 return self._read(request, answer)
-            ended = problem or f"its process ended with {self._end_of_process()}"
+            ended = problem or self._describe_end()
             again = ", and is made again in a new one" if number < NUM_TRIES else ""
             logger.warning("The evaluation of step %d was lost: %s%s.", request.step, ended, again)
         return Result(missing=f"{ended}, {NUM_TRIES} times")
@@ -261,17 +271,24 @@ class EvaluationProcess:
             process.stdin.write(f"{name}\n".encode())
         except OSError:
             return None
-        return self._next_answer()
+        return self._next_answer(limit_s=self._limit_s)
 
-    def _next_answer(self, *, limit_s: float | None = None) -> JSONObject | None:
-        """Returns the next answer; None if the process ends, is stopped, or answers something else.
+    def _next_answer(self, *, limit_s: float) -> JSONObject | None:
+        """Returns the next answer; None if the process ends, hangs, or answers something else.
 
-        An evaluation may take as long as it does, so there is no limit for it but the life of the process.
+        An evaluation may take as long as it does, but each of its batches has a limit.
         """
+        while True:
+            answer = self._next_line(limit_s)
+            if answer is None or "alive" not in answer:
+                return answer
+
+    def _next_line(self, limit_s: float) -> JSONObject | None:
+        """Returns the next line of the process; None if it ends or hangs, or the line is no answer."""
         process = self._process
         assert process is not None
         assert process.stdout is not None
-        end = math.inf if limit_s is None else time.monotonic() + limit_s
+        end = time.monotonic() + limit_s
         poll = select.poll()
         poll.register(process.stdout, select.POLLIN)
         while b"\n" not in self._unread and len(self._unread) <= MAX_BYTES and time.monotonic() < end:
@@ -283,12 +300,21 @@ class EvaluationProcess:
                 self._unread += piece
             elif is_over:
                 break
+        self._is_silent = time.monotonic() >= end
         line, _, self._unread = self._unread.partition(b"\n")
         try:
             answer = parse_json(line)
         except ValueError:  # nothing, or half a line of a process that was killed
             return None
         return answer if isinstance(answer, dict) else None
+
+    def _describe_end(self) -> str:
+        """Ends the process that gave no answer; returns why it gave none."""
+        hangs = self._is_silent
+        end = self._end_of_process()
+        return (
+            f"its process has finished no batch for {self._limit_s:g} s" if hangs else f"its process ended with {end}"
+        )
 
     def _end_of_process(self) -> str:
         """Waits for the end of the process; returns its exit code, or the name of the signal that killed it."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import re
 import reprlib
 import sys
@@ -31,7 +32,7 @@ import torch
 from trainwright._types import Batch, JSONObject, TailBatch, json_value, without_tokens
 from trainwright.errors import BundleError
 from trainwright.extensions.incidents.forward_states import States
-from trainwright.support.door import read_json
+from trainwright.support.door import OwnFolder, RelativeName, read_json
 
 FOLDER = "incidents"
 INCIDENT = "incident.json"
@@ -79,6 +80,15 @@ def bundles(root: Path) -> list[Path]:
     """Returns the bundles in a directory, oldest first."""
     found = [path for path in (root.iterdir() if root.is_dir() else ()) if _NAME.match(path.name) and path.is_dir()]
     return sorted(found, key=lambda path: (path.stat().st_mtime, path.name))
+
+
+def make_staging(folder: Path, name: str) -> Path:
+    """Makes an empty directory to write a bundle into; OSError if the directory of bundles is a link."""
+    own = OwnFolder(folder)
+    staging = RelativeName.parse(f"{FOLDER}/.{name}.{os.getpid()}.staging")
+    own.root.mkdir(parents=True, exist_ok=True)
+    own.remove(staging)
+    return own.make_folder(staging)
 
 
 def free_name(root: Path, step: int, kind: str) -> str:

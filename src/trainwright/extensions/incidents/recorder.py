@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import pickle
 import shutil
 import threading
@@ -372,11 +371,8 @@ class IncidentRecorder(Extension):
         rank = int(self._hooks.args.process_index)
         step = int(details["step"])
         kind = details["kind"] + (f"-rank{rank}" if rank else "")
-        self._root.mkdir(parents=True, exist_ok=True)
         name = bundle.free_name(self._root, step, kind)
-        staging = self._root / f".{name}.{os.getpid()}.staging"
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir()
+        staging = bundle.make_staging(self._folder, name)
         try:
             engine = self._engine
             model = self._model

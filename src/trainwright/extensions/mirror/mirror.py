@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -27,7 +26,7 @@ from trainwright.config.plans import MirrorPlan
 from trainwright.errors import CheckpointError, CheckpointWriteError
 from trainwright.extensions.mirror.clock import END_PATIENCE_S, Clock, Signs, SystemClock
 from trainwright.extensions.mirror.parts import PREFIX
-from trainwright.support.door import OwnFolder
+from trainwright.support.door import OwnFolder, RelativeName
 from trainwright.support.units import duration_text, size_text
 
 logger = logging.getLogger(__name__)
@@ -68,6 +67,7 @@ class Mirror:
         clock: Clock | None = None,
     ) -> None:
         self.outbox = outbox_of(folder, plan.url)
+        self._own = OwnFolder(folder)
         # Returns the files of a checkpoint that this process sends under a lease; when it ends, all files are there.
         self.names: Callable[[Manifest, int], Iterable[str]] = all_files
         # Returns steps whose copies stay: the best so far, and those that may become it, as their evaluations are open.
@@ -103,11 +103,9 @@ class Mirror:
         `known` are the checkpoints under the URL of the run that is continued.
         """
         self._staged_at = max((one.written_at for one in known), default=None)
-        for pattern in (f"*{PARTIAL}", f"{PREFIX}*"):
-            for left in self.outbox.glob(pattern):
-                shutil.rmtree(left, ignore_errors=True)
-        if not continues:
-            shutil.rmtree(self.outbox, ignore_errors=True)
+        for name in self._names():
+            if not continues or name.endswith(PARTIAL) or name.startswith(PREFIX):
+                self._remove(name)
         self._thread = threading.Thread(target=self._work, name="trainwright-mirror", daemon=True)
         self._thread.start()
         self._wake.set()
@@ -138,7 +136,7 @@ class Mirror:
         try:
             for path, listed in wanted.values():
                 self._link(path, listed)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name in a manifest leads out of its checkpoint
             logger.warning(
                 "%s cannot be prepared for its copy to %s: %s. Training continues.",
                 checkpoint,
@@ -155,7 +153,7 @@ class Mirror:
             path = CheckpointStore(self._folder).path(step)
             manifest = Manifest.read(path)
             if manifest is not None and manifest.run_id == newest.run_id and not self._has(manifest):
-                with suppress(OSError):  # it is in the run's directory, at least
+                with suppress(OSError, ValueError):  # it is in the run's directory, at least
                     self._link(path, manifest)
 
     def _has(self, manifest: Manifest) -> bool:
@@ -167,17 +165,29 @@ class Mirror:
         there = Manifest.read(target)
         if there is not None and there.identity == manifest.identity:
             return
-        partial = target.with_name(f"{target.name}{PARTIAL}")
-        shutil.rmtree(partial, ignore_errors=True)
+        partial = f"{target.name}{PARTIAL}"
+        self._remove(partial)
         for name in (*manifest.files, MANIFEST_NAME):
-            (partial / name).parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(checkpoint / name, partial / name)
-            except OSError:  # a file system without links; a file that is gone is an error here too
-                shutil.copyfile(checkpoint / name, partial / name)
+            self._own.take_in(checkpoint / RelativeName.parse(name), self._name(partial, name), links=True)
         with self._lock:
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
+            self._remove(target.name)
+            self._own.rename(self._name(partial), self._name(target.name))
+
+    def _name(self, *parts: str) -> RelativeName:
+        """Returns a name in the outbox, below the run's directory."""
+        return RelativeName.parse("/".join((self.outbox.name, *parts)))
+
+    def _names(self) -> list[RelativeName]:
+        """Returns the names in the outbox; none if that is a link, which is not followed."""
+        try:
+            return self._own.names(self._name())
+        except OSError:
+            return []
+
+    def _remove(self, name: str) -> None:
+        """Removes what has a name in the outbox, as far as that can be removed."""
+        with suppress(OSError):
+            self._own.remove(self._name(name))
 
     def end(self) -> None:
         """Sends the newest checkpoint and the files of the run, and waits for it; a store that is away is left."""
@@ -285,12 +295,12 @@ class Mirror:
             best = best_step(newest)
             for path, manifest in waiting[1:]:
                 if manifest.step != best and manifest.step not in kept:
-                    shutil.rmtree(path, ignore_errors=True)
+                    self._remove(path.name)
             return waiting[0]
 
     def _waiting(self) -> Iterator[tuple[Path, Manifest]]:
         """Yields the checkpoints in the outbox, the newest first."""
-        paths = [self.outbox / name for name in OwnFolder(self.outbox).names()]
+        paths = [self.outbox / name for name in self._names()]
         found = [(path, Manifest.read(path)) for path in paths if Copy.parse(path.name) is not None]
         yield from sorted(((p, m) for p, m in found if m is not None), key=lambda one: one[1].step, reverse=True)
 
@@ -324,7 +334,7 @@ class Mirror:
         best = best_step(folder)
         with self._lock:
             if self._is_current(folder, manifest):  # no newer one of this step arrived meanwhile
-                shutil.rmtree(folder, ignore_errors=True)
+                self._remove(folder.name)
         self._rotate(manifest, best)
 
     def _confirm(self) -> None:
@@ -341,7 +351,7 @@ class Mirror:
 
     def _stage_again(self, folder: Path, error: Exception) -> None:
         """Replaces a checkpoint in the outbox, whose files changed, by the current one in the run's directory."""
-        shutil.rmtree(folder, ignore_errors=True)
+        self._remove(folder.name)
         original = self._folder / folder.name
         manifest = Manifest.read(original)
         if manifest is None or Checkpoint(original).find_problem() is not None:
@@ -382,9 +392,9 @@ class Mirror:
         for name in RUN_FILES:
             if (self._folder / name).is_file() and not (self._folder / name).is_symlink():
                 yield self._folder / name
-        for path in sorted((self._folder / RUN_FOLDER).rglob("*")):
-            if path.is_file() and not path.is_symlink():
-                yield path
+        with suppress(OSError):  # there is none, or it is a link
+            for name in self._own.files(RelativeName.parse(RUN_FOLDER)):
+                yield self._folder / RUN_FOLDER / name
 
 
 def all_files(manifest: Manifest, number: int) -> Iterable[str]:

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trainwright._types import replacing
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.remote import RemoteStore, reason
 from trainwright.checkpoint.shares import owner_of
 from trainwright.extensions.mirror.clock import Clock, Signs
-from trainwright.support.door import parse_json, parse_step, read_bytes
+from trainwright.support.door import OwnFolder, RelativeName, parse_json, parse_step
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +43,7 @@ class Order:
 
     def __init__(self, outbox: Path, manifest: Manifest, token: str, number: int | None = None) -> None:
         self._folder = outbox / f"{PREFIX}{manifest.step}"
+        self._run = OwnFolder(outbox.parent)
         self._numbers = {name: number for number, name in enumerate(sorted(manifest.files))}
         self._content = f"{token} {manifest.identity} "
         self.number = self._read_number() if number is None else number
@@ -52,13 +51,12 @@ class Order:
     def open(self) -> None:
         """Places the order."""
         self.close()
-        self._folder.mkdir(parents=True)
-        with replacing(self._folder / CONTENT) as partial:
-            partial.write_text(f"{self._content}{self.number}")
+        self._run.put(self._name(CONTENT), f"{self._content}{self.number}".encode())
 
     def close(self) -> None:
         """Withdraws it."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with suppress(OSError):
+            self._run.remove(self._name())
 
     def is_open(self) -> bool:
         """Returns True while it is to be carried out."""
@@ -67,7 +65,7 @@ class Order:
     def _read_number(self) -> int | None:
         """Returns the number in an order of this run for this checkpoint; None without one."""
         with suppress(OSError, ValueError):
-            content = read_bytes(self._folder / CONTENT, max_bytes=MAX_ORDER_BYTES).decode()
+            content = self._run.read(self._name(CONTENT), max_bytes=MAX_ORDER_BYTES).decode()
             if content.startswith(self._content):
                 return parse_step(parse_json(content.removeprefix(self._content)))
         return None
@@ -75,14 +73,15 @@ class Order:
     def take(self, name: str) -> bool:
         """Takes a file; returns False if it was taken before, or the order was withdrawn."""
         try:
-            self._path(name, "taken").open("x").close()
+            self._run.open(self._name(self._file(name, "taken")), "xb", makes=False).close()
         except OSError:
             return False
         return True
 
     def give_back(self, name: str) -> None:
         """Leaves a file to others."""
-        self._path(name, "taken").unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            self._run.unlink(self._name(self._file(name, "taken")))
 
     def sign(self, name: str) -> None:
         """Gives a sign of life of the taker."""
@@ -99,14 +98,21 @@ class Order:
     def tell_done(self, name: str) -> None:
         """Marks a file as sent."""
         with suppress(OSError):  # withdrawn
-            self._path(name, "done").touch()
+            self._run.open(self._name(self._file(name, "done")), "wb", makes=False).close()
 
     def is_done(self, name: str) -> bool:
         """Returns True for a file that was sent."""
         return self._path(name, "done").is_file()
 
     def _path(self, name: str, what: str) -> Path:
-        return self._folder / f"{self._numbers[name]}.{what}"
+        return self._folder / self._file(name, what)
+
+    def _file(self, name: str, what: str) -> str:
+        return f"{self._numbers[name]}.{what}"
+
+    def _name(self, *parts: str) -> RelativeName:
+        """Returns a name in the directory of the order, below that of the run."""
+        return RelativeName.parse("/".join((self._folder.parent.name, self._folder.name, *parts)))
 
 
 def names_to_send(

@@ -17,6 +17,7 @@ Each fingerprint waits for the device. Hooks are there in the recorded steps onl
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from functools import partial
@@ -34,6 +35,7 @@ from trainwright.config.coerce import StepRange
 from trainwright.data.row_names import NamesOf
 from trainwright.engine.base import Engine
 from trainwright.loop.extension import Decision, Extension, MicroBatch, Run, StepFacts
+from trainwright.support.door import OwnFolder, RelativeName
 from trainwright.support.fingerprint import fingerprint, named_tensors
 from trainwright.support.loss_normalization import LossOutput
 from trainwright.support.model_facts import plain_name
@@ -96,7 +98,9 @@ class ValueRecorder(Extension):
         self._has_weights = False
         path = values_file(self._folder, self._rank)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("w" if run.start.checkpoint is None else "a", encoding="utf-8")
+        mode = "wb" if run.start.checkpoint is None else "ab"
+        opened = OwnFolder(self._folder).open(RelativeName.parse(path.name), mode)
+        self._file = io.TextIOWrapper(opened, encoding="utf-8")
         self._write("run", "", facts=self._about)
 
     def window(self, batches: Sequence[Batch]) -> None:
