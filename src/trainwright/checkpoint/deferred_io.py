@@ -278,11 +278,12 @@ def _fits(storages: list[torch.UntypedStorage], device: torch.device) -> bool:
 def _bring(source: torch.Tensor, target: torch.Tensor, bounce: torch.Tensor, stream: torch.Stream) -> None:
     """Copies bytes to the host by pinned memory: a driver that writes to ordinary memory would hold up training."""
     source.record_stream(stream)
-    for piece, place in zip(source.split(BOUNCE_BYTES), target.split(BOUNCE_BYTES), strict=True):
+    for start in range(0, len(source), BOUNCE_BYTES):
+        piece = source[start : start + BOUNCE_BYTES]
         passing = bounce[: len(piece)]
         passing.copy_(piece, non_blocking=True)
         stream.synchronize()
-        place.copy_(passing)
+        target[start : start + BOUNCE_BYTES].copy_(passing)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
