@@ -141,7 +141,9 @@ def _planned_by_uv(wanted: Sequence[str]) -> dict[str, str]:
 
 
 def _planned_by_pip(wanted: Sequence[str]) -> dict[str, str]:
-    said = _installer(sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--report", "-", *wanted).stdout
+    said = _installer(
+        sys.executable, "-P", "-m", "pip", "install", "--quiet", "--dry-run", "--report", "-", *wanted
+    ).stdout
     metadata = (one["metadata"] for one in parse_json(said)["install"])
     return {one["name"]: one["version"] for one in metadata}
 
@@ -153,7 +155,7 @@ def install(packages: dict[str, str], folder: Path) -> None:
     if shutil.which("uv"):
         _installer("uv", "pip", "install", "--python", sys.executable, *target)
     else:
-        _installer(sys.executable, "-m", "pip", "install", *target)
+        _installer(sys.executable, "-P", "-m", "pip", "install", *target)
 
 
 def _installer(*command: str) -> subprocess.CompletedProcess[str]:

@@ -24,7 +24,7 @@ MAX_DIGITS = 4300  # of an integer, as Python reads and prints it by default: a 
 MAX_DEPTH = 100  # of values within each other
 MAX_STEP = 2**53  # exact in every reader of JSON
 MAX_NAME = 1024  # characters of a name with its folders
-_NOT_IN_NAMES = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, direction of text, halves of characters, line breaks
+NOT_SHOWN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories: control, direction of text, halves of characters, line breaks
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -144,7 +144,7 @@ class RelativeName(str):
             or any(part in ("", ".", "..") for part in found)
             or "\\" in value
             or ":" in found[0]
-            or any(unicodedata.category(letter) in _NOT_IN_NAMES for letter in value)
+            or any(unicodedata.category(letter) in NOT_SHOWN for letter in value)
             or (parts is not None and len(found) > parts)
         ):
             raise ValueError(f"{shown(value)} is not a name below a directory")
