@@ -18,4 +18,4 @@ LONGEST_S = 300.0  # seconds; after that it is imported where it is needed
 @cache
 def import_compiler() -> None:
     """Imports what torch needs to make an optimizer, on a thread of its own; once for a process."""
-    within(LONGEST_S, lambda: torch.compiler.disable(lambda: None))
+    within(LONGEST_S, lambda: torch.compiler.disable(lambda: None))  # type: ignore[no-untyped-call]
