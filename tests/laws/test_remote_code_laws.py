@@ -70,7 +70,11 @@ def test_no_code_is_trusted_anywhere() -> None:
 def interpreters(tree: ast.AST) -> Iterator[ast.expr]:
     """Yields the word after `sys.executable` in each command."""
     for node in ast.walk(tree):
-        words = node.elts if isinstance(node, ast.List | ast.Tuple) else node.args if isinstance(node, ast.Call) else []
+        words: list[ast.expr] = []
+        if isinstance(node, ast.List | ast.Tuple):
+            words = node.elts
+        elif isinstance(node, ast.Call):
+            words = node.args
         for before, word, after in zip([None, *words], words, [*words[1:], None], strict=False):
             for_uv = isinstance(before, ast.Constant) and before.value == "--python"
             if ast.unparse(word) == "sys.executable" and after is not None and not for_uv:

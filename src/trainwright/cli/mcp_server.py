@@ -137,7 +137,8 @@ async def run_command(
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    output, messages = _Kept(MAX_OUTPUT), _Kept(MAX_MESSAGES * 4, last=True)
+    output = _Kept(MAX_OUTPUT)
+    messages = _Kept(MAX_MESSAGES * 4, last=True)
     assert process.stdout is not None
     assert process.stderr is not None
     code: int | None = None
