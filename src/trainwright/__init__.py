@@ -5,12 +5,21 @@
 Names are loaded when they are first used (PEP 562), so importing the package loads neither torch nor transformers.
 """
 
+# ruff: noqa: E402 -- the path is right before anything is looked up on it
 from __future__ import annotations
+
+import sys
+
+# `python -m trainwright` puts the working directory first on the path: a `logging.py` or `typer.py` that lies there
+# would run in place of the real one. `-m` is the first argument only until Python has found the module to run; the
+# words after it are the last ones of the command.
+_is_searched = sys.argv[:1] == ["-m"] and not sys.flags.safe_path
+if _is_searched and sys.orig_argv[-len(sys.argv)] in ("trainwright", "-mtrainwright"):
+    del sys.path[0]
 
 import functools
 import gc
 import importlib
-import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any

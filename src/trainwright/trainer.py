@@ -63,6 +63,7 @@ from trainwright.state.recorded_metrics import METRICS
 from trainwright.state.throughput import count_tokens, speed_metrics, step_logs, utilisation
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support import model_facts, model_modes
+from trainwright.support.clean_stack import import_compiler
 from trainwright.support.hooks import (
     Stateful,
     accept_older_signatures,
@@ -1086,6 +1087,7 @@ class Trainer:
         if self._created_lr_scheduler:  # its length was that of an earlier train()
             self.lr_scheduler = None
             self._created_lr_scheduler = False
+        import_compiler()  # an override may make the optimizer
         engine = self._trainwright.services.engine
         run = self._trainwright.run
         handler = self.callback_handler

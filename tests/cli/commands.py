@@ -36,9 +36,11 @@ training:
 """
 
 
-def call(*words: str) -> Result:
+def call(*words: str, stdin: str | None = None) -> Result:
     """Runs `trainwright ...` here."""
-    return CliRunner().invoke(app, list(words), prog_name="trainwright", env={"COLUMNS": "80", "LINES": "24"})  # type: ignore[return-value]
+    environment = {"COLUMNS": "80", "LINES": "24"}
+    result = CliRunner().invoke(app, list(words), input=stdin, prog_name="trainwright", env=environment)
+    return result  # type: ignore[return-value]
 
 
 def done(*words: str) -> str:

@@ -1,13 +1,18 @@
 """When a trainer goes out of scope, its model and optimizer are freed at once, without a garbage collection.
 
 A cycle through a trainer keeps the memory of a model until the collector runs, which may be long after the next model
-is made. Each way of using a trainer is tried with the collector switched off.
+is made. Each way of using a trainer is tried with the collector switched off; the first training of a process in a
+fresh one, since what it imports may keep it.
 """
 
 from __future__ import annotations
 
 import gc
+import json
+import os
 import signal
+import subprocess
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -20,6 +25,9 @@ import pytest
 from trainwright import TrainerCallback
 
 from .._support.small import accuracy, data, make_trainer, module
+from .freed_in_fresh_process import ROWS
+
+SCRIPT = Path(__file__).with_name("freed_in_fresh_process.py")
 
 Use = Callable[[Any], None]
 SAVES = {"save_strategy": "steps", "save_steps": 1}
@@ -213,3 +221,20 @@ def test_all_is_freed_after_a_search(no_collection: None, tmp_path: Path) -> Non
     pytest.importorskip("optuna")
     parts = {"model": None, "model_init": lambda: module(), **EVALUATES}
     assert left_alive(tmp_path, searched, **parts) == []
+
+
+@pytest.mark.process
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("row", ROWS)
+def test_all_is_freed_after_the_first_training_of_a_process(row: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, row, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = [line.removeprefix("ALIVE ") for line in done.stdout.splitlines() if line.startswith("ALIVE ")]
+    assert [json.loads(line) for line in told] == [[]]

@@ -5,6 +5,7 @@ Each test fails by its own limit of time, which is far above that of the wait.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import stat
@@ -118,21 +119,6 @@ def test_a_command_is_ended_with_its_children(last: str, tmp_path: Path) -> None
 
 
 @pytest.mark.process
-def test_a_command_that_is_stopped_is_warned_first(tmp_path: Path) -> None:
-    stop = threading.Event()
-    lines = ("trap 'echo saved; exit 0' TERM", f"touch {tmp_path}/there", "while true; do sleep 0.1; done")
-    command = program(tmp_path, "command", *lines)
-
-    def watch() -> None:
-        until((tmp_path / "there").exists)
-        stop.set()
-
-    threading.Thread(target=watch, daemon=True).start()
-    with pytest.raises(Exception, match="timed out"):
-        run_command([str(command)], seconds=100, stop=stop, warns=True)
-
-
-@pytest.mark.process
 def test_a_git_that_leaves_a_child_with_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "git", "sleep 1000 &", "echo abc")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -143,9 +129,9 @@ def test_a_git_that_leaves_a_child_with_its_output(tmp_path: Path, monkeypatch: 
 def test_a_command_of_an_agent_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = program(tmp_path, "python", "sleep 1000")
     monkeypatch.setattr(mcp_server, "sys", SimpleNamespace(executable=str(hanging)))
-    answer = mcp_server.answer_of("runs", [], limit_s=0.5)
-    assert answer["exit_code"] == mcp_server.TIMED_OUT
-    assert "timeout_s" in answer["messages"]
+    output = asyncio.run(mcp_server.run_command(["runs"], tmp_path, environment={}, limit_s=0.5))
+    assert output.exit_code is None
+    assert "it took longer than 0.5 s" in output.messages
 
 
 @pytest.mark.process

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import typer
 
@@ -31,8 +30,7 @@ def launch(num_processes: int, words: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
-    if sys.path[0] not in ("", os.getcwd()):  # nor do the processes import what lies in the working directory
-        os.environ.setdefault("PYTHONSAFEPATH", "1")
+    os.environ["PYTHONSAFEPATH"] = "1"  # the processes, and theirs, import nothing from the working directory
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     try:
         main(["--standalone", f"--nproc-per-node={num_processes}", "-m", "trainwright", *words])

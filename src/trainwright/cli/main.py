@@ -936,12 +936,20 @@ def env(as_json: AsJson = False) -> None:
             echo(f"{name:<14}{value}")
 
 
-def mcp() -> None:
+def mcp(
+    folder: Annotated[
+        Path, typer.Argument(help="Folder that no path of a call may leave.", exists=True, file_okay=False)
+    ] = Path("."),
+    allow_writes: Annotated[
+        bool, typer.Option("--allow-writes", help="Also write files, start and control runs, and push.")
+    ] = False,
+) -> None:
     """Offer the commands as tools to a coding agent (MCP, over stdio)."""
     from trainwright.cli.mcp_server import serve
 
     group: Any = typer.main.get_command(app)
-    serve({name: str(command.help) for name, command in group.commands.items() if name != "mcp"})
+    commands = {name: command for name, command in group.commands.items() if name != "mcp"}
+    serve(commands, folder, allows_writes=allow_writes)
 
 
 class OneScreen(typer.core.TyperGroup):

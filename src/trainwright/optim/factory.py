@@ -29,6 +29,7 @@ from trainwright.optim import parameter_groups
 from trainwright.optim.optimizer_table import OPTIMIZERS, UNSET, OptimizerSpec, Options, one_process
 from trainwright.optim.own_optimizers import LayerWiseDummyOptimizer, muon_groups, step_in_backward
 from trainwright.optim.parameter_groups import Group, sets_own_rates
+from trainwright.support.clean_stack import import_compiler
 from trainwright.support.replaced import current
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ def build_optimizer(
     "params" (groups), "optimizer_dict" (layer-wise; or groups, as sentence-transformers has them) or "model" stand in
     place of groups made here. Parameters in `decay_names` have weight decay.
     """
+    import_compiler()
     kwargs = dict(kwargs)
     if current("is_optimizer_factory", is_optimizer_factory)(cls) or "model" in kwargs:
         return _over_the_model(cls, kwargs, model, args)

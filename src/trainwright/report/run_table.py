@@ -52,8 +52,9 @@ def find_runs(folder: Path) -> list[RunSummary]:
 
 
 def _journals(folder: Path, depth: int) -> Iterator[Path]:
+    """Yields the journals in a directory and below it; no link is followed there, to a directory or to a file."""
     try:
-        has_journal = (folder / JOURNAL_NAME).is_file()
+        has_journal = (folder / JOURNAL_NAME).is_file() and not (folder / JOURNAL_NAME).is_symlink()
         below = sorted(folder.iterdir()) if depth > 0 else []
     except OSError:  # a directory that cannot be read: the runs next to it are shown
         return

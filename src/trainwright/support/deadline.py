@@ -7,14 +7,11 @@ import signal
 import subprocess
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-WARNED_S = 60.0  # for a process that was asked to end
-LOOKS_EVERY_S = 0.2  # whether a command is to be stopped
 KILLED_S = 10.0  # for the end of a process that was killed
 
 
@@ -81,8 +78,6 @@ def run_command(
     seconds: float,
     folder: str | None = None,
     environment: Mapping[str, str] | None = None,
-    warns: bool = False,
-    stop: threading.Event | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command in a session of its own; when it ends, or time is over, all that it has started is ended too.
 
@@ -93,8 +88,6 @@ def run_command(
         seconds: limit of time.
         folder: working directory; None: that of this process.
         environment: variables; None: those of this process.
-        warns: it gets SIGTERM first when time is over, on which a training saves.
-        stop: time is over when it is set, too.
 
     Raises:
         OSError: it cannot be started.
@@ -111,11 +104,7 @@ def run_command(
             start_new_session=True,
         )
         try:
-            _wait(process, seconds, threading.Event() if stop is None else stop)
-        except BaseException:
-            if warns:
-                _warn(process)
-            raise
+            process.wait(seconds)
         finally:
             end_group(process)
         texts = []
@@ -123,26 +112,6 @@ def run_command(
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
     return subprocess.CompletedProcess(command, process.returncode, *texts)
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float, stop: threading.Event) -> None:
-    """Waits for the end of a process; TimeoutExpired when time is over."""
-    end = time.monotonic() + seconds
-    while True:
-        left = end - time.monotonic()
-        try:
-            process.wait(max(0.0, min(left, LOOKS_EVERY_S)))
-            return
-        except subprocess.TimeoutExpired:
-            if left <= 0 or stop.is_set():
-                raise
-
-
-def _warn(process: subprocess.Popen[bytes]) -> None:
-    """Asks a process to end, and gives it a minute."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(WARNED_S)
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

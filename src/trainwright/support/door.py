@@ -27,7 +27,7 @@ MAX_STEP = 2**53  # exact in every reader of JSON
 IS_LINK = "it is a symbolic link, which is not followed; delete it"
 COPY_BYTES = 1 << 20  # read and written at once
 MAX_NAME = 1024  # characters of a name with its folders
-_NOT_IN_NAMES = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control, direction of text, halves of characters, line breaks
+NOT_SHOWN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories: control, direction of text, halves of characters, line breaks
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -147,7 +147,7 @@ class RelativeName(str):
             or any(part in ("", ".", "..") for part in found)
             or "\\" in value
             or ":" in found[0]
-            or any(unicodedata.category(letter) in _NOT_IN_NAMES for letter in value)
+            or any(unicodedata.category(letter) in NOT_SHOWN for letter in value)
             or (parts is not None and len(found) > parts)
         ):
             raise ValueError(f"{shown(value)} is not a name below a directory")

@@ -125,6 +125,7 @@ def merge(checkpoint: Path, folder: Path) -> list[Path]:
     with needs_package("--merge needs the package peft: pip install peft"):
         from peft import PeftModel
     import transformers
+    from safetensors import SafetensorError
 
     from trainwright.cli.tasks.models import quiet_transformers
 
@@ -135,12 +136,12 @@ def merge(checkpoint: Path, folder: Path) -> list[Path]:
     with quiet_transformers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings of transformers about files read by peft
         try:
-            config: Any = transformers.AutoConfig.from_pretrained(described or base_name)
+            config: Any = transformers.AutoConfig.from_pretrained(described or base_name, trust_remote_code=False)
             config.__dict__.pop("quantization_config", None)
             cls = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-            base = cls.from_pretrained(base_name, config=config, dtype=config.dtype or "auto")
+            base = cls.from_pretrained(base_name, config=config, dtype=config.dtype or "auto", trust_remote_code=False)
             merged = PeftModel.from_pretrained(base, checkpoint).merge_and_unload()
-        except (OSError, ValueError, RuntimeError, AttributeError) as error:
+        except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
             raise CheckpointError(f"{checkpoint}: the adapter cannot be merged: {error}") from error
         export_model(checkpoint, folder, parts=sharded_state)  # also refuses a folder that is not empty, or damage
         for name in (*ADAPTER_FILES, ADAPTER_CONFIG_NAME):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +55,7 @@ def load_config(
         _check_names(material, given, known)
         return AutoConfig.for_model(kind, **{**settings, **_of_tokenizer(tokenizer, known), **given})
     try:
-        config = AutoConfig.from_pretrained(model.path, revision=model.revision)
+        config = AutoConfig.from_pretrained(model.path, revision=model.revision, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         material.wrong(f"no model can be loaded from there: {first_line(error)}", "model", "path")
     _check_names(material, given, config)
@@ -74,10 +75,10 @@ def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
     dtype = getattr(torch, model.dtype or "float32")
     try:
         if model.path is None or model.from_scratch:
-            loaded: PreTrainedModel = kind.from_config(config, dtype=dtype)
+            loaded: PreTrainedModel = kind.from_config(config, dtype=dtype, trust_remote_code=False)
         else:
             given = {"revision": model.revision, "dtype": dtype, **quantized(model.quantization)}
-            loaded = kind.from_pretrained(model.path, config=config, **given)
+            loaded = kind.from_pretrained(model.path, config=config, trust_remote_code=False, **given)
         return loaded
     except MissingPackageError:
         raise
@@ -140,7 +141,9 @@ def load_tokenizer(
         return _learned_once(material, args, corpus, begins=begins)
     try:
         where = model.tokenizer or model.path
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, revision=model.revision)
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            where, revision=model.revision, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError) as error:
         said = f"no tokenizer can be loaded from there: {first_line(error)}"
         material.wrong(said, "model", "tokenizer" if model.tokenizer else "path")
@@ -168,21 +171,25 @@ def _learned_once(
 ) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
+    part = material.recipe.model.learn_tokenizer
+    assert part is not None
+    if material.is_check:  # a run that may be there keeps its tokenizer
+        with tempfile.TemporaryDirectory() as scratch:
+            learn(corpus(), part, begins=begins).save_pretrained(scratch)
+            return AutoTokenizer.from_pretrained(scratch, trust_remote_code=False)
     assert args.output_dir is not None  # the constructor sets it
     output = Path(args.output_dir)
     folder = output / FOLDER
     continues = args.resume_from_checkpoint or args.branch_from
     if continues and not folder.is_dir() and (output / "tokenizer.json").is_file():
-        return AutoTokenizer.from_pretrained(output)  # saved by a finished run
+        return AutoTokenizer.from_pretrained(output, trust_remote_code=False)  # saved by a finished run
     with args.main_process_first():
         is_first = args.local_process_index == 0
         if is_first and args.branch_from and not folder.is_dir():  # its weights belong to the words of its origin
-            AutoTokenizer.from_pretrained(args.branch_from).save_pretrained(folder)
+            AutoTokenizer.from_pretrained(args.branch_from, trust_remote_code=False).save_pretrained(folder)
         elif is_first and not (continues and folder.is_dir()):
-            part = material.recipe.model.learn_tokenizer
-            assert part is not None
             learn(corpus(), part, begins=begins).save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def remove_learned(output_dir: Path) -> None:

@@ -112,7 +112,7 @@ class _Predictor:
             self._read_image = image_reader(material, image_processor(material), config)
         else:
             tokenizer: Loaded = AutoTokenizer
-            self._tokenizer: Loaded = tokenizer.from_pretrained(material.recipe.model.path)
+            self._tokenizer: Loaded = tokenizer.from_pretrained(material.recipe.model.path, trust_remote_code=False)
             self._length = max_length(material, self._tokenizer, config)
             if self._tokenizer.pad_token_id is None:
                 self._tokenizer.pad_token = self._tokenizer.eos_token

@@ -54,6 +54,7 @@ class TaskSource:
     shape: Shape | None = None  # for the task chat: the columns of its conversations
     found: list[Finding] = field(default_factory=list)  # findings in the rows
     twice: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by part: file and name of duplicate columns
+    is_check: bool = False  # nothing is trained, so that nothing is written into the output directory
 
     @property
     def parts(self) -> list[tuple[str, Rows]]:
@@ -133,7 +134,7 @@ def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> Task
     Raises:
         RecipeError: files or columns are missing, rows cannot be trained on, or no row is left.
     """
-    material = TaskSource(recipe, tree, [], [], found=[] if found is None else found)
+    material = TaskSource(recipe, tree, [], [], found=[] if found is None else found, is_check=found is not None)
     try:
         if recipe.data.dataset is not None:
             train, held = _of_dataset(recipe.data)
@@ -288,9 +289,10 @@ def _of_dataset(data: DataPart) -> tuple[Rows, Rows | None]:
     try:
         is_saved = is_here and any(Path(data.dataset).glob("*.json"))
         with without_retries(), nullcontext() if why is None else offline(datasets.config):
-            found = (
-                datasets.load_from_disk(data.dataset) if is_saved else datasets.load_dataset(data.dataset, data.subset)
-            )
+            if is_saved:
+                found = datasets.load_from_disk(data.dataset)
+            else:
+                found = datasets.load_dataset(data.dataset, data.subset, trust_remote_code=False)
     except Exception as error:  # whatever the package raises, this dataset is unusable
         raise DataError(why or f"{data.dataset} could not be loaded: {error}") from None
     if isinstance(found, datasets.Dataset):

@@ -314,7 +314,7 @@ def image_processor(material: TaskSource) -> BaseImageProcessor | None:
     if where is None:
         return None
     try:
-        found: BaseImageProcessor = kind.from_pretrained(where, revision=model.revision)
+        found: BaseImageProcessor = kind.from_pretrained(where, revision=model.revision, trust_remote_code=False)
         return found
     except (OSError, ValueError, ImportError):
         if model.tokenizer is not None:

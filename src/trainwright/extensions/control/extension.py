@@ -98,14 +98,6 @@ class LiveControl(Extension):
         self._next_step = 0  # step of the next agreement
         self._last = 0, 0.0  # step and time of the last one
         self._profiler: StepProfiler | None = None
-        self._actions: dict[str, Callable[[Run, float], None]] = {
-            "save": self._save,
-            "evaluate": self._evaluate,
-            "stop": self._stop,
-            "lr": self._change_rate,
-            "log": self._log_every,
-            "profile": self._profile,
-        }
 
     def begin(self, run: Run) -> None:
         """Starts looking for messages, in the main process; reads the journal with commands to repeat."""
@@ -185,7 +177,7 @@ class LiveControl(Extension):
         step = run.progress.state.global_step
         refused: str | None = None
         try:
-            self._actions[order.command.name](run, order.command.value or 0)
+            ACTIONS[order.command.name](self, run, order.command.value or 0)
         except ArgumentError as error:
             refused = str(error)
         if not run.progress.state.is_world_process_zero:
@@ -246,6 +238,18 @@ class LiveControl(Extension):
             self._inbox.close()
             while self._arrived:
                 self._inbox.answer(self._arrived.popleft().number, {"step": None, "refused": "the run has ended."})
+
+
+# Functions of the class, not bound to an object: a table of bound methods in the object would be a cycle, which keeps
+# the model until a garbage collection.
+ACTIONS: Mapping[str, Callable[[LiveControl, Run, float], None]] = {
+    "save": LiveControl._save,
+    "evaluate": LiveControl._evaluate,
+    "stop": LiveControl._stop,
+    "lr": LiveControl._change_rate,
+    "log": LiveControl._log_every,
+    "profile": LiveControl._profile,
+}
 
 
 def order_of(content: object, number: str) -> Order:
