@@ -97,6 +97,8 @@ EXCEPTIONS = {
     "checkpoint.remote.RemoteStore._forget_listings": NO_WAIT + "the client forgets what it remembers",
     "cli.main.answers_alone": NO_WAIT + "a context variable",
     "cli.main.put": NO_WAIT + "a context variable",
+    "cli.mcp_server._end: wait": "within `asyncio.wait_for`",
+    "cli.mcp_server.run_command: wait": "within `asyncio.timeout`",
     "cli.tasks.applied.rows_at": "standard input, which the user gives to the command, as to `cat`",
     "data.bad_sample.stack_of: os.read": NO_WAIT + "after a poll with a limit",
     "data.prepared_dataloader.EndsWhenTold._wait": "a daemon of a worker, whose pipe closes when the run ends",

@@ -71,7 +71,6 @@ EXCEPTIONS = OWN_WRITERS | {
     "checkpoint.changes.write_manifest": "writes the random name that `replacing` yields",
     "checkpoint.directory_client.DirectoryClient": "calls of its own `OwnFolder`, with parsed names",
     "checkpoint.manifest.Manifest.write": STAGED,
-    "checkpoint.remote.RemoteStore._remove_folder": "the store's, whose own directories `DirectoryClient` confines",
     "checkpoint.remote.RemoteStore._writing": "the temporary file of the Hub's client, by the path that it made",
     "checkpoint.remote.RemoteStore.fetch": "parsed names, " + STAGED,
     "checkpoint.store.CheckpointStore": "names of ours with the number of a step; " + LINK_ITSELF,
