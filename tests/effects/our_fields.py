@@ -239,7 +239,7 @@ def a_result_comes_after_a_later_step(bench: Bench) -> None:
 def the_process_evaluates_on_it(bench: Bench) -> None:
     seen: list[tuple[str, bool]] = []
 
-    def started(freeze: Any, requests: Any, *, device: str) -> Any:
+    def started(freeze: Any, requests: Any, *, device: str, **how: Any) -> Any:
         held = Held().instead_of(freeze, requests, device=device)
         args = torch.load(held.path, weights_only=False)["trainer"]["attributes"]["args"]
         seen.append((device, args.use_cpu))

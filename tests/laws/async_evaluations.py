@@ -92,7 +92,7 @@ class Held(TrainerCallback):
         self.lost: set[int] = set()  # steps without a result
         self.never = False  # no result comes
 
-    def instead_of(self, freeze: Callable[[Path], None], requests: Requests, *, device: str) -> Held:
+    def instead_of(self, freeze: Callable[[Path], None], requests: Requests, **how: Any) -> Held:
         self.requests = requests
         self.path = requests.folder.parent / "frozen.pt"
         freeze(self.path)
