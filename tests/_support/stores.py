@@ -41,8 +41,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(*command: str, port: int) -> Iterator[None]:
-    """Runs a server as a process until the block ends; it has begun when its port answers."""
+def server(*command: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a server as a process, which it yields, until the block ends; it has begun when its port answers."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, cwd=tempfile.gettempdir())
         try:
@@ -56,7 +56,7 @@ def server(*command: str, port: int) -> Iterator[None]:
                     assert process.poll() is None, output.read().decode()
                     assert time.monotonic() < until, "the server does not answer"
                     time.sleep(0.05)
-            yield
+            yield process
         finally:
             process.kill()
             process.wait()
