@@ -135,9 +135,9 @@ class Ticket:
         """Returns the ticket in a file, which others may have written; ValueError or TypeError for another form."""
         ticket = cls(**values) if isinstance(values, dict) else None
         if ticket is None or not all(isinstance(one, str) for one in (ticket.path, ticket.message)):
-            raise ValueError("it is no ticket")
+            raise ValueError("it has the form of something else")
         if not all(one is None or isinstance(one, str) for one in (ticket.repo, ticket.revision)):
-            raise ValueError("its repository or its branch is no name")
+            raise ValueError("its repository or its branch has no valid name")
         if ticket.path:
             RelativeName.parse(ticket.path)
         parse_step(ticket.step)
