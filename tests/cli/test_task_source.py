@@ -97,7 +97,8 @@ def test_where_the_hub_is_away_the_caches_of_the_package_are_asked_at_once(
     before = [one.HF_HUB_OFFLINE for one in switches]
     seen: list[bool] = []
 
-    def load_dataset(name: str, subset: str | None) -> None:
+    def load_dataset(name: str, subset: str | None, *, trust_remote_code: bool) -> None:
+        assert not trust_remote_code
         seen.extend(one.HF_HUB_OFFLINE for one in switches)
         raise ConnectionError
 

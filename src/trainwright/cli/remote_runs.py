@@ -68,7 +68,7 @@ def checkpoint_of(place: Place) -> Iterator[Path]:
             found = fetch_named(place, store)
             remote = RemoteStore(run)
             if RECIPE_NAME in _reading(remote, remote.names):  # some commands read it along with the checkpoint
-                _reading(remote, partial(remote.get, RECIPE_NAME, folder / RECIPE_NAME))
+                _reading(remote, partial(remote.get, RECIPE_NAME, folder))
             yield found.path
             return
         if newest_of_tiers(store, place, why_not=lambda found: None) is None:
@@ -107,7 +107,7 @@ def _copied(url: str, names: list[str] | None) -> Iterator[Path]:
         there = _reading(remote, partial(remote.find, ""))
         wanted = [name for name in there if _is_journal(name)] if names is None else [n for n in names if n in there]
         for name in wanted:
-            _reading(remote, partial(remote.get, name, folder / name))
+            _reading(remote, partial(remote.get, name, folder))
         yield folder
 
 
