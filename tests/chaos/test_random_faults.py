@@ -132,12 +132,13 @@ def test_a_crash_of_a_thread_ends_the_run_and_loses_nothing(place: str, nursery:
 def test_a_thread_that_holds_the_interpreter_changes_nothing(
     place: str, nursery: Nursery, whole: Whole, tmp_path: Path
 ) -> None:
-    (tmp_path / "tmp").mkdir()
-    nursery.start(*command(tmp_path, SAVE_STEPS, f"hold at {place}", 3, "everything"))
-    assert nursery.wait() == 0, words(tmp_path)
-    assert_same_end(tmp_path, whole.weights)
-    assert differing(end_of(tmp_path).records, whole.records) == []
-    assert_nothing_is_left(tmp_path)
+    folder = tmp_path / "held"
+    run(folder)  # makes its directories
+    nursery.start(*command(folder, SAVE_STEPS, f"hold at {place}", 3, "everything"))
+    assert nursery.wait() == 0, words(folder)
+    assert_same_end(folder, whole.weights)
+    assert differing(end_of(folder).records, whole.records) == []
+    assert_nothing_is_left(folder)
 
 
 # -- what is left ------------------------------------------------------------------------------------------------------
