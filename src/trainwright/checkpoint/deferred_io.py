@@ -123,8 +123,8 @@ class HostBuffers:
 
     A copy preserves sharing: tensors that are views of one storage become views of one copy of it.
 
-    Values of a device with room for them twice are copied on that device, which takes milliseconds, and reach the host
-    in `land`. Otherwise training waits until they are in pinned memory, which a system takes a second for 2 GB to give.
+    If a device has room for a second copy of its values, they are copied there, which takes milliseconds, and `land`
+    brings them to the host. Otherwise training waits for pinned memory, whose allocation takes about a second for 2 GB.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class HostBuffers:
         return [(storage.nbytes(), is_pinned[storage.device]) for storage in storages]
 
     def _must_be_pinned(self, storages: list[torch.UntypedStorage], device: torch.device) -> bool:
-        """Returns whether values of a device go to pinned memory: what an earlier copy took is used again."""
+        """Returns whether values of a device go to pinned memory; memory of an earlier copy is reused."""
         wanted = Counter(storage.nbytes() for storage in storages if storage.device == device)
         for is_pinned in (False, True):
             if all(count <= len(self._free[size, is_pinned]) for size, count in wanted.items()):
@@ -270,13 +270,13 @@ def _aligned(size: int) -> int:
 
 
 def _fits(storages: list[torch.UntypedStorage], device: torch.device) -> bool:
-    """Returns whether a device has room for its storages twice, and for what training may need beside them."""
+    """Returns whether a device has room for a copy of its storages, with a reserve for training."""
     wanted = sum(storage.nbytes() for storage in storages if storage.device == device)
     return wanted <= free_bytes(device) * SHARE_OF_DEVICE
 
 
 def _bring(source: torch.Tensor, target: torch.Tensor, bounce: torch.Tensor, stream: torch.Stream) -> None:
-    """Copies bytes to the host by pinned memory: a driver that writes to ordinary memory would hold up training."""
+    """Copies bytes to the host through pinned memory, since direct copies to ordinary memory delay training."""
     source.record_stream(stream)
     for start in range(0, len(source), BOUNCE_BYTES):
         piece = source[start : start + BOUNCE_BYTES]

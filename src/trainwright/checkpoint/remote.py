@@ -640,7 +640,7 @@ class RemoteStore:
         """Returns when an object was written, in seconds since 1970, by the clock of the store."""
         path = f"{self._root}/{name}"
         self._forget_listings(path)
-        # Of the Hub, where `modified` is by the writer's clock.
+        # The Hub reports `uploaded_at`; its `modified` uses the clock of the writer.
         uploaded = self._ask(self._fs.info, path).get("uploaded_at")
         return float((uploaded or self._ask(self._fs.modified, path)).timestamp())
 

@@ -371,7 +371,7 @@ def _delete(path: Path) -> None:
 def _merge(source: Path, target: Path) -> None:
     if source.is_symlink():
         return
-    outside = set(links_that_leave(source))  # what they name is not for those who can read the checkpoint
+    outside = set(links_that_leave(source))  # readers of the checkpoint may not be allowed to read their targets
     for path in files_below(source):
         name = path.relative_to(source)
         goal = target / name

@@ -35,7 +35,7 @@ READS: Mapping[str, frozenset[str]] = {
 }
 ALWAYS = frozenset({"as_json", "help"})
 READS_WITH = {"train": "dry_run"}  # command -> parameter without which it writes
-WITH_RECIPE = ("branch", "check", "extend", "ledger", "resume", "train")  # they read what a recipe names
+WITH_RECIPE = ("branch", "check", "extend", "ledger", "resume", "train")  # they read the files that a recipe names
 SEARCHES = ("runs",)  # they take a folder of many things, and follow no link below it
 # File in a folder of a run -> the keys to a place that it names, and that a command reads.
 NAMES_PLACES: Mapping[str, tuple[str, ...]] = {
