@@ -241,7 +241,7 @@ def test_a_slow_process_is_named_with_its_phase_while_it_is_slow(tmp_path: Path)
     assert [entry["phase"] for entry in of_second] == [FORWARD, DATA]
     early, late = of_second
     assert (early["since"], early["step"]) == (10, 30), "after 20 steps, of which the first ten do not count"
-    assert late["step"] in (60, 70), "its forward passes may be slow in between, where other work runs"
+    assert 60 <= late["step"] <= 90, "its forward passes may be slow in between, where other work runs"
     assert done.out.count("Process 1 (") == 2, "the main process tells it"
     assert "It loses most in reading data." in done.out
     (table,) = record.of("processes")
