@@ -20,7 +20,7 @@ SEED ?= $(shell date +%s)
 SHARD ?= 1/1
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: demo newest upgrade quick test test-all accelerator gpu-check gpu-bench gpu-more gpu-wheels gpu-rehearsal one slow shuffled busy lint docs bench bench-full clean
+.PHONY: demo newest upgrade quick test more test-all accelerator gpu-check gpu-bench gpu-more gpu-wheels gpu-rehearsal one slow shuffled busy lint docs bench bench-full clean
 
 # Threads that wait without spinning: on a busy machine the spinning takes the time of those that work.
 demo: $(VENV)/.run
@@ -31,7 +31,10 @@ quick: $(VENV)/.dev
 	$(IN_MEMORY) $(PYTEST) -m quick $(WORKERS) $(ARGS)
 
 test: $(VENV)/.dev
-	$(IN_MEMORY) $(PYTEST) -m "not slow and not gpu" $(TEST_WORKERS) --durations=20 $(ARGS)
+	$(IN_MEMORY) $(PYTEST) -m "quick or smoke" $(TEST_WORKERS) --durations=20 $(ARGS)
+
+more: $(VENV)/.dev
+	$(IN_MEMORY) $(PYTEST) -m "not quick and not smoke and not lint and not slow and not gpu" $(TEST_WORKERS) --durations=20 $(ARGS)
 
 # `make slow SHARD=2/5` runs the second of five groups that take equally long by the recorded durations, with the tests in
 # their usual order; a group is empty (exit code 5) if one long test fills two. ARGS=--store-durations records durations.
@@ -128,6 +131,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(PYTEST) -m lint tests/sources -q $(ARGS)
 	$(BIN)/mkdocs build --strict
 
 # The pages for people, in build/site; a warning is an error.

@@ -1,6 +1,7 @@
-"""Tiers of the suite: derives the mark `quick`, checks that quick tests stay quick, and keeps cores busy on request.
+"""Tiers of the suite: derives the marks `quick` and `smoke`, checks that quick tests stay quick, keeps cores busy on request.
 
-A test is quick unless a mark takes it out of that tier. While a quick test runs, starting a process and importing a
+A test is quick unless a mark takes it out of that tier. Of the others, the first case of each file is a smoke test, unless
+the file marks one itself: `make test` runs the quick and the smoke tests, `make more` the others, `make slow` the slow ones. While a quick test runs, starting a process and importing a
 second framework are errors, so that the tier stays what it says; the marks are in `pyproject.toml`.
 """
 
@@ -15,11 +16,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-NOT_QUICK = ("slow", "gpu", "examples", "process", "framework", "costly")
+NOT_QUICK = ("slow", "gpu", "lint", "examples", "process", "framework", "costly")
+NOT_SMOKE = ("quick", "slow", "gpu", "lint")
+RULES = Path(__file__).parents[1] / "sources"  # what `make lint` reads from the sources
 FRAMEWORKS = frozenset(
     {
         "comet_ml",
@@ -107,6 +111,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     callspec = getattr(item, "callspec", None)
     if callspec is not None and callspec.params.get("workers"):  # of a DataLoader
         item.add_marker("process")
+    if item.path.parent == RULES:
+        item.add_marker("lint")
     if _is_left_to_the_slow_tests(item):
         item.add_marker("slow")
     if not any(item.get_closest_marker(name) for name in NOT_QUICK):
@@ -124,7 +130,20 @@ def _is_left_to_the_slow_tests(item: pytest.Item) -> bool:
     return (num_cases[test] - 1) % mark.args[0] != 0
 
 
-def pytest_collection_modifyitems(config: pytest.Config) -> None:
+def _mark_smoke_tests(items: list[pytest.Item]) -> None:
+    by_file = defaultdict[Path, list[pytest.Item]](list)
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in NOT_SMOKE):
+            by_file[item.path].append(item)
+    for found in by_file.values():
+        if not any(item.get_closest_marker("smoke") for item in found):
+            found[0].add_marker("smoke")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Adds the marks that depend on other tests, before tests are put into another order or selected."""
+    _mark_smoke_tests(items)
     found = sorted((FRAMEWORKS - _OF_DEPENDENCIES) & sys.modules.keys())
     if config.getoption("markexpr") == "quick" and found:
         raise pytest.UsageError(f"collecting the tests imports {', '.join(found)}: import it in the test that needs it")

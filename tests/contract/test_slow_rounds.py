@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONFIG = """
 [tool.pytest.ini_options]
 addopts = ["-p", "pytest_split.plugin", "-v"]
-markers = ["slow", "gpu"]
+markers = ["slow", "gpu", "quick", "smoke", "lint"]
 """
 # Other plug-ins take seconds to load.
 PLAIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "WORKERS": "", "TEST_WORKERS": ""}
@@ -43,8 +43,10 @@ def suite(tmp_path: Path) -> Path:
     (suite / "constraints.txt").write_text("torch==0\n")
     for name in ("requirements-data.txt", "requirements-optim.txt", "requirements-engines.txt"):
         (suite / name).touch()
-    (suite / "tests").mkdir()
-    (suite / "tests/test_quick.py").write_text("def test_passes(): pass\n")
+    (suite / "tests/sources").mkdir(parents=True)
+    for place, mark in (("test_quick", "quick"), ("sources/test_rule", "lint"), ("test_more", "filterwarnings")):
+        source = f"import pytest\n\n@pytest.mark.{mark}\ndef test_passes(): pass\n"
+        (suite / "tests" / f"{place}.py").write_text(source)
     write(suite)
     programs = suite / ".venv/bin"
     programs.mkdir(parents=True)

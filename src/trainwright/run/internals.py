@@ -1,6 +1,6 @@
 """Internals: the trainer's private side for preflight, search, replay and pickling.
 
-Other modules read no private attribute of a trainer that is ours; `tests/contract/test_internals.py` checks this. Names
+Other modules read no private attribute of a trainer that is ours; `tests/sources/test_internals.py` checks this. Names
 with an underscore that the original publishes (`_get_output_dir`, `_train_batch_size`) are used directly.
 """
 

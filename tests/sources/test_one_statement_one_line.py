@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import trainwright
+from . import parsed
 
-SOURCE = Path(trainwright.__file__).parent
-TESTS = Path(__file__).resolve().parents[1]
-# Folders and files that still have such statements. Take an entry out when its statements are unfolded.
-OPEN: set[str] = set()
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = [parsed.SOURCE, *(ROOT / name for name in ("tests", "benchmarks", "docs", "examples", "tools"))]
 
 
 def reads(value: ast.expr, target: ast.expr) -> bool:
@@ -46,7 +44,7 @@ def is_chain(node: ast.AST) -> bool:
 
 def findings(text: str) -> Iterator[str]:
     """Yields the places of a source that have several statements in one line, or their own layout."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed.parse(text)):
         if is_packed(node):
             yield f"{node.lineno}: packed assignment"
         elif is_chain(node):
@@ -56,28 +54,9 @@ def findings(text: str) -> Iterator[str]:
             yield f"{token.start[0]}: layout kept from ruff"
 
 
-def places() -> list[Path]:
-    """Returns the folders and single files of the package and the tests, and the other folders with Python files."""
-    found = [path for root in (SOURCE, TESTS) for path in root.iterdir() if path.suffix == ".py" or path.is_dir()]
-    found = [path for path in found if path not in {SOURCE / name for name in OPEN} and path.name != "__pycache__"]
-    return sorted([*found, *(TESTS.parent / name for name in ("benchmarks", "docs", "examples", "tools"))])
-
-
-def name_of(place: Path) -> str:
-    return place.name if place.parent == TESTS.parent else f"{place.parent.name}-{place.name}"
-
-
-def files_of(place: Path) -> list[Path]:
-    return sorted(place.rglob("*.py")) if place.is_dir() else [place]
-
-
-@pytest.mark.parametrize("place", places(), ids=name_of)
-def test_a_statement_has_a_line_of_its_own(place: Path) -> None:
-    assert [f"{path}:{one}" for path in files_of(place) for one in findings(path.read_text())] == []
-
-
-def test_an_open_part_is_of_the_package() -> None:
-    assert [part for part in sorted(OPEN) if not (SOURCE / part).exists()] == []
+def test_a_statement_has_a_line_of_its_own() -> None:
+    files = [path for place in PLACES for path in sorted(place.rglob("*.py"))]
+    assert [f"{path}:{one}" for path in files for one in findings(parsed.text(path))] == []
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-import trainwright
-
+from .parsed import files, text
 from .private_names import uses_in
 
-SOURCES = Path(trainwright.__file__).parent
 MAX_NAMES = 10
 
 
@@ -119,10 +116,14 @@ OF_OTHERS = {
 
 
 @cache
+def all_uses() -> dict[tuple[str, str], int]:
+    """Returns file and name of each use, with its first line."""
+    return uses_in({name: text(path) for name, path in files().items()})
+
+
 def uses() -> dict[tuple[str, str], int]:
-    """Returns file and name of each use that is not an attribute of another package, with its first line."""
-    texts = {path.relative_to(SOURCES).as_posix(): path.read_text("utf-8") for path in sorted(SOURCES.rglob("*.py"))}
-    return {use: line for use, line in uses_in(texts).items() if use[1] not in OF_OTHERS}
+    """Returns those that are not attributes of another package."""
+    return {use: line for use, line in all_uses().items() if use[1] not in OF_OTHERS}
 
 
 def test_only_names_of_the_table_are_used() -> None:
@@ -141,8 +142,7 @@ def test_the_table_is_short_and_nothing_in_it_is_unused() -> None:
 
 
 def test_the_list_of_other_packages_has_nothing_unused() -> None:
-    texts = {path.relative_to(SOURCES).as_posix(): path.read_text("utf-8") for path in sorted(SOURCES.rglob("*.py"))}
-    assert OF_OTHERS.keys() - {name for _, name in uses_in(texts)} == set()
+    assert OF_OTHERS.keys() - {name for _, name in all_uses()} == set()
 
 
 FOUND = {  # source: the name that is found
@@ -189,13 +189,13 @@ FOUND = {  # source: the name that is found
 }
 
 
-@pytest.mark.parametrize("text", FOUND)
-def test_a_planted_use_is_found(text: str) -> None:
-    assert FOUND[text] in {name for _, name in uses_in({"planted.py": text})}
+@pytest.mark.parametrize("source", FOUND)
+def test_a_planted_use_is_found(source: str) -> None:
+    assert FOUND[source] in {name for _, name in uses_in({"planted.py": source})}
 
 
 @pytest.mark.parametrize(
-    "text",
+    "source",
     [
         "import torch\ntorch.optim.AdamW(parameters).step()",
         "from trainwright._types import Batch",
@@ -218,5 +218,5 @@ def test_a_planted_use_is_found(text: str) -> None:
         "Row(id=id, name=name)",
     ],
 )
-def test_other_uses_are_left_alone(text: str) -> None:
-    assert uses_in({"planted.py": text}) == {}
+def test_other_uses_are_left_alone(source: str) -> None:
+    assert uses_in({"planted.py": source}) == {}

@@ -9,17 +9,15 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import transformers
 
-import trainwright
 from trainwright import Seq2SeqTrainer, Trainer
 
+from .parsed import files, parse
 from .private_names import defined_in, is_private
 
-SOURCE = Path(trainwright.__file__).parent
 DOORS = ("trainer.py", "seq2seq_trainer.py", "run/internals.py", "run/parts.py", "run/published.py")
 
 # Hooks that other code calls although the installed original has none of these names.
@@ -44,7 +42,7 @@ OURS = names_of(Trainer, Seq2SeqTrainer) - PUBLISHED - HOOKS.keys()
 
 def reads_of(text: str) -> Iterator[tuple[int, str]]:
     """Yields line and name of each use of a name that is ours; what an object reads of itself is its own."""
-    tree = ast.parse(text)
+    tree = parse(text)
     slots = {inner for node in ast.walk(tree) if _is_slots(node) for inner in ast.walk(node)}
     for node in ast.walk(tree):
         if node in slots:
@@ -79,15 +77,14 @@ def test_each_exception_is_needed() -> None:
 
 def test_a_trainers_private_attributes_are_read_through_internals() -> None:
     found = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        file = path.relative_to(SOURCE).as_posix()
+    for file, path in files().items():
         if file not in DOORS:
             found += [f"{file}:{line} {name}" for line, name in reads_of(path.read_text(encoding="utf-8"))]
     assert found == []
 
 
 def test_internals_reads_what_it_is_there_for() -> None:
-    door = (SOURCE / "run/internals.py").read_text(encoding="utf-8")
+    door = files()["run/internals.py"].read_text(encoding="utf-8")
     assert {"_trainwright"} <= {name for _, name in reads_of(door.replace("self._trainer", "trainer"))}
 
 

@@ -2,15 +2,12 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
-import trainwright
-
+from .parsed import files, parse, text
 from .test_brands_stay_home import docstrings, texts
 
-SOURCE = Path(trainwright.__file__).parent
 HOME = "distributed/device.py"
 
 KIND = re.compile(r"(?<![a-z])(cuda|mps|xpu|npu|hpu|mlu|musa|sdaa|mtia|tpu|rocm)(?![a-z])", re.IGNORECASE)
@@ -37,35 +34,34 @@ ALLOWED = {
 
 
 def kinds_in(source: str, allowed: frozenset[str] = frozenset()) -> list[tuple[int, str]]:
-    tree = ast.parse(source)
+    tree = parse(source)
     skipped = docstrings(tree)
     return [
-        (node.lineno, text)  # type: ignore[attr-defined]
+        (node.lineno, word)  # type: ignore[attr-defined]
         for node in ast.walk(tree)
         if id(node) not in skipped
-        for text in texts(node)
-        if KIND.search(without(text, allowed)) is not None
+        for word in texts(node)
+        if KIND.search(without(word, allowed)) is not None
     ]
 
 
-def without(text: str, allowed: frozenset[str]) -> str:
+def without(word: str, allowed: frozenset[str]) -> str:
     for one in allowed:
-        text = text.replace(one, "")
-    return text
+        word = word.replace(one, "")
+    return word
 
 
-def files() -> list[str]:
-    names = [path.relative_to(SOURCE).as_posix() for path in sorted(SOURCE.rglob("*.py"))]
-    return [name for name in names if name != HOME]
-
-
-@pytest.mark.parametrize("name", files())
-def test_no_kind_is_named(name: str) -> None:
-    assert kinds_in((SOURCE / name).read_text(), frozenset(ALLOWED.get(name, ()))) == []
+def test_no_kind_is_named() -> None:
+    found = {
+        name: kinds
+        for name, path in files().items()
+        if name != HOME and (kinds := kinds_in(text(path), frozenset(ALLOWED.get(name, ()))))
+    }
+    assert found == {}
 
 
 def test_the_kinds_are_at_home() -> None:
-    assert kinds_in((SOURCE / HOME).read_text())
+    assert kinds_in(text(files()[HOME]))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from .parsed import parse, text
+
 PACKAGE = "trainwright"
 
 
@@ -40,7 +42,7 @@ def read(root: Path) -> list[Import]:
 
 
 def imports_of(name: str, path: Path, known: Mapping[str, Path]) -> Iterator[Import]:
-    tree = ast.parse(path.read_text(), str(path))
+    tree = parse(text(path))
     guards = {id(inner) for outer in ast.walk(tree) if _guards(outer) for inner in ast.walk(outer)}
     for node in ast.walk(tree):
         for module in _asked_for(node, name, is_package=path.name == "__init__.py", known=known):

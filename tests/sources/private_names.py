@@ -6,6 +6,8 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from .parsed import parse
+
 PACKAGES = ("torch", "numpy", "transformers", "accelerate", "huggingface_hub")
 ADDRESSES = ("ctypes", "data_ptr", "const_data_ptr", "from_address", "__array_interface__", "__cuda_array_interface__")
 # Documented in spite of their underscore: the methods of a named tuple.
@@ -102,7 +104,7 @@ class Source:
     """One file, with its imports as dotted names, the parent of each node, and the names that other files define."""
 
     def __init__(self, text: str, ours: Iterable[str] = ()) -> None:
-        self.tree = ast.parse(text)
+        self.tree = parse(text)
         self.ours = {*ours} | defined_in([self.tree])
         self.imported = dict(_imports(self.tree))
         self.parents = {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
@@ -242,7 +244,7 @@ def _is_reported(path: str) -> bool:
 
 def uses_in(texts: Mapping[str, str]) -> dict[tuple[str, str], int]:
     """Returns file and name of each use in several sources, with its first line; one may define another's names."""
-    ours = defined_in(map(ast.parse, texts.values()))
+    ours = defined_in(map(parse, texts.values()))
     found: dict[tuple[str, str], int] = {}
     for file, text in texts.items():
         for line, name in Source(text, ours).uses():

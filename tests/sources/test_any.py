@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from pathlib import Path
 
-import trainwright
+from .parsed import files, parse, text
 
-SOURCES = Path(trainwright.__file__).parent
 PER_100_LINES = 5.2  # 5.06 in November 2026, of which aliases are half
 
 
@@ -52,22 +50,22 @@ def num_uses(tree: ast.AST, names: set[str]) -> int:
 
 
 def test_any_does_not_spread() -> None:
-    texts = [path.read_text(encoding="utf-8") for path in sorted(SOURCES.rglob("*.py"))]
-    trees = [ast.parse(text) for text in texts]
+    texts = [text(path) for path in files().values()]
+    trees = [parse(source) for source in texts]
     names = {"Any", *aliases(trees)}
     uses = sum(num_uses(tree, names) for tree in trees)
-    num_lines = sum(text.count("\n") for text in texts)
+    num_lines = sum(source.count("\n") for source in texts)
     assert uses > 500, "nothing was counted"
     assert 100 * uses / num_lines <= PER_100_LINES
 
 
 def test_uses_are_counted_through_aliases_and_imports_are_not() -> None:
-    text = (
+    source = (
         "import typing\nfrom typing import Any\n"
         "Batch: TypeAlias = dict[str, Any]\nBatches: TypeAlias = 'list[Batch]'\nNumber: TypeAlias = int\n"
         "def f(x: Any, y: Batches, z: Number) -> typing.Any: ...\n"
     )
-    tree = ast.parse(text)
+    tree = ast.parse(source)
     names = aliases([tree])
     assert names == {"Batch", "Batches"}
     # Batch and Batches where they are defined, the Any and the Batch in their values, x, y and what f returns.

@@ -3,13 +3,11 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-import trainwright
+from .parsed import files, parse, text
 
-SOURCE = Path(trainwright.__file__).parent
 AT_HOME = ("engine", "config", "distributed")
 
 BRAND = re.compile(r"(?<![a-z])(deep_?speed|fsdp\d*|ddp|xla|data_?parallel)(?![a-z])")
@@ -50,8 +48,8 @@ def words_of(name: str) -> str:
     return re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", apart).lower()
 
 
-def names_a_brand(text: str) -> bool:
-    return BRAND.search(words_of(text)) is not None
+def names_a_brand(word: str) -> bool:
+    return BRAND.search(words_of(word)) is not None
 
 
 def docstrings(tree: ast.AST) -> set[int]:
@@ -74,25 +72,24 @@ def texts(node: ast.AST) -> Iterator[str]:
 
 
 def brands_in(source: str, allowed: frozenset[str] = frozenset()) -> list[tuple[int, str]]:
-    tree = ast.parse(source)
+    tree = parse(source)
     skipped = docstrings(tree)
     return [
-        (node.lineno, text)  # type: ignore[attr-defined]
+        (node.lineno, word)  # type: ignore[attr-defined]
         for node in ast.walk(tree)
         if id(node) not in skipped
-        for text in texts(node)
-        if names_a_brand(text) and text not in allowed
+        for word in texts(node)
+        if names_a_brand(word) and word not in allowed
     ]
 
 
-def files() -> list[str]:
-    names = [path.relative_to(SOURCE).as_posix() for path in sorted(SOURCE.rglob("*.py"))]
-    return [name for name in names if not name.startswith(AT_HOME)]
-
-
-@pytest.mark.parametrize("name", files())
-def test_no_brand_is_named(name: str) -> None:
-    assert brands_in((SOURCE / name).read_text(), frozenset(DEMANDED.get(name, ()))) == []
+def test_no_brand_is_named() -> None:
+    found = {
+        name: brands
+        for name, path in files().items()
+        if not name.startswith(AT_HOME) and (brands := brands_in(text(path), frozenset(DEMANDED.get(name, ()))))
+    }
+    assert found == {}
 
 
 @pytest.mark.parametrize(
