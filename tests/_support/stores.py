@@ -145,7 +145,7 @@ STORES = {
 SERVERS = {"s3": s3_server, "gs": gcs_server, "az": azure_server}
 
 
-FROM_PYPI = "pip install -c constraints.txt '.[test]'"
+FROM_PYPI = "pip install -c constraints.txt '.[more]'"
 HOW_TO_INSTALL = {"az": f"npm install -g azurite, and {FROM_PYPI}"}
 
 

@@ -1,8 +1,9 @@
-"""Tiers of the suite: derives the marks `quick` and `smoke`, checks that quick tests stay quick, keeps cores busy on request.
+"""Tiers of the suite: derives their marks, checks that quick tests stay quick, and keeps cores busy on request.
 
-A test is quick unless a mark takes it out of that tier. Of the others, the first case of each file is a smoke test, unless
-the file marks one itself: `make test` runs the quick and the smoke tests, `make more` the others, `make slow` the slow ones. While a quick test runs, starting a process and importing a
-second framework are errors, so that the tier stays what it says; the marks are in `pyproject.toml`.
+A test is quick unless a mark takes it out of that tier. Of the others, the first case of each file is a smoke test,
+unless the file marks one itself. `make test` runs the quick and the smoke tests, `make more` the others but for the
+slow ones. While a quick test runs, starting a process and importing a second framework are errors, so that the tier
+stays what it says; the marks are in `pyproject.toml`.
 """
 
 from __future__ import annotations

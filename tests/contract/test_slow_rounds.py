@@ -54,7 +54,7 @@ def suite(tmp_path: Path) -> Path:
         command = f'exec {sys.executable} "$@"' if name == "python" else "true"
         (programs / name).write_text(f"#!/bin/sh\n{command}\n")
         (programs / name).chmod(0o755)
-    for stamp in (".torch", ".run", ".dev", ".ray", ".engines"):
+    for stamp in (".torch", ".run", ".test", ".dev", ".ray", ".engines"):
         (suite / ".venv" / stamp).touch()
     (suite / "requirements-gpu.txt").touch()
     (suite / ".venv-gpu").mkdir()

@@ -49,7 +49,7 @@ return tables.filter(table => table.getBoundingClientRect().right > right).lengt
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("material", reason="the theme is not installed: pip install -e .[test] -c constraints.txt")
+    pytest.importorskip("material", reason="the theme is not installed: pip install -e .[more] -c constraints.txt")
     folder = tmp_path_factory.mktemp("site")
     run_python("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder), cwd=ROOT, timeout_s=290)
     return folder
