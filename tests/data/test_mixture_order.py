@@ -292,7 +292,7 @@ def test_batches_formed_by_length_keep_shares_and_resume(how: dict[str, Any]) ->
 
 @pytest.mark.costly  # a language model packs rows twice
 def test_packing_trains_a_mixture_and_resumes(tmp_path: Path) -> None:
-    from ..test_resume_order import PACKED, recorder
+    from ..resume.test_resume_order import PACKED, recorder
 
     mixture = {"mixture": {"a": 0.7, "b": 0.3}, **PACKED}
 

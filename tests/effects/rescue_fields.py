@@ -80,7 +80,7 @@ class Signals(TrainerCallback):
 
 @shows("slurm_requeue")
 def the_job_goes_back_into_the_queue(bench: Bench) -> None:
-    """With a stand-in for Slurm's command; tests/test_run_cut_off.py has one on PATH."""
+    """With a stand-in for Slurm's command; tests/resume/test_run_cut_off.py has one on PATH."""
     calls: list[list[str]] = []
     bench.monkeypatch.setenv("SLURM_JOB_ID", "17")
     bench.monkeypatch.setattr(SlurmRequeue.__init__, "__kwdefaults__", {"run": calls.append})

@@ -15,7 +15,7 @@ from transformers import DataCollatorForTokenClassification, LlamaConfig, LlamaF
 from trainwright import Trainer
 from trainwright.errors import DataError
 
-from ._support.small import StopAt, data, make_trainer, sign_again
+from .._support.small import StopAt, data, make_trainer, sign_again
 
 SIZE = 24  # six batches of 4 in an epoch
 LENGTHS = [1 + i * 7 % 11 for i in range(SIZE)]

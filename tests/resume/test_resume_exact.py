@@ -19,8 +19,8 @@ from transformers import DataCollatorForLanguageModeling
 
 from trainwright import EarlyStoppingCallback, Trainer
 
-from ._support import forked
-from ._support.small import (
+from .._support import forked
+from .._support.small import (
     NUM_SAMPLES,
     Augmented,
     AugmentedStream,

@@ -19,7 +19,7 @@ from trainwright import Trainer, errors
 from trainwright.config.plans import OPEN_END, StepPlan
 from trainwright.run.checks import check_ends_together
 
-from ._support.small import (
+from .._support.small import (
     OURS,
     REFERENCE,
     AugmentedStream,
@@ -33,7 +33,7 @@ from ._support.small import (
     weights,
     without_clock,
 )
-from ._support.two_processes import run
+from .._support.two_processes import run
 
 Parts = dict[str, Any]
 OPEN: dict[str, Any] = {"lr_scheduler_type": "constant", "num_train_epochs": 1}
@@ -209,7 +209,7 @@ def test_two_processes_end_together(tmp_path: Path) -> None:
         import torch
         from tests._support.small import make_trainer, weights
         from tests._support.two_processes import tell
-        from tests.test_open_end import OPEN, stream
+        from tests.resume.test_open_end import OPEN, stream
 
         trainer = make_trainer("two", train_dataset=stream(), **OPEN | {"num_train_epochs": 2})
         trainer.train()

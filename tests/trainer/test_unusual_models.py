@@ -15,8 +15,8 @@ from transformers import BertConfig, BertForSequenceClassification
 from trainwright import Trainer
 from trainwright.errors import ModelError
 
-from ._support.small import StopAt, data, differing, logged, make_trainer, weights
-from .parity import models
+from .._support.small import StopAt, data, differing, logged, make_trainer, weights
+from ..parity import models
 
 pytestmark = [
     # torch's own, at the first sparse tensor of a process, and transformers' own, when peft asks it

@@ -28,7 +28,7 @@ from trainwright.report.evaluation_page import evaluation_page
 from trainwright.report.page import Curve, Mark, card, figure, shares
 from trainwright.report.run_page import write_report
 
-from ._support.small import data, make_trainer
+from .._support.small import data, make_trainer
 
 ESC = "\x1b]0;owned\x07\x1b[2J\rname\u202e\x9b31m"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\rname\u202e\x9b31m"

@@ -15,9 +15,9 @@ from trainwright import Trainer, TrainingArguments
 from trainwright.config import resolve
 from trainwright.config.plans import StepPlan
 
-from ._support import forked
-from .effects.bench import Toy, are_equal, samples, seeded, weights
-from .parity.sides import Weights
+from .._support import forked
+from ..effects.bench import Toy, are_equal, samples, seeded, weights
+from ..parity.sides import Weights
 
 SCRIPT = """
 import logging

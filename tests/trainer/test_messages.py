@@ -21,8 +21,8 @@ from trainwright.state.progress import CALLBACKS, LOGGING
 from trainwright.state.trainer_state import TrainerState
 from trainwright.support.log_handler import PackageHandler, each_warning_once, for_log
 
-from ._support.small import make_trainer
-from .parity import data
+from .._support.small import make_trainer
+from ..parity import data
 
 SPOKEN = {"log_level": "warning"}
 

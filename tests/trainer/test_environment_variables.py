@@ -9,7 +9,7 @@ from accelerate.state import AcceleratorState
 
 from trainwright.errors import ArgumentError
 
-from ._support.small import make_trainer
+from .._support.small import make_trainer
 
 STALE = [
     {"WORLD_SIZE": "x"},

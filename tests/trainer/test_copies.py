@@ -13,7 +13,7 @@ import torch
 
 from trainwright import EarlyStoppingCallback, set_seed
 
-from ._support.small import accuracy, data, make_trainer, weights, without_clock
+from .._support.small import accuracy, data, make_trainer, weights, without_clock
 
 CopyOf = Callable[[Any], Any]
 SETTINGS: dict[str, Any] = {

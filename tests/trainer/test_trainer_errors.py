@@ -17,7 +17,7 @@ from transformers import BertModel
 from trainwright import EarlyStoppingCallback, HfArgumentParser, Trainer, TrainerCallback, TrainingArguments, errors
 from trainwright.cli.recipe import yaml_tree
 
-from ._support.small import OURS, REFERENCE, StopAt, data, differing, logged, make_trainer, models, module, weights
+from .._support.small import OURS, REFERENCE, StopAt, data, differing, logged, make_trainer, models, module, weights
 
 
 def says(error: pytest.ExceptionInfo[BaseException], *words: str) -> None:

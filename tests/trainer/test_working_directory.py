@@ -14,7 +14,7 @@ from trainwright import Trainer, TrainerCallback, TrainingArguments
 from trainwright.checkpoint.async_writer import failures_named
 from trainwright.errors import CheckpointWriteError
 
-from ._support.small import SETTINGS, data, module
+from .._support.small import SETTINGS, data, module
 
 EVENTS = ("on_train_begin", "on_epoch_begin", "on_step_end", "on_evaluate", "on_save", "on_train_end")
 PHASES = ("never", "arguments", "trainer", *EVENTS, "trained", "resume")

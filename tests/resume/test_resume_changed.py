@@ -12,7 +12,7 @@ from torch import nn
 
 from trainwright.errors import CheckpointError, CheckpointNotFoundError
 
-from ._support.small import (
+from .._support.small import (
     REFERENCE,
     Augmented,
     StopAt,

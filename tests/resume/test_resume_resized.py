@@ -10,7 +10,7 @@ import pytest
 from trainwright import TrainerCallback
 from trainwright.errors import CheckpointError
 
-from ._support.small import Diary, StopAt, data, make_trainer
+from .._support.small import Diary, StopAt, data, make_trainer
 
 pytestmark = pytest.mark.costly
 

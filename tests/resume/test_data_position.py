@@ -14,7 +14,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from trainwright import Trainer
 from trainwright.errors import CheckpointError
 
-from ._support.small import Diary, StopAt, as_version_0_1, data, differing, make_trainer, sign_again, weights
+from .._support.small import Diary, StopAt, as_version_0_1, data, differing, make_trainer, sign_again, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 on torch 2.13
 

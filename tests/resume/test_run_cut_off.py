@@ -20,7 +20,17 @@ import torch
 from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback, get_last_checkpoint
 from trainwright.journal.record import read
 
-from ._support.small import Augmented, StopAt, data, differing, make_trainer, models, sign_again, weights, without_clock
+from .._support.small import (
+    Augmented,
+    StopAt,
+    data,
+    differing,
+    make_trainer,
+    models,
+    sign_again,
+    weights,
+    without_clock,
+)
 
 CLOCKS = ("_runtime", "_per_second")
 
