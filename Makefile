@@ -216,8 +216,10 @@ wheel: $(VENV)/.release
 installs: $(VENV)/.release
 	$(BIN)/python -m nox $(ARGS)
 
+# Everything up to publishing, which a person does: git push origin v<version>, and the workflow of that tag.
 release: lint wheel
 	$(BIN)/python -m nox -s install
+	git tag --force v$$($(BIN)/python -c 'import trainwright; print(trainwright.__version__)')
 
 # Which lines the quick tests reach. The tests of other tiers: make coverage TIER="not slow and not gpu"
 TIER ?= quick

@@ -15,6 +15,7 @@ nox.options.error_on_missing_interpreters = False
 nox.options.sessions = ["install", "lowest", "python"]
 
 ROOT = Path(__file__).parent
+PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 # One torch for all environments, the tested one: its packages are the largest by far.
 TORCH = re.search(r"^torch==.*$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)[0]
 EXTRAS = "datasets,torchdata,peft,optuna,tensorboard,report"
@@ -29,7 +30,7 @@ TEST_TOOLS = (
 )
 
 
-@nox.session
+@nox.session(python=PYTHONS)
 @nox.parametrize("kind", ["wheel", "sdist"])
 def install(session: nox.Session, kind: str) -> None:
     """The README's first run and the console script, from what is built, in an empty folder."""
@@ -63,7 +64,7 @@ def lowest(session: nox.Session) -> None:
     run_quick_tests(session, "-W", "default")
 
 
-@nox.session(python=["3.11", "3.12", "3.13", "3.14"])
+@nox.session(python=PYTHONS)
 def python(session: nox.Session) -> None:
     """The quick tests with the newest versions of all packages but torch."""
     session.install(TORCH, f".[{EXTRAS}]", *TEST_TOOLS)

@@ -71,7 +71,7 @@ class Kernel:
             if output is not None and seen is not None:
                 seen(output)
 
-        self._client.execute_interactive(code, timeout=100, output_hook=take, allow_stdin=False)
+        self._client.execute_interactive(code, timeout=240, output_hook=take, allow_stdin=False)
         return cell
 
 
