@@ -219,7 +219,8 @@ installs: $(VENV)/.release
 # Everything up to publishing, which a person does: git push origin v<version>, and the workflow of that tag.
 release: lint wheel
 	$(BIN)/python -m nox -s install
-	git tag --force v$$($(BIN)/python -c 'import trainwright; print(trainwright.__version__)')
+	version=v$$($(BIN)/python -c 'import trainwright; print(trainwright.__version__)'); \
+		git rev-parse --quiet --verify refs/tags/$$version || git tag $$version
 
 # Which lines the quick tests reach. The tests of other tiers: make coverage TIER="not slow and not gpu"
 TIER ?= quick
