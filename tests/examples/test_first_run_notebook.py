@@ -22,7 +22,9 @@ def test_each_cell_runs_and_the_model_answers(tmp_path: Path) -> None:
     shown = []
     with kernel.running(tmp_path) as running:
         for source in cells[1:]:
-            cell = running.run(source.replace("rows[:3000]", "rows[:120]").replace("[600:]", "[40:]").replace("[:600]", "[:40]"))
+            cell = running.run(
+                source.replace("rows[:3000]", "rows[:120]").replace("[600:]", "[40:]").replace("[:600]", "[:40]")
+            )
             assert cell.of("error") == [], source
             shown.append(cell)
     assert "loss" in shown[2].of("display")[0].html

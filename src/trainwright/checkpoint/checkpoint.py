@@ -33,7 +33,7 @@ from trainwright.checkpoint.manifest import Manifest, digest, digest_of_content,
 from trainwright.errors import CheckpointError
 from trainwright.state import trainer_state
 from trainwright.state.trainer_state import TrainerState
-from trainwright.support.door import parse_json, read_bytes
+from trainwright.support.door import MALFORMED, parse_json, read_bytes
 
 if TYPE_CHECKING:
     from trainwright.checkpoint.weights import ShardedReader
@@ -170,7 +170,7 @@ class Checkpoint:
         self._random_states.clear()
         try:
             rng.restore(states)
-        except (TypeError, ValueError, KeyError, RuntimeError, OverflowError) as error:
+        except MALFORMED as error:
             raise CheckpointError(f"{path} has random states that cannot be set: {error!r}.") from error
         return True
 
@@ -205,7 +205,10 @@ class Checkpoint:
     def extension_states(self, rank: int, num_processes: int = 1) -> dict[str, StateDict]:
         """Returns the states of all extensions without their own files, by name; the process is that of `entry`."""
         path, _ = self._find(EXTENSIONS_NAME, rank, num_processes)
-        return {} if path is None else training_state.load_plain(path)
+        states = {} if path is None else training_state.load_plain(path)
+        if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
+            raise CheckpointError(f"{path} holds no states of extensions. Use another checkpoint, or delete the file.")
+        return states
 
     def load_weights(
         self,

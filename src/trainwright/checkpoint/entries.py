@@ -24,7 +24,7 @@ from trainwright._types import (
 )
 from trainwright.checkpoint.training_state import load_plain
 from trainwright.errors import CheckpointError
-from trainwright.support.door import parse_json
+from trainwright.support.door import MALFORMED, parse_json
 
 MAX_JSON_BYTES = 64 << 20  # for an entry in JSON
 FILES = {
@@ -66,7 +66,7 @@ class Entry:
         if self.path is None:
             return {}
         state = self._content(self.path)
-        with suppress(ValueError, TypeError, AttributeError, KeyError):  # an unexpected structure
+        with suppress(*MALFORMED):
             if isinstance(state, dict) and is_sound(state):
                 return state
         raise CheckpointError(f"{self.path} holds invalid values. Use another checkpoint, or delete the file.")

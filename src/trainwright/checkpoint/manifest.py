@@ -18,7 +18,7 @@ import xxhash
 
 from trainwright._types import MANIFEST_NAME, TRAINER_STATE_NAME, TRAINING_ARGS_JSON_NAME, JSONObject, is_count
 from trainwright.errors import CheckpointError
-from trainwright.support.door import parse_json, read_bytes
+from trainwright.support.door import MALFORMED, parse_json, read_bytes
 
 FORMAT_VERSION = 1
 BLOCK_BYTES = 1 << 20
@@ -82,7 +82,7 @@ class Manifest:
             if values.pop("crc32") != _checksum_of(values):
                 return None
             manifest = cls(**values)
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        except MALFORMED:
             return None
         return manifest if manifest._is_sound() else None
 

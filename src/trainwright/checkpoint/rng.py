@@ -27,6 +27,7 @@ from trainwright.distributed import device
 from trainwright.errors import CheckpointError
 
 States: TypeAlias = dict[str, Any]  # generator -> its state, each of its own type
+OF_LOADER = "loader_"  # the name of a loader's states, beside those of the generators, begins with it
 
 
 def capture() -> States:
@@ -132,9 +133,25 @@ def load(path: Path) -> States:
             states = torch.load(path, weights_only=True, map_location="cpu")
         if not isinstance(states, dict):
             raise TypeError(f"a {type(states).__name__}")
+        _try(states)
+        for name, of_loader in states.items():
+            if name.startswith(OF_LOADER) and of_loader is not None:
+                _try(of_loader)
         return states
     except Exception as error:  # whatever the reader raises, these are not plain states
         raise CheckpointError(f"{path} cannot be read as plain random states: {error}") from error
+
+
+def _try(states: States) -> None:
+    """Gives states to generators of their own; whatever they raise, the states are not those of a run."""
+    random.Random().setstate(states["python"])
+    np.random.RandomState(type(np.random.get_bit_generator())()).set_state(states["numpy"])
+    torch.Generator().set_state(states["cpu"])
+    kind = device.accelerator()
+    of_devices = states.get(kind) if kind is not None else None
+    for one in of_devices if isinstance(of_devices, list) else [of_devices]:
+        if one is not None and not (isinstance(one, torch.Tensor) and one.dtype == torch.uint8):
+            raise TypeError(f"the state of a {kind} device is a {type(one).__name__}")
 
 
 def numpy_globals() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:  # as declared by torch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ from trainwright.support.hooks import Stateful
 
 logger = logging.getLogger(__name__)
 
+MAX_STEPS = 1 << 53  # more have no exact float
 PLAIN = (bool, int, float, complex, str, type(None), torch.Size, torch.dtype)
 Items: TypeAlias = Mapping[str, Stateful]  # the user's objects by name
 
@@ -75,9 +77,32 @@ def load_optimizer(
 
 
 def load_scheduler(scheduler: Stateful, folder: Path) -> None:
-    """Loads the state of a learning-rate schedule; CheckpointError if its file is missing."""
+    """Loads the state of a learning-rate schedule; CheckpointError if its file is missing or holds another state."""
     _check_is_there(folder, SCHEDULER_NAME)
-    scheduler.load_state_dict(load_plain(folder / SCHEDULER_NAME))
+    state = load_plain(folder / SCHEDULER_NAME)
+    try:
+        _check_schedule(state)
+        scheduler.load_state_dict(state)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
+        raise CheckpointError(
+            f"{folder / SCHEDULER_NAME} does not fit this {type(scheduler).__name__}: {error}. "
+            "Resume with the schedule of before, or from another checkpoint."
+        ) from error
+
+
+def _check_schedule(state: StateDict) -> None:
+    """Raises ValueError for counts and rates, by the names of torch's schedules, that none of them writes."""
+    if not isinstance(state, dict):
+        raise ValueError(f"it holds a {type(state).__name__}")
+    for name in ("last_epoch", "_step_count"):
+        if name in state and not (type(state[name]) is int and -1 <= state[name] < MAX_STEPS):
+            raise ValueError(f"{name} is {str(state[name])[:40]!r}")
+    for name in ("base_lrs", "_last_lr"):
+        rates = state.get(name, [])
+        if not isinstance(rates, list) or not all(isinstance(rate, (int, float, torch.Tensor)) for rate in rates):
+            raise ValueError(f"{name} is no list of rates")
+        if not all(math.isfinite(rate) for rate in rates):
+            raise ValueError(f"{name} has a rate that is not finite")
 
 
 def save_json(state: JSONObject, path: Path) -> None:

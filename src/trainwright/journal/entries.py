@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from trainwright.support.door import parse_json, parse_number, parse_step, without_halves
+from trainwright.support.door import MALFORMED, parse_json, parse_number, parse_step, without_halves
 
 MAX_LINE = 1 << 24  # bytes of an entry; a longer one is left out
 LAST_TIME = 1 << 37  # seconds since 1970 that a calendar has
@@ -27,7 +27,7 @@ def parse_entry(line: bytes) -> Entry | None:
         _mapping(**fields)(found)
         for name in ("run", *_REQUIRED.get(found["kind"], ())):
             found[name]
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except MALFORMED:
         return None
     return found
 

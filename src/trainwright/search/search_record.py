@@ -25,7 +25,7 @@ from trainwright.config.coerce import output_path
 from trainwright.errors import SearchError, SearchSpaceError
 from trainwright.search import base
 from trainwright.search.base import SearchPlan, TrainerHandle, Trial, TrialResult, TrialSpec, is_better, values_of
-from trainwright.support.door import OwnFolder, RelativeName, parse_number, read_json
+from trainwright.support.door import MALFORMED, OwnFolder, RelativeName, parse_number, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class SearchRecord:
             trials = [TrialRecord.parse(trial) for trial in values.pop("trials")]
             found = cls(**values, trials=trials)
             _check_search(found)
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
+        except MALFORMED as error:
             raise ValueError(f"{Path(folder) / SEARCH_NAME} is not a record of a search: {error}") from error
         return found
 

@@ -28,6 +28,8 @@ IS_LINK = "it is a symbolic link, which is not followed; delete it"
 COPY_BYTES = 1 << 20  # read and written at once
 MAX_NAME = 1024  # characters of a name with its folders
 NOT_SHOWN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # categories: control, direction of text, halves of characters, line breaks
+# What reading a value of an unexpected structure may raise, tensors and numbers included.
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import JSONObject, plain_numbers, write_text
-from trainwright.support.door import OwnFolder, RelativeName, parse_number, parse_step, read_json
+from trainwright.support.door import MALFORMED, OwnFolder, RelativeName, parse_number, parse_step, read_json
 
 FOLDER = "_evaluations"  # names that begin with an underscore are not uploaded
 OPEN_NAME = "open.json"
@@ -89,7 +89,7 @@ class Request:
                 parts=tuple(RelativeName.parse(part) for part in items_of(values["parts"])),
                 ignore_keys=None if keys is None else tuple(map(_text, items_of(keys))),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise ValueError(f"it is not a request for an evaluation: {error}") from error
 
 
@@ -124,7 +124,7 @@ class Result:
         try:
             events = tuple((str(kind), _mapping(logged)) for kind, logged in values["events"])
             metrics = _mapping(values["metrics"])
-        except (KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise ValueError(f"{folder / RESULT_NAME} is not the result of an evaluation: {error!r}") from error
         if any(kind not in (LOG, EVALUATE) for kind, _ in events):
             raise ValueError(f"{folder / RESULT_NAME} is not the result of an evaluation")

@@ -7,6 +7,7 @@ from typing import Any
 from trainwright._types import JSONObject, StateDict
 from trainwright.errors import CheckpointError
 from trainwright.loop.extension import Extension
+from trainwright.support.door import MALFORMED
 
 
 class Ancestry(Extension):
@@ -37,6 +38,6 @@ class Ancestry(Extension):
                 {"run": str(one["run"]), "step": int(one["step"]), "checkpoint": str(one["checkpoint"])}
                 for one in state["origins"]
             ]
-        except (KeyError, TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise CheckpointError(f"The checkpoint does not say where its run comes from: {error!r}.") from error
         self._origins = [*before, *([] if self._origin is None else [self._origin])]

@@ -30,6 +30,7 @@ from trainwright.errors import ArgumentError, CheckpointError, DataError
 from trainwright.extensions.ledger.sample_losses import SampleLosses
 from trainwright.loop.extension import Extension, Run, SavedRun, Sink
 from trainwright.state.progress import Progress
+from trainwright.support.door import MALFORMED
 
 logger = logging.getLogger(__name__)
 
@@ -270,6 +271,6 @@ class CurriculumRun(Extension):
                 self._samples.ledger.columns = {
                     name: state["ledger"][name].numpy().astype(dtype) for name, dtype in DTYPES.items()
                 }
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except MALFORMED as error:
             raise CheckpointError(f"{entry.path} is not the state of a curriculum: {error!r}.") from error
         return True

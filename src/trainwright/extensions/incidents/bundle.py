@@ -32,7 +32,7 @@ import torch
 from trainwright._types import Batch, JSONObject, TailBatch, json_value, without_tokens
 from trainwright.errors import BundleError
 from trainwright.extensions.incidents.forward_states import States
-from trainwright.support.door import OwnFolder, RelativeName, read_json
+from trainwright.support.door import MALFORMED, OwnFolder, RelativeName, read_json
 
 FOLDER = "incidents"
 INCIDENT = "incident.json"
@@ -189,7 +189,7 @@ def read_batches(folder: Path) -> list[Batch]:
         batches = [_decode(one, tensors, MAX_DEPTH) for one in structure]  # type: ignore[union-attr]  # checked here
         if not all(isinstance(batch, dict) for batch in batches):
             raise TypeError("a batch is not a dict")
-    except (TypeError, KeyError, ValueError, IndexError, OverflowError, RecursionError) as error:
+    except MALFORMED as error:
         raise BundleError(f"{folder / STRUCTURE} is invalid: {error!r}.") from error
     return batches
 
@@ -246,7 +246,7 @@ def read_random_states(folder: Path) -> States:
         numpy = states["numpy"]
         python = (version, tuple(words), gauss)
         return {**states, "python": python, "numpy": numpy if isinstance(numpy, dict) else tuple(numpy)}
-    except (TypeError, KeyError, ValueError, OverflowError, RecursionError, RuntimeError) as error:
+    except MALFORMED as error:
         raise BundleError(f"{folder / RNG} is invalid: {error!r}.") from error
 
 
