@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-NOT_QUICK = ("slow", "gpu", "lint", "examples", "process", "framework", "costly")
-NOT_SMOKE = ("quick", "slow", "gpu", "lint")
+NOT_QUICK = ("slow", "gpu", "lint", "more", "examples", "process", "framework", "costly")
+NOT_SMOKE = ("quick", "slow", "gpu", "lint", "more")
 RULES = Path(__file__).parents[1] / "sources"  # what `make lint` reads from the sources
 FRAMEWORKS = frozenset(
     {

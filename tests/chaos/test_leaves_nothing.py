@@ -162,6 +162,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tupl
     return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
 
 
+@pytest.mark.more
 @pytest.mark.costly
 def test_fifty_trainings_leave_nothing_in_the_process(tmp_path: Path) -> None:
     leave_nothing(KINDS, NUM_TRAININGS, tmp_path)

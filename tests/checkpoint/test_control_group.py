@@ -34,6 +34,7 @@ def group() -> Iterator[Path]:
             time.sleep(0.1)
 
 
+@pytest.mark.more
 @pytest.mark.process
 def test_a_save_without_room_for_a_copy_is_written_at_once(group: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:  # on a disk: files in memory count as memory of the group

@@ -212,6 +212,7 @@ def fast_disk() -> Iterator[None]:
         yield
 
 
+@pytest.mark.more
 @pytest.mark.costly
 @pytest.mark.usefixtures("fast_disk")
 @settings(max_examples=500)

@@ -57,6 +57,7 @@ Trainer(model=Model(), args=args, train_dataset=data, callbacks=[Limits]).train(
 """
 
 
+@pytest.mark.more
 @pytest.mark.process
 @pytest.mark.costly
 def test_a_run_under_a_limit_of_addresses_saves_and_goes_on(tmp_path: Path) -> None:

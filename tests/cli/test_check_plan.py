@@ -13,6 +13,7 @@ from .commands import SMALL, call, done, small
 pytestmark = [pytest.mark.costly, pytest.mark.filterwarnings("default")]
 
 
+@pytest.mark.more
 def test_a_file_with_its_engine_is_planned_and_the_plan_is_in_the_json(tmp_path: Path) -> None:
     config = small(tmp_path, SMALL + "  fsdp: shard_grad_op\n")
     report = json.loads(done("check", str(config), "--processes", "16", "--per-node", "8", "--json"))

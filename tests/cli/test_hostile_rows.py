@@ -60,6 +60,7 @@ def test_a_row_that_cannot_be_held_is_an_error_of_its_file(
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "json", "jsonl", "txt", "conll"])
 def test_a_small_file_does_not_unpack_without_limit(suffix: str, tmp_path: Path) -> None:

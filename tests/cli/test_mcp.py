@@ -211,6 +211,7 @@ def reading(place: Path) -> tuple[Any, Any, dict[str, Called], bool]:
     return begun, tools, found, snapshot(place) == before
 
 
+@pytest.mark.more
 @pytest.mark.timeout(LIMIT_S + 60)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_nothing_leaves_the_folder(name: str, reading: Any) -> None:
@@ -292,6 +293,7 @@ def test_with_writes_all_is_offered_below_the_folder(place: Path, tmp_path: Path
     assert list(victim.iterdir()) == []
 
 
+@pytest.mark.smoke
 def test_every_parameter_reads_or_needs_the_flag() -> None:
     """A parameter that a command gets later is refused until somebody decides."""
     for name, allowed in READS.items():

@@ -30,6 +30,7 @@ def commands() -> list[tuple[str, list[str]]]:
     return found
 
 
+@pytest.mark.more
 @pytest.mark.costly
 @pytest.mark.timeout(300)
 def test_every_command_prints_what_the_page_says(tmp_path: Path) -> None:

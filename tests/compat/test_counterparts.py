@@ -144,6 +144,7 @@ print(all(map(isinstance, objects, [*theirs, trainer_callback.PrinterCallback]))
 """
 
 
+@pytest.mark.more
 @pytest.mark.process
 def test_objects_that_were_made_before_transformers_was_loaded_count_too() -> None:
     assert run_python("-c", LATE).stdout.strip() == "True"

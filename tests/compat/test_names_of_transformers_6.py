@@ -49,6 +49,7 @@ def uses_of(names: set[str]) -> Iterator[str]:
             yield from (f"{path.relative_to(SRC)}: {name}" for name in found if name in names)
 
 
+@pytest.mark.more
 @pytest.mark.framework
 def test_no_file_uses_a_name_that_goes_away() -> None:
     names = names_that_go_away()

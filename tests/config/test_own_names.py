@@ -25,6 +25,7 @@ def subclass_with(name: str, default: Any) -> type[TrainingArguments]:
     return make_dataclass("MyArguments", [(name, Any, declared)], bases=(TrainingArguments,))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", OurFields.settings)
 def test_any_of_our_names_may_be_declared(name: str, tmp_path: Path) -> None:
     for strange in STRANGE:

@@ -83,6 +83,7 @@ def test_no_class_is_between_trainer_and_object() -> None:
     assert inspect.getmro(Trainer) == (Trainer, object)
 
 
+@pytest.mark.more
 @pytest.mark.costly
 def test_attributes_of_a_trainer_are_assigned_at_few_sites() -> None:
     found = sites()

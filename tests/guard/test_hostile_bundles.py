@@ -111,6 +111,7 @@ def keys(name: str, intact: Path) -> list[str]:
     return list(json.loads((intact / name).read_text()))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["incident.json", "batch.json", "rng.json"])
 def test_each_value_of_each_type_and_each_missing_key_ends_in_a_bundle_error_at_most(
     name: str, damaged: Path, tmp_path: Path

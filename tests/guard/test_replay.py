@@ -338,6 +338,7 @@ def test_the_command(intact: Path) -> None:
     assert [name for name in ("--model", "--precision", "--one-by-one") if name not in help_of] == []
 
 
+@pytest.mark.more
 @pytest.mark.process
 def test_a_fresh_process_finds_the_row_of_a_stream(tmp_path: Path) -> None:
     one = doubles.trainer(

@@ -129,6 +129,7 @@ def test_the_journal_of_these_tests_is_read_whole(tmp_path: Path) -> None:
         assert text.removesuffix(" by") in page(read(tmp_path), title="run")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("number", range(len(ENTRIES)), ids=lambda number: ENTRIES[number]["kind"])
 def test_a_wrong_value_in_any_place_ends_no_reader(number: int, tmp_path: Path) -> None:
     write(tmp_path / "good", WHOLE)

@@ -90,6 +90,7 @@ def test_an_average_is_what_its_formula_says(kind: str, tmp_path: Path) -> None:
     assert AVERAGES_NAME in Checkpoint(tmp_path / f"checkpoint-{STEPS}").manifest.files  # type: ignore[union-attr]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_does_not_notice_and_a_resume_continues_to_the_bit(kind: str, tmp_path: Path) -> None:
     without = make(tmp_path / "without", kind, average=None)

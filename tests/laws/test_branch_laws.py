@@ -149,6 +149,7 @@ def test_a_cooldown_equals_a_loop_by_hand_from_the_same_checkpoint(tmp_path: Pat
         torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("shape", FALLS)
 @pytest.mark.parametrize("name", BY_STEPS)
 def test_a_cooldown_begins_at_the_rate_of_the_trunk_and_ends_at_0(name: str, shape: str) -> None:

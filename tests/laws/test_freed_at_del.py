@@ -211,6 +211,7 @@ def rows() -> Iterator[Any]:
             yield pytest.param(use, settings, id=f"{name}, {kind}", marks=marks)
 
 
+@pytest.mark.costly
 @pytest.mark.one_in(3)  # every use and all settings, in a third of their pairs
 @pytest.mark.parametrize(("use", "settings"), list(rows()))
 def test_all_is_freed_at_del(use: Use, settings: dict[str, Any], no_collection: None, tmp_path: Path) -> None:
@@ -223,6 +224,7 @@ def test_all_is_freed_after_a_search(no_collection: None, tmp_path: Path) -> Non
     assert left_alive(tmp_path, searched, **parts) == []
 
 
+@pytest.mark.more
 @pytest.mark.process
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("row", ROWS)

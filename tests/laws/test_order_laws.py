@@ -223,6 +223,7 @@ def test_a_call_before_training_changes_nothing(
     assert_same(outcome(trainer), trained(backend.name, option, folder))
 
 
+@pytest.mark.smoke
 def test_a_step_that_is_left_keeps_what_its_forward_pass_wrote_and_nothing_else(
     backend: Backend, tmp_path: Path
 ) -> None:
