@@ -121,7 +121,8 @@ def test_a_wrong_value_in_any_place_is_named_or_does_no_harm(name: str, every: i
             try:
                 trainer.train(resume_from_checkpoint=str(checkpoint))
             except TrainwrightError as error:
-                assert "\x1b" not in str(error)
+                if "\x1b" in str(error):
+                    raw.append(f"{path.name} {place}: control characters")
             except Exception as error:  # any other is a finding
                 raw.append(f"{path.name} {place}: {error!r}")
             else:
