@@ -24,7 +24,7 @@ PICTURE = (
     ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks"),
     ("config", "journal"),
     ("distributed",),
-    ("state", "support", "errors", "_types"),  # the ground
+    ("state", "support", "errors", "_types", "capability_table"),  # the ground
 )
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 WINGS = next(parts for parts in PICTURE if "loop" in parts)

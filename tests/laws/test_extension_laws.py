@@ -21,6 +21,7 @@ import torch
 
 from trainwright import Curriculum, Decision, Extension, MicroBatch, StepFacts, Trainer, TrainerCallback
 from trainwright._types import EXTENSIONS_NAME, QUARANTINE_NAME
+from trainwright.capability_table import RESERVED_NAMES
 from trainwright.checkpoint.training_state import load_plain
 from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, ExtensionError
@@ -607,8 +608,9 @@ def test_add_extension_refuses_with_the_reason(tmp_path: Path) -> None:
         trainer.add_extension(Diary)
     with pytest.raises(ArgumentError, match="Unnamed has no name"):
         trainer.add_extension(Unnamed())
-    with pytest.raises(ArgumentError, match="already an extension named 'guard'"):
-        trainer.add_extension(Diary("guard"))
+    for name in RESERVED_NAMES:
+        with pytest.raises(ArgumentError, match=f"already an extension named '{name}'"):
+            trainer.add_extension(Diary(name))
     trainer.add_extension(Diary())
     with pytest.raises(ArgumentError, match="already an extension named 'diary'"):
         trainer.add_extension(Diary())

@@ -10,11 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from trainwright._types import Batch, Model, Optimizer
-from trainwright.config.coerce import StepRange
 from trainwright.engine.base import Engine
 from trainwright.loop.extension import Extension
 from trainwright.loop.step import Step
-from trainwright.run import build
 from trainwright.run.build import NoSearch, Services
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.parts import PER_PROCESS, with_parts
@@ -101,10 +99,6 @@ class Internals:
         """A new object that writes and reads the checkpoints of the trainer."""
         checkpointer: Checkpointer = self._methods._checkpointer(self._trainer)
         return checkpointer
-
-    def value_recorder(self, num_steps: int, *, folder: str) -> Extension:
-        """Returns an extension, for this trainer, that records the values of its first steps in a directory."""
-        return build.value_recorder(self._trainer, self.engine, StepRange(None, num_steps), folder=folder)
 
     # -- facts ---------------------------------------------------------------------------------------------------------
 
