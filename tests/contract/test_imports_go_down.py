@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import trainwright
+from trainwright.capability_table import TABLE
 
 from .imports import PACKAGE, Import, circles, modules, read
 
@@ -20,6 +21,7 @@ PICTURE = (
     ("preflight",),  # imported when it is asked for
     ("run",),
     ("extensions",),
+    ("capability",),
     ("hub", "trackers", "search"),
     ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks"),
     ("config", "journal"),
@@ -200,8 +202,9 @@ def test_a_run_asks_transformers_in_one_place_and_the_trainer_does_not(imports: 
     assert "trainer" not in asked
 
 
-# Who may import an extension: the composition root makes them all, and the command line replays incidents.
-KNOWS_EXTENSIONS = ("extensions", "run.build", "cli.replay")
+# Who may import a capability: the table finds them by name. The trainer has two methods that are one's own, and the
+# command line replays incidents.
+KNOWS_EXTENSIONS = ("extensions", "trainer", "run.resume", "run.train", "cli.replay", "cli.branch")
 
 
 def knowing_an_extension(imports: Iterable[Import]) -> list[str]:
@@ -211,9 +214,16 @@ def knowing_an_extension(imports: Iterable[Import]) -> list[str]:
     ]
 
 
-def test_only_the_composition_root_knows_an_extension(imports: list[Import]) -> None:
+def test_only_the_table_knows_a_capability(imports: list[Import]) -> None:
     assert knowing_an_extension(imports) == []
-    assert {one.importer for one in imports if part_of(one.module) == "extensions"} >= {f"{PACKAGE}.run.build"}
+
+
+def test_each_capability_stands_below_those_that_it_needs() -> None:
+    above: set[str] = set()
+    for row in TABLE:
+        assert set(row.load().needs) <= above, row.name
+        above.add(row.name)
+    assert len(above) == len(TABLE)
 
 
 def test_a_planted_import_of_an_extension_is_found(tmp_path: Path) -> None:

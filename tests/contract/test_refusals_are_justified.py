@@ -73,7 +73,7 @@ OURS = (
     "config.average",
     "checkpoint.averaged",
     "extensions.averages",  # averages of the weights
-    "run.branch",
+    "extensions.branch.origins",
     "run.resume.check_cooldown",
     "run.resume.check_cooldown_alone",
     "extensions.branch",  # branches and cooldowns

@@ -13,7 +13,7 @@ from tests.laws.branch_runs import AT, END, STEPS, Dies, branch, run
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.weights import load_weights
 from trainwright.engine import sharded_state
-from trainwright.run.branch import origins_in
+from trainwright.extensions.branch.origins import origins_in
 
 FOLDER = Path(sys.argv[1])
 SETTINGS = {"per_device_train_batch_size": 2, **BACKENDS[sys.argv[2]]}

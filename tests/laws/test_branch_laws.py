@@ -18,12 +18,12 @@ from trainwright._types import QUARANTINE_NAME
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, CheckpointError, CheckpointNotFoundError
+from trainwright.extensions.branch.origins import checkpoint_at, origins_in
 from trainwright.journal.record import read
 from trainwright.optim import schedules
 from trainwright.report.comparison import comparison, read_runs
 from trainwright.report.run_page import write_report
 from trainwright.report.run_table import find_runs
-from trainwright.run.branch import checkpoint_at, origins_in
 
 from .._support import forked
 from .._support.engines import needs

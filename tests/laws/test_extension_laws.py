@@ -25,9 +25,9 @@ from trainwright.capability_table import RESERVED_NAMES
 from trainwright.checkpoint.training_state import load_plain
 from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, ExtensionError
+from trainwright.extensions.async_evaluation import capability
 from trainwright.loop.extension import EVENTS, FORWARD, REVERSED, Extensions
 from trainwright.preflight import prove
-from trainwright.run import build
 
 from .._support.small import StopAt
 from .._support.two_processes import run as run_ranks
@@ -253,7 +253,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dic
 @pytest.fixture(autouse=True)
 def evaluates_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations beside training need no process."""
-    monkeypatch.setattr(build, "evaluation_process", Held().instead_of)
+    monkeypatch.setattr(capability, "evaluation_process", Held().instead_of)
 
 
 PAIRS = [*((name,) for name in MEMBERS), *itertools.combinations(MEMBERS, 2)]

@@ -100,7 +100,7 @@ EXCEPTIONS = OWN_WRITERS | {
     "preflight.against._train": TEMPORARY,
     "preflight.against_process.add_predictions": TEMPORARY,
     "preflight.prove": TEMPORARY,
-    "run.build.evaluation_process": TEMPORARY,
+    "extensions.async_evaluation.capability.evaluation_process": TEMPORARY,
     "run.evaluation_process.main.read": TEMPORARY,
     "run.late_parameters.save_groups": STAGED,
     "support.evaluation_requests.Requests.close: rmdir": "an empty directory by a fixed name, and no link",

@@ -24,6 +24,7 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.checkpoint.weights import use_umask
 from trainwright.config.plans import MirrorPlan
 from trainwright.data.quarantine import add_to_quarantine
+from trainwright.extensions.branch.origins import bring_along
 from trainwright.extensions.incidents import bundle
 from trainwright.extensions.mirror.mirror import Mirror, outbox_of
 from trainwright.extensions.mirror.parts import Order
@@ -31,7 +32,6 @@ from trainwright.extensions.recorded_values.extension import ValueRecorder
 from trainwright.hub import outbox
 from trainwright.hub.outbox import Outbox, Ticket
 from trainwright.hub.uploader import Uploader
-from trainwright.run.branch import bring_along
 from trainwright.run.tiers import fetch_companions
 from trainwright.support.value_comparison import values_file
 

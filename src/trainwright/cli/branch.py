@@ -13,8 +13,8 @@ from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks.recipe_run import tree_of_run
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
+from trainwright.extensions.branch.origins import checkpoint_at, origins_in
 from trainwright.optim.schedules import COOLDOWNS
-from trainwright.run.branch import checkpoint_at, origins_in
 from trainwright.support.door import MAX_STEP
 
 DEFAULT_SHAPE = "linear"

@@ -151,11 +151,6 @@ class Internals:
         """Makes this the model of the trainer, on its device."""
         self._methods._adopt_model(self._trainer, model)
 
-    def preflight_extensions(self, folder: str) -> list[Extension]:
-        """Returns the extensions that check a run before its first step; `folder` is the run's output directory."""
-        extensions: list[Extension] = self._methods._preflight_extensions(self._trainer, folder)
-        return extensions
-
     def steps_of_epoch(self, epoch: int) -> Iterator[Step]:
         """Returns the steps of an epoch, or its remaining steps after a resume."""
         steps: Iterator[Step] = self._methods._steps_of_epoch(self._trainer, epoch)

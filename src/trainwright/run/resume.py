@@ -52,9 +52,9 @@ def open_checkpoint(asked: str | bool | None, args: Any, engine: Engine) -> Chec
         return None
     mirror = value_of(args, "checkpoint_mirror")
     if origin is not None:
-        from trainwright.run import branch
+        from trainwright.extensions.branch import origins
 
-        branch.check_mirror(origin, mirror)
+        origins.check_mirror(origin, mirror)
     of_all: Checkpoint | None = None
     is_remote = is_url(asked) or (mirror is not None and asked in (True, "auto"))
     if is_remote:
@@ -71,7 +71,7 @@ def open_checkpoint(asked: str | bool | None, args: Any, engine: Engine) -> Chec
     def choose() -> tuple[Path, bool] | None:
         checkpoint = of_all if is_remote else find_checkpoint(asked, output_path(args))
         if origin is not None:
-            checkpoint = branch.begin_or_continue(origin, checkpoint)
+            checkpoint = origins.begin_or_continue(origin, checkpoint)
         if checkpoint is None:
             return None
         found.append(checkpoint)
