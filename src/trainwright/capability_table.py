@@ -11,54 +11,75 @@ from dataclasses import dataclass
 from typing import Any
 
 
+CAPABILITIES = "trainwright.capabilities"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Where a capability is.
+    """Where the parts of a capability are; the arguments and the rules may be none.
 
     Attributes:
         name: name of its extension, which is its entry in checkpoints, log and journal. No extension of a user may
             have it.
-        place: module and attribute of its `Capability`.
+        capability: module and object of its `Capability`.
+        fields: module and class of its arguments.
+        rules: module of the rules between its arguments and others.
     """
 
     name: str
-    place: str
+    capability: str
+    fields: str = ""
+    rules: str = ""
 
     def load(self) -> Any:  # a Capability, which is defined above the modules that read the table
         """Imports the module of the capability and returns its `Capability`."""
-        return load(self.place)
+        return load(self.capability)
 
 
 def load(place: str) -> Any:
-    """Imports what `place` names as `module:attribute`."""
-    module, _, attribute = place.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    """Imports and returns what `place` names, as `module:object`."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
-def _at(name: str, folder: str = "trainwright.extensions") -> Row:
-    return Row(name=name, place=f"{folder}.{name}.capability:CAPABILITY")
+def row(name: str, *, fields: str = "", rules: bool = False, folder: str = "") -> Row:
+    """Returns the row of a capability, whose files have the usual names.
+
+    Args:
+        name: of the capability and of its folder in `capabilities/`.
+        fields: name of the class in its `fields.py`.
+        rules: it has a `rules.py`.
+        folder: its package, if that is elsewhere.
+    """
+    folder = folder or f"{CAPABILITIES}.{name}"
+    return Row(
+        name=name,
+        capability=f"{folder}.capability:CAPABILITY",
+        fields=f"{folder}.fields:{fields}" if fields else "",
+        rules=f"{folder}.rules" if rules else "",
+    )
 
 
 # In the order in which a run makes their extensions: those that another one asks for come before it.
 TABLE: tuple[Row, ...] = (
-    _at("lease"),
-    _at("quarantine"),
-    _at("mirror"),
-    _at("async_evaluation"),
-    Row(name="first_look", place="trainwright.preflight.capabilities:FIRST_LOOK"),
-    Row(name="speed", place="trainwright.preflight.capabilities:SPEED"),
-    _at("recorded_metrics"),
-    _at("checkpoint_items"),
-    _at("incidents"),
-    _at("loss_question"),
-    _at("guard"),
-    _at("loss_scale"),
-    _at("slow_ranks"),
-    _at("averages"),
-    _at("recorded_values"),
-    _at("branch"),
-    _at("control"),
-    _at("ledger"),
-    _at("curriculum"),
+    row("lease", folder="trainwright.extensions.lease"),
+    row("quarantine", folder="trainwright.extensions.quarantine"),
+    row("mirror", folder="trainwright.extensions.mirror"),
+    row("async_evaluation", folder="trainwright.extensions.async_evaluation"),
+    Row(name="first_look", capability="trainwright.preflight.capabilities:FIRST_LOOK"),
+    Row(name="speed", capability="trainwright.preflight.capabilities:SPEED"),
+    row("recorded_metrics", folder="trainwright.extensions.recorded_metrics"),
+    row("checkpoint_items", folder="trainwright.extensions.checkpoint_items"),
+    row("incidents", folder="trainwright.extensions.incidents"),
+    row("loss_question", folder="trainwright.extensions.loss_question"),
+    row("guard", folder="trainwright.extensions.guard"),
+    row("loss_scale", folder="trainwright.extensions.loss_scale"),
+    row("slow_ranks", folder="trainwright.extensions.slow_ranks"),
+    row("averages", folder="trainwright.extensions.averages"),
+    row("recorded_values", folder="trainwright.extensions.recorded_values"),
+    row("branch", folder="trainwright.extensions.branch"),
+    row("control", folder="trainwright.extensions.control"),
+    row("ledger", folder="trainwright.extensions.ledger"),
+    row("curriculum", folder="trainwright.extensions.curriculum"),
 )
-RESERVED_NAMES = frozenset(row.name for row in TABLE)
+RESERVED_NAMES = frozenset(one.name for one in TABLE)

@@ -11,7 +11,7 @@ import transformers
 from trainwright import TrainingArguments
 from trainwright.config.arguments import Seq2SeqTrainingArguments
 from trainwright.config.fields import SETTINGS, OlderFields, OurFields, value_of
-from trainwright.config.fields.setting import BY_RULES, HERE, ORDER, PER_START, FieldGroup, setting
+from trainwright.config.setting import BY_RULES, HERE, ORDER, PER_START, FieldGroup, setting
 from trainwright.config.protocol import Arguments
 from trainwright.config.summary import diff_args
 

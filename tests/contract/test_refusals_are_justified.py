@@ -102,7 +102,7 @@ OURS = (
 )
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
-    "config.fields.setting",
+    "config.setting",
     "config.rules.stages.rule",
     "config.parser.string_to_bool",
     "config.parser._members",

@@ -12,8 +12,9 @@ from functools import lru_cache
 from inspect import get_annotations
 from typing import Any
 
-from trainwright.config.fields.own_fields import GenerationFields, OlderFields, OurFields
-from trainwright.config.fields.setting import FieldGroup, Range, Setting, Syntax
+from trainwright.config.fields.our_fields import OurFields
+from trainwright.config.fields.own_fields import GenerationFields, OlderFields
+from trainwright.config.setting import FieldGroup, Range, Setting, Syntax
 from trainwright.config.fields.shared_fields import SharedFields
 
 __all__ = [

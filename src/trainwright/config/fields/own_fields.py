@@ -1,4 +1,7 @@
-"""Fields that transformers 5.23 does not have: ours, older ones that still have an effect, and fields of generation."""
+"""Fields of the core that transformers 5.23 does not have: ours, older ones with an effect still, those of generation.
+
+`our_fields.py` joins ours with the fields of the capabilities.
+"""
 
 # ruff: noqa: RUF009 -- tunable(), fixed() and not_compared() make a dataclass field
 from __future__ import annotations
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.config.fields.setting import (
+from trainwright.config.setting import (
     BY_RULES,
     COUNT,
     MAYBE_COUNT,
@@ -49,8 +52,8 @@ class OlderFields(FieldGroup, group="Older names, honoured"):
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class OurFields(FieldGroup, group="Ours"):
-    """Not in transformers."""
+class CoreFields(FieldGroup, group="Ours"):
+    """Fields that transformers does not have, of the core; those of capabilities are in their folders."""
 
     layerwise_lr_decay: float | None = tunable(
         None,

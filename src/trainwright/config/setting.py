@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from numbers import Integral, Real
@@ -119,6 +120,8 @@ class Setting:
     alias_of: str | None = None  # the field that this one is an alias of
     formerly: Mapping[str, NameOfField] = field(default_factory=dict)  # its older names, each with its meaning today
     since: str | None = None  # the version that brought it; None: the first one
+    # number of our other fields that stand before it in signature, help and page; None: after all that have a place
+    place: int | None = None
 
     def to_field(self, annotation: str) -> Any:
         """Returns the dataclass field. Argument parsers, also of other libraries, pass its metadata to argparse."""
@@ -190,6 +193,33 @@ class FieldGroup:
             declared[name] = replace(value, limits=None) if value.limits is NOT_SET else value
             setattr(cls, name, value.to_field(annotation))
         cls.settings = declared
+
+
+def join_groups(name: str, first: type[FieldGroup], others: Iterable[type[FieldGroup]]) -> type[FieldGroup]:
+    """Returns one group, called `name`, with the fields of several; module, title and docstring are those of `first`.
+
+    Fields of `first` stand in their order, and among them, at its `place`, each field of the others that has one. The
+    annotations of the fields must be names that the module of `first` has too.
+    """
+    settings = dict(first.settings)
+    annotations = dict(inspect.get_annotations(first))
+    for group in others:
+        settings |= group.settings
+        annotations |= inspect.get_annotations(group)
+    names = list(first.settings)
+    places = {one: place for one, facts in settings.items() if (place := facts.place) is not None}
+    for one in sorted(places, key=lambda one: places[one]):
+        names.insert(places[one], one)
+    names += [one for one in settings if one not in names]
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace["__module__"] = first.__module__
+        namespace["__doc__"] = first.__doc__
+        namespace["__annotations__"] = {one: annotations[one] for one in names}
+        namespace.update((one, settings[one]) for one in names)
+
+    made = types.new_class(name, (FieldGroup,), {"group": first.group}, fill)
+    return dataclass(kw_only=True, init=False, repr=False, eq=False)(made)
 
 
 def _words(annotation: str) -> set[str]:
