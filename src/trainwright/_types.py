@@ -58,7 +58,6 @@ LEDGER_NAME = "ledger.parquet"
 QUARANTINE_NAME = "quarantine.jsonl"
 VALUES_FILE = re.compile(r"^values-rank(\d+)\.jsonl$")  # recorded values of a process
 RECIPE_NAME = "recipe.yaml"
-AVERAGES_NAME = "weight_averages.pt"
 MANIFEST_NAME = "manifest.json"
 
 IGNORE_INDEX = -100  # label value that the loss ignores

@@ -10,7 +10,6 @@ import importlib
 from dataclasses import dataclass
 from typing import Any
 
-
 CAPABILITIES = "trainwright.capabilities"
 
 
@@ -24,12 +23,14 @@ class Row:
         capability: module and object of its `Capability`.
         fields: module and class of its arguments.
         rules: module of the rules between its arguments and others.
+        file: file of its entry in a checkpoint; most have none of their own, and share one.
     """
 
     name: str
     capability: str
     fields: str = ""
     rules: str = ""
+    file: str = ""
 
     def load(self) -> Any:  # a Capability, which is defined above the modules that read the table
         """Imports the module of the capability and returns its `Capability`."""
@@ -42,13 +43,14 @@ def load(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def row(name: str, *, fields: str = "", rules: bool = False, folder: str = "") -> Row:
+def row(name: str, *, fields: str = "", rules: bool = False, file: str = "", folder: str = "") -> Row:
     """Returns the row of a capability, whose files have the usual names.
 
     Args:
         name: of the capability and of its folder in `capabilities/`.
         fields: name of the class in its `fields.py`.
         rules: it has a `rules.py`.
+        file: file of its entry in a checkpoint, if it has one of its own.
         folder: its package, if that is elsewhere.
     """
     folder = folder or f"{CAPABILITIES}.{name}"
@@ -57,6 +59,7 @@ def row(name: str, *, fields: str = "", rules: bool = False, folder: str = "") -
         capability=f"{folder}.capability:CAPABILITY",
         fields=f"{folder}.fields:{fields}" if fields else "",
         rules=f"{folder}.rules" if rules else "",
+        file=file,
     )
 
 
@@ -68,18 +71,19 @@ TABLE: tuple[Row, ...] = (
     row("async_evaluation", folder="trainwright.extensions.async_evaluation"),
     Row(name="first_look", capability="trainwright.preflight.capabilities:FIRST_LOOK"),
     Row(name="speed", capability="trainwright.preflight.capabilities:SPEED"),
-    row("recorded_metrics", folder="trainwright.extensions.recorded_metrics"),
-    row("checkpoint_items", folder="trainwright.extensions.checkpoint_items"),
+    row("recorded_metrics", file="recorded_metrics.json", folder="trainwright.extensions.recorded_metrics"),
+    row("checkpoint_items", file="checkpoint_items.pt", folder="trainwright.extensions.checkpoint_items"),
     row("incidents", folder="trainwright.extensions.incidents"),
     row("loss_question", folder="trainwright.extensions.loss_question"),
-    row("guard", folder="trainwright.extensions.guard"),
+    row("guard", file="guard_state.json", folder="trainwright.extensions.guard"),
     row("loss_scale", folder="trainwright.extensions.loss_scale"),
     row("slow_ranks", folder="trainwright.extensions.slow_ranks"),
-    row("averages", folder="trainwright.extensions.averages"),
+    row("averages", fields="AverageFields", rules=True, file="weight_averages.pt"),
     row("recorded_values", folder="trainwright.extensions.recorded_values"),
     row("branch", folder="trainwright.extensions.branch"),
     row("control", folder="trainwright.extensions.control"),
-    row("ledger", folder="trainwright.extensions.ledger"),
-    row("curriculum", folder="trainwright.extensions.curriculum"),
+    row("ledger", file="ledger.parquet", folder="trainwright.extensions.ledger"),
+    row("curriculum", file="curriculum.pt", folder="trainwright.extensions.curriculum"),
 )
 RESERVED_NAMES = frozenset(one.name for one in TABLE)
+FILES = {one.name: one.file for one in TABLE if one.file}

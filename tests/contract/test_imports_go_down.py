@@ -20,7 +20,7 @@ PICTURE = (
     ("trainer",),
     ("preflight",),  # imported when it is asked for
     ("run",),
-    ("extensions",),
+    ("capabilities", "extensions"),
     ("capability",),
     ("hub", "trackers", "search"),
     ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks"),
@@ -204,13 +204,24 @@ def test_a_run_asks_transformers_in_one_place_and_the_trainer_does_not(imports: 
 
 # Who may import a capability: the table finds them by name. The trainer has two methods that are one's own, and the
 # command line replays incidents.
-KNOWS_EXTENSIONS = ("extensions", "trainer", "run.resume", "run.train", "cli.replay", "cli.branch")
+KNOWS_EXTENSIONS = (
+    "capabilities",
+    "extensions",
+    "trainer",
+    "run.resume",
+    "run.train",
+    "cli.replay",
+    "cli.branch",
+    "cli.tasks",
+)
 
 
 def knowing_an_extension(imports: Iterable[Import]) -> list[str]:
     """Imports of a single capability where only the protocol may be known."""
     return [
-        str(one) for one in imports if part_of(one.module) == "extensions" and not is_in(one.importer, KNOWS_EXTENSIONS)
+        str(one)
+        for one in imports
+        if part_of(one.module) in ("capabilities", "extensions") and not is_in(one.importer, KNOWS_EXTENSIONS)
     ]
 
 

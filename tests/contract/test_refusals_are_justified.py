@@ -70,9 +70,7 @@ OURS = (
     "extensions.control",
     "optim.schedules.set_rate",
     "optim.schedules._check_scaled",  # commands to a run under way
-    "config.average",
-    "checkpoint.averaged",
-    "extensions.averages",  # averages of the weights
+    "capabilities.averages",  # averages of the weights
     "extensions.branch.origins",
     "run.resume.check_cooldown",
     "run.resume.check_cooldown_alone",

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from trainwright import TrainerCallback
-from trainwright.checkpoint.averaged import read_average
+from trainwright.capabilities.averages.saved import read_average
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.ledger import read_table
 from trainwright.distributed.device import device_variables

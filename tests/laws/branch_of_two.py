@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests._support.two_processes import tell
+from tests.capabilities.averages.average_runs import BACKENDS
 from tests.contract import doubles
-from tests.laws.average_runs import BACKENDS
 from tests.laws.branch_runs import AT, END, STEPS, Dies, branch, run
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.weights import load_weights

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests._support.two_processes import tell
+from tests.capabilities.averages.average_runs import BACKENDS, weights_of
 from tests.contract import doubles
-from tests.laws.average_runs import BACKENDS, weights_of
 from trainwright import TrainerCallback
 from trainwright.support.inbox import Inbox
 

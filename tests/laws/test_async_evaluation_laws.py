@@ -34,6 +34,7 @@ from trainwright.support.evaluation_requests import EVALUATE, SIGNS, Request, Re
 from .._support.engines import needs
 from .._support.two_processes import launch
 from .._support.two_processes import run as run_ranks
+from ..capabilities.averages.average_runs import ON_CPU
 from ..cli.commands import SMALL, call
 from ..contract import doubles
 from ..parity import data, models
@@ -50,7 +51,6 @@ from .async_evaluations import (
     timeless,
     until,
 )
-from .average_runs import ON_CPU
 
 
 def children(others: Collection[psutil.Process] = ()) -> list[psutil.Process]:

@@ -29,9 +29,9 @@ from .._support import forked
 from .._support.engines import needs
 from .._support.two_processes import finish_forks, start_forks
 from .._support.two_processes import run as run_ranks
+from ..capabilities.averages.average_runs import ON_CPU
 from ..contract import doubles
 from ..optim.test_schedule_resume import BASE, BY_STEPS, COURSES, WARMUPS, advance, after, builder, loaded
-from .average_runs import ON_CPU
 from .branch_runs import AT, END, STEPS, branch, made, run
 
 FALLS: dict[str, Callable[[float], float]] = {

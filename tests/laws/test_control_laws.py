@@ -30,9 +30,9 @@ from trainwright.support.inbox import MOST_TAKEN, Inbox
 
 from .._support.engines import needs
 from .._support.two_processes import run as run_ranks
+from ..capabilities.averages.average_runs import ON_CPU
 from ..cli.commands import call
 from ..contract import doubles
-from .average_runs import ON_CPU
 
 STEPS = 8
 AFTER = 3  # a command that is sent at the end of step 3 acts after step 4, once the run has taken it

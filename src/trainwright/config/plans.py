@@ -273,19 +273,6 @@ class GuardPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AveragePlan:
-    """Average of the weights, kept in addition to them."""
-
-    kind: str  # "ema" (exponential), "swa" (mean of all entries) or "lawa" (mean of the last entries)
-    decay: float = 0.999  # ema: share of the average that stays at an entry
-    warmup: bool = True  # ema: the share is at most (1 + n) / (10 + n) after n entries
-    last: int = 5  # lawa: number of entries
-    every: int = 1  # steps from one entry to the next
-    start: float = 0.0  # steps before the first entry; below 1: share of all steps
-    in_host_memory: bool = False  # kept in main memory, not on the device of the weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:
     """Settings of generation in an evaluation."""
 

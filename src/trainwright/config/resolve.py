@@ -345,16 +345,6 @@ def guard(args: Arguments) -> plans.GuardPlan:
     return plan
 
 
-def average(args: Arguments) -> plans.AveragePlan | None:
-    """Returns the average of the weights that is kept; None without `average`."""
-    wanted = value_of(args, "average")
-    if wanted is None:
-        return None
-    from trainwright.config.average import parse_average
-
-    return parse_average(wanted)
-
-
 def profiled(args: Arguments) -> StepRange | None:
     """Returns the steps to trace; None without `profile`."""
     steps = value_of(args, "profile")

@@ -14,8 +14,8 @@ from typing import Any
 
 from trainwright.config.fields.our_fields import OurFields
 from trainwright.config.fields.own_fields import GenerationFields, OlderFields
-from trainwright.config.setting import FieldGroup, Range, Setting, Syntax
 from trainwright.config.fields.shared_fields import SharedFields
+from trainwright.config.setting import FieldGroup, Range, Setting, Syntax
 
 __all__ = [
     "ALIASES",

@@ -327,13 +327,6 @@ class CoreFields(FieldGroup, group="Ours"):
         choices=("wait", "skip"),
         since="0.3",
     )
-    average: dict[str, Any] | str | None = tunable(
-        None,
-        "Also keep an average of the weights: ema, swa or lawa, or {'kind': 'ema', 'decay': 0.9999, ...}.",
-        on_resume="continues the average of the checkpoint; another kind of average begins at this step",
-        syntax=("dict",),
-        since="0.3",
-    )
     branch_from: str | None = not_compared(
         None,
         "Checkpoint of another run to begin from, as a run of its own; once it has saved, it continues there.",

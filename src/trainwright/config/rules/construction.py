@@ -70,42 +70,6 @@ def recorded_steps(args: Arguments) -> str | None:
     return None
 
 
-@rule(Stage.CONSTRUCTION, "average")
-def known_average(args: Arguments) -> str | None:
-    wanted = value_of(args, "average")
-    if wanted is None:
-        return None
-    from trainwright.config.average import parse_average
-
-    try:
-        parse_average(wanted)
-    except ValueError as error:
-        return f"average={wanted!r}: {error}"
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "average", "metric_for_best_model", "load_best_model_at_end")
-def best_by_the_average(args: Arguments) -> str | None:
-    """The first evaluation has this metric only if the average begins with the run; the best weights are not it."""
-    metric = str(args.metric_for_best_model).removeprefix("eval_")
-    wanted = value_of(args, "average")
-    if wanted is None or not metric.startswith("average_"):
-        return None
-    start = wanted.get("start", 0) if isinstance(wanted, dict) else 0
-    if start:
-        return (
-            f"metric_for_best_model={args.metric_for_best_model!r} is of the average, which begins later "
-            f"(start={start!r}), so the first evaluations do not have it. Set start=0, or name another metric."
-        )
-    if args.load_best_model_at_end:
-        return (
-            f"load_best_model_at_end=True loads the weights themselves, and metric_for_best_model="
-            f"{args.metric_for_best_model!r} is of their average. Set load_best_model_at_end=False, and write the "
-            "average of the best checkpoint with `trainwright export CHECKPOINT DIR --weights average`."
-        )
-    return None
-
-
 @rule(Stage.CONSTRUCTION, "eval_async", "eval_device")
 def known_evaluator(args: Arguments) -> str | None:
     wanted = value_of(args, "eval_async")

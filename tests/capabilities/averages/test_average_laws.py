@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from trainwright import Decision, EarlyStoppingCallback, Extension, StepFacts, TrainerCallback
-from trainwright._types import AVERAGES_NAME
+from trainwright.capabilities.averages.saved import AVERAGES_NAME
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.training_state import load_plain
 from trainwright.cli.verify import accepted
 from trainwright.errors import ArgumentError, CheckpointError
 
-from .._support.engines import needs
-from .._support.two_processes import run as run_ranks
-from ..contract import doubles
-from ..guard import poisoned
-from ..guard.test_step_guard import decide_on_the_device
+from ..._support.engines import needs
+from ..._support.two_processes import run as run_ranks
+from ...contract import doubles
+from ...guard import poisoned
+from ...guard.test_step_guard import decide_on_the_device
 from .average_runs import KINDS, ON_CPU, STEPS, average_of, make
 
 Weights = dict[str, torch.Tensor]

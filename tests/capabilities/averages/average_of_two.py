@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests._support.two_processes import tell
+from tests.capabilities.averages.average_runs import BACKENDS, KINDS, average_of, make
 from tests.contract import doubles
-from tests.laws.average_runs import BACKENDS, KINDS, average_of, make
 
 FOLDER = Path(sys.argv[1])
 

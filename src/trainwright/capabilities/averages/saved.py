@@ -1,4 +1,4 @@
-"""The averaged weights in a checkpoint, read and reduced to one set; `extensions/averages` makes and writes them."""
+"""The averaged weights in a checkpoint, read and reduced to one set; `extension.py` makes and writes them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import torch
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from trainwright._types import JSONObject, is_count
+from trainwright.capability_table import FILES
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.errors import CheckpointError
 
 ENTRY = "averages"
+AVERAGES_NAME = FILES[ENTRY]
 # (averages, new values, number of entries so far)
 Add: TypeAlias = Callable[[list[torch.Tensor], list[torch.Tensor], int], None]
 

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
-from trainwright._types import AVERAGES_NAME, Model, StateDict, counted
-from trainwright.checkpoint.averaged import ENTRY, is_average
-from trainwright.config.plans import AveragePlan
+from trainwright._types import Model, StateDict, counted
+from trainwright.capabilities.averages.averages import Tensors, make_average
+from trainwright.capabilities.averages.plan import AveragePlan
+from trainwright.capabilities.averages.saved import AVERAGES_NAME, ENTRY, is_average
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointError
-from trainwright.extensions.averages.averages import Tensors, make_average
 from trainwright.loop.extension import Decision, Evaluate, Extension, Run, SavedRun, Sink, StepFacts
 from trainwright.support.model_facts import plain_name
 from trainwright.support.tensor_tree import local_part

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from trainwright.checkpoint.averaged import read_average
+from trainwright.capabilities.averages.saved import read_average
 
-from ..contract import doubles
+from ...contract import doubles
 
 STEPS = 6
 KINDS: dict[str, Any] = {

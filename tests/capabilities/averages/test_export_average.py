@@ -18,12 +18,12 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from trainwright.checkpoint.averaged import read_average
+from trainwright.capabilities.averages.saved import read_average
 from trainwright.cli.tasks.export import export_average
 from trainwright.errors import CheckpointError
 
-from ..contract import doubles
-from .commands import call, done, small
+from ...cli.commands import call, done, small
+from ...contract import doubles
 
 SETTINGS = {"average": {"kind": "ema", "decay": 0.5}, "max_steps": 3, "save_strategy": "steps", "save_steps": 3}
 LAST = "checkpoint-3"

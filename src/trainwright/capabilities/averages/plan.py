@@ -1,18 +1,31 @@
-"""The value of `average`, a kind or a dict with options, read into a plan; `extensions/averages` carries it out."""
+"""The value of `average`, a kind or a dict with options, read into a plan; `extension.py` carries it out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any  # for values as the user wrote them
 
-from trainwright.config.plans import AveragePlan
 from trainwright.errors import did_you_mean
 
 Check = Callable[[object], bool]
 
 KINDS = ("ema", "swa", "lawa")
 MEMORY = ("device", "host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AveragePlan:
+    """Average of the weights, kept in addition to them."""
+
+    kind: str  # "ema" (exponential), "swa" (mean of all entries) or "lawa" (mean of the last entries)
+    decay: float = 0.999  # ema: share of the average that stays at an entry
+    warmup: bool = True  # ema: the share is at most (1 + n) / (10 + n) after n entries
+    last: int = 5  # lawa: number of entries
+    every: int = 1  # steps from one entry to the next
+    start: float = 0.0  # steps before the first entry; below 1: share of all steps
+    in_host_memory: bool = False  # kept in main memory, not on the device of the weights
 
 
 def _is_number(value: object) -> bool:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from trainwright.capability import Capability, Extension, Others, RunContext
-from trainwright.config import resolve
+from trainwright.config.fields import value_of
 
 
 def make(context: RunContext, others: Others) -> Extension | None:
     """Returns the average of a run that keeps one."""
     run = context.run
-    plan = resolve.average(context.args)
-    if plan is None:
+    wanted = value_of(context.args, "average")
+    if wanted is None:
         return None
-    from trainwright.extensions.averages.extension import WeightAverages
+    from trainwright.capabilities.averages.extension import WeightAverages
+    from trainwright.capabilities.averages.plan import parse_average
 
     return WeightAverages(
-        plan,
+        parse_average(wanted),
         run.setup.model,
         context.engine,
         num_steps=None if run.plan.has_open_end else run.plan.max_steps,

@@ -18,8 +18,8 @@ from typing import Protocol
 import torch
 from torch.optim.swa_utils import get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from trainwright.checkpoint.averaged import Add, mean_of, widened
-from trainwright.config.plans import AveragePlan
+from trainwright.capabilities.averages.plan import AveragePlan
+from trainwright.capabilities.averages.saved import Add, mean_of, widened
 
 Tensors = list[torch.Tensor]
 
