@@ -81,7 +81,7 @@ TABLE: tuple[Row, ...] = (
     row("averages", fields="AverageFields", rules=True, file="weight_averages.pt"),
     row("recorded_values", folder="trainwright.extensions.recorded_values"),
     row("branch", folder="trainwright.extensions.branch"),
-    row("control", folder="trainwright.extensions.control"),
+    row("control", fields="ControlFields"),
     row("ledger", file="ledger.parquet", folder="trainwright.extensions.ledger"),
     row("curriculum", file="curriculum.pt", folder="trainwright.extensions.curriculum"),
 )

@@ -202,27 +202,15 @@ def test_a_run_asks_transformers_in_one_place_and_the_trainer_does_not(imports: 
     assert "trainer" not in asked
 
 
-# Who may import a capability: the table finds them by name. The trainer has two methods that are one's own, and the
-# command line replays incidents.
-KNOWS_EXTENSIONS = (
-    "capabilities",
-    "extensions",
-    "trainer",
-    "run.resume",
-    "run.train",
-    "cli.replay",
-    "cli.branch",
-    "cli.tasks",
-)
+# Who may import a capability: the table finds them by name. The trainer has two methods that belong to one, and the
+# command line has commands.
+HOMES = ("capabilities", "extensions")
+KNOWS_EXTENSIONS = (*HOMES, "trainer", "run.resume", "run.train", "cli")
 
 
 def knowing_an_extension(imports: Iterable[Import]) -> list[str]:
     """Imports of a single capability where only the protocol may be known."""
-    return [
-        str(one)
-        for one in imports
-        if part_of(one.module) in ("capabilities", "extensions") and not is_in(one.importer, KNOWS_EXTENSIONS)
-    ]
+    return [str(one) for one in imports if part_of(one.module) in HOMES and not is_in(one.importer, KNOWS_EXTENSIONS)]
 
 
 def test_only_the_table_knows_a_capability(imports: list[Import]) -> None:

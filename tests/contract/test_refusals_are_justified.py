@@ -66,8 +66,7 @@ OURS = (
     "loop.fit.wait_for_data",  # windows of one's own, workers that a signal ended
     "checkpoint.training_state.states_of_items",
     "checkpoint.training_state.load_items",
-    "config.commands",
-    "extensions.control",
+    "capabilities.control",
     "optim.schedules.set_rate",
     "optim.schedules._check_scaled",  # commands to a run under way
     "capabilities.averages",  # averages of the weights

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from trainwright import TrainerCallback
 from trainwright.capabilities.averages.saved import read_average
+from trainwright.capabilities.control.inbox import Inbox
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.ledger import read_table
 from trainwright.distributed.device import device_variables
@@ -25,7 +26,6 @@ from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
 from trainwright.extensions.async_evaluation import capability
 from trainwright.preflight import speed
-from trainwright.support.inbox import Inbox
 from trainwright.support.value_comparison import read_values, values_file
 
 from ..laws.async_evaluations import Held

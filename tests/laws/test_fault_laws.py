@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import trainwright.capabilities
 import trainwright.extensions
 
 from .._support import forked
@@ -33,7 +34,7 @@ HANGS = {
 }
 HOSTILE = {
     "async_evaluation": "tests/laws/test_async_evaluation_laws.py",
-    "control": "tests/laws/test_control_laws.py",
+    "control": "tests/capabilities/control",
     "mirror": "tests/checkpoint/test_mirror.py",
     "lease": "tests/chaos/hostile",
     "ledger": "tests/chaos/hostile",
@@ -42,8 +43,8 @@ HOSTILE = {
 
 
 def test_every_capability_is_a_row() -> None:
-    here = Path(trainwright.extensions.__path__[0])
-    capabilities = {path.name for path in here.iterdir() if (path / "__init__.py").is_file()}
+    homes = [Path(package.__path__[0]) for package in (trainwright.capabilities, trainwright.extensions)]
+    capabilities = {path.parent.name for home in homes for path in home.glob("*/__init__.py")}
     rows = {member.name for member in MEMBERS.values()} | NOT_HERE.keys()
     assert capabilities <= rows
     for table in (NOT_HERE, HANGS, HOSTILE):

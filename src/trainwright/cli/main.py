@@ -24,6 +24,7 @@ import typer.core
 
 from trainwright import errors
 from trainwright._types import counted, hide, is_url, printable, replacing, write_text
+from trainwright.capability_table import RESERVED_NAMES
 from trainwright.cli.written import check_output
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError
@@ -906,7 +907,7 @@ def ctl(
     as_json: AsJson = False,
 ) -> None:
     """Tell a live run to save, evaluate, stop, or change its rate."""
-    from trainwright.cli.control import give
+    from trainwright.capabilities.control.sender import give
 
     step, refused = give(run, words, wait_s=wait_s)
     if as_json:
@@ -970,6 +971,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # its tracebacks show the values of variables, tokens among them
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# Commands of capabilities: without a capability's row in the table, there is no such command.
+CAPABILITY_OF = {"ctl": "control"}
 AS_TYPED = {"allow_extra_args": True, "ignore_unknown_options": True}  # --learning_rate 1e-4 training.max_steps=1
 for _command in (
     init,
@@ -992,6 +995,8 @@ for _command in (
     schema,
     env,
 ):
+    if CAPABILITY_OF.get(_command.__name__) not in (None, *RESERVED_NAMES):
+        continue
     app.command(context_settings=AS_TYPED if _command in (check, train, resume, branch, extend) else None)(
         reported(_command)
     )

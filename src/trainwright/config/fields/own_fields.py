@@ -304,12 +304,6 @@ class CoreFields(FieldGroup, group="Ours"):
         limits=Range(0, open_low=True, optional=True),
         since="0.3",
     )
-    live_control: bool | str = not_compared(
-        False,
-        "Take commands of `trainwright ctl` while training; a text: repeat the commands in the journal of that run.",
-        bare_flag=True,
-        since="0.3",
-    )
     eval_async: bool | str = not_compared(
         False,
         "Evaluate in another process while training continues; watch: by `trainwright eval RUN --watch`.",

@@ -18,21 +18,21 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainwright import TrainerCallback
-from trainwright.cli.control import give
-from trainwright.config.commands import parse_command
+from trainwright.capabilities.control.command import parse_command
+from trainwright.capabilities.control.extension import MOST_ORDERS, MOST_WAITING
+from trainwright.capabilities.control.inbox import MOST_TAKEN, Inbox
+from trainwright.capabilities.control.sender import give
 from trainwright.errors import ArgumentError, TrainwrightError
-from trainwright.extensions.control.extension import MOST_ORDERS, MOST_WAITING
 from trainwright.journal.record import read
 from trainwright.optim.schedules import set_rate
 from trainwright.report.run_page import write_report
 from trainwright.support.door import RelativeName
-from trainwright.support.inbox import MOST_TAKEN, Inbox
 
-from .._support.engines import needs
-from .._support.two_processes import run as run_ranks
-from ..capabilities.averages.average_runs import ON_CPU
-from ..cli.commands import call
-from ..contract import doubles
+from ..._support.engines import needs
+from ..._support.two_processes import run as run_ranks
+from ...cli.commands import call
+from ...contract import doubles
+from ..averages.average_runs import ON_CPU
 
 STEPS = 8
 AFTER = 3  # a command that is sent at the end of step 3 acts after step 4, once the run has taken it
@@ -274,7 +274,7 @@ def test_what_ends_the_thread_is_said_once_and_it_goes_on(
         return plain(self, most)
 
     monkeypatch.setattr(Inbox, "take", take)
-    monkeypatch.setattr("trainwright.extensions.control.extension.LOOKS_EVERY_S", 0.01)
+    monkeypatch.setattr("trainwright.capabilities.control.extension.LOOKS_EVERY_S", 0.01)
     _, sends = run(tmp_path, command("save"))
     assert [answer["refused"] for answer in sends.answers()] == [None]
     assert caplog.text.count("Commands to this run may be lost") == 1

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainwright.config.commands import parse_command
+from trainwright.capabilities.control.command import parse_command
+from trainwright.capabilities.control.inbox import Inbox
 from trainwright.errors import ArgumentError, TrainwrightError
-from trainwright.support.inbox import Inbox
 
 POLL_S = 0.1
 

@@ -11,7 +11,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
     wanted = value_of(context.args, "live_control")
     if not wanted:
         return None
-    from trainwright.extensions.control.extension import LiveControl
+    from trainwright.capabilities.control.extension import LiveControl
 
     return LiveControl(
         context.folder,

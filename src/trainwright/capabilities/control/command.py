@@ -1,4 +1,4 @@
-"""Commands to a run under way: names, values and limits. `support/inbox` carries them, `extensions/control` acts."""
+"""Commands to a run under way: names, values and limits. `inbox.py` carries them, `extension.py` acts."""
 
 from __future__ import annotations
 

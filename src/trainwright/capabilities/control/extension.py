@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from trainwright._types import JSONObject, printable
 from trainwright.callbacks.profiling import StepProfiler
-from trainwright.config.commands import Command, parse_command
+from trainwright.capabilities.control.command import Command, parse_command
+from trainwright.capabilities.control.inbox import Inbox
 from trainwright.config.enums import word
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError
@@ -25,7 +26,6 @@ from trainwright.journal.record import live_journal, read
 from trainwright.loop.extension import Extension, Run
 from trainwright.optim.schedules import set_rate
 from trainwright.support.door import parse_step
-from trainwright.support.inbox import Inbox
 
 logger = logging.getLogger(__name__)
 

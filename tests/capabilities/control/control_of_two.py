@@ -10,7 +10,7 @@ from tests._support.two_processes import tell
 from tests.capabilities.averages.average_runs import BACKENDS, weights_of
 from tests.contract import doubles
 from trainwright import TrainerCallback
-from trainwright.support.inbox import Inbox
+from trainwright.capabilities.control.inbox import Inbox
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ["RANK"])
