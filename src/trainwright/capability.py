@@ -18,6 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.config import resolve
 from trainwright.data.row_names import NamesOf
 from trainwright.engine.base import Engine
@@ -78,6 +79,22 @@ class RunContext:
         return NamesOf(self.hooks.train_dataset, id_column=resolve.id_column(self.args))
 
 
+class Origin(Protocol):
+    """A checkpoint of another run from which a run begins, until it has one of its own."""
+
+    def check(self) -> None:
+        """Raises ArgumentError if a run with these arguments may not begin there."""
+
+    def begin_or_continue(self, own: Checkpoint | None) -> Checkpoint:
+        """Returns the checkpoint to begin from, or the run's `own` newest one, if it comes from there."""
+
+    def is_begun_by(self, checkpoint: Checkpoint) -> bool:
+        """Returns whether a run that continues a checkpoint begins here, and does not go on with its own."""
+
+    def bring_along(self, checkpoint: Checkpoint, folder: str) -> None:
+        """Copies what the other run keeps next to its checkpoint into the directory of the new run."""
+
+
 Others = Mapping[str, Extension]
 
 
@@ -91,11 +108,14 @@ class Capability:
         moment: when `make` is called.
         needs: names of the capabilities that `make` looks up among the others; each stands above it in the table, and
             may be missing there, since its run does not need it or its folder was deleted.
+        origin: returns the checkpoint of another run from which a run with these arguments begins; None: it begins in
+            its own directory.
     """
 
     make: Callable[[RunContext, Others], Extension | None]
     moment: Moment = Moment.TRAINING
     needs: tuple[str, ...] = ()
+    origin: Callable[[Any], Origin | None] | None = None  # Any: arguments of transformers too
 
 
-__all__ = ["Capability", "Extension", "Freeze", "Moment", "Others", "RunContext"]
+__all__ = ["Capability", "Extension", "Freeze", "Moment", "Origin", "Others", "RunContext"]

@@ -80,7 +80,7 @@ TABLE: tuple[Row, ...] = (
     row("slow_ranks", folder="trainwright.extensions.slow_ranks"),
     row("averages", fields="AverageFields", rules=True, file="weight_averages.pt"),
     row("recorded_values", folder="trainwright.extensions.recorded_values"),
-    row("branch", folder="trainwright.extensions.branch"),
+    row("branch", fields="BranchFields", rules=True),
     row("control", fields="ControlFields"),
     row("ledger", file="ledger.parquet", folder="trainwright.extensions.ledger"),
     row("curriculum", file="curriculum.pt", folder="trainwright.extensions.curriculum"),

@@ -70,10 +70,9 @@ OURS = (
     "optim.schedules.set_rate",
     "optim.schedules._check_scaled",  # commands to a run under way
     "capabilities.averages",  # averages of the weights
-    "extensions.branch.origins",
     "run.resume.check_cooldown",
     "run.resume.check_cooldown_alone",
-    "extensions.branch",  # branches and cooldowns
+    "capabilities.branch",  # branches and cooldowns
     "extensions.async_evaluation",
     "run.evaluation_process",
     "run.frozen",

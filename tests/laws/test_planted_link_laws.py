@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from trainwright._types import QUARANTINE_NAME
+from trainwright.capabilities.branch.origins import bring_along
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.remote import RemoteStore
@@ -24,7 +25,6 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.checkpoint.weights import use_umask
 from trainwright.config.plans import MirrorPlan
 from trainwright.data.quarantine import add_to_quarantine
-from trainwright.extensions.branch.origins import bring_along
 from trainwright.extensions.incidents import bundle
 from trainwright.extensions.mirror.mirror import Mirror, outbox_of
 from trainwright.extensions.mirror.parts import Order

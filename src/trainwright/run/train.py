@@ -68,12 +68,11 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
     with refused, using_run(trainer, run), run.with_extensions(), together, measuring:
         run.checkpoint = resume.open_checkpoint(wanted, args, engine)
         resume.check_cooldown(run.checkpoint, args)
-        run.begins_branch = resume.begins_branch(run.checkpoint, args)
+        origin = resume.find_origin(args)
+        run.begins_branch = run.checkpoint is not None and origin is not None and origin.is_begun_by(run.checkpoint)
         checkpointing.prepare_output(args, folder, is_fresh=run.checkpoint is None or run.begins_branch)
-        if run.checkpoint is not None and run.begins_branch and args.should_save:
-            from trainwright.extensions.branch import origins
-
-            origins.bring_along(run.checkpoint, output_path(args))
+        if run.checkpoint is not None and origin is not None and run.begins_branch and args.should_save:
+            origin.bring_along(run.checkpoint, output_path(args))
         with build.callbacks_of_a_run(trainer.callback_handler, args, folder), run.under_way(services):
             prepare_model(trainer, trial, run.checkpoint)
             for model_ready in run.extensions.model_ready:

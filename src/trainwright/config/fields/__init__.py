@@ -38,6 +38,7 @@ __all__ = [
     "out_of_range",
     "redeclared_fields",
     "shadowed_fields",
+    "value_if_known",
     "value_of",
 ]
 
@@ -86,6 +87,11 @@ def value_of(args: object, name: str) -> Any:  # Any: the value of any field
     if value is MISSING:
         value = getattr(args, OLDER_NAMES.get(name, name), setting.default)
     return value
+
+
+def value_if_known(args: object, name: str) -> Any:  # Any: the value of any field
+    """The value of a field of another capability, which may not be there; then None."""
+    return value_of(args, name) if name in SETTINGS else None
 
 
 def has_other_meaning(args: object, name: str) -> bool:

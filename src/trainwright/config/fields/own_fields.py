@@ -321,12 +321,6 @@ class CoreFields(FieldGroup, group="Ours"):
         choices=("wait", "skip"),
         since="0.3",
     )
-    branch_from: str | None = not_compared(
-        None,
-        "Checkpoint of another run to begin from, as a run of its own; once it has saved, it continues there.",
-        syntax=("path",),
-        since="0.3",
-    )
     cooldown: str | None = tunable(
         None,
         "Shape in which the rate falls from its present value to 0, from a branch or a longer max_steps on.",

@@ -8,12 +8,12 @@ from typing import Any
 
 from tests._support.two_processes import tell
 from tests.capabilities.averages.average_runs import BACKENDS
+from tests.capabilities.branch.branch_runs import AT, END, STEPS, Dies, branch, run
 from tests.contract import doubles
-from tests.laws.branch_runs import AT, END, STEPS, Dies, branch, run
+from trainwright.capabilities.branch.origins import origins_in
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.weights import load_weights
 from trainwright.engine import sharded_state
-from trainwright.extensions.branch.origins import origins_in
 
 FOLDER = Path(sys.argv[1])
 SETTINGS = {"per_device_train_batch_size": 2, **BACKENDS[sys.argv[2]]}

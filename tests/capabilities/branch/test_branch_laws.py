@@ -15,23 +15,23 @@ import pytest
 import torch
 
 from trainwright._types import QUARANTINE_NAME
+from trainwright.capabilities.branch.origins import checkpoint_at, origins_in
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, CheckpointError, CheckpointNotFoundError
-from trainwright.extensions.branch.origins import checkpoint_at, origins_in
 from trainwright.journal.record import read
 from trainwright.optim import schedules
 from trainwright.report.comparison import comparison, read_runs
 from trainwright.report.run_page import write_report
 from trainwright.report.run_table import find_runs
 
-from .._support import forked
-from .._support.engines import needs
-from .._support.two_processes import finish_forks, start_forks
-from .._support.two_processes import run as run_ranks
-from ..capabilities.averages.average_runs import ON_CPU
-from ..contract import doubles
-from ..optim.test_schedule_resume import BASE, BY_STEPS, COURSES, WARMUPS, advance, after, builder, loaded
+from ..._support import forked
+from ..._support.engines import needs
+from ..._support.two_processes import finish_forks, start_forks
+from ..._support.two_processes import run as run_ranks
+from ...contract import doubles
+from ...optim.test_schedule_resume import BASE, BY_STEPS, COURSES, WARMUPS, advance, after, builder, loaded
+from ..averages.average_runs import ON_CPU
 from .branch_runs import AT, END, STEPS, branch, made, run
 
 FALLS: dict[str, Callable[[float], float]] = {

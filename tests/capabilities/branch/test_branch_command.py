@@ -13,8 +13,8 @@ from trainwright.cli.branch import cooldown_length
 from trainwright.errors import ArgumentError
 from trainwright.journal.record import read
 
-from ..laws.test_branch_laws import content
-from .commands import SMALL, call, done, small
+from ...cli.commands import SMALL, call, done, small
+from .test_branch_laws import content
 
 STABLE = SMALL + "  lr_scheduler_type: constant\n  logging_strategy: steps\n"
 RATE = 1e-2

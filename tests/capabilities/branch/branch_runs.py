@@ -9,7 +9,7 @@ from typing import Any
 
 from trainwright import TrainerCallback
 
-from ..contract import doubles
+from ...contract import doubles
 
 STEPS = 12
 AT = 6  # step of the checkpoint that branches begin from

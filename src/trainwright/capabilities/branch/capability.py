@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trainwright.capabilities.branch.origins import find_origin, origin_of, origins_in
 from trainwright.capability import Capability, Extension, Others, RunContext
 
 
@@ -10,13 +11,11 @@ def make(context: RunContext, others: Others) -> Extension | None:
     run = context.run
     if run.checkpoint is None:
         return None
-    from trainwright.extensions.branch import origins
-
-    if not run.begins_branch and not origins.origins_in(run.checkpoint):
+    if not run.begins_branch and not origins_in(run.checkpoint):
         return None
-    from trainwright.extensions.branch.extension import Ancestry
+    from trainwright.capabilities.branch.extension import Ancestry
 
-    return Ancestry(origins.origin_of(run.checkpoint) if run.begins_branch else None)
+    return Ancestry(origin_of(run.checkpoint) if run.begins_branch else None)
 
 
-CAPABILITY = Capability(make=make)
+CAPABILITY = Capability(make=make, origin=find_origin)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tests.laws.branch_runs import Dies, branch
+from tests.capabilities.branch.branch_runs import Dies, branch
 
 if __name__ == "__main__":
     settings = {"max_steps": 14, "cooldown": "1-sqrt", "save_async": False}
