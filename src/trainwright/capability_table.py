@@ -79,7 +79,7 @@ TABLE: tuple[Row, ...] = (
     row("loss_scale", folder="trainwright.extensions.loss_scale"),
     row("slow_ranks", folder="trainwright.extensions.slow_ranks"),
     row("averages", fields="AverageFields", rules=True, file="weight_averages.pt"),
-    row("recorded_values", folder="trainwright.extensions.recorded_values"),
+    row("recorded_values", fields="RecordedValuesFields", rules=True),
     row("branch", fields="BranchFields", rules=True),
     row("control", fields="ControlFields"),
     row("ledger", file="ledger.parquet", folder="trainwright.extensions.ledger"),

@@ -77,10 +77,10 @@ from trainwright.support.replaced import current, watch
 from trainwright.support.tensor_tree import num_samples_of
 
 if TYPE_CHECKING:
+    from trainwright.capabilities.recorded_values.value_comparison import ValuesReport
     from trainwright.preflight.check_registry import CheckReport
     from trainwright.preflight.prove import ProofReport
     from trainwright.search.base import BestRun
-    from trainwright.support.value_comparison import ValuesReport
 
 Items = torch.Tensor | int | None
 

@@ -205,7 +205,7 @@ def test_a_run_asks_transformers_in_one_place_and_the_trainer_does_not(imports: 
 # Who may import a capability: the table finds them by name. The trainer has two methods that belong to one, and the
 # command line has commands.
 HOMES = ("capabilities", "extensions")
-KNOWS_EXTENSIONS = (*HOMES, "trainer", "cli")
+KNOWS_EXTENSIONS = (*HOMES, "preflight", "trainer", "cli")
 
 
 def knowing_an_extension(imports: Iterable[Import]) -> list[str]:

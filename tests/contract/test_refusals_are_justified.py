@@ -78,7 +78,7 @@ OURS = (
     "run.frozen",
     "support.evaluation_requests",  # evaluations beside training
     "extensions.experts",  # the load of experts
-    "support.value_comparison",  # values of two runs that are compared
+    "capabilities.recorded_values.value_comparison",  # values of two runs that are compared
     "support.deadline",  # partners that hang
     "hub.outbox",  # uploads that wait in a directory, where others may place files
     "support.door",

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from trainwright import TrainerCallback
 from trainwright.capabilities.averages.saved import read_average
 from trainwright.capabilities.control.inbox import Inbox
+from trainwright.capabilities.recorded_values.value_comparison import read_values, values_file
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.ledger import read_table
 from trainwright.distributed.device import device_variables
@@ -26,7 +27,6 @@ from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
 from trainwright.extensions.async_evaluation import capability
 from trainwright.preflight import speed
-from trainwright.support.value_comparison import read_values, values_file
 
 from ..laws.async_evaluations import Held
 from .bench import Bench, llama, samples, sentences

@@ -23,7 +23,7 @@ NOT_HERE = {
     "experts": "tests/laws/test_expert_load_laws.py",
     "loss_scale": "tests/accelerator/test_runs.py",
     "loss_question": "tests/laws/test_loss_laws.py",
-    "recorded_values": "tests/preflight/test_recorded_values.py",
+    "recorded_values": "tests/capabilities/recorded_values",
     "slow_ranks": "tests/laws/test_slow_rank_laws.py",
 }
 # Capability -> where a partner that hangs, or a file of a stranger, is tried; the others have no partner and no file.

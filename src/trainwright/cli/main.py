@@ -490,7 +490,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Name the first value that differs between two runs."""
-    from trainwright.support.value_comparison import compare_values, read_values
+    from trainwright.capabilities.recorded_values.value_comparison import compare_values, read_values
 
     found = compare_values(read_values(run), read_values(other), tolerance=tolerance)
     if as_json:
@@ -972,7 +972,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Commands of capabilities: without a capability's row in the table, there is no such command.
-CAPABILITY_OF = {"branch": "branch", "ctl": "control"}
+CAPABILITY_OF = {"branch": "branch", "ctl": "control", "diff": "recorded_values"}
 AS_TYPED = {"allow_extra_args": True, "ignore_unknown_options": True}  # --learning_rate 1e-4 training.max_steps=1
 for _command in (
     init,
@@ -1000,7 +1000,10 @@ for _command in (
     app.command(context_settings=AS_TYPED if _command in (check, train, resume, branch, extend) else None)(
         reported(_command)
     )
-app.command(hidden=True)(reported(diff))  # the list of commands fills the screen; `trainwright diff --help` shows it
+if CAPABILITY_OF["diff"] in RESERVED_NAMES:
+    app.command(hidden=True)(
+        reported(diff)
+    )  # the list of commands fills the screen; `trainwright diff --help` shows it
 app.command(hidden=True)(reported(mcp))  # a program starts it
 
 

@@ -351,12 +351,6 @@ def profiled(args: Arguments) -> StepRange | None:
     return None if steps is None else parse_steps(steps)
 
 
-def recorded_values(args: Arguments) -> StepRange | None:
-    """Returns the steps whose values are recorded; None without `record_values`."""
-    steps = value_of(args, "record_values")
-    return None if steps is None else parse_steps(steps)
-
-
 def evaluation(args: Arguments) -> plans.EvalPlan:
     """Returns how an evaluation runs."""
     return plans.EvalPlan(

@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 
 from trainwright.callbacks.base import TrainerCallback
+from trainwright.capabilities.recorded_values.value_comparison import ValuesReport, compare_values, read_values
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.preflight.prove import quietly, short_copy
 from trainwright.preflight.trainer_copy import AnyTrainer
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.support.value_comparison import ValuesReport, compare_values, read_values
 
 
 def compare_with(trainer: AnyTrainer, other: AnyTrainer, *, num_steps: int, tolerance: float | None) -> ValuesReport:

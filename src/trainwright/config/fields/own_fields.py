@@ -176,11 +176,6 @@ class CoreFields(FieldGroup, group="Ours"):
         None,
         "Trace steps with torch's profiler into output_dir/profile: '10-15', or a number of steps after the first two.",
     )
-    record_values: str | None = not_compared(  # numbers too; argument parsers want one type that text converts to
-        None,
-        "Write fingerprints of all values of these steps for `trainwright diff`: '1-3', or a number of first steps.",
-        since="0.3",
-    )
     shuffle_method: str = tunable(
         "auto",
         "Shuffling: permutation (an array of indices), feistel (computed, no memory), auto (that above 2^24 rows).",

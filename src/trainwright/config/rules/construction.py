@@ -58,16 +58,6 @@ def profiled_steps(args: Arguments) -> str | None:
     return None
 
 
-@rule(Stage.CONSTRUCTION, "record_values")
-def recorded_steps(args: Arguments) -> str | None:
-    try:
-        if (steps := value_of(args, "record_values")) is not None:
-            parse_steps(steps)
-    except ValueError as error:
-        return f"record_values: {error}"
-    return None
-
-
 @rule(Stage.CONSTRUCTION, "eval_async", "eval_device")
 def known_evaluator(args: Arguments) -> str | None:
     wanted = value_of(args, "eval_async")

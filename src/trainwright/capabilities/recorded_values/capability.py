@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 
 from trainwright.capability import Capability, Extension, Others, RunContext
-from trainwright.config import resolve
+from trainwright.config.coerce import parse_steps
+from trainwright.config.fields import value_of
 
 
 def make(context: RunContext, others: Others) -> Extension | None:
     """Returns the recorder, if steps are asked for."""
     args = context.args
-    steps = resolve.recorded_values(args)
+    steps = value_of(args, "record_values")
     if steps is None:
         return None
-    from trainwright.extensions.recorded_values.extension import ValueRecorder
+    from trainwright.capabilities.recorded_values.extension import ValueRecorder
 
     settings = {
         "seed": args.seed,
@@ -26,7 +27,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
         "processes": args.world_size,
     }
     return ValueRecorder(
-        steps,
+        parse_steps(steps),
         context.folder,
         context.engine,
         rank=args.process_index,

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from trainwright._types import json_value
+from trainwright.capabilities.recorded_values.fingerprint import fingerprint
+from trainwright.capabilities.recorded_values.value_comparison import compare_values, read_values
 from trainwright.errors import ArgumentError, DataError
-from trainwright.support.fingerprint import fingerprint
-from trainwright.support.value_comparison import compare_values, read_values
 
-from ..cli.commands import call
+from ...cli.commands import call
 
 TENSOR = fingerprint(torch.ones(2, 3), with_place=True)
 RECORDS: list[dict[str, Any]] = [

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainwright import TrainerCallback
+from trainwright.capabilities.recorded_values.fingerprint import distance, fingerprint, only_place
+from trainwright.capabilities.recorded_values.value_comparison import read_values, values_file
 from trainwright.checkpoint import rng
 from trainwright.errors import DataError
-from trainwright.support.fingerprint import distance, fingerprint, only_place
-from trainwright.support.value_comparison import read_values, values_file
 
-from .._support.small import StopAt, data, differing, make_trainer, models, weights
-from .._support.two_processes import run as run_ranks
-from ..cli.commands import call
+from ..._support.small import StopAt, data, differing, make_trainer, models, weights
+from ..._support.two_processes import run as run_ranks
+from ...cli.commands import call
 
 NUM_SAMPLES = 12
-PAGE = Path(__file__).parents[2] / "docs" / "numerics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "numerics.md"
 ATTENTION = "model.layers.0.self_attn"
 
 

@@ -30,17 +30,17 @@ import xxhash
 from torch import nn
 
 from trainwright._types import Batch, JSONObject, json_value
+from trainwright.capabilities.recorded_values.fingerprint import fingerprint, named_tensors
+from trainwright.capabilities.recorded_values.value_comparison import values_file
 from trainwright.checkpoint import rng
 from trainwright.config.coerce import StepRange
 from trainwright.data.row_names import NamesOf
 from trainwright.engine.base import Engine
 from trainwright.loop.extension import Decision, Extension, MicroBatch, Run, StepFacts
 from trainwright.support.door import OwnFolder, RelativeName
-from trainwright.support.fingerprint import fingerprint, named_tensors
 from trainwright.support.loss_normalization import LossOutput
 from trainwright.support.model_facts import plain_name
 from trainwright.support.tensor_tree import map_nested
-from trainwright.support.value_comparison import values_file
 
 NUMBERS = (bool, int, float, str)
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from trainwright._types import VALUES_FILE, JSONObject, counted
+from trainwright.capabilities.recorded_values.fingerprint import MODULUS, NUM_SKETCHES, distance, only_place
 from trainwright.errors import ArgumentError, DataError
 from trainwright.support.door import parse_json, parse_number, parse_step, without_halves
-from trainwright.support.fingerprint import MODULUS, NUM_SKETCHES, distance, only_place
 
 SHARED = ("weight", "clipped", "optimizer", "update")  # the same in runs of different numbers of processes
 PASSES = ("forward", "loss", "backward", "gradient", "clipped", "optimizer", "update")  # void after a rewind
