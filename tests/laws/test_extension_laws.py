@@ -278,7 +278,7 @@ def test_extensions_together_train_as_alone(
         assert all(overrides(extension, event) for extension in listening), event
 
 
-OF_SEVERAL = ("share", "shared")  # told where several processes train: test_slow_rank_laws.py
+OF_SEVERAL = ("share", "shared")  # told where several processes train: capabilities/slow_ranks
 
 
 def overrides(extension: Extension, event: str) -> bool:

@@ -24,7 +24,7 @@ NOT_HERE = {
     "loss_scale": "tests/accelerator/test_runs.py",
     "loss_question": "tests/laws/test_loss_laws.py",
     "recorded_values": "tests/capabilities/recorded_values",
-    "slow_ranks": "tests/laws/test_slow_rank_laws.py",
+    "slow_ranks": "tests/capabilities/slow_ranks",
 }
 # Capability -> where a partner that hangs, or a file of a stranger, is tried; the others have no partner and no file.
 HANGS = {

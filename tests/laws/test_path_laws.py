@@ -92,7 +92,7 @@ EXCEPTIONS = OWN_WRITERS | {
     "extensions.incidents.bundle": STAGED,
     "extensions.incidents.contents.fill.stacks": STAGED,
     "extensions.incidents.recorder.IncidentRecorder._commit": "staged below a folder that is no link; " + LINK_ITSELF,
-    "extensions.lease.lease": "drafts under random names, leases by `link` and O_EXCL; " + LINK_ITSELF,
+    "capabilities.lease.lease": "drafts under random names, leases by `link` and O_EXCL; " + LINK_ITSELF,
     "extensions.mirror.mirror.Mirror.end: rmdir": "an empty directory by a fixed name, and no link",
     "extensions.mirror.parts.Order.give_back: unlink": "a method of `OwnFolder`",
     "hub.outbox.Outbox.remove: rmdir": "an empty directory by a fixed name, and no link",

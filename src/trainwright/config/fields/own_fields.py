@@ -131,11 +131,6 @@ class CoreFields(FieldGroup, group="Ours"):
         "When a checkpoint cannot be written, as on a full disk: stop training, or continue without it.",
         choices=("stop", "continue"),
     )
-    output_dir_wait_s: float = not_compared(
-        0.0,
-        "Seconds to wait for another live run that holds output_dir, before this one is refused (0: at once).",
-        limits=NOT_NEGATIVE,
-    )
     pad_to_multiple_of: int | None = fixed(
         None,
         "The default collator pads to a multiple of this number of tokens, so there are fewer shapes to compile.",

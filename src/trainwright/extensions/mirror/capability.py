@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainwright.capability import Capability, Extension, Moment, Others, RunContext
 from trainwright.config import resolve
-from trainwright.config.fields import value_of
+from trainwright.config.fields import value_if_known
 
 
 def make(context: RunContext, others: Others) -> Extension | None:
@@ -26,7 +26,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
             engine.gather_objects,
             lambda: engine.writes_parts,
         ),
-        wait_s=value_of(args, "output_dir_wait_s"),
+        wait_s=value_if_known(args, "output_dir_wait_s") or 0.0,
         overwrites=getattr(args, "overwrite_output_dir", None),
     )
 

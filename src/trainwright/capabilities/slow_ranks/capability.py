@@ -9,7 +9,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
     """Returns the extension that compares the processes."""
     if context.engine.num_replicas == 1:
         return None
-    from trainwright.extensions.slow_ranks.extension import SlowRanks
+    from trainwright.capabilities.slow_ranks.extension import SlowRanks
 
     return SlowRanks(context.engine, context.folder)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from trainwright.capabilities.checkpoint_items.extension import CheckpointItems
 from trainwright.capability import Capability, Others, RunContext
 from trainwright.checkpoint import training_state
-from trainwright.extensions.checkpoint_items.extension import CheckpointItems
 
 
 def make(context: RunContext, others: Others) -> CheckpointItems:

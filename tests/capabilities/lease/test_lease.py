@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from trainwright.capabilities.lease import lease as leases
+from trainwright.capabilities.lease.lease import Holder, Lease, take
 from trainwright.errors import ArgumentError, CheckpointWriteError
-from trainwright.extensions.lease import lease as leases
-from trainwright.extensions.lease.lease import Holder, Lease, take
 
 LONG_AGO = 1000.0
 

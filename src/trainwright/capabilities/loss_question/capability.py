@@ -23,7 +23,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
     may_have_several = may_have_several or has_hook(hooks, "prepare_window", num_arguments=1)
     if not run.loss_rule.is_open or (is_alone and not may_have_several):
         return None
-    from trainwright.extensions.loss_question.extension import LossQuestion
+    from trainwright.capabilities.loss_question.extension import LossQuestion
 
     core = model_facts.core_model(hooks.model)
     functions = [hooks.compute_loss, hooks.compute_loss_func, type(core).forward]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trainwright.capabilities.recorded_metrics.extension import RecordedNumbers
 from trainwright.capability import Capability, Others, RunContext
-from trainwright.extensions.recorded_metrics.extension import RecordedNumbers
 
 
 def make(context: RunContext, others: Others) -> RecordedNumbers:

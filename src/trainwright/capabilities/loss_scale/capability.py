@@ -11,7 +11,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
     engine = context.engine
     if "guard" in others or not (engine.scales_loss and kind_of(engine.device).has_streams):
         return None
-    from trainwright.extensions.loss_scale.extension import SkippedUpdates
+    from trainwright.capabilities.loss_scale.extension import SkippedUpdates
 
     return SkippedUpdates(engine)
 

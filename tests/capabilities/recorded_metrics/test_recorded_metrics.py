@@ -12,12 +12,12 @@ import torch
 
 from trainwright import Trainer, TrainerCallback
 from trainwright._types import RECORDED_METRICS_NAME
+from trainwright.capabilities.recorded_metrics.extension import is_recorded_state
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.errors import ArgumentError, CheckpointError, DataError
-from trainwright.extensions.recorded_metrics.extension import is_recorded_state
 from trainwright.state.recorded_metrics import COMPACT_AFTER, RecordedMetrics
 
-from ..contract import doubles
+from ...contract import doubles
 
 STEPS = 6
 LOG = 3

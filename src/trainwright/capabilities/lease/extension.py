@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trainwright.extensions.lease.lease import Lease, take
+from trainwright.capabilities.lease.lease import Lease, take
 from trainwright.loop.extension import Extension, Run
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from trainwright.capabilities.lease.extension import DirectoryLease
 from trainwright.capability import Capability, Moment, Others, RunContext
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
-from trainwright.extensions.lease.extension import DirectoryLease
 
 
 def make(context: RunContext, others: Others) -> DirectoryLease:

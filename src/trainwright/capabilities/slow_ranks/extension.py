@@ -32,10 +32,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from trainwright.capabilities.slow_ranks.forward_waits import DeviceWaits, HostWaits, Pair
 from trainwright.distributed.device import kind_of
 from trainwright.distributed.world import World
 from trainwright.engine.base import Engine
-from trainwright.extensions.slow_ranks.forward_waits import DeviceWaits, HostWaits, Pair
 from trainwright.journal.record import live_journal
 from trainwright.loop.extension import Extension, MicroBatch, Run
 from trainwright.state.progress import BACKWARD, DATA, FORWARD, HOST_TO_DEVICE, SAVING, WAITING

@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from trainwright.extensions.slow_ranks import extension
-from trainwright.extensions.slow_ranks.extension import BACKWARD_WORK, PHASES, WORDS, SlowRanks, slow_ranks
-from trainwright.extensions.slow_ranks.forward_waits import HostWaits
+from trainwright.capabilities.slow_ranks import extension
+from trainwright.capabilities.slow_ranks.extension import BACKWARD_WORK, PHASES, WORDS, SlowRanks, slow_ranks
+from trainwright.capabilities.slow_ranks.forward_waits import HostWaits
 from trainwright.journal.record import read
 from trainwright.report.run_page import tables, warnings
 from trainwright.state import progress
 from trainwright.state.progress import BACKWARD, DATA, EVALUATION, FORWARD, WAITING, Clock
 
-from .._support.engines import needs
-from .._support.two_processes import run as run_ranks
+from ..._support.engines import needs
+from ..._support.two_processes import run as run_ranks
 
 SHARES = dict(zip(PHASES, (0.05, 0.01, 0.3, 0.6, 0.04, 0.0), strict=True))
 
