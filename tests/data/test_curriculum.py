@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 
 import trainwright
 from trainwright import Curriculum, LedgerColumns
-from trainwright._types import CURRICULUM_NAME, LEDGER_NAME
+from trainwright.capability_table import FILES
 from trainwright.data.curriculum import CurriculumOrder, read_weights
 from trainwright.data.ledger import columns_in, read_table
 from trainwright.data.mixture import MixtureDataset, as_mixture
@@ -284,7 +284,7 @@ def test_the_function_sees_the_ledger_and_hard_samples_come_more_often(tmp_path:
     one = trained(tmp_path, Curriculum(rows(), keeps, every=6, delay=1), **saves)
     seen = one.model.seen[: 6 * SIZE]
     columns = columns_in(
-        read_table(tmp_path / "checkpoint-36" / LEDGER_NAME)[0], tmp_path / "checkpoint-36" / LEDGER_NAME
+        read_table(tmp_path / "checkpoint-36" / FILES["ledger"])[0], tmp_path / "checkpoint-36" / FILES["ledger"]
     )
     assert sorted(seen[:SIZE]) == list(range(SIZE))  # the first epoch has each row once
     assert len(one.model.seen) == 7 * SIZE
@@ -305,8 +305,8 @@ def test_a_run_that_was_cut_trains_the_same_samples(step: int, workers: int, who
     """Before it is asked first, asked and not in force, with two askings pending, after some came into force."""
     before = whole[hard_first]
     checkpoint = Path(before.args.output_dir) / f"checkpoint-{step}"
-    assert (checkpoint / CURRICULUM_NAME).is_file()
-    assert not (checkpoint / LEDGER_NAME).exists()
+    assert (checkpoint / FILES["curriculum"]).is_file()
+    assert not (checkpoint / FILES["ledger"]).exists()
     resumed = trained(
         checkpoint.parent / f"{step}-{workers}",
         Curriculum(rows(), hard_first, **STEPS),
@@ -421,7 +421,7 @@ def test_what_a_checkpoint_lacks_or_has_of_other_data(tmp_path: Path, caplog: py
     )
     assert "has curriculum weights for other data" in caplog.text
     assert len(fewer.model.seen) == 16
-    torch.save({"asked": 4, "steps": [22]}, tmp_path / "new" / "checkpoint-8" / CURRICULUM_NAME)
+    torch.save({"asked": 4, "steps": [22]}, tmp_path / "new" / "checkpoint-8" / FILES["curriculum"])
     sign_again(tmp_path / "new" / "checkpoint-8")
     with pytest.raises(CheckpointError, match="not the state of a curriculum"):
         trained(

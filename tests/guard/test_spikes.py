@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainwright._types import GUARD_STATE_NAME
+from trainwright.capability_table import FILES
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.checkpoint.training_state import save_json
@@ -134,5 +134,5 @@ def test_a_file_that_no_run_writes_is_refused(state: str, tmp_path: Path) -> Non
 
 def test_the_file_is_read_back(tmp_path: Path) -> None:
     state = {"skipped_in_a_row": 2, "accepted": {"loss": [1.0, 2.5]}}
-    save_json(state, tmp_path / GUARD_STATE_NAME)
+    save_json(state, tmp_path / FILES["guard"])
     assert Checkpoint(tmp_path).entry("guard").state(is_guard_state) == state

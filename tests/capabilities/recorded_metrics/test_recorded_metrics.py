@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from trainwright import Trainer, TrainerCallback
-from trainwright._types import RECORDED_METRICS_NAME
 from trainwright.capabilities.recorded_metrics.extension import is_recorded_state
+from trainwright.capability_table import FILES
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.errors import ArgumentError, CheckpointError, DataError
 from trainwright.state.recorded_metrics import COMPACT_AFTER, RecordedMetrics
@@ -189,7 +189,7 @@ def test_a_resumed_run_logs_the_same(tmp_path: Path) -> None:
     settings = {"save_strategy": "steps", "save_steps": 4, "max_steps": 9, "logging_steps": 6}
     whole = trained(tmp_path / "a", settings=settings)
     folder = tmp_path / "a" / "checkpoint-4"
-    assert "error" in json.loads((folder / RECORDED_METRICS_NAME).read_text())
+    assert "error" in json.loads((folder / FILES["recorded_metrics"]).read_text())
     resumed = doubles.trainer(
         tmp_path / "a", Records, settings={**settings, "per_device_train_batch_size": 3}, data_collator=with_metrics
     )
@@ -197,7 +197,7 @@ def test_a_resumed_run_logs_the_same(tmp_path: Path) -> None:
     names = expected(whole.kept)
     assert [{n: e[n] for n in names} for e in logged(whole)] == [{n: e[n] for n in names} for e in logged(resumed)]
     assert len(resumed.kept) == 5
-    (folder / RECORDED_METRICS_NAME).write_text('{"a": ["median", 1.0, 1.0]}')
+    (folder / FILES["recorded_metrics"]).write_text('{"a": ["median", 1.0, 1.0]}')
     with pytest.raises(CheckpointError, match="holds invalid values"):
         Checkpoint(folder).entry("recorded_metrics").state(is_recorded_state)
 

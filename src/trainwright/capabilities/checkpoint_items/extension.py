@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from trainwright._types import ITEMS_NAME, StateDict
+from trainwright._types import StateDict
+from trainwright.capability_table import FILES
 from trainwright.checkpoint import rng, training_state
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
@@ -64,7 +65,7 @@ class CheckpointItems(Extension):
 
         def write(copied: list[dict[str, StateDict]]) -> None:
             for rank, one in enumerate(copied):
-                torch.save(one, folder / rng.file_name(rank, len(copied), ITEMS_NAME))
+                torch.save(one, folder / rng.file_name(rank, len(copied), FILES["checkpoint_items"]))
 
         if self._writes:
             sink.put(every, write)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainwright._types import RECORDED_METRICS_NAME, JSONObject
+from trainwright._types import JSONObject
+from trainwright.capability_table import FILES
 from trainwright.checkpoint.training_state import save_json
 from trainwright.loop.extension import Extension, SavedRun, Sink
 from trainwright.state.progress import Progress
@@ -49,7 +50,7 @@ class RecordedNumbers(Extension):
         """Writes the totals of all processes since the last log."""
         state = self._progress.recorded_state(keeps=self._is_first)
         if self._writes:
-            save_json(state, folder / RECORDED_METRICS_NAME)
+            save_json(state, folder / FILES["recorded_metrics"])
 
     def load(self, checkpoint: SavedRun) -> None:
         """Continues from the totals of a checkpoint; CheckpointError for an invalid file."""

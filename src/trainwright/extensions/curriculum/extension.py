@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from trainwright._types import CURRICULUM_NAME, JSONObject, counted
+from trainwright._types import JSONObject, counted
+from trainwright.capability_table import FILES
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config.plans import StepPlan
 from trainwright.data.batches import EpochBatches
@@ -227,7 +228,7 @@ class CurriculumRun(Extension):
         """Writes the weights of samples, and the ledger unless it has its own file."""
         if self._writes:
             state = self._state()
-            sink.put((), lambda nothing: torch.save(state, folder / CURRICULUM_NAME))
+            sink.put((), lambda nothing: torch.save(state, folder / FILES["curriculum"]))
 
     def load(self, checkpoint: SavedRun) -> None:
         """Remembers the checkpoint until `begin`, when the position of the run is known."""

@@ -43,7 +43,8 @@ from typing import TypeAlias
 
 import torch
 
-from trainwright._types import GUARD_STATE_NAME, Batch, JSONObject, Optimizer, is_count
+from trainwright._types import Batch, JSONObject, Optimizer, is_count
+from trainwright.capability_table import FILES
 from trainwright.checkpoint.training_state import save_json
 from trainwright.config.plans import GuardPlan
 from trainwright.distributed.device import DelayedScalar, kind_of
@@ -346,7 +347,7 @@ class HostGuard(Extension):
     def save(self, folder: Path, sink: Sink) -> None:
         """Writes the guard's record of earlier steps."""
         if self._writes:
-            save_json(self.state(), folder / GUARD_STATE_NAME)
+            save_json(self.state(), folder / FILES["guard"])
 
     def load(self, checkpoint: SavedRun) -> None:
         """Continues from a checkpoint; CheckpointError for an invalid file."""
