@@ -2339,7 +2339,7 @@ class Trainer:
         Raises:
             BundleError: there is no step, or the bundle cannot be written.
         """
-        from trainwright.extensions.incidents.capability import find_recorder
+        from trainwright.capabilities.incidents.capability import find_recorder
 
         folder = self._get_output_dir(self._trial)
         engine = self._trainwright.services.engine

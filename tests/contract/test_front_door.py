@@ -82,7 +82,7 @@ TABLE = (
     ),
     Entry(
         "._attn_implementation",
-        ("data/packing.py", "engine/sequence_parts.py", "extensions/incidents/contents.py", "support/patches.py"),
+        ("data/packing.py", "engine/sequence_parts.py", "capabilities/incidents/contents.py", "support/patches.py"),
         "Name of a model's attention; transformers can set it in public, and has nothing to ask for it.",
         "transformers 5.23.0",
     ),

@@ -226,8 +226,8 @@ def test_each_capability_stands_below_those_that_it_needs() -> None:
 
 
 def test_a_planted_import_of_an_extension_is_found(tmp_path: Path) -> None:
-    files = {"run/run.py": "def f():\n    from trainwright.extensions import guard", "extensions/guard.py": ""}
-    expected = ["trainwright.run.run:2 imports trainwright.extensions.guard"]
+    files = {"run/run.py": "def f():\n    from trainwright.capabilities import guard", "capabilities/guard.py": ""}
+    expected = ["trainwright.run.run:2 imports trainwright.capabilities.guard"]
     assert knowing_an_extension(plant(tmp_path, files)) == expected
 
 

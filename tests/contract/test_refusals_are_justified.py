@@ -23,9 +23,9 @@ OURS = (
     "config.planned",  # a run that is planned, not started
     "engine.zero_stand_ins",  # likewise
     "distributed.process_group.as_one_of_many",
-    "extensions.guard.rollback",  # the command line, the journal, checks before a run, going back
-    "extensions.incidents.bundle",
-    "extensions.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
+    "capabilities.guard.rollback",  # the command line, the journal, checks before a run, going back
+    "capabilities.incidents.bundle",
+    "capabilities.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
     "data.quarantine",
     "data.positions.LoaderPosition.exclude",
     "data.streaming.reader.StreamItems.exclude",

@@ -18,6 +18,7 @@ import pytest
 
 from trainwright._types import QUARANTINE_NAME
 from trainwright.capabilities.branch.origins import bring_along
+from trainwright.capabilities.incidents import bundle
 from trainwright.capabilities.recorded_values.extension import ValueRecorder
 from trainwright.capabilities.recorded_values.value_comparison import values_file
 from trainwright.checkpoint.checkpoint import Checkpoint
@@ -27,7 +28,6 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.checkpoint.weights import use_umask
 from trainwright.config.plans import MirrorPlan
 from trainwright.data.quarantine import add_to_quarantine
-from trainwright.extensions.incidents import bundle
 from trainwright.extensions.mirror.mirror import Mirror, outbox_of
 from trainwright.extensions.mirror.parts import Order
 from trainwright.hub import outbox

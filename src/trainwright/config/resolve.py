@@ -15,7 +15,7 @@ from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.coerce import StepRange, output_path, parse_steps, staging_of
 from trainwright.config.enums import word
-from trainwright.config.fields import value_of
+from trainwright.config.fields import value_if_known, value_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import refuse
 from trainwright.distributed.world import (
@@ -337,12 +337,10 @@ def id_column(args: Arguments) -> str | None:
     return ledger if column is None and isinstance(ledger, str) else column
 
 
-def guard(args: Arguments) -> plans.GuardPlan:
-    """The policies for bad steps."""
-    plan = plans.GuardPlan(**{field.name: value_of(args, field.name) for field in fields(plans.GuardPlan)})
-    if plan.on_nonfinite == "skip" and not behaviour_of(args).skips_nonfinite_steps:
-        return replace(plan, on_nonfinite="ignore")
-    return plan
+def nonfinite_policy(args: Arguments) -> str:
+    """Returns what becomes of values that are not finite: as `on_nonfinite`, and without a guard a warning."""
+    policy: str = value_if_known(args, "on_nonfinite") or "warn"
+    return "ignore" if policy == "skip" and not behaviour_of(args).skips_nonfinite_steps else policy
 
 
 def profiled(args: Arguments) -> StepRange | None:

@@ -22,8 +22,8 @@ from trainwright.errors import ArgumentError, CheckpointError
 from ..._support.engines import needs
 from ..._support.two_processes import run as run_ranks
 from ...contract import doubles
-from ...guard import poisoned
-from ...guard.test_step_guard import decide_on_the_device
+from ..guard import poisoned
+from ..guard.test_step_guard import decide_on_the_device
 from .average_runs import KINDS, ON_CPU, STEPS, average_of, make
 
 Weights = dict[str, torch.Tensor]

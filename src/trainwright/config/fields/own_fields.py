@@ -12,7 +12,6 @@ from typing import Any
 
 from trainwright.config.setting import (
     BY_RULES,
-    COUNT,
     MAYBE_COUNT,
     MIXTURE,
     NOT_NEGATIVE,
@@ -177,42 +176,6 @@ class CoreFields(FieldGroup, group="Ours"):
         on_resume=ORDER,
         choices=("auto", "permutation", "feistel"),
     )
-    on_nonfinite: str = tunable(
-        "skip",
-        "When loss or gradient is not finite: skip the update, roll back, stop before it, warn and update, ignore.",
-        choices=("skip", "rollback", "stop", "warn", "ignore"),
-    )
-    incidents: bool = tunable(
-        True, "Write batch, weights and random states of a bad step, an error or a hang into output_dir/incidents."
-    )
-    on_spike: str = tunable(
-        "off",
-        "When loss or gradient norm is far above the steps before: warn, skip the update, roll back, stop.",
-        choices=("off", "warn", "skip", "rollback", "stop"),
-    )
-    spike_threshold: float = tunable(
-        6.0,
-        "A spike is this number of robust deviations above the median (1.4826 times the MAD).",
-        limits=Range(0, open_low=True),
-    )
-    spike_window: int = tunable(128, "Accepted steps that on_spike compares a step with.", limits=COUNT)
-    spike_warmup: int = tunable(
-        64, "Accepted steps before on_spike compares the first one; at most spike_window.", limits=COUNT
-    )
-    max_skipped_steps: int = tunable(
-        20,
-        "Skipped steps in a row after which training stops with an error (0: any number).",
-        limits=Range(0, whole=True),
-    )
-    max_rollbacks: int = tunable(3, "Rollbacks to the same snapshot; the next one ends training.", limits=COUNT)
-    rollback_every: int = tunable(
-        50,
-        "Steps between two snapshots in host memory for rollbacks (0: they go back to the newest checkpoint).",
-        limits=Range(0, whole=True),
-    )
-    rollback_skip_samples: int = tunable(
-        0, "Samples after a rollback that are skipped too, in whole steps.", limits=Range(0, whole=True)
-    )
     reproduce: str | None = fixed(
         None,
         "Restores the original's numbers where docs/migrate.md lists a correction: transformers (None: corrected).",
@@ -258,12 +221,6 @@ class CoreFields(FieldGroup, group="Ours"):
     id_column: str | None = not_compared(
         None,
         "Column with the names of rows in the ledger, the quarantine and messages (None: index, or line of a file).",
-        since="0.3",
-    )
-    max_skipped_share: float = tunable(
-        0.5,
-        "Share of the last 100 steps above which skipped steps stop training with an error (0: any share).",
-        limits=Range(0, 1),
         since="0.3",
     )
     journal: bool | None = not_compared(

@@ -101,6 +101,12 @@ def no_effect(names: Sequence[str], where: str, *, joined_by: str = ", ") -> str
     return f"{joined_by.join(names)} {'has' if len(names) == 1 else 'have'} no effect {where}."
 
 
+def idle_family(args: Arguments, members: tuple[str, ...], where: str) -> str | None:
+    """Returns one message about all members of a family of settings that were set."""
+    names = [name for name in members if value_of(args, name) != SETTINGS[name].default and was_asked_for(args, name)]
+    return no_effect(names, where) if names else None
+
+
 def idle_in(message: str) -> set[str]:
     """Returns the settings that a message names at its beginning as without effect, in the form of `no_effect`."""
     found = IDLE.match(message)
