@@ -20,14 +20,14 @@ class Row:
     Attributes:
         name: name of its extension, which is its entry in checkpoints, log and journal. No extension of a user may
             have it.
-        capability: module and object of its `Capability`.
+        capability: module and object of its `Capability`; none if a user adds the extension, under a name of its own.
         fields: module and class of its arguments.
         rules: module of the rules between its arguments and others.
         file: file of its entry in a checkpoint; most have none of their own, and share one.
     """
 
     name: str
-    capability: str
+    capability: str = ""
     fields: str = ""
     rules: str = ""
     file: str = ""
@@ -66,7 +66,7 @@ def row(name: str, *, fields: str = "", rules: bool = False, file: str = "", fol
 # In the order in which a run makes their extensions: those that another one asks for come before it.
 TABLE: tuple[Row, ...] = (
     row("lease", fields="LeaseFields"),
-    row("quarantine", folder="trainwright.extensions.quarantine"),
+    row("quarantine"),
     row("mirror", folder="trainwright.extensions.mirror"),
     row("async_evaluation", folder="trainwright.extensions.async_evaluation"),
     Row(name="first_look", capability="trainwright.preflight.capabilities:FIRST_LOOK"),
@@ -82,8 +82,10 @@ TABLE: tuple[Row, ...] = (
     row("recorded_values", fields="RecordedValuesFields", rules=True),
     row("branch", fields="BranchFields", rules=True),
     row("control", fields="ControlFields"),
-    row("ledger", file="ledger.parquet", folder="trainwright.extensions.ledger"),
-    row("curriculum", file="curriculum.pt", folder="trainwright.extensions.curriculum"),
+    row("ledger", fields="LedgerFields", file="ledger.parquet"),
+    row("curriculum", file="curriculum.pt"),
+    Row(name="experts"),
 )
-RESERVED_NAMES = frozenset(one.name for one in TABLE)
+MADE = tuple(one for one in TABLE if one.capability)  # by a run, not by the user
+RESERVED_NAMES = frozenset(one.name for one in MADE)
 FILES = {one.name: one.file for one in TABLE if one.file}

@@ -989,7 +989,7 @@ class Trainer:
         Raises:
             DataError: an id matches no sample of this dataset, or no sample would remain.
         """
-        from trainwright.extensions.quarantine.capability import quarantine
+        from trainwright.capabilities.quarantine.capability import quarantine
 
         quarantine(self._trainwright.run, self, sample_ids, column)
 

@@ -20,7 +20,7 @@ from .._support.subprocesses import ROOT, run_python
 
 SOURCE = Path(trainwright.__file__).parent
 SCRIPT = Path(__file__).with_name("without_one.py")
-WHOLE = [row for row in TABLE if row.capability.startswith(f"{CAPABILITIES}.")]
+WHOLE = [row for row in TABLE if not row.capability or row.capability.startswith(f"{CAPABILITIES}.")]
 
 
 def without(row: Row, folder: Path) -> Path:
@@ -30,7 +30,7 @@ def without(row: Row, folder: Path) -> Path:
     shutil.rmtree(copy / "capabilities" / row.name)
     table = copy / "capability_table.py"
     text = table.read_text(encoding="utf-8")
-    shorter = re.sub(rf'^    row\(\s*"{row.name}".*\n', "", text, count=1, flags=re.MULTILINE)
+    shorter = re.sub(rf'^    [rR]ow\((?:name=)?"{row.name}".*\n', "", text, count=1, flags=re.MULTILINE)
     assert shorter != text, "the row was not found"
     table.write_text(shorter, encoding="utf-8")
     return copy.parent

@@ -32,9 +32,9 @@ OURS = (
     "data.identity",
     "data.row_names",
     "data.ledger",
-    "extensions.ledger.rows",
+    "capabilities.ledger.rows",
     "run.checks.check_id_column",  # names of rows that are kept from run to run
-    "extensions.quarantine",
+    "capabilities.quarantine",
     "extensions.mirror",
     "checkpoint.directory_client",
     "checkpoint.remote",
@@ -77,7 +77,7 @@ OURS = (
     "run.evaluation_process",
     "run.frozen",
     "support.evaluation_requests",  # evaluations beside training
-    "extensions.experts",  # the load of experts
+    "capabilities.experts",  # the load of experts
     "capabilities.recorded_values.value_comparison",  # values of two runs that are compared
     "support.deadline",  # partners that hang
     "hub.outbox",  # uploads that wait in a directory, where others may place files
@@ -91,10 +91,10 @@ OURS = (
     "data.mixture_order",
     "run.console.source_lines",
     "data.ledger",
-    "extensions.ledger.sample_losses",
+    "capabilities.ledger.sample_losses",
     "run.checks.check_curriculum",
     "data.curriculum",
-    "extensions.curriculum.extension",
+    "capabilities.curriculum.extension",
 )
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (

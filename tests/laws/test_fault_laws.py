@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("quarantine",)
 # Capabilities that one process on the CPU does not have.
 NOT_HERE = {
-    "experts": "tests/laws/test_expert_load_laws.py",
+    "experts": "tests/capabilities/experts",
     "loss_scale": "tests/accelerator/test_runs.py",
     "loss_question": "tests/laws/test_loss_laws.py",
     "recorded_values": "tests/capabilities/recorded_values",

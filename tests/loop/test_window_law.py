@@ -24,8 +24,8 @@ from trainwright.errors import NonFiniteError
 from trainwright.state.recorded_metrics import Total
 
 from .._support.small import StopAt
+from ..capabilities.ledger.test_ledger import Classifier
 from ..contract import doubles
-from ..data.test_ledger import Classifier
 
 # Windows of two micro-batches: three steps in an epoch, step 4 is cut.
 SIZE = 24

@@ -972,7 +972,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Commands of capabilities: without a capability's row in the table, there is no such command.
-CAPABILITY_OF = {"branch": "branch", "ctl": "control", "diff": "recorded_values", "replay": "incidents"}
+CAPABILITY_OF = {
+    "branch": "branch",
+    "ctl": "control",
+    "diff": "recorded_values",
+    "ledger": "ledger",
+    "replay": "incidents",
+}
 AS_TYPED = {"allow_extra_args": True, "ignore_unknown_options": True}  # --learning_rate 1e-4 training.max_steps=1
 for _command in (
     init,

@@ -333,7 +333,7 @@ def mirror(args: Arguments, folder: str) -> plans.MirrorPlan | None:
 def id_column(args: Arguments) -> str | None:
     """Returns the column of row names; None if rows are named by index or by line."""
     column = value_of(args, "id_column")
-    ledger = value_of(args, "ledger")
+    ledger = value_if_known(args, "ledger")
     return ledger if column is None and isinstance(ledger, str) else column
 
 

@@ -18,7 +18,7 @@ from trainwright._types import Model, Trial, has_length, hide
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import TimeLimits
 from trainwright.capability import Capability, Moment, RunContext
-from trainwright.capability_table import TABLE
+from trainwright.capability_table import MADE
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
@@ -141,7 +141,7 @@ def make_extensions(moment: Moment, context: RunContext) -> list[Extension]:
     """Makes the extensions of a run whose moment has come: each capability of the table makes its own, or none."""
     made = {one.name: one for one in context.run.extensions}
     known = set(made)
-    for row in TABLE:
+    for row in MADE:
         capability: Capability = row.load()
         if capability.moment is moment and (extension := capability.make(context, made)) is not None:
             made[row.name] = extension

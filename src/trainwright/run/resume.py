@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright._types import DatasetLike, JSONObject, counted, is_url
 from trainwright.capability import Origin
-from trainwright.capability_table import TABLE
+from trainwright.capability_table import MADE
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.behaviour import behaviour_of
@@ -128,7 +128,7 @@ def find_checkpoint(
 
 def find_origin(args: Any) -> Origin | None:
     """Returns the checkpoint of another run from which a run begins until it has its own; None: it begins afresh."""
-    found = (capability.origin(args) for row in TABLE if (capability := row.load()).origin is not None)
+    found = (capability.origin(args) for row in MADE if (capability := row.load()).origin is not None)
     return next((origin for origin in found if origin is not None), None)
 
 

@@ -212,12 +212,6 @@ class CoreFields(FieldGroup, group="Ours"):
         choices=("stages", "linear"),
         since="0.3",
     )
-    ledger: bool | str = not_compared(
-        False,
-        "Write visits, tokens and losses of each training sample to ledger.parquet; a text: as id_column too.",
-        bare_flag=True,
-        since="0.3",
-    )
     id_column: str | None = not_compared(
         None,
         "Column with the names of rows in the ledger, the quarantine and messages (None: index, or line of a file).",

@@ -9,6 +9,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from trainwright._types import QUARANTINE_NAME, DataLoaderLike, DatasetLike, counted, has_length
+from trainwright.capabilities.quarantine.entries import CURE, Found, entries_of, find_samples
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.identity import listed
@@ -22,7 +23,6 @@ from trainwright.data.quarantine import (
 )
 from trainwright.data.row_names import NamesOf, RowNames
 from trainwright.errors import DataError
-from trainwright.extensions.quarantine.entries import CURE, Found, entries_of, find_samples
 from trainwright.loop.extension import Extension, Run
 
 logger = logging.getLogger(__name__)

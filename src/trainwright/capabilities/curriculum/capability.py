@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trainwright._types import is_instance_of
 from trainwright.capability import Capability, Extension, Others, RunContext
-from trainwright.config.fields import value_of
+from trainwright.config.fields import value_if_known
 
 
 def make(context: RunContext, others: Others) -> Extension | None:
@@ -13,8 +13,8 @@ def make(context: RunContext, others: Others) -> Extension | None:
     dataset = context.hooks.train_dataset
     if not is_instance_of(dataset, "trainwright.data.mixture", "MixtureDataset") or dataset.curriculum is None:
         return None
-    from trainwright.extensions.curriculum.extension import CurriculumRun
-    from trainwright.extensions.ledger.sample_losses import SampleLosses
+    from trainwright.capabilities.curriculum.extension import CurriculumRun
+    from trainwright.capabilities.ledger.sample_losses import SampleLosses
 
     samples = others["ledger"]
     assert isinstance(samples, SampleLosses)
@@ -24,7 +24,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
         samples,
         context.engine,
         plan=run.plan,
-        keeps_ledger=bool(value_of(context.args, "ledger")),
+        keeps_ledger=bool(value_if_known(context.args, "ledger")),
         writes=context.writes,
     )
 

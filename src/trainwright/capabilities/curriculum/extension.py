@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from trainwright._types import JSONObject, counted
+from trainwright.capabilities.ledger.sample_losses import SampleLosses
 from trainwright.capability_table import FILES
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config.plans import StepPlan
@@ -28,7 +29,6 @@ from trainwright.data.positions import IndexedPosition
 from trainwright.data.seeding import seed_from
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointError, DataError
-from trainwright.extensions.ledger.sample_losses import SampleLosses
 from trainwright.loop.extension import Extension, Run, SavedRun, Sink
 from trainwright.state.progress import Progress
 

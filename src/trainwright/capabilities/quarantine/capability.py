@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from typing import Any  # for the user's objects
 
 from trainwright._types import DatasetLike
+from trainwright.capabilities.quarantine.extension import Quarantine, exclude
 from trainwright.capability import Capability, Moment, Others, RunContext
 from trainwright.config import resolve
 from trainwright.config.coerce import output_path
 from trainwright.data.mixture import as_mixture
 from trainwright.data.row_names import NamesOf, row_names
-from trainwright.extensions.quarantine.extension import Quarantine, exclude
 from trainwright.support.hooks import is_overridden
 
 

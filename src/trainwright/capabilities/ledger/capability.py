@@ -18,7 +18,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
     is_mixture = is_stream or is_instance_of(dataset, "trainwright.data.mixture", "MixtureDataset")
     if dataset is None or not (wanted or is_mixture):
         return None
-    from trainwright.extensions.ledger.sample_losses import SampleLosses
+    from trainwright.capabilities.ledger.sample_losses import SampleLosses
 
     guard = others.get("guard")
     has_curriculum = is_mixture and not is_stream and dataset.curriculum is not None

@@ -21,10 +21,10 @@ from trainwright.data.ledger import columns_in, read_table
 from trainwright.data.mixture import MixtureDataset, as_mixture
 from trainwright.errors import ArgumentError, CheckpointError, DataError
 
-from .._support.small import StopAt, sign_again
-from .._support.two_processes import run, tell
-from ..contract import doubles
-from .test_ledger import Classifier, Stops, classes
+from ..._support.small import StopAt, sign_again
+from ..._support.two_processes import run, tell
+from ...contract import doubles
+from ..ledger.test_ledger import Classifier, Stops, classes
 
 SIZE = 22  # steps of 4: six in an epoch, the last one of 2
 STEPS = {"every": 4, "delay": 5}  # asked after 4, 8, ... steps, in force 20 samples later
@@ -343,7 +343,7 @@ def test_a_function_that_fails_is_asked_again_by_the_resume(
     saves = {"save_strategy": "steps", "save_steps": 100, "save_on_exception": True}
     with pytest.raises(DataError, match=r"fails_once.*ZeroDivisionError: no luck \(called after step 8\)"):
         trained(tmp_path, Curriculum(rows(), fails_once, **STEPS), **saves)
-    with caplog.at_level(logging.INFO, logger="trainwright.extensions.curriculum.extension"):
+    with caplog.at_level(logging.INFO, logger="trainwright.capabilities.curriculum.extension"):
         resumed = trained(tmp_path, Curriculum(rows(), hard_first, **STEPS), resume=True)
     assert resumed.model.seen == whole[hard_first].model.seen[30:]
     assert "Curriculum hard_first after step 8: 0 of 22 samples excluded, from sample 51 on." in caplog.messages

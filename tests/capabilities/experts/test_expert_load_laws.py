@@ -12,8 +12,8 @@ from torch import nn
 from trainwright import Decision, ExpertLoad, Extension, StepFacts, Trainer
 from trainwright.errors import ModelError
 
-from .._support.small import StopAt
-from ..parity.sides import OURS
+from ..._support.small import StopAt
+from ...parity.sides import OURS
 
 EXPERTS = 4
 # Expert of each of the 8 samples of a step; the last id is of no expert.

@@ -28,13 +28,13 @@ from torch.nn import functional
 from torch.utils.data import IterableDataset
 
 from trainwright._types import IGNORE_INDEX, LEDGER_NAME, Batch, DatasetLike, Piece, SampleIds
+from trainwright.capabilities.ledger.rows import LedgerRows
 from trainwright.checkpoint.deferred_io import IMMEDIATE
 from trainwright.data.ledger import Array, Ledger, write_table
 from trainwright.data.row_names import NamesOf
 from trainwright.data.streaming.stream_state import is_shuffled_stream
 from trainwright.engine.base import Engine
 from trainwright.errors import ModelError
-from trainwright.extensions.ledger.rows import LedgerRows
 from trainwright.loop.extension import Extension, MicroBatch, Run, SavedRun, Sink
 from trainwright.support.loss_kernels import token_losses
 from trainwright.support.loss_normalization import LossOutput, stands_in

@@ -13,7 +13,7 @@ from trainwright.data.identity import SampleId, Seen, fingerprint
 from trainwright.data.ledger import Ledger, as_table, identity_columns, write_table
 from trainwright.data.quarantine import Named, Quarantined, read_quarantine
 
-from .commands import SMALL, call, done, small
+from ...cli.commands import SMALL, call, done, small
 
 
 def write_ledger(folder: Path, *, is_older: bool = False) -> None:
