@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments, set_seed
+from trainwright.capabilities.control.inbox import Inbox
 from trainwright.journal.record import Record, read
-from trainwright.support.inbox import Inbox
 
 WIDTH = 720
 HEIGHT = 340

@@ -144,7 +144,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "torch_pad_and_concatenate",
     ),
     "trainwright.search.base": ("BestRun", "default_compute_objective"),
-    "trainwright.extensions.experts.extension": ("ExpertLoad",),
+    "trainwright.capabilities.experts.extension": ("ExpertLoad",),
     "trainwright.loop.extension": ("Decision", "Extension", "MicroBatch", "StepFacts"),
     "trainwright.support.loss_normalization": ("LabelSmoother", "LossOutput"),
     "trainwright.optim.parameter_groups": ("check_target_module_exists", "get_parameter_names"),

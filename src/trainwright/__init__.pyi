@@ -25,6 +25,7 @@ from trainwright.callbacks.progress import (
     PrinterCallback,
     ProgressCallback,
 )
+from trainwright.capabilities.experts.extension import ExpertLoad
 from trainwright.checkpoint.store import get_last_checkpoint
 from trainwright.compat.helpers import (
     DistributedLengthGroupedSampler,
@@ -104,7 +105,6 @@ from trainwright.evaluation.outputs import (
     denumpify_detensorize,
     metrics_format,
 )
-from trainwright.extensions.experts.extension import ExpertLoad
 from trainwright.loop.extension import (
     Decision,
     Extension,

@@ -49,16 +49,11 @@ SCALER_NAME = "scaler.pt"
 SCHEDULER_NAME = "scheduler.pt"
 RNG_STATE_NAME = "rng_state.pth"
 DATA_POSITION_NAME = "data_position.pth"
-GUARD_STATE_NAME = "guard_state.json"
-ITEMS_NAME = "checkpoint_items.pt"
-CURRICULUM_NAME = "curriculum.pt"
-RECORDED_METRICS_NAME = "recorded_metrics.json"
 EXTENSIONS_NAME = "extension_states.pt"
 LEDGER_NAME = "ledger.parquet"
 QUARANTINE_NAME = "quarantine.jsonl"
 VALUES_FILE = re.compile(r"^values-rank(\d+)\.jsonl$")  # recorded values of a process
 RECIPE_NAME = "recipe.yaml"
-AVERAGES_NAME = "weight_averages.pt"
 MANIFEST_NAME = "manifest.json"
 
 IGNORE_INDEX = -100  # label value that the loss ignores

@@ -77,10 +77,10 @@ from trainwright.support.replaced import current, watch
 from trainwright.support.tensor_tree import num_samples_of
 
 if TYPE_CHECKING:
+    from trainwright.capabilities.recorded_values.value_comparison import ValuesReport
     from trainwright.preflight.check_registry import CheckReport
     from trainwright.preflight.prove import ProofReport
     from trainwright.search.base import BestRun
-    from trainwright.support.value_comparison import ValuesReport
 
 Items = torch.Tensor | int | None
 
@@ -989,7 +989,9 @@ class Trainer:
         Raises:
             DataError: an id matches no sample of this dataset, or no sample would remain.
         """
-        build.quarantine(self._trainwright.run, self, sample_ids, column)
+        from trainwright.capabilities.quarantine.capability import quarantine
+
+        quarantine(self._trainwright.run, self, sample_ids, column)
 
     # -- starting and resuming -----------------------------------------------------------------------------------------
 
@@ -2337,10 +2339,11 @@ class Trainer:
         Raises:
             BundleError: there is no step, or the bundle cannot be written.
         """
+        from trainwright.capabilities.incidents.capability import find_recorder
+
         folder = self._get_output_dir(self._trial)
-        return build.incident_recorder(self._trainwright.run, self, self._trainwright.services.engine, folder).request(
-            reason
-        )
+        engine = self._trainwright.services.engine
+        return find_recorder(self._trainwright.run, self, engine, folder=folder).request(reason)
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint, or of the next best if its files were altered."""
@@ -2706,19 +2709,6 @@ class Trainer:
         from trainwright.preflight import compare_values
 
         return compare_values.compare_with(self, other, num_steps=num_steps, tolerance=tolerance)
-
-    def _preflight_extensions(self, folder: str) -> list[Extension]:
-        """Returns the extensions that check a run before its first step; `folder` is the run's output directory."""
-        found: list[Extension] = []
-        if value_of(self.args, "preflight"):
-            from trainwright.preflight.check_up import FirstLook
-
-            found.append(FirstLook(self, folder))
-        if value_of(self.args, "speed") is not None:
-            from trainwright.preflight.speed import SpeedLevers
-
-            found.append(SpeedLevers(self))
-        return found
 
 
 # As defined above: a class whose methods were replaced afterwards has others.

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from trainwright.capabilities.guard.step_guard import LossMark, read
 from trainwright.engine.base import Engine
-from trainwright.extensions.guard.step_guard import LossMark, read
 from trainwright.state.meter import LossMeter
 from trainwright.support.loss_normalization import LossOutput, LossRule
 

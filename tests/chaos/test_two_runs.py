@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from trainwright import Trainer, TrainerCallback, get_last_checkpoint
+from trainwright.capabilities.lease import lease
 from trainwright.errors import ArgumentError
-from trainwright.extensions.lease import lease
 
 from .._support import forked, two_processes
 from .._support.small import StopAt, data, make_trainer
@@ -120,7 +120,7 @@ def test_the_ranks_of_one_run_share_a_lease_and_are_refused_together(tmp_path: P
     from tests._support.small import make_trainer
     from tests._support.two_processes import tell
     from trainwright import TrainerCallback
-    from trainwright.extensions.lease.lease import Lease
+    from trainwright.capabilities.lease.lease import Lease
     from trainwright.errors import ArgumentError
 
     class Lists(TrainerCallback):

@@ -12,14 +12,7 @@ import pytest
 import torch
 
 from trainwright import Trainer, TrainerCallback
-from trainwright._types import (
-    CURRICULUM_NAME,
-    EXTENSIONS_NAME,
-    GUARD_STATE_NAME,
-    ITEMS_NAME,
-    LEDGER_NAME,
-    RECORDED_METRICS_NAME,
-)
+from trainwright._types import EXTENSIONS_NAME
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.entries import FILES, file_of_entry
@@ -36,7 +29,13 @@ from ..loop.test_window_law import make as make_with_everything
 
 STOP = 3
 ONCE = ("manifest.json", "trainer_state.json", "training_args.json")
-OF_EXTENSIONS = (GUARD_STATE_NAME, RECORDED_METRICS_NAME, LEDGER_NAME, CURRICULUM_NAME, ITEMS_NAME)
+OF_EXTENSIONS = (
+    FILES["guard"],
+    FILES["recorded_metrics"],
+    FILES["ledger"],
+    FILES["curriculum"],
+    FILES["checkpoint_items"],
+)
 
 
 def make_plain(folder: Path, callbacks: Any) -> Any:
@@ -90,8 +89,8 @@ def test_a_resume_reads_manifest_state_and_arguments_once(stopped: Any, how: Any
     assert callback.at_first_step[f"{name}/rng_state.pth"] == 2, "it is verified, and loaded once"
     if make is make_full:
         assert all(f"{name}/{file}" in callback.at_first_step for file in OF_EXTENSIONS)
-        assert callback.at_first_step[f"{name}/{GUARD_STATE_NAME}"] == 1
-        assert callback.at_first_step[f"{name}/{RECORDED_METRICS_NAME}"] == 1
+        assert callback.at_first_step[f"{name}/{FILES['guard']}"] == 1
+        assert callback.at_first_step[f"{name}/{FILES['recorded_metrics']}"] == 1
 
 
 def test_the_open_checkpoint_of_a_run_holds_no_tensors_once_it_trains(stopped: Any) -> None:
@@ -302,7 +301,7 @@ def test_the_entry_of_an_extension_of_the_user_is_its_state(tmp_path: Path) -> N
 
 def test_a_process_without_an_entry_takes_that_of_the_first_one(tmp_path: Path) -> None:
     for rank in range(2):
-        torch.save({"rank": rank}, tmp_path / rng.file_name(rank, 2, ITEMS_NAME))
+        torch.save({"rank": rank}, tmp_path / rng.file_name(rank, 2, FILES["checkpoint_items"]))
     checkpoint = Checkpoint(tmp_path)
     found = [checkpoint.entry("checkpoint_items", rank=rank, num_processes=2) for rank in range(3)]
     assert [(entry.is_own, entry.state()["rank"]) for entry in found] == [(True, 0), (True, 1), (False, 0)]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from trainwright.capabilities.lease.lease import HELD, Holder, take
 from trainwright.checkpoint.remote import RemoteStore
 from trainwright.errors import ArgumentError, CheckpointWriteError
-from trainwright.extensions.lease.lease import HELD, Holder, take
 from trainwright.extensions.mirror import lease as module
 
-from .test_lease import alone, unused_pid
+from ..capabilities.lease.test_lease import alone, unused_pid
 
 TAKEN: list[RemoteLease] = []
 
@@ -383,7 +383,7 @@ def test_a_planted_name_is_no_lease(store_url: str, name: str) -> None:
 
 
 def test_no_run_waits_without_end_for_one_that_does_not_show_whether_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    from trainwright.extensions.lease import lease as leases_module
+    from trainwright.capabilities.lease import lease as leases_module
 
     class Unknown:
         def attempt(self) -> leases_module.Obstacle:

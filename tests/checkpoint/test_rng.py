@@ -11,8 +11,8 @@ import pytest
 import torch
 import transformers
 
+from trainwright.capabilities.incidents import bundle
 from trainwright.checkpoint import rng
-from trainwright.extensions.incidents import bundle
 
 from .._support.small import REFERENCE, make_trainer
 

@@ -16,7 +16,7 @@ from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from typer.testing import CliRunner
 
-from trainwright.checkpoint.averaged import read_average
+from trainwright.capabilities.averages.saved import read_average
 from trainwright.cli.main import app
 from trainwright.cli.recipe.schema import TASKS
 from trainwright.cli.recipe.yaml_tree import dump

@@ -696,7 +696,7 @@ PROTECTED: list[tuple[str, tuple[str, ...]]] = [
         ),
     ),
     ("An optimizer with no parameter of the model", ("run.checks.check_optimizer", "run.train.check_replaced")),
-    ("An `output_dir` with the checkpoints of another run", ("run.checkpointing", "extensions.lease.lease")),
-    ("20 steps in a row with a loss or gradient that is not finite", ("extensions.incidents.incident_log",)),
+    ("An `output_dir` with the checkpoints of another run", ("run.checkpointing", "capabilities.lease.lease")),
+    ("20 steps in a row with a loss or gradient that is not finite", ("capabilities.guard.incident_log",)),
     ("A name in the space of a search that is not a field", ("search", "config.overrides")),
 ]

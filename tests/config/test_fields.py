@@ -11,8 +11,8 @@ import transformers
 from trainwright import TrainingArguments
 from trainwright.config.arguments import Seq2SeqTrainingArguments
 from trainwright.config.fields import SETTINGS, OlderFields, OurFields, value_of
-from trainwright.config.fields.setting import BY_RULES, HERE, ORDER, PER_START, FieldGroup, setting
 from trainwright.config.protocol import Arguments
+from trainwright.config.setting import BY_RULES, HERE, ORDER, PER_START, FieldGroup, setting
 from trainwright.config.summary import diff_args
 
 FIELDS = {field.name: field for field in dataclasses.fields(Seq2SeqTrainingArguments)}

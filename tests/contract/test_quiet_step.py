@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import trainwright
-from trainwright.extensions.guard import step_guard
+from trainwright.capabilities.guard import step_guard
 from trainwright.state.meter import LossMeter
 
 from . import doubles

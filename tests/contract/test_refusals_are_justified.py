@@ -23,18 +23,18 @@ OURS = (
     "config.planned",  # a run that is planned, not started
     "engine.zero_stand_ins",  # likewise
     "distributed.process_group.as_one_of_many",
-    "extensions.guard.rollback",  # the command line, the journal, checks before a run, going back
-    "extensions.incidents.bundle",
-    "extensions.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
+    "capabilities.guard.rollback",  # the command line, the journal, checks before a run, going back
+    "capabilities.incidents.bundle",
+    "capabilities.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
     "data.quarantine",
     "data.positions.LoaderPosition.exclude",
     "data.streaming.reader.StreamItems.exclude",
     "data.identity",
     "data.row_names",
     "data.ledger",
-    "extensions.ledger.rows",
+    "capabilities.ledger.rows",
     "run.checks.check_id_column",  # names of rows that are kept from run to run
-    "extensions.quarantine",
+    "capabilities.quarantine",
     "extensions.mirror",
     "checkpoint.directory_client",
     "checkpoint.remote",
@@ -66,23 +66,19 @@ OURS = (
     "loop.fit.wait_for_data",  # windows of one's own, workers that a signal ended
     "checkpoint.training_state.states_of_items",
     "checkpoint.training_state.load_items",
-    "config.commands",
-    "extensions.control",
+    "capabilities.control",
     "optim.schedules.set_rate",
     "optim.schedules._check_scaled",  # commands to a run under way
-    "config.average",
-    "checkpoint.averaged",
-    "extensions.averages",  # averages of the weights
-    "run.branch",
+    "capabilities.averages",  # averages of the weights
     "run.resume.check_cooldown",
     "run.resume.check_cooldown_alone",
-    "extensions.branch",  # branches and cooldowns
+    "capabilities.branch",  # branches and cooldowns
     "extensions.async_evaluation",
     "run.evaluation_process",
     "run.frozen",
     "support.evaluation_requests",  # evaluations beside training
-    "extensions.experts",  # the load of experts
-    "support.value_comparison",  # values of two runs that are compared
+    "capabilities.experts",  # the load of experts
+    "capabilities.recorded_values.value_comparison",  # values of two runs that are compared
     "support.deadline",  # partners that hang
     "hub.outbox",  # uploads that wait in a directory, where others may place files
     "support.door",
@@ -95,14 +91,14 @@ OURS = (
     "data.mixture_order",
     "run.console.source_lines",
     "data.ledger",
-    "extensions.ledger.sample_losses",
+    "capabilities.ledger.sample_losses",
     "run.checks.check_curriculum",
     "data.curriculum",
-    "extensions.curriculum.extension",
+    "capabilities.curriculum.extension",
 )
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
-    "config.fields.setting",
+    "config.setting",
     "config.rules.stages.rule",
     "config.parser.string_to_bool",
     "config.parser._members",

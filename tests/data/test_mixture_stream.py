@@ -20,7 +20,7 @@ from trainwright.errors import ArgumentError, DataError
 
 from .._support.small import Item, StopAt, data, make_trainer, module
 from .._support.two_processes import run, tell
-from . import test_ledger as ledgers
+from ..capabilities.ledger import test_ledger as ledgers
 
 SHARES = {"table": 0.5, "plain": 0.3, "hf": 0.2}
 BY_STEPS = [(0, SHARES), (8, {"table": 0.0, "plain": 0.5, "hf": 0.5})]

@@ -11,7 +11,7 @@ from tests.distributed.layouts import outcome_of_parts
 from tests.parity import models
 from tests.parity.sides import OURS
 
-from trainwright.extensions.experts.extension import ExpertLoad
+from trainwright.capabilities.experts.extension import ExpertLoad
 
 MODEL = "mixture"
 SAVED = "checkpoint-2"

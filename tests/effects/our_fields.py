@@ -17,16 +17,16 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from trainwright import TrainerCallback
-from trainwright.checkpoint.averaged import read_average
+from trainwright.capabilities.averages.saved import read_average
+from trainwright.capabilities.control.inbox import Inbox
+from trainwright.capabilities.recorded_values.value_comparison import read_values, values_file
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.ledger import read_table
 from trainwright.distributed.device import device_variables
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
+from trainwright.extensions.async_evaluation import capability
 from trainwright.preflight import speed
-from trainwright.run import build
-from trainwright.support.inbox import Inbox
-from trainwright.support.value_comparison import read_values, values_file
 
 from ..laws.async_evaluations import Held
 from .bench import Bench, llama, samples, sentences
@@ -206,7 +206,7 @@ def a_run_takes_commands(bench: Bench) -> None:
 def evaluating_here(bench: Bench, delay: int) -> Held:
     """From here on, what evaluates beside training is this, and no process."""
     held = Held(delay)
-    bench.monkeypatch.setattr(build, "evaluation_process", held.instead_of)
+    bench.monkeypatch.setattr(capability, "evaluation_process", held.instead_of)
     return held
 
 
@@ -246,7 +246,7 @@ def the_process_evaluates_on_it(bench: Bench) -> None:
         held.lost = {1, 2, 3, 4, 5, 6}  # there is no such device
         return held
 
-    bench.monkeypatch.setattr(build, "evaluation_process", started)
+    bench.monkeypatch.setattr(capability, "evaluation_process", started)
     for device in ("cpu", "cuda:1"):
         bench.train(eval_async=True, eval_device=device, eval_strategy="epoch")
     assert seen == [("cpu", True), ("cuda:1", False)]

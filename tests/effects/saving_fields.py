@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from trainwright import EarlyStoppingCallback, TrainerCallback
+from trainwright.capabilities.lease import lease
+from trainwright.capabilities.lease.lease import Lease
 from trainwright.errors import ArgumentError
-from trainwright.extensions.lease import lease
-from trainwright.extensions.lease.lease import Lease
 
 from .bench import Bench, StopAt, checkpoints
 from .evaluation_fields import scores

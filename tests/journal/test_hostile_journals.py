@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from trainwright.capabilities.control.extension import LiveControl
 from trainwright.errors import ArgumentError
-from trainwright.extensions.control.extension import LiveControl
 from trainwright.journal.entries import MAX_LINE, parse_entry
 from trainwright.journal.record import read
 from trainwright.report.comparison import comparison, partings

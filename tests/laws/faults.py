@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from trainwright import TrainerCallback
+from trainwright.extensions.async_evaluation import capability
 from trainwright.loop.extension import EVENTS, Extension
-from trainwright.run import build
 
 from ..chaos.test_random_faults import differing
 from ..contract import doubles
@@ -121,7 +121,7 @@ def records_of(trainer: Any) -> list[Any]:
 
 def live(folder: Path, name: str, kinds: list[type], strikes: Strikes) -> None:
     """Trains to the end or the fault, and writes what came out."""
-    build.evaluation_process = Held().instead_of  # type: ignore[assignment]
+    capability.evaluation_process = Held().instead_of  # type: ignore[assignment]
     trainer = trainer_of(folder, name)
     seen = Seen()
     trainer.add_callback(seen.of(trainer))

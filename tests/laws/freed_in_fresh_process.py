@@ -63,7 +63,7 @@ class OwnOptimizer(Trainer):
 def sender(folder: Path) -> Any:
     """Returns a callback that sends each command to the run, as `trainwright ctl` does."""
     from trainwright import TrainerCallback
-    from trainwright.support.inbox import Inbox
+    from trainwright.capabilities.control.inbox import Inbox
 
     class Sends(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -25,16 +25,16 @@ from trainwright import TrainerCallback
 from trainwright.checkpoint.remote import RemoteStore
 from trainwright.cli.tasks.watch import Watcher
 from trainwright.errors import ArgumentError, CheckpointError, ProcessFailedError
-from trainwright.extensions.async_evaluation import evaluators
+from trainwright.extensions.async_evaluation import capability, evaluators
 from trainwright.extensions.async_evaluation.extension import AsyncEvaluation
 from trainwright.journal.record import read
 from trainwright.loop.extension import EVENTS
-from trainwright.run import build
 from trainwright.support.evaluation_requests import EVALUATE, SIGNS, Request, Requests, Result
 
 from .._support.engines import needs
 from .._support.two_processes import launch
 from .._support.two_processes import run as run_ranks
+from ..capabilities.averages.average_runs import ON_CPU
 from ..cli.commands import SMALL, call
 from ..contract import doubles
 from ..parity import data, models
@@ -51,7 +51,6 @@ from .async_evaluations import (
     timeless,
     until,
 )
-from .average_runs import ON_CPU
 
 
 def children(others: Collection[psutil.Process] = ()) -> list[psutil.Process]:
@@ -68,7 +67,7 @@ def others() -> list[psutil.Process]:
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """Returns what evaluates in the place of the child process."""
     one = Held()
-    monkeypatch.setattr(build, "evaluation_process", one.instead_of)
+    monkeypatch.setattr(capability, "evaluation_process", one.instead_of)
     return one
 
 
@@ -479,7 +478,7 @@ def test_a_resume_makes_up_what_was_open_in_its_checkpoint(is_there: bool, held:
     with pytest.raises(KeyError, match="the machine"):
         run(tmp_path / "beside", held, callbacks=[Breaks()], save_async=False)
     again = Held()
-    build.evaluation_process = again.instead_of  # put back by the fixture
+    capability.evaluation_process = again.instead_of  # put back by the fixture
     trainer, heard = run(tmp_path / "beside", again, resume=str(tmp_path / "beside" / "checkpoint-4"))
     assert evaluations(trainer) == evaluations(plain)
     assert heard.evaluations[-1][0] == STEPS
@@ -508,7 +507,7 @@ def test_a_time_limit_does_not_wait_for_evaluations(held: Held, tmp_path: Path) 
     assert trainer.state.global_step == 4
     assert heard.evaluations == []
     again = Held()
-    build.evaluation_process = again.instead_of  # put back by the fixture
+    capability.evaluation_process = again.instead_of  # put back by the fixture
     resumed, _ = run(tmp_path, again, resume=True, **NO_BEST)
     assert [one["step"] for one in evaluations(resumed)] == [2, 4, 6, 8]
 
@@ -1075,7 +1074,7 @@ def test_the_state_of_a_strangers_checkpoint_deletes_nothing(
         run(tmp_path / "run", held, max_steps=4, **NO_BEST)
     before = names(tmp_path / "run")
     again = Held()
-    build.evaluation_process = again.instead_of  # put back by the fixture
+    capability.evaluation_process = again.instead_of  # put back by the fixture
     with pytest.raises(CheckpointError, match="open evaluations"):
         run(tmp_path / "run", again, resume=True, **NO_BEST)
     assert (victim / "work").read_text() == "mine"
@@ -1120,7 +1119,7 @@ def test_a_linked_directory_of_requests_refuses_the_run(held: Held, tmp_path: Pa
     shutil.rmtree(tmp_path / "run" / "_evaluations", ignore_errors=True)
     (tmp_path / "run" / "_evaluations").symlink_to(victim, target_is_directory=True)
     again = Held()
-    build.evaluation_process = again.instead_of  # put back by the fixture
+    capability.evaluation_process = again.instead_of  # put back by the fixture
     with pytest.raises(ArgumentError, match="_evaluations"):
         run(tmp_path / "run", again, resume=True, **NO_BEST)
     assert list(victim.iterdir()) == []

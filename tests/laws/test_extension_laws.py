@@ -21,12 +21,13 @@ import torch
 
 from trainwright import Curriculum, Decision, Extension, MicroBatch, StepFacts, Trainer, TrainerCallback
 from trainwright._types import EXTENSIONS_NAME, QUARANTINE_NAME
+from trainwright.capability_table import RESERVED_NAMES
 from trainwright.checkpoint.training_state import load_plain
 from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, ExtensionError
+from trainwright.extensions.async_evaluation import capability
 from trainwright.loop.extension import EVENTS, FORWARD, REVERSED, Extensions
 from trainwright.preflight import prove
-from trainwright.run import build
 
 from .._support.small import StopAt
 from .._support.two_processes import run as run_ranks
@@ -252,7 +253,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dic
 @pytest.fixture(autouse=True)
 def evaluates_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations beside training need no process."""
-    monkeypatch.setattr(build, "evaluation_process", Held().instead_of)
+    monkeypatch.setattr(capability, "evaluation_process", Held().instead_of)
 
 
 PAIRS = [*((name,) for name in MEMBERS), *itertools.combinations(MEMBERS, 2)]
@@ -277,7 +278,7 @@ def test_extensions_together_train_as_alone(
         assert all(overrides(extension, event) for extension in listening), event
 
 
-OF_SEVERAL = ("share", "shared")  # told where several processes train: test_slow_rank_laws.py
+OF_SEVERAL = ("share", "shared")  # told where several processes train: capabilities/slow_ranks
 
 
 def overrides(extension: Extension, event: str) -> bool:
@@ -607,8 +608,9 @@ def test_add_extension_refuses_with_the_reason(tmp_path: Path) -> None:
         trainer.add_extension(Diary)
     with pytest.raises(ArgumentError, match="Unnamed has no name"):
         trainer.add_extension(Unnamed())
-    with pytest.raises(ArgumentError, match="already an extension named 'guard'"):
-        trainer.add_extension(Diary("guard"))
+    for name in RESERVED_NAMES:
+        with pytest.raises(ArgumentError, match=f"already an extension named '{name}'"):
+            trainer.add_extension(Diary(name))
     trainer.add_extension(Diary())
     with pytest.raises(ArgumentError, match="already an extension named 'diary'"):
         trainer.add_extension(Diary())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import trainwright.capabilities
 import trainwright.extensions
 
 from .._support import forked
@@ -19,11 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("quarantine",)
 # Capabilities that one process on the CPU does not have.
 NOT_HERE = {
-    "experts": "tests/laws/test_expert_load_laws.py",
+    "experts": "tests/capabilities/experts",
     "loss_scale": "tests/accelerator/test_runs.py",
     "loss_question": "tests/laws/test_loss_laws.py",
-    "recorded_values": "tests/preflight/test_recorded_values.py",
-    "slow_ranks": "tests/laws/test_slow_rank_laws.py",
+    "recorded_values": "tests/capabilities/recorded_values",
+    "slow_ranks": "tests/capabilities/slow_ranks",
 }
 # Capability -> where a partner that hangs, or a file of a stranger, is tried; the others have no partner and no file.
 HANGS = {
@@ -33,7 +34,7 @@ HANGS = {
 }
 HOSTILE = {
     "async_evaluation": "tests/laws/test_async_evaluation_laws.py",
-    "control": "tests/laws/test_control_laws.py",
+    "control": "tests/capabilities/control",
     "mirror": "tests/checkpoint/test_mirror.py",
     "lease": "tests/chaos/hostile",
     "ledger": "tests/chaos/hostile",
@@ -42,8 +43,8 @@ HOSTILE = {
 
 
 def test_every_capability_is_a_row() -> None:
-    here = Path(trainwright.extensions.__path__[0])
-    capabilities = {path.name for path in here.iterdir() if (path / "__init__.py").is_file()}
+    homes = [Path(package.__path__[0]) for package in (trainwright.capabilities, trainwright.extensions)]
+    capabilities = {path.parent.name for home in homes for path in home.glob("*/__init__.py")}
     rows = {member.name for member in MEMBERS.values()} | NOT_HERE.keys()
     assert capabilities <= rows
     for table in (NOT_HERE, HANGS, HOSTILE):

@@ -15,7 +15,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from trainwright import Curriculum, Extension, MicroBatch, Trainer, TrainerCallback
-from trainwright._types import CURRICULUM_NAME, EXTENSIONS_NAME, ITEMS_NAME, LEDGER_NAME
+from trainwright._types import EXTENSIONS_NAME
+from trainwright.capability_table import FILES
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.training_state import load_plain
 from trainwright.data.ledger import columns_in, read_table
@@ -23,8 +24,8 @@ from trainwright.errors import NonFiniteError
 from trainwright.state.recorded_metrics import Total
 
 from .._support.small import StopAt
+from ..capabilities.ledger.test_ledger import Classifier
 from ..contract import doubles
-from ..data.test_ledger import Classifier
 
 # Windows of two micro-batches: three steps in an epoch, step 4 is cut.
 SIZE = 24
@@ -177,8 +178,8 @@ def counted(folder: Path, step: int = LAST) -> dict[str, Any]:
     """Returns all counts in the checkpoint of a step, as plain values."""
     checkpoint = folder / f"checkpoint-{step}"
     state = json.loads((checkpoint / "trainer_state.json").read_text())
-    ledger = columns_in(read_table(checkpoint / LEDGER_NAME)[0], checkpoint / LEDGER_NAME)
-    curriculum = load_plain(checkpoint / CURRICULUM_NAME)
+    ledger = columns_in(read_table(checkpoint / FILES["ledger"])[0], checkpoint / FILES["ledger"])
+    curriculum = load_plain(checkpoint / FILES["curriculum"])
     weights = {name: value for name, value in curriculum.items() if isinstance(value, torch.Tensor)}
     recorded = Checkpoint(checkpoint).entry("recorded_metrics").state()
     guard = Checkpoint(checkpoint).entry("guard").state()
@@ -191,7 +192,7 @@ def counted(folder: Path, step: int = LAST) -> dict[str, Any]:
         **{f"guard {name}": value for name, value in guard.items() if name != "accepted"},
         "tokens": state["num_input_tokens_seen"],
         "flos": state["total_flos"],
-        "items": load_plain(checkpoint / ITEMS_NAME)["counts"]["seen"].numpy(),
+        "items": load_plain(checkpoint / FILES["checkpoint_items"])["counts"]["seen"].numpy(),
         "extension": extension["seen"].numpy(),
         "refused steps": extension["refused"],
     }

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from trainwright import Trainer, TrainerCallback
-from trainwright._types import ITEMS_NAME
+from trainwright.capability_table import FILES
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.errors import ArgumentError, CheckpointError
 
@@ -111,7 +111,7 @@ def test_a_generation_buffer_killed_within_a_step_resumes_bit_for_bit(
     with pytest.raises(Killed):
         ends.train()
     assert ends.buffer.uses == 5
-    assert torch.load(tmp_path / "checkpoint-4" / ITEMS_NAME)["buffer"]["uses"] == 4
+    assert torch.load(tmp_path / "checkpoint-4" / FILES["checkpoint_items"])["buffer"]["uses"] == 4
     assert_same(resumed(tmp_path), whole)
 
 
@@ -264,19 +264,19 @@ def test_an_item_that_is_missing_or_altered_in_a_checkpoint(tmp_path: Path, capl
     with pytest.raises(CheckpointError, match=r"item 'teacher' .* does not fit"):
         said(again(tmp_path, teacher=torch.nn.Linear(3, 2)), 2)
 
-    file = tmp_path / "checkpoint-2" / ITEMS_NAME
+    file = tmp_path / "checkpoint-2" / FILES["checkpoint_items"]
     file.write_bytes(file.read_bytes()[:-10] + bytes(10))
-    with pytest.raises(CheckpointError, match=ITEMS_NAME):
+    with pytest.raises(CheckpointError, match=FILES["checkpoint_items"]):
         said(again(tmp_path, teacher=other), 2)
     file.unlink()
-    assert ITEMS_NAME in (find_problem(file.parent) or "")
+    assert FILES["checkpoint_items"] in (find_problem(file.parent) or "")
     firsts: list[int] = []
     trainer = again(tmp_path, teacher=other)
     trainer.add_callback(Calls(lambda state: firsts.append(state.global_step)))
     trainer.train(resume_from_checkpoint=True)
     assert firsts == [1]  # from the step before, which verifies
 
-    (tmp_path / "checkpoint-1" / ITEMS_NAME).unlink()  # as a run without items wrote it
+    (tmp_path / "checkpoint-1" / FILES["checkpoint_items"]).unlink()  # as a run without items wrote it
     sign_again(tmp_path / "checkpoint-1")
     assert "no state for the checkpoint items teacher" in said(again(tmp_path, teacher=other), 1)
 

@@ -60,7 +60,7 @@ TABLE = (
     ),
     Entry(
         ("._saved_self", "._saved_target"),
-        ("extensions/ledger/sample_losses.py",),
+        ("capabilities/ledger/sample_losses.py",),
         "What a cross-entropy keeps for its backward pass: the losses of single labels without a second computation. "
         "torch's notes on autograd name the prefix _saved for it.",
         "torch 2.13.0",
@@ -79,7 +79,7 @@ TABLE = (
     ),
     Entry(
         "._attn_implementation",
-        ("data/packing.py", "engine/sequence_parts.py", "extensions/incidents/contents.py", "support/patches.py"),
+        ("data/packing.py", "engine/sequence_parts.py", "capabilities/incidents/contents.py", "support/patches.py"),
         "Name of a model's attention; transformers can set it in public, and has nothing to ask for it.",
         "transformers 5.23.0",
     ),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import trainwright
+from trainwright.capability_table import MADE
 
 from .imports import PACKAGE, Import, circles, modules, read
 
@@ -19,12 +20,13 @@ PICTURE = (
     ("trainer",),
     ("preflight",),  # imported when it is asked for
     ("run",),
-    ("extensions",),
+    ("capabilities", "extensions"),
+    ("capability",),
     ("hub", "trackers", "search"),
     ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks"),
     ("config", "journal"),
     ("distributed",),
-    ("state", "support", "errors", "_types"),  # the ground
+    ("state", "support", "errors", "_types", "capability_table"),  # the ground
 )
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 WINGS = next(parts for parts in PICTURE if "loop" in parts)
@@ -200,25 +202,32 @@ def test_a_run_asks_transformers_in_one_place_and_the_trainer_does_not(imports: 
     assert "trainer" not in asked
 
 
-# Who may import an extension: the composition root makes them all, and the command line replays incidents.
-KNOWS_EXTENSIONS = ("extensions", "run.build", "cli.replay")
+# Who may import a capability: the table finds them by name. The trainer has two methods that belong to one, and the
+# command line has commands.
+HOMES = ("capabilities", "extensions")
+KNOWS_EXTENSIONS = (*HOMES, "preflight", "trainer", "cli")
 
 
 def knowing_an_extension(imports: Iterable[Import]) -> list[str]:
     """Imports of a single capability where only the protocol may be known."""
-    return [
-        str(one) for one in imports if part_of(one.module) == "extensions" and not is_in(one.importer, KNOWS_EXTENSIONS)
-    ]
+    return [str(one) for one in imports if part_of(one.module) in HOMES and not is_in(one.importer, KNOWS_EXTENSIONS)]
 
 
-def test_only_the_composition_root_knows_an_extension(imports: list[Import]) -> None:
+def test_only_the_table_knows_a_capability(imports: list[Import]) -> None:
     assert knowing_an_extension(imports) == []
-    assert {one.importer for one in imports if part_of(one.module) == "extensions"} >= {f"{PACKAGE}.run.build"}
+
+
+def test_each_capability_stands_below_those_that_it_needs() -> None:
+    above: set[str] = set()
+    for row in MADE:
+        assert set(row.load().needs) <= above, row.name
+        above.add(row.name)
+    assert len(above) == len(MADE)
 
 
 def test_a_planted_import_of_an_extension_is_found(tmp_path: Path) -> None:
-    files = {"run/run.py": "def f():\n    from trainwright.extensions import guard", "extensions/guard.py": ""}
-    expected = ["trainwright.run.run:2 imports trainwright.extensions.guard"]
+    files = {"run/run.py": "def f():\n    from trainwright.capabilities import guard", "capabilities/guard.py": ""}
+    expected = ["trainwright.run.run:2 imports trainwright.capabilities.guard"]
     assert knowing_an_extension(plant(tmp_path, files)) == expected
 
 

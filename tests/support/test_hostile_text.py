@@ -19,9 +19,9 @@ from trainwright import TrainerCallback, _types
 from trainwright._types import printable, without_tokens
 from trainwright.callbacks.log_table import LogTable
 from trainwright.callbacks.progress import readable
+from trainwright.capabilities.incidents import bundle
 from trainwright.cli.main import echo
 from trainwright.evaluation.outputs import print_metrics
-from trainwright.extensions.incidents import bundle
 from trainwright.hub.model_card import CardContent, write_card
 from trainwright.journal import record
 from trainwright.report.evaluation_page import evaluation_page

@@ -1,7 +1,7 @@
 """Entries of a checkpoint: the state that an extension saved under its name, and its file.
 
-Extensions with `save` and `load` have their own files, listed in `FILES` with the names from versions 0.1 and 0.2. The
-states of all others are stored together in one file per process.
+Extensions with `save` and `load` have their own files, which the table of capabilities names; those of versions 0.1 and
+0.2 have the same names. The states of all others are stored together in one file per process.
 """
 
 from __future__ import annotations
@@ -11,31 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright._types import (
-    AVERAGES_NAME,
-    CURRICULUM_NAME,
-    DATA_POSITION_NAME,
-    EXTENSIONS_NAME,
-    GUARD_STATE_NAME,
-    ITEMS_NAME,
-    LEDGER_NAME,
-    RECORDED_METRICS_NAME,
-    StateDict,
-)
+from trainwright._types import DATA_POSITION_NAME, EXTENSIONS_NAME, StateDict
+from trainwright.capability_table import FILES as FILES_OF_CAPABILITIES
 from trainwright.checkpoint.training_state import load_plain
 from trainwright.errors import CheckpointError
 from trainwright.support.door import MALFORMED, parse_json
 
 MAX_JSON_BYTES = 64 << 20  # for an entry in JSON
-FILES = {
-    "guard": GUARD_STATE_NAME,
-    "recorded_metrics": RECORDED_METRICS_NAME,
-    "ledger": LEDGER_NAME,
-    "curriculum": CURRICULUM_NAME,
-    "checkpoint_items": ITEMS_NAME,
-    "data_position": DATA_POSITION_NAME,
-    "averages": AVERAGES_NAME,
-}
+FILES = {"data_position": DATA_POSITION_NAME, **FILES_OF_CAPABILITIES}
 
 
 def file_of_entry(name: str) -> str:

@@ -14,7 +14,6 @@ from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks.recipe_run import tree_of_run
 from trainwright.errors import ArgumentError, CheckpointNotFoundError
 from trainwright.optim.schedules import COOLDOWNS
-from trainwright.run.branch import checkpoint_at, origins_in
 from trainwright.support.door import MAX_STEP
 
 DEFAULT_SHAPE = "linear"
@@ -53,6 +52,8 @@ def branched(
         CheckpointNotFoundError: the run has no checkpoint of that step.
         RecipeError: the run has no recipe, or the changed recipe is wrong.
     """
+    from trainwright.capabilities.branch.origins import checkpoint_at
+
     folder = _directory(run)
     begun = _begun_from(out, folder, at)
     tree = tree_of_run(folder if begun is None else out, overrides, typed, cure=OF_A_SCRIPT)
@@ -167,6 +168,8 @@ def _directory(run: Path | str) -> Path:
 
 def _begun_from(out: Path, folder: Path, at: int) -> str | None:
     """Returns the checkpoint that the branch in a directory began from, if it is of that run and step; else None."""
+    from trainwright.capabilities.branch.origins import origins_in
+
     store = CheckpointStore(out)
     steps = store.steps()
     origins = origins_in(Checkpoint(store.path(steps[-1]))) if steps and (out / RECIPE_NAME).is_file() else []

@@ -24,6 +24,7 @@ import typer.core
 
 from trainwright import errors
 from trainwright._types import counted, hide, is_url, printable, replacing, write_text
+from trainwright.capability_table import RESERVED_NAMES
 from trainwright.cli.written import check_output
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError
@@ -489,7 +490,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Name the first value that differs between two runs."""
-    from trainwright.support.value_comparison import compare_values, read_values
+    from trainwright.capabilities.recorded_values.value_comparison import compare_values, read_values
 
     found = compare_values(read_values(run), read_values(other), tolerance=tolerance)
     if as_json:
@@ -906,7 +907,7 @@ def ctl(
     as_json: AsJson = False,
 ) -> None:
     """Tell a live run to save, evaluate, stop, or change its rate."""
-    from trainwright.cli.control import give
+    from trainwright.capabilities.control.sender import give
 
     step, refused = give(run, words, wait_s=wait_s)
     if as_json:
@@ -970,6 +971,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # its tracebacks show the values of variables, tokens among them
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+# Commands of capabilities: without a capability's row in the table, there is no such command.
+CAPABILITY_OF = {
+    "branch": "branch",
+    "ctl": "control",
+    "diff": "recorded_values",
+    "ledger": "ledger",
+    "replay": "incidents",
+}
 AS_TYPED = {"allow_extra_args": True, "ignore_unknown_options": True}  # --learning_rate 1e-4 training.max_steps=1
 for _command in (
     init,
@@ -992,10 +1001,15 @@ for _command in (
     schema,
     env,
 ):
+    if CAPABILITY_OF.get(_command.__name__) not in (None, *RESERVED_NAMES):
+        continue
     app.command(context_settings=AS_TYPED if _command in (check, train, resume, branch, extend) else None)(
         reported(_command)
     )
-app.command(hidden=True)(reported(diff))  # the list of commands fills the screen; `trainwright diff --help` shows it
+if CAPABILITY_OF["diff"] in RESERVED_NAMES:
+    app.command(hidden=True)(
+        reported(diff)
+    )  # the list of commands fills the screen; `trainwright diff --help` shows it
 app.command(hidden=True)(reported(mcp))  # a program starts it
 
 

@@ -20,16 +20,16 @@ from typing import Any
 import torch
 
 from trainwright._types import MANIFEST_NAME, JSONObject, counted, without_tokens
+from trainwright.capabilities.incidents import bundle
+from trainwright.capabilities.incidents.contents import LOSS_SETTINGS, bad_rows, place_text, window_losses
+from trainwright.capabilities.incidents.probe import Findings, entries_not_finite, probe, rows_of, weights_not_finite
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.manifest import Manifest, find_problem, problems_of
 from trainwright.checkpoint.weights import load_weights, make_pretrained, weight_files
 from trainwright.config.arguments import TrainingArguments
 from trainwright.engine import sharded_state
 from trainwright.errors import BundleError, ModelError
-from trainwright.extensions.incidents import bundle
-from trainwright.extensions.incidents.contents import LOSS_SETTINGS, bad_rows, place_text, window_losses
-from trainwright.extensions.incidents.incident_log import SPIKE
-from trainwright.extensions.incidents.probe import Findings, entries_not_finite, probe, rows_of, weights_not_finite
+from trainwright.loop.incident import SPIKE
 from trainwright.loop.step import Window
 from trainwright.run import build
 from trainwright.run.internals import Internals

@@ -257,35 +257,6 @@ class MirrorPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuardPlan:
-    """Policies for bad steps."""
-
-    on_nonfinite: str = "skip"  # loss or gradient is not finite: skip, rollback, stop, warn or ignore
-    on_spike: str = "off"  # loss or norm far above the recent ones: off, warn, skip, rollback or stop
-    spike_threshold: float = 6.0  # how far, in robust deviations
-    spike_window: int = 128  # accepted steps that are compared with
-    spike_warmup: int = 64  # accepted steps before the first comparison
-    max_skipped_steps: int = 20  # skipped steps in a row after which the run ends; 0: any number
-    max_skipped_share: float = 0.5  # share of skipped steps among the last 100 after which the run ends; 0: any share
-    max_rollbacks: int = 3  # rollbacks to one snapshot; the next one ends the run
-    rollback_every: int = 50  # steps between two snapshots in memory; 0: the newest checkpoint is gone back to
-    rollback_skip_samples: int = 0  # samples skipped after a rollback
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AveragePlan:
-    """Average of the weights, kept in addition to them."""
-
-    kind: str  # "ema" (exponential), "swa" (mean of all entries) or "lawa" (mean of the last entries)
-    decay: float = 0.999  # ema: share of the average that stays at an entry
-    warmup: bool = True  # ema: the share is at most (1 + n) / (10 + n) after n entries
-    last: int = 5  # lawa: number of entries
-    every: int = 1  # steps from one entry to the next
-    start: float = 0.0  # steps before the first entry; below 1: share of all steps
-    in_host_memory: bool = False  # kept in main memory, not on the device of the weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:
     """Settings of generation in an evaluation."""
 

@@ -15,7 +15,7 @@ from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.coerce import StepRange, output_path, parse_steps, staging_of
 from trainwright.config.enums import word
-from trainwright.config.fields import value_of
+from trainwright.config.fields import value_if_known, value_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import refuse
 from trainwright.distributed.world import (
@@ -333,37 +333,19 @@ def mirror(args: Arguments, folder: str) -> plans.MirrorPlan | None:
 def id_column(args: Arguments) -> str | None:
     """Returns the column of row names; None if rows are named by index or by line."""
     column = value_of(args, "id_column")
-    ledger = value_of(args, "ledger")
+    ledger = value_if_known(args, "ledger")
     return ledger if column is None and isinstance(ledger, str) else column
 
 
-def guard(args: Arguments) -> plans.GuardPlan:
-    """The policies for bad steps."""
-    plan = plans.GuardPlan(**{field.name: value_of(args, field.name) for field in fields(plans.GuardPlan)})
-    if plan.on_nonfinite == "skip" and not behaviour_of(args).skips_nonfinite_steps:
-        return replace(plan, on_nonfinite="ignore")
-    return plan
-
-
-def average(args: Arguments) -> plans.AveragePlan | None:
-    """Returns the average of the weights that is kept; None without `average`."""
-    wanted = value_of(args, "average")
-    if wanted is None:
-        return None
-    from trainwright.config.average import parse_average
-
-    return parse_average(wanted)
+def nonfinite_policy(args: Arguments) -> str:
+    """Returns what becomes of values that are not finite: as `on_nonfinite`, and without a guard a warning."""
+    policy: str = value_if_known(args, "on_nonfinite") or "warn"
+    return "ignore" if policy == "skip" and not behaviour_of(args).skips_nonfinite_steps else policy
 
 
 def profiled(args: Arguments) -> StepRange | None:
     """Returns the steps to trace; None without `profile`."""
     steps = value_of(args, "profile")
-    return None if steps is None else parse_steps(steps)
-
-
-def recorded_values(args: Arguments) -> StepRange | None:
-    """Returns the steps whose values are recorded; None without `record_values`."""
-    steps = value_of(args, "record_values")
     return None if steps is None else parse_steps(steps)
 
 

@@ -27,9 +27,9 @@ from trainwright.config.fields import (
     value_of,
     was_asked_for,
 )
-from trainwright.config.fields.setting import HERE, PER_START
 from trainwright.config.plans import StepPlan
 from trainwright.config.protocol import Arguments
+from trainwright.config.setting import HERE, PER_START
 from trainwright.distributed.world import runs_in_kubeflow
 from trainwright.support.html_table import html_section, html_table
 

@@ -1,4 +1,4 @@
-"""Curricula: an order of samples by weights from a function of the user. `extensions/curriculum` calls the function.
+"""Curricula: an order of samples by weights from a function of the user. `capabilities/curriculum` calls the function.
 
 Like the order of a mixture, it is one endless sequence, a pure function of the seed, the position and the weights in
 force there. It consists of segments: each begins at a position and lasts until the next one begins.

@@ -1,7 +1,7 @@
 """Ledger: how often each training sample was seen and its losses, and the Parquet file that stores them.
 
 Samples have the numbers of the training dataset; the file also has their names, so that they are found when the data
-changes (`extensions/ledger/rows.py`). Losses come from `extensions/ledger/sample_losses.py`.
+changes (`capabilities/ledger/rows.py`). Losses come from `capabilities/ledger/sample_losses.py`.
 """
 
 from __future__ import annotations

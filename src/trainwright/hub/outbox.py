@@ -22,6 +22,7 @@ from pathlib import Path
 
 from trainwright import _types
 from trainwright._types import PREFIX_CHECKPOINT_DIR
+from trainwright.capability_table import FILES
 from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.support.door import OwnFolder, RelativeName, parse_json, parse_step
@@ -55,12 +56,8 @@ NOT_OF_THE_MODEL = (
     _types.SCALER_NAME,
     _types.TRAINER_STATE_NAME,
     _types.MANIFEST_NAME,
-    _types.GUARD_STATE_NAME,
-    _types.CURRICULUM_NAME,
-    _types.RECORDED_METRICS_NAME,
-    _types.LEDGER_NAME,
-    _types.AVERAGES_NAME,
-    "checkpoint_items*.pt",
+    *FILES.values(),
+    *(f"{Path(name).stem}_*{Path(name).suffix}" for name in FILES.values()),  # of one process
     "extension_states*.pt",
     "rng_state*.pth",
     "data_position*.pth",

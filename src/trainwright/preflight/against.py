@@ -21,6 +21,7 @@ import torch
 from packaging.requirements import InvalidRequirement, Requirement
 
 from trainwright._types import JSONObject
+from trainwright.capabilities.recorded_values.value_comparison import ValuesReport, compare_values, read_values
 from trainwright.errors import ArgumentError, ProcessFailedError
 from trainwright.preflight.trainer_copy import AnyTrainer
 from trainwright.run.frozen import write_frozen
@@ -28,7 +29,6 @@ from trainwright.run.internals import Internals
 from trainwright.run.pickling import state_of
 from trainwright.support.deadline import end_group, run_command
 from trainwright.support.door import parse_json
-from trainwright.support.value_comparison import ValuesReport, compare_values, read_values
 
 NUM_STEPS = 20
 LIMIT_S = 3600.0

@@ -17,13 +17,13 @@ import torch
 from torch.utils.data import Subset
 
 from trainwright._types import JSONObject, has_length, json_value
+from trainwright.capabilities.recorded_values.fingerprint import fingerprint
+from trainwright.capabilities.recorded_values.value_comparison import values_file
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.preflight.against import TRAINER_FILE
 from trainwright.preflight.compare_values import record_steps
 from trainwright.run.pickling import restore
 from trainwright.state.trainer_state import TrainerControl
-from trainwright.support.fingerprint import fingerprint
-from trainwright.support.value_comparison import values_file
 
 NUM_PREDICTED = 48
 

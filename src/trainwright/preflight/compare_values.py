@@ -6,13 +6,12 @@ import tempfile
 from pathlib import Path
 
 from trainwright.callbacks.base import TrainerCallback
+from trainwright.capabilities.recorded_values.value_comparison import ValuesReport, compare_values, read_values
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
 from trainwright.preflight.prove import quietly, short_copy
 from trainwright.preflight.trainer_copy import AnyTrainer
-from trainwright.run.internals import Internals
 from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.support.value_comparison import ValuesReport, compare_values, read_values
 
 
 def compare_with(trainer: AnyTrainer, other: AnyTrainer, *, num_steps: int, tolerance: float | None) -> ValuesReport:
@@ -31,7 +30,7 @@ def record_steps(trainer: AnyTrainer, folder: Path, *, num_steps: int) -> AnyTra
     """Trains the first steps of a copy of the trainer, records their values in a folder, and returns the copy."""
     copied = short_copy(trainer, str(folder))
     copied.callback_handler.add_callback(EndAfter(num_steps))
-    copied.add_extension(Internals(copied).value_recorder(num_steps, folder=str(folder)))
+    copied.args.record_values = num_steps
     copied.train()
     return copied
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -16,30 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trainwright._types import DatasetLike, Model, Optimizer, Trial, has_length, hide, is_instance_of
+from trainwright._types import Model, Trial, has_length, hide
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import TimeLimits
-from trainwright.checkpoint import training_state
+from trainwright.capability import Capability, Moment, RunContext
+from trainwright.capability_table import MADE
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.behaviour import behaviour_of
-from trainwright.config.coerce import WARM_UP, StepRange, output_path
+from trainwright.config.coerce import WARM_UP, output_path
 from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts, check_run
-from trainwright.data.mixture import as_mixture
-from trainwright.data.row_names import NamesOf, row_names
 from trainwright.data.seeding import enable_full_determinism, set_seed
 from trainwright.distributed.device import (
     DeviceMemory,
-    device_variables,
     kind_of,
     pins_memory_here,
     supports_bf16,
     supports_tf32,
 )
-from trainwright.distributed.world import reading_launchers_variables, without_launcher
+from trainwright.distributed.world import reading_launchers_variables
 from trainwright.engine.base import Engine
 from trainwright.engine.select import select_engine
 from trainwright.errors import ArgumentError, LegacyNameWarning, ModelError, TrainwrightWarning
@@ -49,7 +45,7 @@ from trainwright.run.adoption import Adoption
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 from trainwright.state.progress import Clock
 from trainwright.support import model_facts
-from trainwright.support.hooks import Events, has_hook, is_overridden
+from trainwright.support.hooks import Events, is_overridden
 from trainwright.support.host import in_notebook
 from trainwright.support.loss_normalization import LabelSmoother, LossRule
 from trainwright.support.replaced import current
@@ -58,14 +54,9 @@ from trainwright.support.signatures import POSITIONAL, read_parameters
 if TYPE_CHECKING:
     from trainwright.callbacks.preemption import JITCheckpointCallback
     from trainwright.evaluation.eval_loop import EvalContext
-    from trainwright.extensions.async_evaluation.evaluators import Evaluator
-    from trainwright.extensions.incidents.incident_log import Incident, Record
-    from trainwright.extensions.incidents.recorder import IncidentRecorder
     from trainwright.hub.uploader import Uploader
-    from trainwright.support.evaluation_requests import Requests
 
 WITH_OPTIMIZER = 3  # times the weights: Adam has two moments
-WATCH = "watch"  # value of eval_async: processes of `trainwright eval RUN --watch` evaluate
 SLOW_DISK = 100e6  # bytes per second assumed for a save until one has been measured
 
 
@@ -146,355 +137,15 @@ class NoSearch:
 # -- extensions -------------------------------------------------------------------------------------------------------
 
 
-def data_of(hooks: Any) -> DatasetLike:
-    """Returns the training data; a dict, which may be assigned after construction, as the mixture that is read.
-
-    The user's own dataloader may take the dict itself.
-    """
-    is_own = is_overridden(hooks, "get_train_dataloader")
-    return hooks.train_dataset if is_own else as_mixture(hooks.train_dataset)
-
-
-def extensions_of_directory(args: Any, engine: Engine, *, folder: str, dataset: DatasetLike) -> list[Extension]:
-    """Returns the extensions of a run that are needed before its model and data.
-
-    These are the lease, the quarantine, and the copies under a URL.
-    """
-    from trainwright.extensions.lease.extension import DirectoryLease
-    from trainwright.extensions.quarantine.extension import Quarantine
-
-    may_save = resolve.checkpoint(args).may_save
-    wait_s = value_of(args, "output_dir_wait_s")
-    found: list[Extension] = [
-        DirectoryLease(folder, engine.agree, may_save=may_save, wait_s=wait_s),
-        Quarantine(output_path(args), dataset, NamesOf(dataset, id_column=resolve.id_column(args)), engine.agree),
-    ]
-    mirror = resolve.mirror(args, folder)
-    if mirror is not None and may_save:
-        from trainwright.extensions.mirror.extension import Place, RunMirror
-
-        found.append(
-            RunMirror(
-                mirror,
-                folder,
-                Place(
-                    args.process_index,
-                    args.local_process_index,
-                    engine.agree,
-                    engine.gather_objects,
-                    lambda: engine.writes_parts,
-                ),
-                wait_s=wait_s,
-                overwrites=getattr(args, "overwrite_output_dir", None),
-            )
-        )
-    return found
-
-
-def extensions_of_training(
-    run: Any,
-    hooks: Any,
-    engine: Engine,
-    *,
-    folder: str,
-    load_newest: Callable[[], int],
-    show: Callable[[str], None],
-) -> list[Extension]:
-    """Returns the other extensions of a run, once its setup exists.
-
-    Args:
-        run: the run.
-        hooks: the trainer; extensions that hold it release it when the run is over.
-        engine: engine of the run.
-        folder: output directory of the run.
-        load_newest: loads weights, optimizer and schedule of the run's newest checkpoint, and returns its step.
-        show: shows a line to the user.
-    """
-    from trainwright.extensions.checkpoint_items.extension import CheckpointItems
-    from trainwright.extensions.incidents.recorder import IncidentRecorder
-    from trainwright.extensions.recorded_metrics.extension import RecordedNumbers
-
-    args = hooks.args
-    setup = run.setup
-    writes = args.should_save
-    may_be_dropped = run.plan.micro_batches > 1 or setup.prepares_windows
-    may_be_retried = setup.random_states is not None or setup.smaller_batches is not None
-    names = _names_of_data(hooks)
-    recorder = IncidentRecorder(hooks, run, engine, folder, names=names)
-    found: list[Extension] = [
-        RecordedNumbers(run.progress, writes=writes, is_first=engine.replica == 0),
-        CheckpointItems(
-            training_state.read_items(hooks), engine, writes=writes, is_rewindable=may_be_dropped or may_be_retried
-        ),
-        recorder,
-        *loss_question(run, hooks, engine, folder=folder, show=show),
-    ]
-    guard = _guard(run, hooks, engine, record=recorder.record, load_newest=load_newest)
-    if guard is not None:
-        found.append(guard)
-    elif engine.scales_loss and kind_of(engine.device).has_streams:
-        # In fp16, this guard reads numbers of each step (`on_spike`), so waiting less would gain nothing.
-        from trainwright.extensions.loss_scale.extension import SkippedUpdates
-
-        found.append(SkippedUpdates(engine))
-    if engine.num_replicas > 1:
-        from trainwright.extensions.slow_ranks.extension import SlowRanks
-
-        found.append(SlowRanks(engine, folder))
-    if (plan := resolve.average(args)) is not None:
-        from trainwright.extensions.averages.extension import WeightAverages
-
-        others = (*run.extensions, *found)
-        num_steps = None if run.plan.has_open_end else run.plan.max_steps
-        is_late = any(one.refuses_late for one in others)
-        found.append(WeightAverages(plan, setup.model, engine, num_steps=num_steps, is_late=is_late, writes=writes))
-    if (recorded := resolve.recorded_values(args)) is not None:
-        found.append(value_recorder(hooks, engine, recorded, folder=folder))
-    found += _ancestry(run)
-    if wanted := value_of(args, "live_control"):
-        from trainwright.extensions.control.extension import LiveControl
-
-        found.append(
-            LiveControl(
-                folder,
-                engine,
-                args,
-                callbacks=hooks.callback_handler,
-                can_evaluate=hooks.eval_dataset is not None,
-                repeats=wanted if isinstance(wanted, str) else None,
-            )
-        )
-    settle_guard = guard.settle if guard is not None else _nothing
-    found += _followers_of_samples(run, hooks, engine, folder=folder, settle_guard=settle_guard)
-    return found
-
-
-def value_recorder(hooks: Any, engine: Engine, steps: StepRange, *, folder: str) -> Extension:
-    """Returns the extension that records the values of some steps.
-
-    Args:
-        hooks: the trainer.
-        engine: of the run.
-        steps: to record.
-        folder: directory of the records.
-    """
-    from trainwright.extensions.recorded_values.extension import ValueRecorder
-
-    args = hooks.args
-    settings = {
-        "seed": args.seed,
-        "data_seed": args.data_seed,
-        "precision": args.mixed_precision,
-        "max_grad_norm": args.max_grad_norm,
-        "device": str(engine.device),
-        "torch": torch.__version__,
-        "processes": args.world_size,
-    }
-    return ValueRecorder(
-        steps,
-        folder,
-        engine,
-        rank=args.process_index,
-        num_processes=args.world_size,
-        names=_names_of_data(hooks),
-        settings=settings,
-    )
-
-
-def _ancestry(run: Any) -> list[Extension]:
-    """Returns the extension of a branch, from its first start on; of a run that begins afresh none is looked for."""
-    if run.checkpoint is None:
-        return []
-    from trainwright.run import branch
-
-    if not run.begins_branch and not branch.origins_in(run.checkpoint):
-        return []
-    from trainwright.extensions.branch.extension import Ancestry
-
-    return [Ancestry(branch.origin_of(run.checkpoint) if run.begins_branch else None)]
-
-
-def evaluation_beside(
-    run: Any, hooks: Any, engine: Engine, *, folder: str, freeze: Callable[[Path], None], rotate: Callable[[], None]
-) -> list[Extension]:
-    """Returns the extension through which another process evaluates for a run; none if they are not due, or wait.
-
-    Args:
-        run: which is about to begin.
-        hooks: the trainer.
-        engine: of the run.
-        folder: where the run writes.
-        freeze: writes the parts of the trainer that the other process needs; called when the model is ready.
-        rotate: deletes checkpoints that the arguments no longer want.
-    """
-    args = hooks.args
-    wanted = value_of(args, "eval_async")
-    if not wanted or args.eval_strategy == "no":
-        return []
-    from trainwright.extensions.async_evaluation.evaluators import Watchers
-    from trainwright.extensions.async_evaluation.extension import AsyncEvaluation
-
-    def make_evaluator(requests: Requests) -> Evaluator:
-        if wanted == WATCH:
-            return Watchers(requests)
-        limit_s = float(value_of(args, "hang_timeout")) or None
-        return evaluation_process(freeze, requests, device=str(value_of(args, "eval_device")), limit_s=limit_s)
-
-    return [
-        AsyncEvaluation(
-            folder,
-            engine,
-            hooks,
-            make_evaluator=make_evaluator,
-            skips=value_of(args, "eval_queue") == "skip",
-            is_timed=resolve.checkpoint(args).max_train_s is not None,
-            rotate=rotate,
-        )
-    ]
-
-
-def evaluation_process(
-    freeze: Callable[[Path], None], requests: Requests, *, device: str, limit_s: float | None = None
-) -> Evaluator:
-    """Returns the process that evaluates for a run, to be started; arguments as for `evaluation_beside`.
-
-    `limit_s` is how long it may take for a batch, in seconds; None: hours.
-    """
-    from trainwright.extensions.async_evaluation.evaluators import EVALUATION_LIMIT_S, EvaluationProcess
-    from trainwright.support.scratch import make_scratch_folder
-
-    scratch = make_scratch_folder("evaluation")
-    path = scratch / "trainer.pt"
-    try:
-        freeze(path)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    environment = without_launcher(os.environ) | device_variables(device)
-    environment["PYTHONPATH"] = os.pathsep.join(place or os.getcwd() for place in sys.path)
-    # -P: what lies in the working directory is not imported, unless this process does so too.
-    command = [sys.executable, "-P", "-m", "trainwright.run.evaluation_process", str(path), str(os.getpid())]
-    limit_s = EVALUATION_LIMIT_S if limit_s is None else limit_s
-    return EvaluationProcess(command, environment, scratch=scratch, requests=requests, limit_s=limit_s)
-
-
-def _guard(run: Any, hooks: Any, engine: Engine, *, record: Record, load_newest: Callable[[], int]) -> Any:
-    """Returns the guard of a run; None if every update is made."""
-    from trainwright.extensions.guard.diagnosis import find_bad_parts_anywhere
-    from trainwright.extensions.guard.rollback import make_rollback
-    from trainwright.extensions.guard.step_guard import make_guard
-
-    args = hooks.args
-    setup = run.setup
-    plan = resolve.guard(args)
-    stacked = engine.stacked if engine.num_replicas > 1 else None
-    rollback = make_rollback(
-        plan,
-        setup.model,
-        setup.optimizer,
-        None if setup.follows_metrics(setup.scheduler) else setup.scheduler,
-        load_newest=load_newest,
-        samples_per_step=run.batch_size * engine.num_replicas * run.plan.micro_batches,
-        is_possible=not engine.updates_in_clip,
-    )
-
-    def report(incident: Incident) -> None:
-        is_counted = incident.step <= run.progress.state.global_step  # otherwise the loop counts it
-        if is_counted and incident.action in ("skip", "rollback"):
-            run.extensions.refuse(incident.step)
-        setup.events.fire("on_incident", run.progress, incident=incident)
-
-    def diagnose(optimizer: Optimizer) -> dict[str, str]:
-        return find_bad_parts_anywhere(setup.model, optimizer, engine.gather_objects)
-
-    return make_guard(
-        plan,
-        report,
-        record=record,
-        optimizer=setup.optimizer,
-        device=engine.device,
-        mean=None if stacked is None else lambda loss: stacked(loss).mean(),
-        rollback=rollback,
-        was_updated=(lambda: engine.step(setup.optimizer)) if engine.updates_in_clip else None,
-        has_scaler=engine.scales_loss,
-        knows_norm=engine.knows_norm,
-        diagnose=diagnose,
-        writes=args.should_save,
-    )
-
-
-def _followers_of_samples(
-    run: Any, hooks: Any, engine: Engine, *, folder: str, settle_guard: Callable[[], None]
-) -> list[Extension]:
-    """Returns the extensions that track single samples: the ledger or losses by source, and a curriculum."""
-    args = hooks.args
-    dataset = hooks.train_dataset
-    wanted = value_of(args, "ledger")
-    is_stream = is_instance_of(dataset, "trainwright.data.streaming.mixture_stream", "MixtureStream")
-    is_mixture = is_stream or is_instance_of(dataset, "trainwright.data.mixture", "MixtureDataset")
-    curriculum = dataset.curriculum if is_mixture and not is_stream else None
-    if dataset is None or not (wanted or is_mixture):
-        return []
-    from trainwright.extensions.ledger.sample_losses import SampleLosses
-
-    samples = SampleLosses(
-        run,
-        engine,
-        settle_guard=settle_guard,
-        dataset=dataset,
-        names=_names_of_data(hooks),
-        smoothing=args.label_smoothing_factor,
-        keeps_ledger=bool(wanted or curriculum),
-        writes=args.should_save and bool(wanted),
-        folder=folder,
-    )
-    if curriculum is None:
-        return [samples]
-    from trainwright.extensions.curriculum.extension import CurriculumRun
-
-    keeps_ledger = bool(wanted)
-    writes = args.should_save
-    return [
-        samples,
-        CurriculumRun(dataset, run.loader, samples, engine, plan=run.plan, keeps_ledger=keeps_ledger, writes=writes),
-    ]
-
-
-def _nothing() -> None:
-    """Does nothing: there is no guard to settle."""
-
-
-def quarantine(run: Any, hooks: Any, samples: Iterable[Any], column: str | None) -> None:
-    """Adds samples to the quarantine of the output directory and of the current run; see `Trainer.quarantine`."""
-    from trainwright.extensions.quarantine.extension import Quarantine, exclude
-
-    found = run.extensions.get(Quarantine.name)
-    dataset = data_of(hooks)
-    exclude(
-        samples,
-        column,
-        dataset=dataset,
-        names=row_names(dataset, id_column=resolve.id_column(hooks.args)),
-        folder=output_path(hooks.args),
-        writes=hooks.args.should_save,
-        quarantine=found if isinstance(found, Quarantine) else None,
-        loader=run.loader,
-    )
-
-
-def incident_recorder(run: Any, hooks: Any, engine: Engine, folder: str) -> IncidentRecorder:
-    """Returns the incident recorder of the current run, or a new one outside of training."""
-    from trainwright.extensions.incidents.recorder import IncidentRecorder
-
-    found = run.extensions.get(IncidentRecorder.name)
-    if isinstance(found, IncidentRecorder):
-        return found
-    return IncidentRecorder(hooks, run, engine, folder, names=_names_of_data(hooks))
-
-
-def _names_of_data(hooks: Any) -> NamesOf:
-    """Returns the names of the samples that a trainer trains on."""
-    return NamesOf(hooks.train_dataset, id_column=resolve.id_column(hooks.args))
+def make_extensions(moment: Moment, context: RunContext) -> list[Extension]:
+    """Makes the extensions of a run whose moment has come: each capability of the table makes its own, or none."""
+    made = {one.name: one for one in context.run.extensions}
+    known = set(made)
+    for row in MADE:
+        capability: Capability = row.load()
+        if capability.moment is moment and (extension := capability.make(context, made)) is not None:
+            made[row.name] = extension
+    return [one for name, one in made.items() if name not in known]
 
 
 # -- a trainer --------------------------------------------------------------------------------------------------------
@@ -759,43 +410,6 @@ def loss_rule(
         aux_coefficient=model_facts.auxiliary_coefficient(model),
         num_processes=num_processes if args.average_tokens_across_devices else 1,
     )
-
-
-def loss_question(run: Any, hooks: Any, engine: Engine, *, folder: str, show: Callable[[str], None]) -> list[Extension]:
-    """Returns the extension that finds out whether the user's own loss is a mean; none if it is known, or the same.
-
-    It is the same in one process if no window has several micro-batches, or parts of one.
-    """
-    args = hooks.args
-    is_alone = engine.num_parts_of_batch == engine.num_replicas == 1
-    may_have_several = run.plan.micro_batches > 1 or args.auto_find_batch_size
-    may_have_several = may_have_several or is_overridden(hooks, "get_batch_samples")
-    may_have_several = may_have_several or has_hook(hooks, "prepare_window", num_arguments=1)
-    if not run.loss_rule.is_open or (is_alone and not may_have_several):
-        return []
-    from trainwright.extensions.loss_question.extension import LossQuestion
-
-    core = model_facts.core_model(hooks.model)
-    functions = [hooks.compute_loss, hooks.compute_loss_func, type(core).forward]
-    if is_overridden(hooks, "compute_loss"):
-        subject = f"compute_loss of {type(hooks).__name__}"
-    elif hooks.compute_loss_func is not None:
-        subject = "compute_loss_func"
-    else:
-        subject = type(core).__name__
-    return [
-        LossQuestion(
-            run,
-            hooks,
-            engine,
-            functions=functions,
-            subject=subject,
-            weighting=value_of(args, "loss_weighting"),
-            factor=args.gradient_accumulation_steps * engine.num_replicas,
-            folder=folder,
-            show=show,
-        )
-    ]
 
 
 def loss_note(model: Model, args: Any, run: Any) -> str:

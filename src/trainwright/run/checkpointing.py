@@ -205,7 +205,7 @@ class Checkpointer:
     def store(self, folder: str, model: Any) -> CheckpointStore:
         """Returns the store for a directory; it refuses non-finite weights unless such steps are ignored."""
         buffers = frozenset(name for name, _ in self.engine.unwrap(model).named_buffers())
-        policy = resolve.guard(self.args).on_nonfinite
+        policy = resolve.nonfinite_policy(self.args)
         check = WeightCheck(
             is_strict=policy != "ignore",
             refuses_first=policy in ("skip", "rollback", "stop"),

@@ -21,6 +21,7 @@ from trainwright._types import (
     metric_number,
     printable,
 )
+from trainwright.capability_table import RESERVED_NAMES
 from trainwright.config import resolve
 from trainwright.config.coerce import parse_share
 from trainwright.config.enums import word
@@ -44,28 +45,6 @@ HOOKS_WITHOUT_EFFECT = {
     "_defer_fsdp_gradient_reduction": "the engine defers the reduction of gradients itself",
     "_sync_replicated_trainable_parameters": "the engine keeps parameters that are not sharded equal itself",
 }
-
-# Names of the built-in extensions.
-OWN_EXTENSIONS = (
-    "async_evaluation",
-    "averages",
-    "branch",
-    "checkpoint_items",
-    "control",
-    "curriculum",
-    "first_look",
-    "guard",
-    "incidents",
-    "lease",
-    "ledger",
-    "loss_question",
-    "loss_scale",
-    "mirror",
-    "quarantine",
-    "recorded_metrics",
-    "slow_ranks",
-    "speed",
-)
 
 
 def make_output_dir(folder: str) -> None:
@@ -326,7 +305,7 @@ def check_extension(extension: Any, others: Iterable[Extension], *, is_training:
         )
     if not isinstance(extension.name, str) or not extension.name:
         raise ArgumentError(f"{kind} has no name. Set one in its class: name = 'my_extension'.")
-    taken = {*OWN_EXTENSIONS, *(one.name for one in others)}
+    taken = RESERVED_NAMES | {one.name for one in others}
     if extension.name in taken:
         raise ArgumentError(f"There is already an extension named {extension.name!r}. Give {kind} another name.")
     if is_training:

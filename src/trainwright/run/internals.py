@@ -10,11 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from trainwright._types import Batch, Model, Optimizer
-from trainwright.config.coerce import StepRange
 from trainwright.engine.base import Engine
 from trainwright.loop.extension import Extension
 from trainwright.loop.step import Step
-from trainwright.run import build
 from trainwright.run.build import NoSearch, Services
 from trainwright.run.checkpointing import Checkpointer
 from trainwright.run.parts import PER_PROCESS, with_parts
@@ -102,10 +100,6 @@ class Internals:
         checkpointer: Checkpointer = self._methods._checkpointer(self._trainer)
         return checkpointer
 
-    def value_recorder(self, num_steps: int, *, folder: str) -> Extension:
-        """Returns an extension, for this trainer, that records the values of its first steps in a directory."""
-        return build.value_recorder(self._trainer, self.engine, StepRange(None, num_steps), folder=folder)
-
     # -- facts ---------------------------------------------------------------------------------------------------------
 
     def loss_rule(self) -> LossRule:
@@ -156,11 +150,6 @@ class Internals:
     def adopt_model(self, model: Model) -> None:
         """Makes this the model of the trainer, on its device."""
         self._methods._adopt_model(self._trainer, model)
-
-    def preflight_extensions(self, folder: str) -> list[Extension]:
-        """Returns the extensions that check a run before its first step; `folder` is the run's output directory."""
-        extensions: list[Extension] = self._methods._preflight_extensions(self._trainer, folder)
-        return extensions
 
     def steps_of_epoch(self, epoch: int) -> Iterator[Step]:
         """Returns the steps of an epoch, or its remaining steps after a resume."""

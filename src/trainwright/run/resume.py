@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright._types import DatasetLike, JSONObject, counted, is_url
+from trainwright.capability import Origin
+from trainwright.capability_table import MADE
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.behaviour import behaviour_of
@@ -42,19 +44,17 @@ def open_checkpoint(asked: str | bool | None, args: Any, engine: Engine) -> Chec
     """Opens the checkpoint to begin from in all processes; the main process chooses and verifies it.
 
     `asked` and errors are the same as for `find_checkpoint`; directory, mirror and disks are as in the arguments. A
-    branch (`branch_from`) for which no other checkpoint is asked begins from that of the other run until it has one of
-    its own; `asked=False` begins it again.
+    run with an `Origin` for which no other checkpoint is asked begins from there until it has one of its own;
+    `asked=False` begins it again.
     """
-    origin = value_of(args, "branch_from") if asked in (None, False, "auto") else None
+    origin = find_origin(args) if asked in (None, False, "auto") else None
     if origin is not None:
         asked = False if asked is False else "auto"
     elif asked is None or asked is False:
         return None
     mirror = value_of(args, "checkpoint_mirror")
     if origin is not None:
-        from trainwright.run import branch
-
-        branch.check_mirror(origin, mirror)
+        origin.check()
     of_all: Checkpoint | None = None
     is_remote = is_url(asked) or (mirror is not None and asked in (True, "auto"))
     if is_remote:
@@ -71,7 +71,7 @@ def open_checkpoint(asked: str | bool | None, args: Any, engine: Engine) -> Chec
     def choose() -> tuple[Path, bool] | None:
         checkpoint = of_all if is_remote else find_checkpoint(asked, output_path(args))
         if origin is not None:
-            checkpoint = branch.begin_or_continue(origin, checkpoint)
+            checkpoint = origin.begin_or_continue(checkpoint)
         if checkpoint is None:
             return None
         found.append(checkpoint)
@@ -126,10 +126,10 @@ def find_checkpoint(
     return latest
 
 
-def begins_branch(checkpoint: Checkpoint | None, args: Any) -> bool:
-    """Returns whether a run that continues a checkpoint begins a branch of it."""
-    origin = value_of(args, "branch_from")
-    return checkpoint is not None and origin is not None and checkpoint.path.resolve() == Path(origin).resolve()
+def find_origin(args: Any) -> Origin | None:
+    """Returns the checkpoint of another run from which a run begins until it has its own; None: it begins afresh."""
+    found = (capability.origin(args) for row in MADE if (capability := row.load()).origin is not None)
+    return next((origin for origin in found if origin is not None), None)
 
 
 def check_cooldown(checkpoint: Checkpoint | None, args: Any) -> None:

@@ -57,7 +57,7 @@ Forward = Callable[[Any, Batch], Any]
 
 
 class LossQuestion(Protocol):
-    """Finds out whether the user's own loss is a mean; see `extensions.loss_question`."""
+    """Finds out whether the user's own loss is a mean; see `capabilities.loss_question`."""
 
     def ask(
         self,

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from trainwright.capability import Moment, RunContext
 from trainwright.checkpoint import training_state
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.config import resolve
@@ -62,28 +63,16 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
     folder = trainer._get_output_dir(trial)
     together = engine.together(run.progress.interrupts)
     measuring = services.memory_tracker.measuring("train")
-    run.extensions.add(
-        *build.extensions_of_directory(args, engine, folder=folder, dataset=build.data_of(trainer)),
-        *internals.preflight_extensions(folder),
-        *internals.extensions,
-        *build.evaluation_beside(
-            run,
-            trainer,
-            engine,
-            folder=folder,
-            freeze=lambda path: freeze(trainer, path, folder=folder),
-            rotate=lambda: checkpointing.rotate_anew(folder, args, run),
-        ),
-    )
+    context = make_context(trainer, run, folder)
+    run.extensions.add(*build.make_extensions(Moment.DIRECTORY, context), *internals.extensions)
     with refused, using_run(trainer, run), run.with_extensions(), together, measuring:
         run.checkpoint = resume.open_checkpoint(wanted, args, engine)
         resume.check_cooldown(run.checkpoint, args)
-        run.begins_branch = resume.begins_branch(run.checkpoint, args)
+        origin = resume.find_origin(args)
+        run.begins_branch = run.checkpoint is not None and origin is not None and origin.is_begun_by(run.checkpoint)
         checkpointing.prepare_output(args, folder, is_fresh=run.checkpoint is None or run.begins_branch)
-        if run.checkpoint is not None and run.begins_branch and args.should_save:
-            from trainwright.run import branch
-
-            branch.bring_along(run.checkpoint, output_path(args))
+        if run.checkpoint is not None and origin is not None and run.begins_branch and args.should_save:
+            origin.bring_along(run.checkpoint, output_path(args))
         with build.callbacks_of_a_run(trainer.callback_handler, args, folder), run.under_way(services):
             prepare_model(trainer, trial, run.checkpoint)
             for model_ready in run.extensions.model_ready:
@@ -107,11 +96,25 @@ def leaving_before_first_step(run: Run) -> Iterator[None]:
         raise
 
 
-def freeze(trainer: AnyTrainer, path: Path, *, folder: str) -> None:
-    """Writes the parts that another process needs to evaluate for a run that writes to `folder`."""
-    from trainwright.run import frozen
+def make_context(trainer: AnyTrainer, run: Run, folder: str) -> RunContext:
+    """Returns what the capabilities of a run may make their extensions from; `folder` is its output directory."""
+    internals = Internals(trainer)
 
-    frozen.freeze(trainer, path, folder=folder, device=str(value_of(trainer.args, "eval_device")))
+    def freeze(path: Path, *, device: str) -> None:
+        from trainwright.run import frozen
+
+        frozen.freeze(trainer, path, folder=folder, device=device)
+
+    return RunContext(
+        run=run,
+        hooks=trainer,
+        engine=internals.engine,
+        folder=folder,
+        load_newest=lambda: internals.checkpointer.load_newest(trainer, folder, run),
+        show=lambda line: console.show_lines(trainer.args, [line]),
+        freeze=freeze,
+        rotate=lambda: checkpointing.rotate_anew(folder, trainer.args, run),
+    )
 
 
 def drive(
@@ -326,21 +329,11 @@ def prepare_run(
         step_contexts=trainer.step_contexts if has_hook(trainer, "step_contexts", num_arguments=0) else None,
         prepares_windows=has_hook(trainer, "prepare_window", num_arguments=1),
     )
-    folder = trainer._get_output_dir(trial)
-    checkpointer = internals.checkpointer
-    run.extensions.add(
-        *build.extensions_of_training(
-            run,
-            trainer,
-            engine,
-            folder=folder,
-            load_newest=lambda: checkpointer.load_newest(trainer, folder, run),
-            show=lambda line: console.show_lines(args, [line]),
-        ),
-    )
+    context = make_context(trainer, run, trainer._get_output_dir(trial))
+    run.extensions.add(*build.make_extensions(Moment.TRAINING, context))
     engine.note_outputs(run.extensions.needs_outputs)
     if checkpoint is not None:
-        checkpointer.read_extensions(run, checkpoint)
+        internals.checkpointer.read_extensions(run, checkpoint)
     for begin in run.extensions.begin:
         begin(run)
     checkpointing.states_of_extensions(run)  # raises now the errors of the first save

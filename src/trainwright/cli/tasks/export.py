@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trainwright._types import TRAINER_STATE_NAME
-from trainwright.checkpoint.averaged import read_average
+from trainwright.capabilities.averages.saved import read_average
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.checkpoint.weights import (

@@ -17,6 +17,7 @@ from trainwright.cli.recipe.schema import LearnPart
 from trainwright.cli.tasks.adapter import quantized
 from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line
 from trainwright.config.arguments import TrainingArguments
+from trainwright.config.fields import value_if_known
 from trainwright.errors import MissingPackageError, did_you_mean
 
 
@@ -180,13 +181,14 @@ def _learned_once(
     assert args.output_dir is not None  # the constructor sets it
     output = Path(args.output_dir)
     folder = output / FOLDER
-    continues = args.resume_from_checkpoint or args.branch_from
+    origin = value_if_known(args, "branch_from")
+    continues = args.resume_from_checkpoint or origin
     if continues and not folder.is_dir() and (output / "tokenizer.json").is_file():
         return AutoTokenizer.from_pretrained(output, trust_remote_code=False)  # saved by a finished run
     with args.main_process_first():
         is_first = args.local_process_index == 0
-        if is_first and args.branch_from and not folder.is_dir():  # its weights belong to the words of its origin
-            AutoTokenizer.from_pretrained(args.branch_from, trust_remote_code=False).save_pretrained(folder)
+        if is_first and origin and not folder.is_dir():  # its weights belong to the words of its origin
+            AutoTokenizer.from_pretrained(origin, trust_remote_code=False).save_pretrained(folder)
         elif is_first and not (continues and folder.is_dir()):
             learn(corpus(), part, begins=begins).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

@@ -12,9 +12,10 @@ from functools import lru_cache
 from inspect import get_annotations
 from typing import Any
 
-from trainwright.config.fields.own_fields import GenerationFields, OlderFields, OurFields
-from trainwright.config.fields.setting import FieldGroup, Range, Setting, Syntax
+from trainwright.config.fields.our_fields import OurFields
+from trainwright.config.fields.own_fields import GenerationFields, OlderFields
 from trainwright.config.fields.shared_fields import SharedFields
+from trainwright.config.setting import FieldGroup, Range, Setting, Syntax
 
 __all__ = [
     "ALIASES",
@@ -37,6 +38,7 @@ __all__ = [
     "out_of_range",
     "redeclared_fields",
     "shadowed_fields",
+    "value_if_known",
     "value_of",
 ]
 
@@ -85,6 +87,11 @@ def value_of(args: object, name: str) -> Any:  # Any: the value of any field
     if value is MISSING:
         value = getattr(args, OLDER_NAMES.get(name, name), setting.default)
     return value
+
+
+def value_if_known(args: object, name: str) -> Any:  # Any: the value of any field
+    """The value of a field of another capability, which may not be there; then None."""
+    return value_of(args, name) if name in SETTINGS else None
 
 
 def has_other_meaning(args: object, name: str) -> bool:

@@ -1,4 +1,7 @@
-"""Fields that transformers 5.23 does not have: ours, older ones that still have an effect, and fields of generation."""
+"""Fields of the core that transformers 5.23 does not have: ours, older ones with an effect still, those of generation.
+
+`our_fields.py` joins ours with the fields of the capabilities.
+"""
 
 # ruff: noqa: RUF009 -- tunable(), fixed() and not_compared() make a dataclass field
 from __future__ import annotations
@@ -7,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright.config.fields.setting import (
+from trainwright.config.setting import (
     BY_RULES,
-    COUNT,
     MAYBE_COUNT,
     MIXTURE,
     NOT_NEGATIVE,
@@ -49,8 +51,8 @@ class OlderFields(FieldGroup, group="Older names, honoured"):
 
 
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class OurFields(FieldGroup, group="Ours"):
-    """Not in transformers."""
+class CoreFields(FieldGroup, group="Ours"):
+    """Fields that transformers does not have, of the core; those of capabilities are in their folders."""
 
     layerwise_lr_decay: float | None = tunable(
         None,
@@ -128,11 +130,6 @@ class OurFields(FieldGroup, group="Ours"):
         "When a checkpoint cannot be written, as on a full disk: stop training, or continue without it.",
         choices=("stop", "continue"),
     )
-    output_dir_wait_s: float = not_compared(
-        0.0,
-        "Seconds to wait for another live run that holds output_dir, before this one is refused (0: at once).",
-        limits=NOT_NEGATIVE,
-    )
     pad_to_multiple_of: int | None = fixed(
         None,
         "The default collator pads to a multiple of this number of tokens, so there are fewer shapes to compile.",
@@ -173,52 +170,11 @@ class OurFields(FieldGroup, group="Ours"):
         None,
         "Trace steps with torch's profiler into output_dir/profile: '10-15', or a number of steps after the first two.",
     )
-    record_values: str | None = not_compared(  # numbers too; argument parsers want one type that text converts to
-        None,
-        "Write fingerprints of all values of these steps for `trainwright diff`: '1-3', or a number of first steps.",
-        since="0.3",
-    )
     shuffle_method: str = tunable(
         "auto",
         "Shuffling: permutation (an array of indices), feistel (computed, no memory), auto (that above 2^24 rows).",
         on_resume=ORDER,
         choices=("auto", "permutation", "feistel"),
-    )
-    on_nonfinite: str = tunable(
-        "skip",
-        "When loss or gradient is not finite: skip the update, roll back, stop before it, warn and update, ignore.",
-        choices=("skip", "rollback", "stop", "warn", "ignore"),
-    )
-    incidents: bool = tunable(
-        True, "Write batch, weights and random states of a bad step, an error or a hang into output_dir/incidents."
-    )
-    on_spike: str = tunable(
-        "off",
-        "When loss or gradient norm is far above the steps before: warn, skip the update, roll back, stop.",
-        choices=("off", "warn", "skip", "rollback", "stop"),
-    )
-    spike_threshold: float = tunable(
-        6.0,
-        "A spike is this number of robust deviations above the median (1.4826 times the MAD).",
-        limits=Range(0, open_low=True),
-    )
-    spike_window: int = tunable(128, "Accepted steps that on_spike compares a step with.", limits=COUNT)
-    spike_warmup: int = tunable(
-        64, "Accepted steps before on_spike compares the first one; at most spike_window.", limits=COUNT
-    )
-    max_skipped_steps: int = tunable(
-        20,
-        "Skipped steps in a row after which training stops with an error (0: any number).",
-        limits=Range(0, whole=True),
-    )
-    max_rollbacks: int = tunable(3, "Rollbacks to the same snapshot; the next one ends training.", limits=COUNT)
-    rollback_every: int = tunable(
-        50,
-        "Steps between two snapshots in host memory for rollbacks (0: they go back to the newest checkpoint).",
-        limits=Range(0, whole=True),
-    )
-    rollback_skip_samples: int = tunable(
-        0, "Samples after a rollback that are skipped too, in whole steps.", limits=Range(0, whole=True)
     )
     reproduce: str | None = fixed(
         None,
@@ -256,21 +212,9 @@ class OurFields(FieldGroup, group="Ours"):
         choices=("stages", "linear"),
         since="0.3",
     )
-    ledger: bool | str = not_compared(
-        False,
-        "Write visits, tokens and losses of each training sample to ledger.parquet; a text: as id_column too.",
-        bare_flag=True,
-        since="0.3",
-    )
     id_column: str | None = not_compared(
         None,
         "Column with the names of rows in the ledger, the quarantine and messages (None: index, or line of a file).",
-        since="0.3",
-    )
-    max_skipped_share: float = tunable(
-        0.5,
-        "Share of the last 100 steps above which skipped steps stop training with an error (0: any share).",
-        limits=Range(0, 1),
         since="0.3",
     )
     journal: bool | None = not_compared(
@@ -301,12 +245,6 @@ class OurFields(FieldGroup, group="Ours"):
         limits=Range(0, open_low=True, optional=True),
         since="0.3",
     )
-    live_control: bool | str = not_compared(
-        False,
-        "Take commands of `trainwright ctl` while training; a text: repeat the commands in the journal of that run.",
-        bare_flag=True,
-        since="0.3",
-    )
     eval_async: bool | str = not_compared(
         False,
         "Evaluate in another process while training continues; watch: by `trainwright eval RUN --watch`.",
@@ -322,19 +260,6 @@ class OurFields(FieldGroup, group="Ours"):
         "wait",
         "With eval_async, when two evaluations are open and a third is due: wait for the first, or skip the third.",
         choices=("wait", "skip"),
-        since="0.3",
-    )
-    average: dict[str, Any] | str | None = tunable(
-        None,
-        "Also keep an average of the weights: ema, swa or lawa, or {'kind': 'ema', 'decay': 0.9999, ...}.",
-        on_resume="continues the average of the checkpoint; another kind of average begins at this step",
-        syntax=("dict",),
-        since="0.3",
-    )
-    branch_from: str | None = not_compared(
-        None,
-        "Checkpoint of another run to begin from, as a run of its own; once it has saved, it continues there.",
-        syntax=("path",),
         since="0.3",
     )
     cooldown: str | None = tunable(

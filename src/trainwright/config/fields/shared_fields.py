@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trainwright.config import aliases, enums
 from trainwright.config.accelerator import AcceleratorConfig
-from trainwright.config.fields.setting import (
+from trainwright.config.setting import (
     ANY_NUMBER,
     ANY_WHOLE,
     BY_RULES,

@@ -7,9 +7,9 @@ from functools import partial
 
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.enums import word
-from trainwright.config.fields import RANGES, SETTINGS, value_of, was_asked_for
+from trainwright.config.fields import RANGES, value_of, was_asked_for
 from trainwright.config.protocol import Arguments
-from trainwright.config.rules.stages import Stage, all_set, no_effect, rule
+from trainwright.config.rules.stages import Stage, all_set, idle_family, no_effect, rule
 
 PROJECTED = ("galore", "apollo")
 TAKES_NO_WARMUP = ("constant", "reduce_lr_on_plateau", "greedy")
@@ -19,8 +19,6 @@ UNUSUAL = tuple(name for name, limits in RANGES.items() if limits.only_warns)
 # Settings of one thing.
 OF_TRACKERS = ("run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
 OF_THE_HUB = ("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision")
-OF_ROLLBACKS = ("max_rollbacks", "rollback_every", "rollback_skip_samples")
-OF_SPIKES = ("spike_threshold", "spike_window", "spike_warmup")
 OF_THE_MIRROR = ("mirror_every", "mirror_total_limit", "mirror_max_mb_per_s")
 OF_ASYNC_EVALUATION = ("eval_device", "eval_queue")
 OF_SEVERAL_PROCESSES = (
@@ -37,12 +35,6 @@ OF_SEVERAL_PROCESSES = (
 def _without(args: Arguments, name: str, switch: str) -> str | None:
     """A message about a setting that is on while its switch is off."""
     return no_effect([name], f"without {switch}") if value_of(args, name) and not value_of(args, switch) else None
-
-
-def _family(args: Arguments, members: tuple[str, ...], where: str) -> str | None:
-    """One message about all members of a family that were set."""
-    names = [name for name in members if value_of(args, name) != SETTINGS[name].default and was_asked_for(args, name)]
-    return no_effect(names, where) if names else None
 
 
 for _called, _setting, _switch in (
@@ -69,7 +61,7 @@ def _idle(name: str, members: tuple[str, ...], where: str, *switches: str) -> No
 
     @rule(Stage.ADVICE, *members, *switches, called=name)
     def check(args: Arguments) -> str | None:
-        return None if any(value_of(args, switch) for switch in switches) else _family(args, members, where)
+        return None if any(value_of(args, switch) for switch in switches) else idle_family(args, members, where)
 
 
 _idle("tracker_settings", OF_TRACKERS, "without report_to", "report_to")
@@ -106,7 +98,7 @@ def tensorboard_folder(args: Arguments) -> str | None:
 
 @rule(Stage.ADVICE, *OF_SEVERAL_PROCESSES)
 def settings_of_several_processes(args: Arguments) -> str | None:
-    return None if args.world_size > 1 else _family(args, OF_SEVERAL_PROCESSES, "in one process")
+    return None if args.world_size > 1 else idle_family(args, OF_SEVERAL_PROCESSES, "in one process")
 
 
 @rule(Stage.ADVICE, "accelerator_config")
@@ -189,7 +181,7 @@ all_set(Stage.ADVICE, "last_batch_of_a_budget", _said, "dataloader_drop_last", "
 def kept_beyond_no_limit(args: Arguments) -> str | None:
     where = "without save_total_limit: all checkpoints are kept"
     members = ("save_keep_every", "save_keep_every_steps")
-    return None if (args.save_total_limit or 0) > 0 else _family(args, members, where)
+    return None if (args.save_total_limit or 0) > 0 else idle_family(args, members, where)
 
 
 @rule(Stage.ADVICE, "save_strategy", "save_total_limit", "max_train_time", "save_every")
@@ -212,7 +204,7 @@ def mirror_without_saves(args: Arguments) -> str | None:
 def evaluation_beside_nothing(args: Arguments) -> str | None:
     wanted = value_of(args, "eval_async")
     if not wanted:
-        return _family(args, OF_ASYNC_EVALUATION, "without eval_async")
+        return idle_family(args, OF_ASYNC_EVALUATION, "without eval_async")
     if args.eval_strategy == "no":
         return "eval_async has no effect with eval_strategy='no': no evaluation is due."
     on_another = value_of(args, "eval_device") != "cpu"
@@ -226,42 +218,11 @@ def saving_on_exception(args: Arguments) -> str | None:
     name = word(args.optim)
     if args.world_size > 1:
         return "save_on_exception has no effect in several processes: those without the error are within the next step."
-    if _updates_in_backward(name):
+    if updates_in_backward(name):
         return f"save_on_exception has no effect with optim={name!r}: it changes weights during the backward pass."
     return None
 
 
-def _updates_in_backward(optim: str) -> bool:
+def updates_in_backward(optim: str) -> bool:
+    """Returns whether an optimizer of this name changes weights during the backward pass."""
     return "lomo" in optim or optim.endswith("layerwise")
-
-
-@rule(Stage.ADVICE, "optim", "deepspeed", "on_nonfinite", "on_spike")
-def guarded_updates(args: Arguments) -> str | None:
-    policies = {name: value_of(args, name) for name in ("on_nonfinite", "on_spike")}
-    asked = [f"{name}={value!r}" for name, value in policies.items() if value not in ("ignore", "off")]
-    name = word(args.optim)
-    if _updates_in_backward(name):
-        where = f"with optim={name!r}: it changes weights during the backward pass"
-    elif not args.deepspeed:
-        return None
-    else:
-        from trainwright.config import deepspeed_config
-
-        where = "with ZeRO stage 0 of DeepSpeed: it does not report the norm of the gradients"
-        if deepspeed_config.get(deepspeed_config.read(args.deepspeed), "zero_optimization.stage"):
-            decided = {"on_nonfinite": ("rollback",), "on_spike": ("skip", "rollback", "stop")}  # before the update
-            asked = [f"{name}={value!r}" for name, value in policies.items() if value in decided[name]]
-            where = "with DeepSpeed, which decides by itself before its update: it skips a step that is not finite"
-    return no_effect(asked, where, joined_by=" and ") if asked else None
-
-
-@rule(Stage.ADVICE, "on_nonfinite", "on_spike", *OF_ROLLBACKS)
-def rollback_settings(args: Arguments) -> str | None:
-    if "rollback" in (value_of(args, "on_nonfinite"), value_of(args, "on_spike")):
-        return None
-    return _family(args, OF_ROLLBACKS, "without on_nonfinite='rollback' or on_spike='rollback'")
-
-
-@rule(Stage.ADVICE, "on_spike", *OF_SPIKES)
-def spike_settings(args: Arguments) -> str | None:
-    return _family(args, OF_SPIKES, "with on_spike='off'") if value_of(args, "on_spike") == "off" else None

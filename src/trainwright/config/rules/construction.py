@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from functools import partial
 from numbers import Real
-from pathlib import Path
 from typing import Any
 
-from trainwright._types import PREFIX_CHECKPOINT_DIR, is_url, without_tokens
+from trainwright._types import without_tokens
 from trainwright.config.coerce import parse_factor, parse_share, parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import SETTINGS, batch_formers, value_of
@@ -57,52 +55,6 @@ def profiled_steps(args: Arguments) -> str | None:
             parse_steps(steps)
     except ValueError as error:
         return f"profile: {error}"
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "record_values")
-def recorded_steps(args: Arguments) -> str | None:
-    try:
-        if (steps := value_of(args, "record_values")) is not None:
-            parse_steps(steps)
-    except ValueError as error:
-        return f"record_values: {error}"
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "average")
-def known_average(args: Arguments) -> str | None:
-    wanted = value_of(args, "average")
-    if wanted is None:
-        return None
-    from trainwright.config.average import parse_average
-
-    try:
-        parse_average(wanted)
-    except ValueError as error:
-        return f"average={wanted!r}: {error}"
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "average", "metric_for_best_model", "load_best_model_at_end")
-def best_by_the_average(args: Arguments) -> str | None:
-    """The first evaluation has this metric only if the average begins with the run; the best weights are not it."""
-    metric = str(args.metric_for_best_model).removeprefix("eval_")
-    wanted = value_of(args, "average")
-    if wanted is None or not metric.startswith("average_"):
-        return None
-    start = wanted.get("start", 0) if isinstance(wanted, dict) else 0
-    if start:
-        return (
-            f"metric_for_best_model={args.metric_for_best_model!r} is of the average, which begins later "
-            f"(start={start!r}), so the first evaluations do not have it. Set start=0, or name another metric."
-        )
-    if args.load_best_model_at_end:
-        return (
-            f"load_best_model_at_end=True loads the weights themselves, and metric_for_best_model="
-            f"{args.metric_for_best_model!r} is of their average. Set load_best_model_at_end=False, and write the "
-            "average of the best checkpoint with `trainwright export CHECKPOINT DIR --weights average`."
-        )
     return None
 
 
@@ -182,36 +134,6 @@ def mirror_is_a_url(args: Arguments) -> str | None:
             f"checkpoint_mirror={without_tokens(url.partition('?')[0])!r} has a key, a password or a query in it, "
             "which would be in logs and files of arguments. Leave it out: credentials are read from the environment "
             "and from the files of the store's own client."
-        )
-    return None
-
-
-def _is_of_the_run(output_dir: str, checkpoint: str) -> bool:
-    """Returns whether a directory is that of the run of a checkpoint, or is in a checkpoint of it."""
-    folder = Path(output_dir).resolve()
-    origins = Path(checkpoint).parent.resolve() / Path(checkpoint).name, Path(checkpoint).resolve()
-    for origin in origins:  # as it is named, and the directory that it may be a link to
-        inner = folder.relative_to(origin.parent).parts if folder.is_relative_to(origin.parent) else None
-        if inner == () or folder.is_relative_to(origin):
-            return True
-        if inner is not None and inner[0].startswith(f"{PREFIX_CHECKPOINT_DIR}-"):
-            return True
-    return False
-
-
-@rule(Stage.CONSTRUCTION, "branch_from", "output_dir")
-def branch_has_its_own_directory(args: Arguments) -> str | None:
-    origin = value_of(args, "branch_from")
-    if origin is None:
-        return None
-    if is_url(origin):
-        return (
-            f"branch_from={without_tokens(str(origin))!r} is a URL. Copy the checkpoint into a directory, and name it."
-        )
-    if _is_of_the_run(str(args.output_dir), os.path.abspath(origin)):
-        return (
-            f"branch_from={origin!r} is of the run in output_dir={args.output_dir!r}, and a branch leaves the run "
-            "that it begins from as it is. Give it another output_dir, or continue the run with resume_from_checkpoint."
         )
     return None
 

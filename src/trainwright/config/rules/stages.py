@@ -77,6 +77,20 @@ def rule(stage: Stage, *names: str, called: str | None = None) -> Callable[[Chec
     return register
 
 
+FURTHER_EVALUATIONS: list[Callable[[Arguments], str | None]] = []
+
+
+def evaluates_again(name: Callable[[Arguments], str | None]) -> Callable[[Arguments], str | None]:
+    """Registers what evaluates each set once more: a function that returns the prefix of its metrics, or None."""
+    FURTHER_EVALUATIONS.append(name)
+    return name
+
+
+def further_evaluations(args: Arguments) -> list[str]:
+    """Returns the prefixes of the further evaluations of a run."""
+    return [prefix for name in FURTHER_EVALUATIONS if (prefix := name(args)) is not None]
+
+
 def all_set(stage: Stage, called: str, message: str, *names: str) -> None:
     """Registers the rule `called`, which returns a message where all of these settings are on."""
     rule(stage, *names, called=called)(lambda args: message if all(value_of(args, name) for name in names) else None)
@@ -85,6 +99,12 @@ def all_set(stage: Stage, called: str, message: str, *names: str) -> None:
 def no_effect(names: Sequence[str], where: str, *, joined_by: str = ", ") -> str:
     """Returns the message about settings without effect."""
     return f"{joined_by.join(names)} {'has' if len(names) == 1 else 'have'} no effect {where}."
+
+
+def idle_family(args: Arguments, members: tuple[str, ...], where: str) -> str | None:
+    """Returns one message about all members of a family of settings that were set."""
+    names = [name for name in members if value_of(args, name) != SETTINGS[name].default and was_asked_for(args, name)]
+    return no_effect(names, where) if names else None
 
 
 def idle_in(message: str) -> set[str]:

@@ -13,7 +13,7 @@ from trainwright.config.coerce import parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import defaults_of, value_of, was_asked_for
 from trainwright.config.protocol import Arguments
-from trainwright.config.rules.stages import RunFacts, Stage, no_effect, rule
+from trainwright.config.rules.stages import RunFacts, Stage, further_evaluations, no_effect, rule
 
 # Schedules in which the rate at a step does not depend on the length of the run.
 WITHOUT_LENGTH = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy")
@@ -42,9 +42,9 @@ def resolve_best_metric(args: Arguments, eval_names: tuple[str, ...] = ()) -> Re
         return None
     metric = str(args.metric_for_best_model).removeprefix("eval_")
     sets: dict[str, str | None] = {name: name for name in eval_names}
-    if value_of(args, "average") is not None:  # evaluates each set once more
-        averages: dict[str, str | None] = {f"average_{name}": name for name in eval_names}
-        sets |= averages or {"average": None}
+    for prefix in further_evaluations(args):
+        again: dict[str, str | None] = {f"{prefix}_{name}": name for name in eval_names}
+        sets |= again or {prefix: None}
     fitting = [name for name in sets if metric.startswith(f"{name}_")]
     chosen = max(fitting, key=len, default=None)
     prefix = "eval" if chosen is None else f"eval_{chosen}"

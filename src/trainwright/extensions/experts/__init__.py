@@ -1,1 +1,1 @@
-"""Experts: how many tokens each of them gets."""
+"""The former place of `ExpertLoad`."""

@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainwright.capabilities.lease.lease import Obstacle, take
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.remote import Copy, RemoteStore, is_refusal, reason
 from trainwright.config.plans import MirrorPlan
 from trainwright.errors import ArgumentError, TrainwrightError
-from trainwright.extensions.lease.lease import Obstacle, take
 from trainwright.extensions.mirror.clock import Clock, Pace, SystemClock
 from trainwright.extensions.mirror.lease import RemoteLease
 from trainwright.extensions.mirror.mirror import Mirror, outbox_of

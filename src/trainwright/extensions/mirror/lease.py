@@ -31,9 +31,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 
+from trainwright.capabilities.lease.lease import HELD, Holder, Obstacle
 from trainwright.checkpoint.remote import RemoteStore, reason
 from trainwright.errors import CheckpointWriteError
-from trainwright.extensions.lease.lease import HELD, Holder, Obstacle
 from trainwright.support.door import parse_json
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Experts: how many tokens each of them gets."""

@@ -1,0 +1,31 @@
+"""Incidents: bad steps are counted, reported, and written as bundles."""
+
+from __future__ import annotations
+
+from typing import Any  # for the run and the trainer, above this package
+
+from trainwright.capabilities.incidents.recorder import IncidentRecorder
+from trainwright.capability import Capability, Others, RunContext
+from trainwright.config import resolve
+from trainwright.data.row_names import NamesOf
+from trainwright.engine.base import Engine
+
+
+def make(context: RunContext, others: Others) -> IncidentRecorder:
+    """Returns the recorder of a run."""
+    return make_recorder(context.run, context.hooks, context.engine, folder=context.folder)
+
+
+def make_recorder(run: Any, hooks: Any, engine: Engine, *, folder: str) -> IncidentRecorder:
+    """Returns a recorder of incidents of a run, also outside of training."""
+    names = NamesOf(hooks.train_dataset, id_column=resolve.id_column(hooks.args))
+    return IncidentRecorder(hooks, run, engine, folder, names=names)
+
+
+def find_recorder(run: Any, hooks: Any, engine: Engine, *, folder: str) -> IncidentRecorder:
+    """Returns the recorder of the current run, or a new one outside of training."""
+    found = run.extensions.get(IncidentRecorder.name)
+    return found if isinstance(found, IncidentRecorder) else make_recorder(run, hooks, engine, folder=folder)
+
+
+CAPABILITY = Capability(make=make)

@@ -1,1 +1,0 @@
-"""Writes fingerprints of the values of a few steps, on demand; `support.value_comparison` compares two such records."""
