@@ -112,7 +112,8 @@ class _Link:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, queue.SimpleQueue[JSONObject]] = {}
         self._lock = threading.Lock()
-        self.end: str | None = None  # how it has ended
+        self._end: str | None = None  # how it has ended; calls are told
+        self._is_stopped = False
         self.is_told = False  # whether a call has raised that
         command = module_command(MODULE, str(os.getpid()))
         self._process = ChildProcess(command, module_environment(os.environ), max_bytes=LINE_BYTES)
@@ -135,12 +136,17 @@ class _Link:
         return self._process.pid
 
     def has_ended(self) -> bool:
-        """Returns whether it has ended, and waits until its last answers are read."""
-        return self.end is not None
+        """Returns whether it has ended, or is about to."""
+        return self._is_stopped or self._process.has_ended()
 
     def stop(self) -> None:
         """Ends the process; calls that wait for it raise an error."""
+        self._is_stopped = True
         self._process.end_group()
+
+    def describe_end(self) -> str:
+        """Returns how a process that has ended did so."""
+        return self._process.describe_end()
 
     def call(self, what: str, send: Callable[[int], None], settings: JSONObject) -> Any:
         """Makes a call; returns its result, or raises its error. `send` is called with the bytes of each turn."""
@@ -165,7 +171,7 @@ class _Link:
         with self._lock:
             answers: queue.SimpleQueue[JSONObject] = queue.SimpleQueue()
             self._waiting[number] = answers
-            if self.end is not None:
+            if self._end is not None:
                 answers.put({})
         return answers
 
@@ -184,7 +190,7 @@ class _Link:
         if answer:
             return answer
         self.is_told = True
-        raise ConnectionError(f"the process that speaks to it ended with {self.end}")
+        raise ConnectionError(f"the process that speaks to it ended with {self._end}")
 
     def _read(self) -> None:
         """Hands answers to the calls until the process ends."""
@@ -202,7 +208,7 @@ class _Link:
             end = process.describe_end()
             process.close()
             with self._lock:
-                self.end = end
+                self._end = end
                 for waiting in self._waiting.values():
                     waiting.put({})
 
@@ -276,7 +282,7 @@ class ProcessClient:
                 logger.warning(
                     "The process that copies to %s ended with %s; it is started again.",
                     without_tokens(self._url),
-                    link.end,
+                    link.describe_end(),
                 )
             self._link = None
             self._link = _Link(self._url, self._setup, self._limit_s)
