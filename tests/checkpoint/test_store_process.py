@@ -261,6 +261,29 @@ def test_the_process_ends_with_a_run_that_is_killed_though_a_worker_has_its_pipe
                 one.kill()
 
 
+def test_the_end_of_a_run_does_not_wait_for_a_process_that_hangs_at_its_start(
+    store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_client, "MODULE", "tests.checkpoint.hangs_at_start")
+    store.reconnect()
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            store.names()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    until(lambda: store._fs.pid is not None)
+    found = process(store)
+    store.close()
+    thread.join(REAL_S)
+    assert [type(one) for one in failed] == [ConnectionError]
+    assert is_gone(found)
+
+
 def test_signals_of_a_terminal_or_a_cluster_do_not_reach_it(store: RemoteStore) -> None:
     found = process(store)
     assert os.getsid(found.pid) == found.pid
@@ -352,7 +375,7 @@ def test_settings_of_fsspec_are_handed_over(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_settings_that_are_no_json_stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(fsspec.config.conf, "s3", {"session": object()})
-    assert "no JSON" in find_setup("s3://bucket/run").obstacle
+    assert "cannot be written as JSON" in find_setup("s3://bucket/run").obstacle
 
 
 def test_a_process_that_cannot_be_started_leaves_the_work_to_a_thread(

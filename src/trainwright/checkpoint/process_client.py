@@ -73,7 +73,7 @@ def find_setup(url: str) -> Setup:
     try:
         json.dumps(fsspec.config.conf)
     except (TypeError, ValueError):
-        return Setup(obstacle="fsspec.config.conf has values that are no JSON")
+        return Setup(obstacle="fsspec.config.conf has values that cannot be written as JSON")
     return Setup(classes=classes, conf=dict(fsspec.config.conf))
 
 
@@ -112,23 +112,27 @@ class _Link:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, queue.SimpleQueue[JSONObject]] = {}
         self._lock = threading.Lock()
+        self._opening: JSONObject = {}  # what it has answered to the URL
+        self._has_opened = threading.Event()
         self._end: str | None = None  # how it has ended; calls are told
         self._is_stopped = False
         self.is_told = False  # whether a call has raised that
         command = module_command(MODULE, str(os.getpid()))
         self._process = ChildProcess(command, module_environment(os.environ), max_bytes=LINE_BYTES)
-        try:
-            self._opened = self._expect(0)
-            opening = {"url": url, "classes": setup.classes, "conf": setup.conf}
-            self._process.write(json.dumps({"open": opening}))
-            threading.Thread(target=self._read, name="trainwright-store", daemon=True).start()
-            answer = self._next(self._opened, START_LIMIT_S)
-            if "failed" in answer:
-                raise restore_error(answer["failed"])
-            self.facts: JSONObject = answer["ready"]
-        except BaseException:
+        threading.Thread(target=self._read, name="trainwright-store", daemon=True).start()
+        self._write({"open": {"url": url, "classes": setup.classes, "conf": setup.conf}})
+
+    def open(self) -> JSONObject:
+        """Waits until it has opened the URL; returns what it says of that, or raises its error."""
+        if not self._has_opened.wait(START_LIMIT_S):
+            raise self._hangs(START_LIMIT_S)
+        if "failed" in self._opening:
             self.stop()
-            raise
+            raise restore_error(self._opening["failed"])
+        if not self._opening:
+            raise self._ended()
+        facts: JSONObject = self._opening["ready"]
+        return facts
 
     @property
     def pid(self) -> int:
@@ -150,6 +154,7 @@ class _Link:
 
     def call(self, what: str, send: Callable[[int], None], settings: JSONObject) -> Any:
         """Makes a call; returns its result, or raises its error. `send` is called with the bytes of each turn."""
+        self.open()
         number = next(self._numbers)
         answers = self._expect(number)
         try:
@@ -184,13 +189,19 @@ class _Link:
         try:
             answer = answers.get(timeout=limit_s)
         except queue.Empty:
-            self.is_told = True
-            self.stop()
-            raise HangsError(f"{self._shown} has not answered for {limit_s:g} s") from None
-        if answer:
-            return answer
+            raise self._hangs(limit_s) from None
+        if not answer:
+            raise self._ended()
+        return answer
+
+    def _hangs(self, limit_s: float) -> HangsError:
         self.is_told = True
-        raise ConnectionError(f"the process that speaks to it ended with {self._end}")
+        self.stop()
+        return HangsError(f"{self._shown} has not answered for {limit_s:g} s")
+
+    def _ended(self) -> ConnectionError:
+        self.is_told = True
+        return ConnectionError(f"the process that speaks to it ended with {self._end}")
 
     def _read(self) -> None:
         """Hands answers to the calls until the process ends."""
@@ -198,8 +209,11 @@ class _Link:
         try:
             while True:
                 answer = process.next_line(WAIT_S)
-                if answer is not None:
-                    waiting = self._waiting.get(answer.get("id", 0))
+                if answer is not None and "id" not in answer:
+                    self._opening = answer
+                    self._has_opened.set()
+                elif answer is not None:
+                    waiting = self._waiting.get(answer["id"])
                     if waiting is not None:
                         waiting.put(answer)
                 elif not process.is_silent:
@@ -209,6 +223,7 @@ class _Link:
             process.close()
             with self._lock:
                 self._end = end
+                self._has_opened.set()
                 for waiting in self._waiting.values():
                     waiting.put({})
 
@@ -235,18 +250,18 @@ class ProcessClient:
         self._limit_s = limit_s
         self._lock = threading.Lock()
         self._is_closed = False
-        self._link: _Link | None = self._first_link()
-        facts = self._link.facts
+        self._link: _Link | None = None
+        facts = self._first_facts()
         self.root = str(facts["root"])
         self.protocol = tuple(facts["protocol"])
         self.has_condition = bool(facts["has_condition"])
         self.call_s3 = self._call_s3 if facts["has_uploads"] else None
 
-    def _first_link(self) -> _Link:
+    def _first_facts(self) -> JSONObject:
         for _ in range(NUM_STARTS - 1):
             with suppress(ConnectionError):
-                return _Link(self._url, self._setup, self._limit_s)
-        return _Link(self._url, self._setup, self._limit_s)
+                return self._live_link().open()
+        return self._live_link().open()
 
     @property
     def pid(self) -> int | None:

@@ -82,6 +82,8 @@ class ChildProcess:
         """Returns whether the process has ended; it stays a zombie, so that its number still names its group."""
         if self._process.returncode is not None:
             return True
+        if not hasattr(os, "waitid"):  # macOS
+            return self._process.poll() is not None
         try:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:  # someone else has waited for it
