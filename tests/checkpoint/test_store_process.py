@@ -21,7 +21,8 @@ from fsspec.implementations.local import LocalFileSystem
 from trainwright.checkpoint import process_client, remote
 from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.process_client import ProcessClient, find_setup, restore_error
-from trainwright.checkpoint.remote import RemoteStore, is_refusal, reason
+from trainwright.checkpoint.remote import RemoteStore
+from trainwright.checkpoint.store_client import is_refusal, reason
 from trainwright.checkpoint.store_process import describe_error
 from trainwright.errors import ArgumentError
 from trainwright.extensions.mirror import clock as clock_module
@@ -318,7 +319,7 @@ def test_a_script_without_a_guard_has_one_process_and_runs_once(tmp_path: Path) 
     assert run_python(str(script)).stdout == "begins\nTrue ['one']\n"
 
 
-class OwnFileSystem(LocalFileSystem):
+class OwnFileSystem(LocalFileSystem):  # type: ignore[misc]
     """As a user writes one."""
 
     protocol = "own"

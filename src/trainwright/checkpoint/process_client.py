@@ -95,12 +95,13 @@ def restore_error(values: JSONObject) -> Exception:
     name = str(values["base"])
     base: type[Exception] = getattr(errors, name, None) or getattr(builtins, name)
     kind = str(values["kind"])
-    made = (base if kind == name else type(kind, (base,), {}))(str(values["text"]))
+    made: Any = (base if kind == name else type(kind, (base,), {}))(str(values["text"]))
     if isinstance(made, OSError):
         made.errno = values["errno"]
     if values["is_refusal"]:
-        made.code = 403  # type: ignore[attr-defined]  # as `is_refusal` reads it
-    return made
+        made.code = 403  # as `is_refusal` reads it
+    found: Exception = made
+    return found
 
 
 class _Link:

@@ -22,9 +22,10 @@ from trainwright._types import without_tokens
 from trainwright.checkpoint.async_writer import check_free_space
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import Copy, reason, store_at
+from trainwright.checkpoint.remote import Copy, store_at
 from trainwright.checkpoint.shares import shares
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.checkpoint.store_client import reason
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, CheckpointWriteError, TrainwrightError
 
 logger = logging.getLogger(__name__)

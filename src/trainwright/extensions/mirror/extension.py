@@ -13,7 +13,8 @@ from typing import Any
 
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import Copy, RemoteStore, is_refusal, reason
+from trainwright.checkpoint.remote import Copy, RemoteStore
+from trainwright.checkpoint.store_client import is_refusal, reason
 from trainwright.config.plans import MirrorPlan
 from trainwright.errors import ArgumentError, TrainwrightError
 from trainwright.extensions.lease.lease import Obstacle, take

@@ -31,7 +31,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 
-from trainwright.checkpoint.remote import RemoteStore, reason
+from trainwright.checkpoint.remote import RemoteStore
+from trainwright.checkpoint.store_client import reason
 from trainwright.errors import CheckpointWriteError
 from trainwright.extensions.lease.lease import HELD, Holder, Obstacle
 from trainwright.support.door import parse_json
