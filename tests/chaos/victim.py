@@ -148,7 +148,7 @@ class DoomedClient:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
-        if name not in ("pipe_file", "open", "rm_file", "rm"):
+        if name not in ("pipe_file", "open", "send_file", "rm_file", "rm"):
             return found
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -161,13 +161,15 @@ class DoomedClient:
 
 
 def patch_the_store(countdown: Countdown) -> None:
-    connect = remote._open
+    def doomed(connect: Callable[[str], tuple[Any, str]]) -> Callable[[str], tuple[Any, str]]:
+        def doomed_client(url: str) -> tuple[Any, str]:
+            client, root = connect(url)
+            return DoomedClient(client, countdown), root
 
-    def doomed_client(url: str) -> tuple[Any, str]:
-        client, root = connect(url)
-        return DoomedClient(client, countdown), root
+        return doomed_client
 
-    remote._open = doomed_client
+    remote._open = doomed(remote._open)
+    remote._open_apart = doomed(remote._open_apart)
 
 
 def save_over(folder: str, word: str, place: str, count: str) -> None:

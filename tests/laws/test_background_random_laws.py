@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import random
 import sys
@@ -18,9 +17,12 @@ import pytest
 import torch
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments
+from trainwright.checkpoint.process_client import ProcessClient
 from trainwright.checkpoint.remote import RemoteStore
+from trainwright.checkpoint.store import CheckpointStore
 from trainwright.extensions.mirror import lease
-from trainwright.support.own_random import CLIENTS, give_own_random
+from trainwright.run.tiers import keeping_random_state, newest_of_tiers
+from trainwright.trackers.own_random import give_own_random
 
 from .._support.small import differing, weights
 from .._support.stores import STORES, gcs_server, missing_packages, s3_server
@@ -106,42 +108,38 @@ def test_a_store_that_fails_in_the_background_changes_no_random_number(
     assert failures.stat().st_size >= NUM_STEPS
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["s3", "gs", "az"])
-def test_no_module_of_a_client_has_the_global_generator(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_client_that_copies_is_in_the_process_that_trains(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     account = "DefaultEndpointsProtocol=http;AccountName=a;AccountKey=Zm9v;BlobEndpoint=http://127.0.0.1:1/a;"
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", account)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
     for package in STORES[name].packages:
         pytest.importorskip(package)
-    RemoteStore(f"{name}://bucket/run")
-    clients = [module for key, module in list(sys.modules.items()) if key.partition(".")[0] in CLIENTS]
-    assert clients
-    assert not [module.__name__ for module in clients if getattr(module, "random", None) is random]
+    store = RemoteStore(f"{name}://bucket/run", is_apart=True)
+    try:
+        assert isinstance(store._fs, ProcessClient)
+    finally:
+        store.close()
 
 
-def test_every_requirement_of_the_clients_that_draws_is_in_the_list() -> None:
-    """A new version of a client may bring a package that draws at random."""
-    for client in ("s3fs", "gcsfs", "adlfs"):
-        pytest.importorskip(client)
-    names: set[str] = set()
-    todo = ["s3fs", "gcsfs", "adlfs"]
-    while todo:
-        for text in importlib.metadata.requires(todo.pop()) or ():
-            requirement = text.partition(";")[0]
-            name = "".join(char if char.isalnum() or char in "-_." else " " for char in requirement).split()[0]
-            if "extra" not in text and name not in names:
-                try:
-                    importlib.metadata.distribution(name)
-                except importlib.metadata.PackageNotFoundError:
-                    continue
-                names.add(name)
-                todo.append(name)
-    drawing = set()
-    for name in names:
-        for path in importlib.metadata.files(name) or ():
-            if path.suffix == ".py" and "random.random()" in Path(str(path.locate())).read_text("utf-8"):
-                drawing.add(path.parts[0])
-    assert drawing
-    assert drawing <= {*CLIENTS}
+@pytest.mark.process
+def test_a_resume_from_a_store_that_fails_changes_no_random_number(tmp_path: Path) -> None:
+    """The client in the process that trains tries again, and draws."""
+    if missing := missing_packages("s3"):
+        pytest.skip(f"needs {', '.join(missing)}")
+    failures = tmp_path / "failures"
+    with s3_server(failures) as environment:
+        os.environ.update(environment)  # each test gets its own environment back
+        with STORES["s3"].url() as url:
+            state = random.getstate()
+            with keeping_random_state():
+                for number in range(3):
+                    RemoteStore(url).overwrite(f"object-{number}", b"")
+                assert random.getstate() != state, "the client has not drawn"
+            assert random.getstate() == state
+            newest_of_tiers(CheckpointStore(tmp_path), url, why_not=lambda found: None)
+            assert random.getstate() == state
 
 
 def test_what_a_module_binds_in_other_ways_is_replaced_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,9 @@ Each copy has a directory of its own, `checkpoint-<step>-<number>`, with the num
 No number is used twice, so a run that was suspended, and another one has the URL now, writes and deletes nothing of
 that. Only names that a manifest or an `.upload` of such a directory lists are deleted.
 
+What copies in the background has its client in a process of its own (`process_client.py`), so training shares neither
+the interpreter's lock nor random numbers with it; what reads before training begins has it here.
+
 When a checkpoint is copied, and how often a failure is tried again, is decided in `extensions/mirror`. Any store that
 fsspec knows will do; fsspec is imported when a store is opened.
 """
@@ -39,13 +42,13 @@ from trainwright._types import (
     RECIPE_NAME,
     without_tokens,
 )
-from trainwright.checkpoint.directory_client import DirectoryClient
 from trainwright.checkpoint.manifest import DIGEST, MAX_BYTES, FileEntry, Manifest, digest
-from trainwright.errors import ArgumentError, CheckpointError, MissingPackageError
+from trainwright.checkpoint.process_client import ProcessClient, find_setup
+from trainwright.checkpoint.store_client import FileSystem, has_condition, is_refusal, open_client, reason, send_file
+from trainwright.errors import CheckpointError
 from trainwright.journal.record import JOURNAL_NAME
 from trainwright.support.deadline import HangsError, call_within
 from trainwright.support.door import OwnFolder, RelativeName, parse_json
-from trainwright.support.own_random import give_own_random
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +57,6 @@ READ_BYTES = 8 << 20  # per request; more for large files
 MOST_READ_BYTES = 32 << 20  # per request
 NUM_AHEAD = 8  # requests under way while a checkpoint is read
 AHEAD_BYTES = 128 << 20  # memory of a download: the sum of all requests under way
-WRITE_BYTES = 16 << 20  # per part of an upload
-MAX_PARTS = 9_000  # per object; S3 allows 10,000
-CHUNK_BYTES = 1 << 20  # read from the disk at once, and sent before the speed is looked at
 READ_ATTEMPTS = 5
 FIRST_PAUSE_S = 0.5
 CALL_LIMIT_S = 300.0  # of one request, which has 32 MiB at most; clients give up earlier, if they do
@@ -67,29 +67,9 @@ _COPY = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-([0-9]{{1,15}})(?:-([0-9]{{1,15}})
 # A small object in a local directory that a killed process had not finished.
 _DRAFT = re.compile(r"\.\.(lease-.*|upload|manifest)\.[^/]*\.partial|\.manifest\.json\.[^/]*\.partial")
 
-FileSystem = Any  # fsspec's: an optional package has its class, and each store has its own
 Part: TypeAlias = tuple[str, int, int]  # name of a file, and the bytes of it from a start to before a stop
 _SHARED: dict[str, RemoteStore] = {}  # stores that runs of this process have open, by their URL
 _CREATING = threading.RLock()  # held while an object is created in the memory of this process
-
-
-def reason(error: BaseException) -> str:
-    """Returns the kind and the first line of an error, without keys."""
-    text = str(error).strip().partition("\n")[0]
-    return without_tokens(f"{type(error).__name__}: {text}" if text else type(error).__name__)
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Returns True for an error that no second attempt cures: no permission, no bucket, no credentials."""
-    is_named = type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
-    # Of the Hub: the status of the answer; of GCS: its code, or a plain OSError.
-    status = getattr(getattr(error, "response", None), "status_code", getattr(error, "code", None))
-    is_forbidden = status in (401, 403) or (type(error) is OSError and str(error).startswith("Forbidden: "))
-    return (
-        is_named
-        or is_forbidden
-        or isinstance(error, (PermissionError, FileNotFoundError, NotImplementedError, ArgumentError))
-    )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -119,6 +99,8 @@ class RemoteStore:
 
     Args:
         url: such as `s3://bucket/run`.
+        is_apart: whether the client works in a process of its own, which is right for what runs beside training. A
+            file system that exists in this process alone is opened here all the same.
         pace: called with the bytes that are sent next; it may wait, which limits the speed.
         pause: waits between two attempts to read, in seconds.
 
@@ -131,13 +113,15 @@ class RemoteStore:
         self,
         url: str,
         *,
+        is_apart: bool = False,
         pace: Callable[[int], None] = lambda num_bytes: None,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         self.url = url.rstrip("/")
         self._pace = pace
         self._pause = pause
-        self._fs, self._root = _open(self.url)
+        self._fs, self._root = (_open_apart if is_apart else _open)(self.url)
+        self.is_apart = is_apart and getattr(self._fs, "is_apart", False) is True
         self._places: dict[str, Copy] = {}  # where a checkpoint is, by the identity of its manifest
 
     def __str__(self) -> str:
@@ -154,13 +138,22 @@ class RemoteStore:
 
     def _ask(self, call: Callable[..., Any], *args: Any, **settings: Any) -> Any:
         """Calls a function of the client with a limit of time; HangsError, an OSError, if it does not return."""
-        if self._is_one_of("memory"):  # of this process, and locked by its thread: see `create`
+        # A client in another process has a limit of its own; memory is locked by its thread, see `create`.
+        if self.is_apart or self._is_one_of("memory"):
             return call(*args, **settings)
         return call_within(CALL_LIMIT_S, partial(call, *args, **settings), what=str(self))
 
     def reconnect(self) -> None:
         """Makes a new client, which reads credentials again."""
-        self._fs, self._root = _open(self.url)
+        if self.is_apart:
+            self._fs.restart()
+        else:
+            self._fs, self._root = _open(self.url)
+
+    def close(self) -> None:
+        """Ends the process of the client, if it has one; calls that are under way fail."""
+        if self.is_apart:
+            self._fs.close()
 
     # -- which there are -----------------------------------------------------------------------------------------------
 
@@ -311,34 +304,16 @@ class RemoteStore:
     def _put(
         self, source: Path, path: str, expected: FileEntry | None, sign: Callable[[], None] = lambda: None
     ) -> None:
-        value = xxhash.xxh3_64()
-        size = source.stat().st_size
-        block_bytes = max(WRITE_BYTES, -(-size // MAX_PARTS // CHUNK_BYTES) * CHUNK_BYTES)
-        with source.open("rb") as file, self._writing(path, block_bytes) as target:
-            while block := file.read(CHUNK_BYTES):
-                value.update(block)
-                self._pace(len(block))
-                self._ask(target.write, block)
-                sign()
-        if expected is not None and DIGEST in expected and value.hexdigest() != expected[DIGEST]:
-            raise CheckpointError(f"{source} was altered: its checksum does not match.")
+        def pace(num_bytes: int) -> None:
+            self._pace(num_bytes)
+            sign()
 
-    @contextmanager
-    def _writing(self, path: str, block_bytes: int) -> Iterator[Any]:
-        """Opens an object to write; after an error, the parts already sent are discarded."""
-        target = self._ask(self._fs.open, path, "wb", block_size=block_bytes)
-        try:
-            yield target
-            self._ask(target.close)
-        except BaseException:
-            if not target.closed:
-                with suppress(Exception):
-                    self._ask(getattr(target, "discard", target.close))  # a file of this machine has only the latter
-                with suppress(Exception):
-                    target.closed = True  # or it would be flushed when it is freed
-            with suppress(Exception):
-                Path(target.temp_file.name).unlink()  # the Hub's client writes the whole file to the disk first
-            raise
+        if self.is_apart:
+            value = self._ask(self._fs.send_file, source, path, pace=pace)
+        else:
+            value = send_file(self._fs, source, path, pace=pace, ask=self._ask)
+        if expected is not None and DIGEST in expected and value != expected[DIGEST]:
+            raise CheckpointError(f"{source} was altered: its checksum does not match.")
 
     # -- deleting ------------------------------------------------------------------------------------------------------
 
@@ -425,10 +400,7 @@ class RemoteStore:
 
     @property
     def _has_condition(self) -> bool:
-        """Returns False for a client with fsspec's own way to create: it looks, and writes then."""
-        from fsspec import AbstractFileSystem
-
-        return getattr(self._fs.pipe_file, "__func__", None) is not AbstractFileSystem.pipe_file
+        return bool(self._fs.has_condition) if self.is_apart else has_condition(self._fs)
 
     @property
     def _has_directories(self) -> bool:
@@ -688,20 +660,24 @@ def _has_older_digest(path: Path, entry: FileEntry) -> bool:
 
 def _open(url: str) -> tuple[FileSystem, str]:
     """Returns a new client of a store, and the path of a URL in it."""
-    import fsspec
+    found: tuple[FileSystem, str] = call_within(CALL_LIMIT_S, partial(open_client, url), what=without_tokens(url))
+    return found
 
-    shown = without_tokens(url)
-    options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
-    try:
-        found, root = call_within(CALL_LIMIT_S, partial(fsspec.core.url_to_fs, url, **options), what=shown)
-    except ImportError as error:
-        raise MissingPackageError(
-            f"{shown} cannot be opened: {error}. Install the packages for S3 and GCS with "
-            "pip install 'trainwright[remote]'; others have a package of their own, such as adlfs for az://."
-        ) from error
-    except ValueError as error:
-        raise ArgumentError(f"{shown} cannot be opened: {without_tokens(str(error))}.") from None
-    give_own_random()  # now that the client is imported
-    if getattr(found, "local_file", False):
-        return DirectoryClient(root.rstrip("/") or "/"), root.rstrip("/")
-    return found, root.rstrip("/")
+
+def _open_apart(url: str) -> tuple[FileSystem, str]:
+    """Returns a client in a process of its own and the path of a URL in it; a client in this one if that must be."""
+    setup = find_setup(url)
+    obstacle = setup.obstacle
+    if not obstacle:
+        try:
+            client = ProcessClient(url, setup, limit_s=lambda: CALL_LIMIT_S)
+        except OSError as error:
+            obstacle = f"a process of its own cannot be started ({reason(error)})"
+        else:
+            return client, client.root
+    if setup.is_silent:
+        return _open(url)
+    logger.warning(
+        "%s is written by a thread of this process, for which training may wait: %s.", without_tokens(url), obstacle
+    )
+    return _open(url)

@@ -11,8 +11,9 @@ from typing import TypeAlias, TypeVar
 
 from trainwright._types import RECIPE_NAME, without_tokens
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import RemoteStore, reason
+from trainwright.checkpoint.remote import RemoteStore
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.checkpoint.store_client import reason
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, TrainwrightError
 from trainwright.journal.record import JOURNAL_NAME
 from trainwright.report.run_table import DEPTH

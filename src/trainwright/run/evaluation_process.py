@@ -8,13 +8,9 @@ the run does.
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import queue
-import select
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -35,6 +31,7 @@ from trainwright.run import build, train
 from trainwright.run.internals import Internals
 from trainwright.run.pickling import restore
 from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.child_process import ParentPipes, end_own_group, ignore_signals
 from trainwright.support.evaluation_requests import (
     EVALUATE,
     LOG,
@@ -47,10 +44,7 @@ from trainwright.support.evaluation_requests import (
 
 AnyTrainer = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
-IGNORED_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")  # they are the run's, which ends this process
-
 SIGNS_EVERY_S = 1.0  # that batches are evaluated
-LOOKS_EVERY_S = 1.0  # whether the run is still there
 
 
 class EventRecorder(TrainerCallback):
@@ -165,67 +159,21 @@ def opened(path: Path, *, sign: Callable[[], object] = bool) -> Iterator[Request
         yield RequestedEvaluation(trainer, Requests(values["folder"]), sign=sign)
 
 
-class Pipes:
-    """Standard input and output of this process, which only it has: its children get others, and so do prints."""
-
-    def __init__(self) -> None:
-        self._open = [os.dup(0), os.dup(1)]
-        self._requests, self._answers = self._open
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)  # a child that is forked closes its standard input, which no thread may be reading
-        os.close(nothing)
-        os.dup2(2, 1)  # prints of the user's code are no answers
-        os.register_at_fork(after_in_child=self._close)
-
-    def _close(self) -> None:
-        while self._open:  # empty in the children of children
-            os.close(self._open.pop())
-
-    def names(self, parent: int) -> Iterator[str]:
-        """Yields the names of requests, until the run ends; a child of the run may have its end of the pipe."""
-        poll = select.poll()
-        poll.register(self._requests, select.POLLIN)
-        unread = b""
-        while os.getppid() == parent:
-            if not poll.poll(1000 * LOOKS_EVERY_S):
-                continue
-            piece = os.read(self._requests, 1 << 16)
-            if not piece:
-                return
-            *lines, unread = (unread + piece).split(b"\n")
-            yield from (line.decode() for line in lines)
-
-    def answer(self, **values: object) -> None:
-        """Writes an answer."""
-        line = f"{json.dumps(values)}\n".encode()
-        while line:
-            line = line[os.write(self._answers, line) :]
-
-
-def end_group() -> None:
-    """Ends this process, with the processes that it started if it leads their group."""
-    if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
-
-
 def main() -> None:
     """Evaluates until standard input ends, or the run does: `evaluation_process FILE PROCESS_OF_THE_RUN`."""
     path = Path(sys.argv[1])
     parent = int(sys.argv[2])
-    for name in IGNORED_SIGNALS:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    pipes = Pipes()
+    ignore_signals()
+    pipes = ParentPipes()
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def read() -> None:
         try:
-            for name in pipes.names(parent):
+            for name in pipes.lines(parent):
                 names.put(name)
         finally:
             shutil.rmtree(path.parent, ignore_errors=True)  # the run may have been killed
-            end_group()
+            end_own_group()
 
     threading.Thread(target=read, daemon=True).start()
     try:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -20,9 +22,10 @@ from trainwright._types import without_tokens
 from trainwright.checkpoint.async_writer import check_free_space
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import Copy, reason, store_at
+from trainwright.checkpoint.remote import Copy, store_at
 from trainwright.checkpoint.shares import shares
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.checkpoint.store_client import reason
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, CheckpointWriteError, TrainwrightError
 
 logger = logging.getLogger(__name__)
@@ -67,6 +70,20 @@ class Crew:
 ALONE = Crew()
 
 
+@contextmanager
+def keeping_random_state() -> Iterator[None]:
+    """Context after which Python's random numbers are as before: a client that tries again draws its pauses from them.
+
+    The process reads before it trains, and waits meanwhile.
+    """
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
+
+
+@keeping_random_state()
 def newest_of_tiers(local: CheckpointStore, url: str, *, why_not: WhyNot, crew: Crew = ALONE) -> Checkpoint | None:
     """Returns the newest checkpoint that verifies, of a directory and a URL; one of the URL is downloaded.
 
@@ -136,6 +153,7 @@ def _say_unreadable(url: str, why: str, here: Checkpoint | None) -> None:
     logger.warning("%s cannot be read (%s). The run continues from %s.", without_tokens(url), why, here)
 
 
+@keeping_random_state()
 def steps_ahead(url: str, manifest: Manifest) -> list[int]:
     """Returns the steps of later checkpoints of a run at a URL that verify; none if the URL cannot be read."""
     try:
@@ -280,6 +298,7 @@ def fetch_companions(
         logger.warning("Files of the run could not be downloaded from %s: %s.", remote, reason(error))
 
 
+@keeping_random_state()
 def fetch_named(url: str, local: CheckpointStore, crew: Crew = ALONE) -> Checkpoint:
     """Downloads the checkpoint that a URL names, such as s3://bucket/run/checkpoint-500, into a directory.
 

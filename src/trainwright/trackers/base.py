@@ -29,7 +29,7 @@ from trainwright.errors import needs_package
 from trainwright.journal import record
 from trainwright.state.trainer_state import TrainerControl, TrainerState
 from trainwright.support.hooks import definer
-from trainwright.support.own_random import CLIENTS, give_own_random
+from trainwright.trackers.own_random import CLIENTS, give_own_random
 
 logger = logging.getLogger(__name__)
 

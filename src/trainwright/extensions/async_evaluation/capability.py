@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,6 +62,7 @@ def evaluation_process(
         limit_s: how long it may take for a batch, in seconds; None: hours.
     """
     from trainwright.extensions.async_evaluation.evaluators import EVALUATION_LIMIT_S, EvaluationProcess
+    from trainwright.support.child_process import module_command, module_environment
     from trainwright.support.scratch import make_scratch_folder
 
     scratch = make_scratch_folder("evaluation")
@@ -72,10 +72,8 @@ def evaluation_process(
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
-    environment = without_launcher(os.environ) | device_variables(device)
-    environment["PYTHONPATH"] = os.pathsep.join(place or os.getcwd() for place in sys.path)
-    # -P: what lies in the working directory is not imported, unless this process does so too.
-    command = [sys.executable, "-P", "-m", "trainwright.run.evaluation_process", str(path), str(os.getpid())]
+    environment = module_environment(without_launcher(os.environ) | device_variables(device))
+    command = module_command("trainwright.run.evaluation_process", str(path), str(os.getpid()))
     limit_s = EVALUATION_LIMIT_S if limit_s is None else limit_s
     return EvaluationProcess(command, environment, scratch=scratch, requests=requests, limit_s=limit_s)
 

@@ -6,22 +6,17 @@ A thread speaks to them, so a step reads no file and does not wait.
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import select
 import shutil
-import signal
-import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from trainwright._types import JSONObject
-from trainwright.support.door import parse_json
+from trainwright.support.child_process import ChildProcess
 from trainwright.support.evaluation_requests import MAX_BYTES, SIGNS, WATCHER_GONE_S, Request, Requests, Result
 
 logger = logging.getLogger(__name__)
@@ -128,9 +123,7 @@ class EvaluationProcess:
         self._is_ready = threading.Event()
         self._problem: str | None = None
         self._ends = False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._unread = b""  # of its output
-        self._is_silent = False  # whether it wrote no line in time
+        self._process: ChildProcess | None = None
         self._lock = threading.Lock()  # a process is not started while the run ends
         self._thread = threading.Thread(target=self._work, name="trainwright-evaluation", daemon=True)
 
@@ -171,7 +164,9 @@ class EvaluationProcess:
         """Ends the process and the thread."""
         self._ends = True
         with self._lock:
-            self._end_group()
+            process = self._process
+        if process is not None:
+            process.end_group()
         self._waiting.put(None)
         if self._thread.ident is not None:
             self._thread.join(STOP_LIMIT_S)
@@ -227,49 +222,31 @@ class EvaluationProcess:
             if self._ends:
                 return "the run has ended"
             try:
-                self._process = subprocess.Popen(
-                    self._command,
-                    env=self._environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    bufsize=0,
-                    start_new_session=True,
-                )
+                self._process = ChildProcess(self._command, self._environment, max_bytes=MAX_BYTES)
             except OSError as error:
                 return f"its process cannot be started: {error}"
         answer = self._next_answer(limit_s=START_LIMIT_S)
         if answer is None:
-            if not self._has_ended():
+            if not self._process.has_ended():
                 self._put_away()
                 return f"its process has not read the trainer after {START_LIMIT_S:g} s"
-            return f"its process ended with {self._end_of_process()} when it was started"
+            return f"its process ended with {self._process.describe_end()} when it was started"
         return str(answer["failed"]) if "failed" in answer else None
 
     def _begin_again(self, *, is_told: bool) -> str | None:
         """Starts a new process, and warns of the death of the last one unless the caller has."""
         if self._process is not None and not is_told:
-            logger.warning("The process that evaluates ended with %s; it is started again.", self._end_of_process())
+            end = self._process.describe_end()
+            logger.warning("The process that evaluates ended with %s; it is started again.", end)
         return self._begin()
 
     def _is_alive(self) -> bool:
-        return self._process is not None and not self._has_ended()
-
-    def _has_ended(self) -> bool:
-        """Returns whether the process has ended; it stays a zombie, so that its number still names its group."""
-        assert self._process is not None
-        try:
-            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:  # someone else has waited for it
-            return True
+        return self._process is not None and not self._process.has_ended()
 
     def _ask(self, name: str) -> JSONObject | None:
         """Returns the answer to a request; None if the process dies."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        try:
-            process.stdin.write(f"{name}\n".encode())
-        except OSError:
+        assert self._process is not None
+        if not self._process.write(name):
             return None
         return self._next_answer(limit_s=self._limit_s)
 
@@ -278,81 +255,28 @@ class EvaluationProcess:
 
         An evaluation may take as long as it does, but each of its batches has a limit.
         """
+        process = self._process
+        assert process is not None
         while True:
-            answer = self._next_line(limit_s)
+            answer = process.next_line(limit_s, is_over=lambda: self._ends)
             if answer is None or "alive" not in answer:
                 return answer
 
-    def _next_line(self, limit_s: float) -> JSONObject | None:
-        """Returns the next line of the process; None if it ends or hangs, or the line is no answer."""
-        process = self._process
-        assert process is not None
-        assert process.stdout is not None
-        end = time.monotonic() + limit_s
-        poll = select.poll()
-        poll.register(process.stdout, select.POLLIN)
-        while b"\n" not in self._unread and len(self._unread) <= MAX_BYTES and time.monotonic() < end:
-            is_over = self._has_ended() or self._ends  # asked first: what it wrote before its end is read
-            if poll.poll(0 if is_over else 1000 * LOOKS_EVERY_S):
-                piece = process.stdout.read(1 << 16)
-                if not piece:
-                    break
-                self._unread += piece
-            elif is_over:
-                break
-        self._is_silent = time.monotonic() >= end
-        line, _, self._unread = self._unread.partition(b"\n")
-        try:
-            answer = parse_json(line)
-        except ValueError:  # nothing, or half a line of a process that was killed
-            return None
-        return answer if isinstance(answer, dict) else None
-
     def _describe_end(self) -> str:
         """Ends the process that gave no answer; returns why it gave none."""
-        hangs = self._is_silent
-        end = self._end_of_process()
+        assert self._process is not None
+        hangs = self._process.is_silent
+        end = self._process.describe_end()
         return (
             f"its process has finished no batch for {self._limit_s:g} s" if hangs else f"its process ended with {end}"
         )
 
-    def _end_of_process(self) -> str:
-        """Waits for the end of the process; returns its exit code, or the name of the signal that killed it."""
-        assert self._process is not None
-        with self._lock:
-            self._end_group()  # it may have closed its output, and live on
-        code = self._process.returncode
-        if code is None:
-            return "no exit code"
-        if code < 0:
-            try:
-                return signal.Signals(-code).name
-            except ValueError:
-                return f"signal {-code}"
-        return f"exit code {code}"
-
     def _put_away(self) -> None:
         """Ends the process, if there is one, and closes its pipes."""
         process = self._process
-        if process is None:
-            return
-        with self._lock:
-            self._end_group()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self._process = None
-        self._unread = b""
-
-    def _end_group(self) -> None:
-        """Kills the process and all that it started, and waits for it; nothing if that is done."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        with suppress(ProcessLookupError, PermissionError):  # it is reaped by someone else, or another user's
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
-            process.wait(STOP_LIMIT_S)
+        if process is not None:
+            process.close()
+            self._process = None
 
 
 class Watchers:

@@ -14,7 +14,8 @@ from typing import Any
 from trainwright.capabilities.lease.lease import Obstacle, take
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import Copy, RemoteStore, is_refusal, reason
+from trainwright.checkpoint.remote import Copy, RemoteStore
+from trainwright.checkpoint.store_client import is_refusal, reason
 from trainwright.config.plans import MirrorPlan
 from trainwright.errors import ArgumentError, TrainwrightError
 from trainwright.extensions.mirror.clock import Clock, Pace, SystemClock
@@ -85,6 +86,7 @@ class RunMirror(Extension):
         self._journal: FileJournal | None = None  # of the run, which ends before the last copies do
         self._ranks: list[int] = []  # processes of this node
         self._num_nodes = 1
+        self._opened: list[RemoteStore] = []  # stores with a process of their own that ends with the run
         self._token = ""
         self._sharing = ExitStack()  # while it is open, a resume uses the client of this run
 
@@ -101,12 +103,15 @@ class RunMirror(Extension):
         self._token = place.agree(lambda: uuid.uuid4().hex)
         if place.rank == 0:
             self._store = self._new_store()
-            self._sharing.enter_context(self._store.shared())
+            if not self._store.is_apart:  # reading asks for more bytes than a pipe shall carry
+                self._sharing.enter_context(self._store.shared())
             self._lease = RemoteLease(self._store)
         take(self, place.agree, folder=self._plan.url, wait_s=self._wait_s, argument="checkpoint_mirror")
 
     def _new_store(self) -> RemoteStore:
-        return RemoteStore(self._plan.url, pace=self._pace)
+        store = RemoteStore(self._plan.url, is_apart=True, pace=self._pace)
+        self._opened.append(store)
+        return store
 
     def attempt(self) -> Obstacle | None:
         """Tries to take the lease on the URL; a store that cannot be reached is only reported."""
@@ -230,6 +235,8 @@ class RunMirror(Extension):
                 logger.warning(
                     "%s was not given back, as the store does not answer; other runs wait until it is stale.", url
                 )
+            while self._opened:
+                self._opened.pop().close()
 
     def _tell(self, **values: Any) -> None:
         """Writes an entry into the journal of the run, if it has one."""

@@ -20,8 +20,9 @@ import xxhash
 from trainwright._types import MANIFEST_NAME
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import RUN_FILES, RUN_FOLDER, Copy, RemoteStore, reason
+from trainwright.checkpoint.remote import RUN_FILES, RUN_FOLDER, Copy, RemoteStore
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, to_remove
+from trainwright.checkpoint.store_client import reason
 from trainwright.config.plans import MirrorPlan
 from trainwright.errors import CheckpointError, CheckpointWriteError
 from trainwright.extensions.mirror.clock import END_PATIENCE_S, Clock, Signs, SystemClock

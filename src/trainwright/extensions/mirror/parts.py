@@ -15,8 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import RemoteStore, reason
+from trainwright.checkpoint.remote import RemoteStore
 from trainwright.checkpoint.shares import owner_of
+from trainwright.checkpoint.store_client import reason
 from trainwright.extensions.mirror.clock import Clock, Signs
 from trainwright.support.door import OwnFolder, RelativeName, parse_json, parse_step
 

@@ -1,9 +1,11 @@
-"""A generator of its own for packages that draw random numbers in the background.
+"""A generator of its own for the package of a tracker, which draws random numbers on the tracker's thread.
 
-The clients of object stores wait a random time before they try again, and draw it from Python's global generator, on a
-thread of their own. A dataset or a collator that uses `random` would then get other numbers whenever a store fails, and
-a run would not repeat. None of these clients takes a generator as an argument. So their modules get a second copy of
-the module `random`, seeded by the system, in the place of the one that training seeds.
+Some clients wait a random time before they try again, and draw it from Python's global generator: wandb, MLflow, and
+urllib3 for all that send with it. A dataset or a collator that uses `random` would then get other numbers whenever a
+service fails, and a run would not repeat. None of these clients takes a generator as an argument, and none can work in
+a process of its own, as copies to an object store do: users and their callbacks call the same client in this process.
+So their modules get a second copy of the module `random`, seeded by the system, in the place of the one that training
+seeds.
 """
 
 from __future__ import annotations
@@ -16,29 +18,15 @@ from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any
 
-# Clients that `checkpoint/remote.py` may open, and the packages by which they send requests.
-CLIENTS = (
-    "adlfs",
-    "aiobotocore",
-    "aiohttp",
-    "azure",
-    "botocore",
-    "fsspec",
-    "gcsfs",
-    "google",
-    "httpx",
-    "huggingface_hub",
-    "requests",
-    "s3fs",
-    "urllib3",
-)
+# By which the packages of trackers send, and which draw.
+CLIENTS = ("azure", "botocore", "google", "urllib3")
 
 # The functions of `random` are methods of one instance.
 _GLOBAL = getattr(random.random, "__self__", None)
 _METHODS = (type(random.random), type(random.uniform))
 
 
-def give_own_random(packages: Collection[str] = CLIENTS) -> None:
+def give_own_random(packages: Collection[str]) -> None:
     """Gives the loaded modules of packages a generator of their own, in place of Python's global one.
 
     It holds for what they call by the module's name, have imported from it, or use as the default of an argument.
