@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import doctest
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,11 @@ from ..parity import data, models
 ROOT = Path(__file__).parents[2]
 ALL = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 PAGES = [path for path in ALL if "```python" in path.read_text(encoding="utf-8")]
-# Their blocks are shown by tests of their own: other libraries take their imports from a fresh process, and searches go
-# to tests/search.
-SHOWN_ELSEWHERE = {"compat.md", "search.md"}
+# What a block prints, on the page below it; "..." stands for text that varies, and any white space for any other.
+OUTPUT = re.compile(r"\s*^```text title=\"Output\"\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMPARES = doctest.OutputChecker()
+AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+MOST_COLUMNS = 80
 
 
 def new_model() -> Any:
@@ -68,11 +73,12 @@ def write_instruct_model(folder: Path) -> str:
 
 @pytest.mark.costly
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # read by peft
-@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in SHOWN_ELSEWHERE], ids=lambda p: p.stem)
-def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_every_block_runs_and_prints_what_is_shown_below_it(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     document = Sybil([PythonCodeBlockParser()]).parse(page)
-    if "instruct_model" in page.read_text(encoding="utf-8"):
+    text = page.read_text(encoding="utf-8")
+    if "instruct_model" in text:
         document.namespace.update(instruct_model=write_instruct_model(tmp_path / "instruct"))
     document.namespace.update(
         model=new_model(),
@@ -86,7 +92,25 @@ def test_every_block_runs(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     examples = list(document.examples())
     assert examples
     for example in examples:
-        example.evaluate()
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            example.evaluate()
+        shown = OUTPUT.match(text, example.region.end + len("```"))
+        if shown is not None or (page.parent.name == "tutorials" and printed.getvalue()):
+            expected = shown[1] if shown else ""
+            assert COMPARES.check_output(expected, printed.getvalue(), AS_SHOWN), (expected, printed.getvalue())
+
+
+def test_code_of_the_pages_fits_eighty_columns() -> None:
+    wide = []
+    for path in ALL[:-1]:
+        is_code = False
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if line.lstrip().startswith("```"):
+                is_code = not is_code
+            elif is_code and len(line) > MOST_COLUMNS:
+                wide.append(f"{path.name}:{number}: {line}")
+    assert wide == []
 
 
 def test_the_index_lists_every_page() -> None:
