@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 ALL = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 PAGES = [path for path in ALL if "```python" in path.read_text(encoding="utf-8")]
 # What a block prints, on the page below it; "..." stands for text that varies, and any white space for any other.
-OUTPUT = re.compile(r"\s*^```text title=\"Output\"\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OUTPUT = re.compile(r"\s*```text title=\"Output\"\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMPARES = doctest.OutputChecker()
 AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 MOST_COLUMNS = 80
@@ -95,7 +95,7 @@ def test_every_block_runs_and_prints_what_is_shown_below_it(page: Path, tmp_path
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             example.evaluate()
-        shown = OUTPUT.match(text, example.region.end + len("```"))
+        shown = OUTPUT.match(text, example.region.end)
         if shown is not None or (page.parent.name == "tutorials" and printed.getvalue()):
             expected = shown[1] if shown else ""
             assert COMPARES.check_output(expected, printed.getvalue(), AS_SHOWN), (expected, printed.getvalue())
