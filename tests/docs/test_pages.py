@@ -90,6 +90,7 @@ def write_instruct_model(folder: Path) -> str:
 
 @pytest.mark.costly
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # read by peft
+@pytest.mark.filterwarnings("ignore:evaluation_strategy is an older name")  # which docs/migrate.md shows
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
 def test_every_block_runs_and_prints_what_is_shown_below_it(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
