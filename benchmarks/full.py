@@ -4,8 +4,8 @@
     python benchmarks/full.py start memory       these, beside the others' last figures
 
 The JSON lines of each script stay in `build/benchmarks/<name>.jsonl`, its table in `<name>.txt`. RESULTS.md begins with
-`notes/gains.md`, what a user gains; then come the tables with `notes/<name>.md`, where a missed promise is explained, and
-at its end `notes/promises.md`, which lists the promises for contributors, missed ones too.
+`notes/gains.md`, what a user gains; then come the tables with `notes/<name>.md`, where a missed promise is explained,
+and at its end `notes/promises.md`, which lists the promises for contributors, missed ones too.
 """
 
 from __future__ import annotations

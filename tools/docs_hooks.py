@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: what is declared in the code (arguments, checks, entries of files, tasks), members, the changelog."""
+"""Hooks of mkdocs: what the code declares (arguments, checks, entries of files, tasks), members, the changelog."""
 
 from __future__ import annotations
 
@@ -139,9 +139,7 @@ def checks() -> str:
     from trainwright.preflight.check_registry import CHECKS
 
     moments = {"full": "`check()`", "file": "`trainwright check`"}
-    rows = [
-        f"| `{one.name}` | {one.about} | {moments.get(one.when, 'every run')} |" for one in CHECKS.values()
-    ]
+    rows = [f"| `{one.name}` | {one.about} | {moments.get(one.when, 'every run')} |" for one in CHECKS.values()]
     return "\n".join(["| check | looks at | when |", "|---|---|---|", *rows])
 
 

@@ -92,7 +92,9 @@ def write_instruct_model(folder: Path) -> str:
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # read by peft
 @pytest.mark.filterwarnings("ignore:evaluation_strategy is an older name")  # which docs/migrate.md shows
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
-def test_every_block_runs_and_prints_what_is_shown_below_it(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_block_runs_and_prints_what_is_shown_below_it(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     document = Sybil([PythonCodeBlockParser()]).parse(page)
     text = page.read_text(encoding="utf-8")
@@ -151,6 +153,18 @@ def test_the_links_of_the_readme_lead_somewhere() -> None:
     assert "docs/pictures/train-light.svg" in links
     assert [link for link in links if not (ROOT / link).exists()] == []
     assert "reproduce=" in text.partition("## Install")[0]
+
+
+def test_the_tests_that_the_pages_name_exist() -> None:
+    found = []
+    for path in ALL:
+        text = path.read_text(encoding="utf-8")
+        names = re.findall(r"`(tests/[\w/.]+)`", text)
+        if path.name == "remote.md":
+            faults = text.partition("## Faults and promises")[2]
+            names += [f"tests/checkpoint/{name}" for name in re.findall(r"`(test_\w+\.py)`", faults)]
+        found += [f"{path.name}: {name}" for name in names if not (ROOT / name).exists()]
+    assert found == []
 
 
 # What reads as a translation; "there is no" is fine.
