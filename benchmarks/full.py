@@ -3,8 +3,9 @@
     python benchmarks/full.py                    all of them
     python benchmarks/full.py start memory       these, beside the others' last figures
 
-The JSON lines of each script stay in `build/benchmarks/<name>.jsonl`, its table in `<name>.txt`; RESULTS.md is made of
-the tables and of `notes/<name>.md`, where a missed promise is explained, after `notes/promises.md`, which lists them.
+The JSON lines of each script stay in `build/benchmarks/<name>.jsonl`, its table in `<name>.txt`. RESULTS.md begins with
+`notes/gains.md`, what a user gains; then come the tables with `notes/<name>.md`, where a missed promise is explained,
+and at its end `notes/promises.md`, which lists the promises for contributors, missed ones too.
 """
 
 from __future__ import annotations
@@ -23,28 +24,26 @@ sys.path[:0] = [str(Path(__file__).parent)]
 from harness import versions  # noqa: E402
 
 HERE = Path(__file__).parent
-# name: heading, options of the script, what the figures are and what was promised
+# name: heading, options of the script, what the figures are and what was promised; first what users gain most by
 BENCHMARKS: dict[str, tuple[str, str, str]] = {
-    "step_overhead": (
-        "A training step, as people run it",
-        "--count",
-        "Ratios of a step to an ordinary loop by hand: in machine instructions, counted by valgrind, which other work "
-        "on the machine does not change, and in time (median, smallest and largest of the turns). Promised, in "
-        "instructions: 1.15 for the MLP (1.10 with eight micro-batches), 1.00 for GPT-2, Llama and an evaluation of "
-        "the loss alone; at most 450 Python calls for a step of the MLP. `limit` is what a slow test holds: the "
-        "promise, or where that is missed what a step takes now.",
+    "gpu": (
+        "On a GPU",
+        "table",
+        "Models of known sizes with random weights, beside a loop by hand and transformers, as `make gpu-bench` and "
+        "`make gpu-more` measured them; the lines as they came are in `notes/gpu`. Promised: 1.01 of the loop by hand, "
+        "and no wait for the device between two logs that the loop by hand does not have.",
     ),
-    "start": (
-        "Before the first step",
+    "tokens": (
+        "Real tokens",
         "",
-        "Promised: the import takes at most 1.08 times as long as `import torch` and 1.03 times its memory; `train()` "
-        "gets to the end of its first step in at most twice the time of a loop by hand.",
+        "Docstrings of Python packages. Promised: token budget and packing at 3.5 times random batches and 1.7 times "
+        "grouped ones (transformers'), with the same loss per token.",
     ),
-    "data_order": (
-        "The order of samples",
-        "",
-        "Promised: a batch at most 1.05 times torch's DataLoader; the first batch after a resume in 0.3 s; 100 million "
-        "rows shuffled in 50 MB.",
+    "checkpoint": (
+        "A checkpoint",
+        "--saves 3 --steps 10",
+        "GPT-2 of 124M parameters with AdamW. Promised: the loop is blocked for at most 1.5 quiet steps, and loses no "
+        "more than a blocking save takes; the bytes of a blocking save; at most one snapshot more memory.",
     ),
     "resume": (
         "The first step after a resume",
@@ -60,24 +59,13 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
         "times the bare download more than one from a local checkpoint; memory grows by a few blocks, not by the size "
         "of a file.",
     ),
-    "tokens": (
-        "Real tokens",
-        "",
-        "Docstrings of Python packages. Promised: token budget and packing at 3.5 times random batches and 1.7 times "
-        "grouped ones (transformers'), with the same loss per token.",
-    ),
-    "checkpoint": (
-        "A checkpoint",
-        "--saves 3 --steps 10",
-        "GPT-2 of 124M parameters with AdamW. Promised: the loop is blocked for at most 1.5 quiet steps, and loses no "
-        "more than a blocking save takes; the bytes of a blocking save; at most one snapshot more memory.",
-    ),
     "evaluation": (
         "Evaluation",
         "--transformers",
         "Batches of 62 MB logits. Promised: with metrics at most 1.1 times a loop that allocates once, in at most 1.2 "
         "times the logits' memory; streamed in one batch's; the loss alone at 1.05 times an inference loop.",
     ),
+    "compiled": ("torch.compile with ragged batches", "", "Compilations, and the time of a step when they are done."),
     "memory": ("Peak memory", "", "GPT-2 of 124M parameters with AdamW. Promised: at most 1.00 of the loop by hand."),
     "long_context_memory": (
         "Memory of long sequences",
@@ -96,19 +84,32 @@ BENCHMARKS: dict[str, tuple[str, str, str]] = {
         "",
         "Two processes with FSDP2. Promised: twenty in a row without a stall longer than the snapshot.",
     ),
-    "compiled": ("torch.compile with ragged batches", "", "Compilations, and the time of a step when they are done."),
     "watching": (
         "Watching a run",
         "",
         "Ratios to the same trainer without a journal and with a clock that stands still. Promised: 1 % for journal "
         "and clock, 2 % for a tracker that raises or hangs.",
     ),
-    "gpu": (
-        "On a GPU",
-        "table",
-        "Models of known sizes with random weights, beside a loop by hand and transformers, as `make gpu-bench` and "
-        "`make gpu-more` measured them; the lines as they came are in `notes/gpu`. Promised: 1.01 of the loop by hand, "
-        "and no wait for the device between two logs that the loop by hand does not have.",
+    "start": (
+        "Before the first step",
+        "",
+        "Promised: the import takes at most 1.08 times as long as `import torch` and 1.03 times its memory; `train()` "
+        "gets to the end of its first step in at most twice the time of a loop by hand.",
+    ),
+    "step_overhead": (
+        "A training step, as people run it",
+        "--count",
+        "Ratios of a step to an ordinary loop by hand: in machine instructions, counted by valgrind, which other work "
+        "on the machine does not change, and in time (median, smallest and largest of the turns). Promised, in "
+        "instructions: 1.15 for the MLP (1.10 with eight micro-batches), 1.00 for GPT-2, Llama and an evaluation of "
+        "the loss alone; at most 450 Python calls for a step of the MLP. `limit` is what a slow test holds: the "
+        "promise, or where that is missed what a step takes now.",
+    ),
+    "data_order": (
+        "The order of samples",
+        "",
+        "Promised: a batch at most 1.05 times torch's DataLoader; the first batch after a resume in 0.3 s; 100 million "
+        "rows shuffled in 50 MB.",
     ),
     "sizes": ("Cost against size", "", "Promised: nothing grows faster than what it is for."),
 }
@@ -145,8 +146,8 @@ def render(folder: Path) -> str:
         "they measure. What counts are ratios within a run: seconds differ between machines, and between two minutes "
         "on a shared one.",
         f"{machine()}.",
-        "## Promises",
-        (HERE / "notes" / "promises.md").read_text().strip(),
+        "## What a user gains",
+        (HERE / "notes" / "gains.md").read_text().strip(),
     ]
     before = sections(HERE / "RESULTS.md")
     for name, (heading, options, text) in BENCHMARKS.items():
@@ -160,6 +161,7 @@ def render(folder: Path) -> str:
             parts.append(UP_TO_TABLE.match(before[heading]).group())  # type: ignore[union-attr]
         if note.is_file():
             parts.append(note.read_text().strip())
+    parts += ["## Promises, for contributors", (HERE / "notes" / "promises.md").read_text().strip()]
     return "\n\n".join(parts) + "\n"
 
 

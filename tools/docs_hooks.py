@@ -1,7 +1,8 @@
-"""Hooks of mkdocs: arguments from the declarations of the fields, members in order, the architecture, the changelog."""
+"""Hooks of mkdocs: what the code declares (arguments, checks, entries of files, tasks), members, the changelog."""
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import inspect
 import math
@@ -14,14 +15,14 @@ DOCS = Path(__file__).parents[1] / "docs"
 REPOSITORY = "https://github.com/trainwright/trainwright/blob/main"
 MOST_LETTERS = 130  # sum of the longest cells of each column: above, a table is too wide for a phone
 SHORT_NAME = 16  # letters of a name that is not broken
-SECTIONS = ("Architecture", "One batch, walking through", "One checkpoint, walking through", "Resuming a stream")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     made = {
         "arguments": arguments,
-        "architecture": architecture,
         "changelog": changelog,
+        "checks": checks,
+        "entries": entries,
         "tasks": tasks,
         "trainer": trainer,
     }
@@ -69,13 +70,6 @@ def _with_breaks(found: re.Match[str]) -> str:
 
 def _text(cell: str) -> str:
     return html.unescape(re.sub(r"<[^>]+>", "", cell)).strip()
-
-
-def architecture() -> str:
-    """The sections of CONTRIBUTING.md that describe the code."""
-    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    parts = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL))
-    return "\n".join(f"## {title}\n{parts[title]}" for title in SECTIONS)
 
 
 def changelog() -> str:
@@ -137,6 +131,37 @@ def tasks() -> str:
             f"## {name}\n\n{about}\n\n```\ntrainwright init {name}\ntrainwright train config.yaml\n```\n\n{file}"
         )
     return "\n\n".join(parts)
+
+
+def checks() -> str:
+    """A row for each check of the check-up."""
+    import trainwright.preflight.check_up  # noqa: F401 -- registers every check
+    from trainwright.preflight.check_registry import CHECKS
+
+    moments = {"full": "`check()`", "file": "`trainwright check`"}
+    rows = [f"| `{one.name}` | {one.about} | {moments.get(one.when, 'every run')} |" for one in CHECKS.values()]
+    return "\n".join(["| check | looks at | when |", "|---|---|---|", *rows])
+
+
+def entries() -> str:
+    """A table of the entries of each part of a configuration file."""
+    from trainwright.cli.recipe import schema
+
+    parts = {"model": schema.ModelPart, "model.learn_tokenizer": schema.LearnPart, "lora": schema.LoraPart}
+    parts |= {"data": schema.DataPart, "data.image": schema.ImagePart, "launch": schema.LaunchPart}
+    found = []
+    for name, kind in parts.items():
+        rows = [_entry(one) for one in dataclasses.fields(kind)]
+        head = ["| entry | default | meaning |", "|---|---|---|"]
+        found.append("\n".join([f"## `{name}`", "", str(kind.__doc__), "", *head, *rows]))
+    return "\n\n".join(found)
+
+
+def _entry(one: dataclasses.Field[Any]) -> str:
+    choices = one.metadata.get("choices")
+    meaning = one.metadata["help"] + (f" One of {_listed(choices)}." if choices else "")
+    is_plain = isinstance(one.default, str | int | float | bool)
+    return f"| `{one.name}` | {f'`{one.default}`' if is_plain else ''} | {meaning} |".replace(" |  | ", " | | ")
 
 
 def _listed(words: Sequence[str]) -> str:

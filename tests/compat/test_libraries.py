@@ -38,7 +38,7 @@ CASES = {
     "setfit_default_arguments": ("setfit", "Trainer", "without arguments"),
     "peft_lora_with_the_plain_trainer": ("peft", "LoRA in the plain `Trainer`", "classification"),
 }
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "compat.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "libraries.md"
 MARKS = ("<!-- written by tests/compat/test_libraries.py -->\n", "<!-- end -->")
 # transformers weighs a batch's loss by its samples, and this package by the labels that count (docs: evaluation).
 TOKENS_ARE_WEIGHED = {name for name in CASES if name.startswith("trl_sft")}
@@ -71,7 +71,7 @@ def test_the_sides_differ_only_in_the_trainer(sides: dict[str, dict[str, Any]]) 
 
 
 def table(sides: dict[str, dict[str, Any]]) -> str:
-    """What was found, for docs/compat.md."""
+    """What was found, for docs/libraries.md."""
     versions = sides["ours"]["versions"]
     rows = ["| library | class | training | weights | logs |", "|---|---|---|---|---|"]
     for case, (library, kind, what) in CASES.items():

@@ -1,4 +1,4 @@
-"""The forty lines of `docs/writing_a_library.md` log what TRL's SFTTrainer logs, with its data, collator and model."""
+"""The forty lines of `docs/libraries.md` log what TRL's SFTTrainer logs, with its data, collator and model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import trainwright
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "writing_a_library.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "libraries.md"
 OVERRIDES = {"log", "training_step", "prediction_step", "_save_checkpoint"}
 
 

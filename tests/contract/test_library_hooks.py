@@ -1,4 +1,4 @@
-"""The hooks that `docs/writing_a_library.md` promises to libraries: one test for each, by the table of that page."""
+"""The hooks that `docs/libraries.md` promises to libraries: one test for each, by the table of that page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainwright import LossOutput, Trainer
 
 from . import doubles
 
-PAGE = Path(__file__).parents[2] / "docs" / "writing_a_library.md"
+PAGE = Path(__file__).parents[2] / "docs" / "libraries.md"
 ROWS = re.findall(r"^\| `(\w+)` \| [^|]+ \| (0\.\d+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 

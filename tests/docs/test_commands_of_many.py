@@ -1,4 +1,4 @@
-"""The commands for several processes that docs/distributed.md shows run as they stand there."""
+"""The commands for several processes that the pages about engines show run as they stand there."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import pytest
 from .._support.two_processes import end_group, free_port
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "distributed.md").read_text(encoding="utf-8")
+PAGES = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("fsdp.md", "parallelism.md")]
 COMMANDS = {
     found[1]: block
-    for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    for page in PAGES
+    for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
     if (found := re.match(r"cat > (\w+)\.py <<'EOF'\n", block))
 }
 
 
-def test_the_page_has_them() -> None:
+def test_the_pages_have_them() -> None:
     assert set(COMMANDS) == {"experts", "long", "adapter", "muon"}
 
 

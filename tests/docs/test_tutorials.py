@@ -38,10 +38,10 @@ def block(page: str, language: str, containing: str = "") -> str:
 @pytest.mark.slow  # two processes that import torch
 @pytest.mark.timeout(300)
 def test_the_slurm_script_trains_in_its_tasks_and_requeues_after_the_signal(tmp_path: Path) -> None:
-    script = block("docs/tutorials/cluster.md", "bash", "#SBATCH")
-    train = block("docs/tutorials/cluster.md", "python")
+    script = block("docs/distributed.md", "bash", "#SBATCH")
+    train = block("docs/distributed.md", "python")
     (tmp_path / "train.py").write_text(
-        train.replace('TrainingArguments("', 'TrainingArguments(use_cpu=True, output_dir="')
+        train.replace('TrainingArguments(\n    "', 'TrainingArguments(\n    use_cpu=True, output_dir="')
     )
     (tmp_path / "job.sh").write_text(script)
     tools = {

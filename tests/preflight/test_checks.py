@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trainwright.preflight.check_up  # noqa: F401 -- registers every check
-from trainwright.preflight.check_registry import CHECKS, Check, CheckReport, Finding, look_at
+from trainwright.preflight.check_registry import CHECKS, CheckReport, Finding, look_at
 from trainwright.preflight.check_up import known_facts
 
 from .._support.small import make_trainer
@@ -109,11 +111,7 @@ def test_a_report_of_nothing_is_fine() -> None:
 
 
 def test_the_page_lists_every_check() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    listed = [line for line in text.splitlines() if line.startswith("| `")]
-    assert sorted(row(one) for one in CHECKS.values()) == sorted(listed)
-
-
-def row(check: Check) -> str:
-    when = {"full": "`check()`", "file": "`trainwright check`"}.get(check.when, "every run")
-    return f"| `{check.name}` | {check.about} | {when} |"
+    assert "<!-- checks -->" in PAGE.read_text(encoding="utf-8")
+    hooks = runpy.run_path(str(PAGE.parents[1] / "tools" / "docs_hooks.py"))
+    listed = re.findall(r"^\| `(\w+)` \| ", hooks["checks"](), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(CHECKS)

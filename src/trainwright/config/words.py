@@ -153,8 +153,8 @@ _STOPPING = Elsewhere(
     file="Early stopping is a callback of a script: EarlyStoppingCallback(early_stopping_patience=3).",
 )
 _PREFERENCES = Elsewhere(
-    script="Preference training is in TRL, and its trainers run on Trainwright: see docs/compat.md.",
-    file="Preference training is in TRL, and its trainers run on Trainwright in a script: see docs/compat.md.",
+    script="Preference training is in TRL, and its trainers run on Trainwright: see docs/libraries.md.",
+    file="Preference training is in TRL, and its trainers run on Trainwright in a script: see docs/libraries.md.",
 )
 _CHAT = Elsewhere(
     script="Tokenize conversations with the tokenizer's chat template; a configuration file has `task: chat`.",

@@ -26,7 +26,7 @@ from ..._support.two_processes import run as run_ranks
 from ...cli.commands import call
 
 NUM_SAMPLES = 12
-PAGE = Path(__file__).parents[3] / "docs" / "numerics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "advanced" / "debugging.md"
 ATTENTION = "model.layers.0.self_attn"
 
 
