@@ -94,15 +94,15 @@ def _check_schedule(state: StateDict) -> None:
     """Raises ValueError for counts and rates, by the names of torch's schedules, that none of them writes."""
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}")
-    for name in ("last_epoch", "_step_count"):
-        if name in state and not (type(state[name]) is int and -1 <= state[name] < MAX_STEPS):
-            raise ValueError(f"{name} is {str(state[name])[:40]!r}")
-    for name in ("base_lrs", "_last_lr"):
-        rates = state.get(name, [])
+    for key in ("last_epoch", "_step_count"):
+        if key in state and not (type(state[key]) is int and -1 <= state[key] < MAX_STEPS):
+            raise ValueError(f"{key} is {str(state[key])[:40]!r}")
+    for key in ("base_lrs", "_last_lr"):
+        rates = state.get(key, [])
         if not isinstance(rates, list) or not all(isinstance(rate, (int, float, torch.Tensor)) for rate in rates):
-            raise ValueError(f"{name} is no list of rates")
+            raise ValueError(f"{key} is no list of rates")
         if not all(math.isfinite(rate) for rate in rates):
-            raise ValueError(f"{name} has a rate that is not finite")
+            raise ValueError(f"{key} has a rate that is not finite")
 
 
 def save_json(state: JSONObject, path: Path) -> None:
