@@ -15,6 +15,7 @@ import pytest
 
 from trainwright._types import MANIFEST_NAME
 from trainwright.checkpoint import remote as module
+from trainwright.checkpoint import store_client
 from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.remote import MARK_NAME, Copy, RemoteStore
 from trainwright.errors import ArgumentError, CheckpointError, MissingPackageError
@@ -198,7 +199,7 @@ def test_a_process_that_ends_at_any_call_of_a_deletion_leaves_a_whole_checkpoint
 def test_the_parts_of_an_upload_that_was_cut_off_are_removed_from_s3(
     servers: Callable[[str], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "WRITE_BYTES", 5 << 20)  # the smallest part that S3 takes
+    monkeypatch.setattr(store_client, "WRITE_BYTES", 5 << 20)  # the smallest part that S3 takes
     with fresh_url("s3", servers) as url:
         store = RemoteStore(url)
         bucket, _, prefix = store._root.partition("/")
@@ -243,7 +244,7 @@ def test_a_large_file_is_never_in_memory_as_a_whole(
 ) -> None:
     part = 5 << 20
     size = 16 * part
-    monkeypatch.setattr(module, "WRITE_BYTES", part)
+    monkeypatch.setattr(store_client, "WRITE_BYTES", part)
     monkeypatch.setattr(module, "MOST_READ_BYTES", part // 2)
     monkeypatch.setattr(module, "AHEAD_BYTES", 2 * part)
     with fresh_url(name, servers) as url:

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from trainwright import TrainingArguments
+from trainwright.checkpoint import remote
 from trainwright.checkpoint.manifest import Manifest, describe_files
-from trainwright.checkpoint.remote import Copy, RemoteStore, is_refusal
+from trainwright.checkpoint.remote import Copy, RemoteStore
+from trainwright.checkpoint.store_client import is_refusal
 from trainwright.errors import ArgumentError, CheckpointError
 from trainwright.extensions.mirror import lease as lease_module
 from trainwright.extensions.mirror.lease import RemoteLease
@@ -28,6 +30,8 @@ URL = "hf://buckets/user/name/runs/first"
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(lease_module, "SETTLE_S", 0.01)
+    # The doubles are of this process.
+    monkeypatch.setattr(remote, "_open_apart", remote._open)
     with hub_server(monkeypatch) as found:
         yield found
 

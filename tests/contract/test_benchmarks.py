@@ -23,6 +23,7 @@ SMALL = {
     "checkpoint": "--small",
     "sharded_saves": "--small",
     "remote": "--small",
+    "upload_stalls": "--small",
 }
 
 

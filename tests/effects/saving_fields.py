@@ -79,7 +79,7 @@ def mirrored_at(tmp: Path, bench: Bench, **settings: Any) -> tuple[list[int], di
     return checkpoints(str(tmp / "mirror")), {"checkpoint_mirror": url}
 
 
-@shows("checkpoint_mirror")
+@shows("checkpoint_mirror", marks="process")
 def checkpoints_are_copied_and_an_empty_directory_goes_on_from_them(bench: Bench) -> None:
     steps, mirror = mirrored_at(Path("all"), bench)
     assert steps[-1] == 6
@@ -90,18 +90,18 @@ def checkpoints_are_copied_and_an_empty_directory_goes_on_from_them(bench: Bench
     assert checkpoints(again.args.output_dir)[0] == 6
 
 
-@shows("mirror_every")
+@shows("mirror_every", marks="process")
 def copies_are_further_apart_than_saves(bench: Bench) -> None:
     assert mirrored_at(Path("rarely"), bench, mirror_every="1h")[0] == [1, 6]  # the first one, and the last
 
 
-@shows("mirror_total_limit")
+@shows("mirror_total_limit", marks="process")
 def older_copies_go(bench: Bench) -> None:
     steps, _ = mirrored_at(Path("few"), bench, mirror_total_limit=1)
     assert steps == [6]
 
 
-@shows("mirror_max_mb_per_s")
+@shows("mirror_max_mb_per_s", marks="process")
 def copies_are_sent_slowly(bench: Bench) -> None:
     begun = time.monotonic()
     mirrored_at(Path("slow"), bench, save_steps=6, mirror_max_mb_per_s=0.01)  # several kilobytes

@@ -417,6 +417,7 @@ def test_the_checkpoint_of_an_open_evaluation_is_not_deleted(held: Held, tmp_pat
     assert names(tmp_path) == {f"checkpoint-{EVERY}", "checkpoint-12"}, "those kept for an evaluation are gone"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("delay", [4, 100])
 def test_the_copy_of_an_open_evaluation_is_not_deleted(held: Held, tmp_path: Path, delay: int) -> None:
     """The first one is the best, and is known to be so when others were copied after it, or all of them."""

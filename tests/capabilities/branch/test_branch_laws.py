@@ -370,6 +370,7 @@ def test_a_damaged_checkpoint_is_no_origin(tmp_path: Path) -> None:
         branch(tmp_path / "branch", tmp_path / "trunk" / "checkpoint-2")
 
 
+@pytest.mark.process
 def test_the_mirror_of_the_trunk_is_not_written_to(tmp_path: Path) -> None:
     mirror = f"file://{tmp_path}/copies"
     run(tmp_path / "trunk", max_steps=4, checkpoint_mirror=mirror)
