@@ -81,7 +81,9 @@ SHOWN = {
     "a metric that is an array": (
         "evaluation/test_metrics_of_any_kind.py::test_metrics_of_any_kind_train_and_are_named_before_step_1"
     ),
-    "a step with NaN in loss or gradient": "effects/guard_fields.py::a_step_that_is_not_finite_is_skipped_by_default",
+    "a step with NaN in loss or gradient": (
+        "capabilities/guard/effects.py::a_step_that_is_not_finite_is_skipped_by_default"
+    ),
     "with `max_grad_norm=0`, one gradient": (
         "parity/test_reproduce.py::test_an_infinite_gradient_that_is_only_measured"
     ),
