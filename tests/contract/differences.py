@@ -22,7 +22,7 @@ STAYING: tuple[Row, ...] = (
     Row(
         original="`resume_from_checkpoint=True` takes a half-written checkpoint and fails",
         ours="takes the newest that verifies",
-        shown_by="test_resume_changed.py::test_a_damaged_one_is_skipped_and_named_and_a_named_one_raises",
+        shown_by="resume/test_resume_changed.py::test_a_damaged_one_is_skipped_and_named_and_a_named_one_raises",
     ),
     Row(
         original=(
@@ -78,7 +78,7 @@ STAYING: tuple[Row, ...] = (
     Row(
         original="a checkpoint of `save_only_model` is resumed with a new optimizer and schedule, without a word",
         ours="an error: the run would not be continued. Load the model from the folder, or resume a whole checkpoint",
-        shown_by="test_trainer_errors.py::test_a_checkpoint_of_the_weights_alone",
+        shown_by="trainer/test_trainer_errors.py::test_a_checkpoint_of_the_weights_alone",
     ),
     Row(
         original="predictions that are one number a batch (a second loss, say) have no dimension after a single batch",
@@ -161,7 +161,7 @@ STAYING: tuple[Row, ...] = (
     Row(
         original="a misspelt `metric_for_best_model` fails at the first evaluation",
         ours="before step 1, with the names that exist",
-        shown_by="test_trainer_errors.py::test_a_metric_that_no_evaluation_gives",
+        shown_by="trainer/test_trainer_errors.py::test_a_metric_that_no_evaluation_gives",
     ),
     Row(
         original="a metric that is an array ends the run at the next save",
@@ -174,12 +174,12 @@ STAYING: tuple[Row, ...] = (
             "recurses"
         ),
         ours="both are refused with a sentence",
-        shown_by="test_trainer_errors.py::test_train_is_refused_inside_of_train",
+        shown_by="trainer/test_trainer_errors.py::test_train_is_refused_inside_of_train",
     ),
     Row(
         original="a loss that is not a scalar tensor with a gradient raises torch's own error",
         ours="the error names the returned value and the cure",
-        shown_by="test_trainer_errors.py::test_a_loss_of_another_kind_from_compute_loss",
+        shown_by="trainer/test_trainer_errors.py::test_a_loss_of_another_kind_from_compute_loss",
     ),
     Row(
         original="a warm-up longer than the run, an interval that is never reached: no word",
@@ -255,7 +255,7 @@ STAYING: tuple[Row, ...] = (
     Row(
         original="keys in the text of an error are logged as they are",
         ours="the journal, the report and the package's own log messages show `***`",
-        shown_by="test_hostile_text.py::test_what_looks_like_a_key_is_masked",
+        shown_by="support/test_hostile_text.py::test_what_looks_like_a_key_is_masked",
     ),
     Row(
         original="32 argument names of older versions: `TypeError`",
@@ -283,7 +283,7 @@ STAYING: tuple[Row, ...] = (
             "the run stays where its arguments were made; `args.output_dir` keeps its value, hooks and "
             "`state.best_model_checkpoint` get the absolute path"
         ),
-        shown_by="test_working_directory.py::test_everything_is_written_to_one_directory",
+        shown_by="trainer/test_working_directory.py::test_everything_is_written_to_one_directory",
     ),
     Row(
         original=(
@@ -309,7 +309,7 @@ STAYING: tuple[Row, ...] = (
             "an override of `_save_checkpoint` that saves the model alone makes `load_best_model_at_end` ineffective"
         ),
         ours="`checkpoint-<best step>` is loaded if it has weights; otherwise a warning",
-        shown_by="test_unusual_models.py::test_the_best_model_is_loaded_or_said_to_be_missing",
+        shown_by="trainer/test_unusual_models.py::test_the_best_model_is_loaded_or_said_to_be_missing",
     ),
     Row(
         original="`get_extra_state()` with a value other than a tensor ends in an error at the first save",
@@ -317,19 +317,19 @@ STAYING: tuple[Row, ...] = (
             "plain values are saved in `extra_state.pt` and restored on a resume and with the best model "
             "(`from_pretrained` does not read it); others are refused before step 1, unless nothing is saved"
         ),
-        shown_by="test_unusual_models.py::test_state_that_is_no_tensor_is_restored",
+        shown_by="trainer/test_unusual_models.py::test_state_that_is_no_tensor_is_restored",
     ),
     Row(
         original="lazy modules (`nn.LazyLinear`) end in a `ValueError` before step 1",
         ours="they are trained",
-        shown_by="test_unusual_models.py::test_lazy_modules_are_trained_and_resumed",
+        shown_by="trainer/test_unusual_models.py::test_lazy_modules_are_trained_and_resumed",
     ),
     Row(
         original=(
             "sparse gradients (`nn.Embedding(sparse=True)`) end in an error of the norm, also with `max_grad_norm=0`"
         ),
         ours="they are measured, clipped, and trained by the optimizers that take them; others are named before step 1",
-        shown_by="test_unusual_models.py::test_sparse_gradients_train_as_dense_ones",
+        shown_by="trainer/test_unusual_models.py::test_sparse_gradients_train_as_dense_ones",
     ),
     Row(
         original="a resume with an iterable of one's own in place of a DataLoader fails or draws other batches",
@@ -433,7 +433,7 @@ STAYING: tuple[Row, ...] = (
             "not shown"
         ),
         ours="a line `step=10/75 loss=0.457 ...`; the plan is shown; `disable_tqdm` drops the bar alone",
-        shown_by="test_messages.py::test_a_run_says_each_thing_in_one_line",
+        shown_by="trainer/test_messages.py::test_a_run_says_each_thing_in_one_line",
     ),
     Row(
         original="`training_args.bin` in a saved model has your Hub token",
@@ -469,7 +469,7 @@ STAYING: tuple[Row, ...] = (
             "checkpoints of this run only: a run that goes back to an earlier checkpoint leaves the later ones as "
             "they are"
         ),
-        shown_by="test_run_cut_off.py::test_going_back_begins_another_run",
+        shown_by="resume/test_run_cut_off.py::test_going_back_begins_another_run",
     ),
     Row(
         original=(
@@ -490,7 +490,7 @@ STAYING: tuple[Row, ...] = (
     Row(
         original="`compute_metrics` is not called if the evaluation batches have no labels: no word",
         ours="the same, with a warning that names the keys",
-        shown_by="test_trainer_errors.py::test_metrics_without_labels",
+        shown_by="trainer/test_trainer_errors.py::test_metrics_without_labels",
     ),
     Row(
         original="`Seq2SeqTrainer` takes no `optimizer_cls_and_kwargs`",
@@ -500,7 +500,7 @@ STAYING: tuple[Row, ...] = (
     Row(
         original="`model_init` together with `optimizers` ends in a `RuntimeError`",
         ours="in a `ValueError`, as every contradiction of arguments",
-        shown_by="test_trainer_errors.py::test_an_optimizer_for_a_model_that_is_yet_to_be_made",
+        shown_by="trainer/test_trainer_errors.py::test_an_optimizer_for_a_model_that_is_yet_to_be_made",
     ),
     Row(
         original="of two errors in one configuration, another may be found first",
@@ -526,7 +526,7 @@ STAYING: tuple[Row, ...] = (
             "`AttributeError` of `None`"
         ),
         ours="in a `ValueError` that names the argument to set",
-        shown_by="test_trainer_errors.py::test_early_stopping_without_what_it_watches",
+        shown_by="trainer/test_trainer_errors.py::test_early_stopping_without_what_it_watches",
     ),
     Row(
         original="a dict of datasets as `train_dataset` ends in a `KeyError`",

@@ -24,20 +24,20 @@ SHOWN = {
     "a `compute_loss_func` counts": "laws/test_loss_laws.py::test_a_loss_function_without_a_count_is_a_mean",
     "a module whose `forward` names": "laws/test_loss_laws.py::test_a_step_is_the_batch_of_all_its_micro_batches",
     "a changed learning rate": (
-        "test_resume_changed.py::test_a_changed_learning_rate_takes_effect_at_the_schedules_position"
+        "resume/test_resume_changed.py::test_a_changed_learning_rate_takes_effect_at_the_schedules_position"
     ),
     "a resumed run keeps the intervals": (
-        "test_resume_changed.py::test_intervals_passed_now_replace_those_of_the_checkpoint"
+        "resume/test_resume_changed.py::test_intervals_passed_now_replace_those_of_the_checkpoint"
     ),
     "a resumed run draws other": (
         "compat/test_published_surface.py::test_a_resume_ends_with_the_weights_of_its_own_straight_run"
     ),
     "workers that persist keep": "data/test_epochs.py::test_a_dataset_within_another_is_told_too",
-    "a resumed stream that has had": "test_resume_exact.py::test_a_stream_goes_on_where_it_was",
+    "a resumed stream that has had": "resume/test_resume_exact.py::test_a_stream_goes_on_where_it_was",
     "with `dataloader_persistent_workers`": (
         "compat/test_published_surface.py::test_another_dataset_has_a_dataloader_of_its_own"
     ),
-    "without `restore_callback_states": "test_resume_exact.py::test_patience_goes_on_counting",
+    "without `restore_callback_states": "resume/test_resume_exact.py::test_patience_goes_on_counting",
     "`sortish_sampler=True`": "effects/generation_fields.py::samples_of_similar_length_are_trained_together",
     "**Accumulation in plain modules**": "effects/our_fields.py::a_micro_batch_with_fewer_labels_counts_less",
     "the column of `length_column_name`": "effects/data_fields.py::the_length_is_in_this_column",
@@ -50,10 +50,10 @@ SHOWN = {
         "parity/test_reproduce.py::test_the_loss_beside_generated_predictions"
     ),
     "with a decoder-only model": "parity/test_prompts_are_kept.py::test_elsewhere_the_prompt_is_cut_off",
-    "a step with NaN in loss or gradient": "effects/guard_fields.py::a_step_that_is_not_finite_is_skipped_by_default",
+    "a step with NaN in loss or gradient": "capabilities/guard/effects.py::a_step_that_is_not_finite_is_skipped_by_default",
     "with `max_grad_norm=0`, one gradient": "parity/test_reproduce.py::test_an_infinite_gradient_that_is_only_measured",
     "early stopping ignores NaN": "callbacks/test_early_stopping.py::test_values_other_than_numbers_are_no_improvement",
-    "random draws of a collator or a dataset": "test_resume_exact.py::test_what_workers_draw_comes_back",
+    "random draws of a collator or a dataset": "resume/test_resume_exact.py::test_what_workers_draw_comes_back",
     "`fp16=True` has": "effects/precision_fields.py::the_forward_pass_is_in_float16_and_the_loss_is_scaled",
     "a pass that ends before the `len()`": "parity/test_stream_epochs.py::test_a_pass_that_has_ended_is_an_epoch",
     "`compute_metrics` is called by evaluations": (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,6 @@ from . import (  # noqa: F401 -- they fill the table
     distributed_fields,
     evaluation_fields,
     generation_fields,
-    guard_fields,
     hub_fields,
     length_fields,
     logging_fields,
@@ -29,6 +30,9 @@ from . import (  # noqa: F401 -- they fill the table
 )
 from .bench import Bench
 from .table import CHECKS, COMPANIONS, MARKS
+
+for _path in sorted(Path(__file__).parents[1].glob("capabilities/*/effects.py")):
+    importlib.import_module(f"tests.capabilities.{_path.parent.name}.effects")
 
 
 def test_the_table_is_complete() -> None:

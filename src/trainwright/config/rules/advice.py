@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from trainwright.config.accelerator import AcceleratorConfig
@@ -226,3 +227,29 @@ def saving_on_exception(args: Arguments) -> str | None:
 def updates_in_backward(optim: str) -> bool:
     """Returns whether an optimizer of this name changes weights during the backward pass."""
     return "lomo" in optim or optim.endswith("layerwise")
+
+
+OF_BACKENDS_DECISIONS = ("optim", "deepspeed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendsDecision:
+    """A backend or an optimizer that does not let a guard decide about an update."""
+
+    where: str  # as in a message: "with ..., which ..."
+    skips_nonfinite: bool = False  # it skips a step that is not finite, and reports it afterwards
+
+
+def find_backends_decision(args: Arguments) -> BackendsDecision | None:
+    """Returns what decides about updates in the place of a guard; None if the guard does."""
+    name = word(args.optim)
+    if updates_in_backward(name):
+        return BackendsDecision(where=f"with optim={name!r}: it changes weights during the backward pass")
+    if not args.deepspeed:
+        return None
+    from trainwright.config import deepspeed_config
+
+    if deepspeed_config.get(deepspeed_config.read(args.deepspeed), "zero_optimization.stage"):
+        where = "with DeepSpeed, which decides by itself before its update: it skips a step that is not finite"
+        return BackendsDecision(where=where, skips_nonfinite=True)
+    return BackendsDecision(where="with ZeRO stage 0 of DeepSpeed: it does not report the norm of the gradients")

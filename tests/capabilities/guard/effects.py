@@ -11,8 +11,8 @@ import torch
 import trainwright
 from trainwright.errors import CheckpointNotFoundError, NonFiniteError, SpikeError
 
-from .bench import Bench, samples, weights
-from .table import shows
+from ...effects.bench import Bench, samples, weights
+from ...effects.table import shows
 
 
 def poisoned(*indices: int) -> list[dict[str, Any]]:
