@@ -50,7 +50,9 @@ SHOWN = {
         "parity/test_reproduce.py::test_the_loss_beside_generated_predictions"
     ),
     "with a decoder-only model": "parity/test_prompts_are_kept.py::test_elsewhere_the_prompt_is_cut_off",
-    "a step with NaN in loss or gradient": "capabilities/guard/effects.py::a_step_that_is_not_finite_is_skipped_by_default",
+    "a step with NaN in loss or gradient": (
+        "capabilities/guard/effects.py::a_step_that_is_not_finite_is_skipped_by_default"
+    ),
     "with `max_grad_norm=0`, one gradient": "parity/test_reproduce.py::test_an_infinite_gradient_that_is_only_measured",
     "early stopping ignores NaN": "callbacks/test_early_stopping.py::test_values_other_than_numbers_are_no_improvement",
     "random draws of a collator or a dataset": "resume/test_resume_exact.py::test_what_workers_draw_comes_back",

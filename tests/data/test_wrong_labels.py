@@ -1,4 +1,4 @@
-"""Wrong labels of real data are among the samples with the largest mean loss of the ledger (docs/advanced/samples.md)."""
+"""Wrong labels of real data are among the samples with the largest mean loss (docs/advanced/samples.md)."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _check_schedule(state: StateDict) -> None:
     for key in ("base_lrs", "_last_lr"):
         rates = state.get(key, [])
         if not isinstance(rates, list) or not all(isinstance(rate, (int, float, torch.Tensor)) for rate in rates):
-            raise ValueError(f"{key} is no list of rates")
+            raise ValueError(f"{key} is not a list of rates")
         if not all(math.isfinite(rate) for rate in rates):
             raise ValueError(f"{key} has a rate that is not finite")
 
