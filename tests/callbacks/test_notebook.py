@@ -171,6 +171,7 @@ def test_arguments_and_check_show_tables(notebook: Kernel) -> None:
     assert "memory of a step" in shown.html
 
 
+@pytest.mark.smoke
 def test_a_table_of_many_logs_is_bounded_and_keeps_evaluations() -> None:
     table = MetricsTable()
     for step in range(1, 1001):

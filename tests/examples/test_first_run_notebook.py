@@ -10,7 +10,7 @@ import pytest
 from .._support import kernel
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_run.ipynb"
-pytestmark = [pytest.mark.examples, pytest.mark.process, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.examples, pytest.mark.more, pytest.mark.process, pytest.mark.timeout(600)]
 
 
 def test_each_cell_runs_and_the_model_answers(tmp_path: Path) -> None:
