@@ -1,4 +1,4 @@
-"""Measures of the code that CONTRIBUTING promises, counted in the sources."""
+"""Measures of the code, counted in the sources."""
 
 import ast
 import inspect
