@@ -1,6 +1,7 @@
 """Each capability under each fault, in each of its phases: the run, or its resume, ends as if nothing had happened.
 
-Faults that need another partner have tests of their own, which `ELSEWHERE` names; a capability is a row of `MEMBERS`.
+Partners that hang and files of strangers have tests of their own, which `HANGS` and `HOSTILE` name; a capability is a
+row of `MEMBERS`.
 """
 
 from __future__ import annotations
@@ -26,30 +27,67 @@ NOT_HERE = {
     "recorded_values": "tests/capabilities/recorded_values",
     "slow_ranks": "tests/capabilities/slow_ranks",
 }
-# Capability -> where a partner that hangs, or a file of a stranger, is tried; the others have no partner and no file.
+ENTRIES = "laws/test_hostile_entry_laws.py::test_a_wrong_value_in_any_place_is_named_or_does_no_harm"
+PARTNERS = "laws/test_partners_that_hang.py"
+CONTROL = "capabilities/control/test_control_laws.py"
+JOURNALS = "journal/test_hostile_journals.py"
+STATES = "chaos/hostile/test_hostile.py"
+REMOTE = "checkpoint/test_remote.py"
+VALUES = "capabilities/recorded_values/test_hostile_values.py"
+# Capability -> the test in which a partner of it hangs, or why it waits for none.
 HANGS = {
-    "async_evaluation": "tests/laws/test_async_evaluation_laws.py",
-    "mirror": "tests/checkpoint/test_mirror.py",
-    "lease": "tests/chaos/test_two_runs.py",
+    "async_evaluation": f"{PARTNERS}::test_an_evaluating_process_that_hangs",
+    "averages": "computes in the process that trains",
+    "branch": "reads files of a directory before step 1",
+    "checkpoint_items": "calls objects of the user, as the loop does",
+    "control": f"{CONTROL}::test_a_directory_or_a_link_with_a_name_of_ours_stays_and_stops_nothing",
+    "curriculum": "calls a function of the user, as the loop does",
+    "experts": "computes in the process that trains",
+    "guard": "computes in the process that trains",
+    "incidents": "writes files of its own",
+    "lease": "capabilities/lease/test_lease.py::test_a_lease_that_is_not_a_regular_file_is_ignored",
+    "ledger": "writes files of its own",
+    "loss_question": "computes in the process that trains",
+    "loss_scale": "computes in the process that trains",
+    "mirror": f"{PARTNERS}::test_a_resume_with_a_store_that_hangs",
+    "quarantine": "reads a file of the run's directory before step 1",
+    "recorded_metrics": "counts in the process that trains",
+    "recorded_values": f"{VALUES}::test_a_pipe_is_not_waited_for",
+    "slow_ranks": "measures with the messages of a log",
 }
+# Capability -> the test with files of a stranger, or why it reads none.
 HOSTILE = {
-    "async_evaluation": "tests/laws/test_async_evaluation_laws.py",
-    "control": "tests/capabilities/control",
-    "mirror": "tests/checkpoint/test_mirror.py",
-    "lease": "tests/chaos/hostile",
-    "ledger": "tests/chaos/hostile",
-    "incidents": "tests/chaos/hostile",
+    "async_evaluation": "laws/test_async_evaluation_laws.py::test_the_state_of_a_strangers_checkpoint_deletes_nothing",
+    "averages": ENTRIES,
+    "branch": "capabilities/branch/test_branch_laws.py::test_a_damaged_checkpoint_is_no_origin",
+    "checkpoint_items": ENTRIES,
+    "control": f"{JOURNALS}::test_live_control_takes_or_refuses_a_journal_with_a_wrong_command",
+    "curriculum": ENTRIES,
+    "experts": "keeps no state",
+    "guard": ENTRIES,
+    "incidents": "capabilities/incidents/test_hostile_bundles.py::test_each_damage_to_each_file_is_refused",
+    "lease": "capabilities/lease/test_lease.py::test_a_file_that_is_not_a_lease_counts_by_its_time",
+    "ledger": "capabilities/ledger/test_ledger.py::test_a_ledger_that_no_run_writes_ends_in_a_sentence",
+    "loss_question": "keeps no state",
+    "loss_scale": "keeps no state",
+    "mirror": f"{REMOTE}::test_a_mark_or_a_manifest_of_a_stranger_deletes_only_what_it_lists_in_its_directory",
+    "quarantine": "capabilities/quarantine/test_quarantine.py::test_a_line_that_no_run_writes_is_named",
+    "recorded_metrics": f"{STATES}::test_a_value_that_no_run_writes_is_refused_and_auto_takes_the_older_one",
+    "recorded_values": f"{VALUES}::test_a_wrong_value_in_any_place_is_an_error_or_a_difference",
+    "slow_ranks": "keeps no state",
 }
 
 
-def test_every_capability_is_a_row() -> None:
+def test_no_cell_of_the_table_is_empty() -> None:
     homes = [Path(package.__path__[0]) for package in (trainwright.capabilities, trainwright.extensions)]
     capabilities = {path.parent.name for home in homes for path in home.glob("*/__init__.py")}
     rows = {member.name for member in MEMBERS.values()} | NOT_HERE.keys()
     assert capabilities <= rows
-    for table in (NOT_HERE, HANGS, HOSTILE):
-        assert table.keys() <= capabilities
-        assert [path for path in table.values() if not (ROOT / path).exists()] == []
+    assert [path for path in NOT_HERE.values() if not (ROOT / path).exists()] == []
+    for table in (HANGS, HOSTILE):
+        assert table.keys() == capabilities
+        named = [cell.split("::") for cell in table.values() if "::" in cell]
+        assert [cell for cell in named if f"def {cell[1]}(" not in (ROOT / "tests" / cell[0]).read_text()] == []
 
 
 @pytest.mark.process
