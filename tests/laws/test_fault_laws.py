@@ -31,7 +31,6 @@ ENTRIES = "laws/test_hostile_entry_laws.py::test_a_wrong_value_in_any_place_is_n
 PARTNERS = "laws/test_partners_that_hang.py"
 CONTROL = "capabilities/control/test_control_laws.py"
 JOURNALS = "journal/test_hostile_journals.py"
-STATES = "chaos/hostile/test_hostile.py"
 REMOTE = "checkpoint/test_remote.py"
 VALUES = "capabilities/recorded_values/test_hostile_values.py"
 # Capability -> the test in which a partner of it hangs, or why it waits for none.
@@ -72,7 +71,7 @@ HOSTILE = {
     "loss_scale": "keeps no state",
     "mirror": f"{REMOTE}::test_a_mark_or_a_manifest_of_a_stranger_deletes_only_what_it_lists_in_its_directory",
     "quarantine": "capabilities/quarantine/test_quarantine.py::test_a_line_that_no_run_writes_is_named",
-    "recorded_metrics": f"{STATES}::test_a_value_that_no_run_writes_is_refused_and_auto_takes_the_older_one",
+    "recorded_metrics": ENTRIES,
     "recorded_values": f"{VALUES}::test_a_wrong_value_in_any_place_is_an_error_or_a_difference",
     "slow_ranks": "keeps no state",
 }

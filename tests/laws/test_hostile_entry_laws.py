@@ -46,7 +46,7 @@ VALUES: tuple[Any, ...] = (
 NUM_KEYS = 8  # of a dict whose values are tried
 NUM_ITEMS = 3  # of a list
 # Capabilities with entries in a checkpoint; those of every run are tried with the first.
-STATEFUL = ("average", "curriculum", "rollback", "checkpoint items", "a user's")
+STATEFUL = ("average", "curriculum", "rollback", "checkpoint items", "recorded metrics", "a user's")
 OF_EVERY_RUN = ("trainer_state.json", "scheduler.pt", "rng_state.pth", "training_args.json")
 # The manifest, the weights and the optimizer have tests of their own.
 ELSEWHERE = ("manifest.json", "model.safetensors", "optimizer.pt", "training_args.bin")
@@ -96,7 +96,14 @@ def can_write(content: Any, path: Path) -> bool:
 @pytest.mark.parametrize("every", [pytest.param(4, marks=pytest.mark.slow), 16])
 @pytest.mark.parametrize("name", STATEFUL)
 def test_a_wrong_value_in_any_place_is_named_or_does_no_harm(name: str, every: int, tmp_path: Path) -> None:
-    settings = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "save_async": False, "log_level": "error"}
+    settings = {
+        "max_steps": 3,
+        "save_strategy": "steps",
+        "save_steps": 1,
+        "save_async": False,
+        "logging_steps": 3,
+        "log_level": "error",
+    }
     trainer = made(tmp_path / "run", name, **settings)
     MEMBERS[name].prepare(trainer)
     trainer.train()
