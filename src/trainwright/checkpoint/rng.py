@@ -145,7 +145,8 @@ def load(path: Path) -> States:
 def _try(states: States) -> None:
     """Gives states to generators of their own; whatever they raise, the states are not those of a run."""
     random.Random().setstate(states["python"])
-    np.random.RandomState(type(np.random.get_bit_generator())()).set_state(states["numpy"])
+    if np.random.get_state(legacy=False)["bit_generator"] == "MT19937":  # users may set another
+        np.random.RandomState().set_state(states["numpy"])
     torch.Generator().set_state(states["cpu"])
     kind = device.accelerator()
     of_devices = states.get(kind) if kind is not None else None
