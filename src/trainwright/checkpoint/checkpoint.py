@@ -142,7 +142,7 @@ class Checkpoint:
             if path == first:
                 self._states_in(path)
             elif path.suffix == ".pth":
-                rng.load(path)
+                rng.read(path)
             elif path.suffix in (".pt", ".safetensors"):
                 training_state.check_readable(path)
 

@@ -22,12 +22,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from trainwright._types import RNG_STATE_NAME
+from trainwright._types import RNG_STATE_NAME, StateDict
 from trainwright.distributed import device
 from trainwright.errors import CheckpointError
 
 States: TypeAlias = dict[str, Any]  # generator -> its state, each of its own type
-OF_LOADER = "loader_"  # the name of a loader's states, beside those of the generators, begins with it
+# Names of a loader's states, which are beside those of the generators.
+OF_LOADER = ("loader_epoch_start", "loader_before_ahead", "loader_before_given")
 
 
 def capture() -> States:
@@ -126,20 +127,29 @@ def save(path: Path, states: States) -> None:
     torch.save(plain(states), path)
 
 
-def load(path: Path) -> States:
-    """Reads a file of `save` or of transformers (with numpy's state as an array); CheckpointError for others."""
+def read(path: Path) -> StateDict:
+    """Reads a file of plain values, numbers of numpy included; CheckpointError for others."""
     try:
         with torch.serialization.safe_globals(numpy_globals()):
             states = torch.load(path, weights_only=True, map_location="cpu")
         if not isinstance(states, dict):
             raise TypeError(f"a {type(states).__name__}")
-        _try(states)
-        for name, of_loader in states.items():
-            if name.startswith(OF_LOADER) and of_loader is not None:
-                _try(of_loader)
         return states
     except Exception as error:  # whatever the reader raises, these are not plain states
         raise CheckpointError(f"{path} cannot be read as plain random states: {error}") from error
+
+
+def load(path: Path) -> States:
+    """Reads a file of `save` or of transformers; CheckpointError if a generator would refuse its states."""
+    states = read(path)
+    try:
+        _try(states)
+        for name in OF_LOADER:
+            if states.get(name) is not None:
+                _try(states[name])
+    except Exception as error:  # whatever a generator raises
+        raise CheckpointError(f"{path} has random states that cannot be set: {error!r}.") from error
+    return states
 
 
 def _try(states: States) -> None:
