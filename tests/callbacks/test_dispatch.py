@@ -146,7 +146,7 @@ FLAGS = {"should_training_stop", "should_epoch_stop", "should_save", "should_eva
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_the_flags_that_an_event_answers_are_cleared_before_anyone_hears_of_it(event: str) -> None:
+def test_the_flags_that_event_answers_are_cleared_before_anyone_hears_of_it(event: str) -> None:
     hears = Hears()
     now = run(**dict.fromkeys(FLAGS, True))
     seen: dict[str, bool] = {}

@@ -32,7 +32,7 @@ def test_without_evaluations_there_is_a_row_per_log() -> None:
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 120])
-def test_columns_that_do_not_fit_are_left_out_and_no_number_is_broken(width: int) -> None:
+def test_columns_that_do_not_fit_are_left_out_whole(width: int) -> None:
     many = {f"eval_metric_{i}": f"{i / 7:.4g}" for i in range(9)} | EVALUATION
     made = table(width=width)
     head, row = made.lines("1/9", many)
@@ -55,7 +55,7 @@ def test_a_metric_that_appears_later_gets_a_column_and_a_new_head() -> None:
     assert missing[0].split()[-1] == "0.9"
 
 
-def test_other_values_are_named_in_a_line_and_the_end_has_no_row() -> None:
+def test_other_values_are_named_in_line_and_the_end_has_no_row() -> None:
     made = table()
     assert made.lines("9/9", {"train_loss": "0.3", "epoch": "3"}) == ["train_loss 0.3  epoch 3"]
     assert made.lines("9/9", {"epoch": "3"}) == []

@@ -85,7 +85,7 @@ def display_of(notebook: Kernel, code: str) -> Output:
 
 
 @pytest.mark.process
-def test_each_run_has_one_display_with_its_steps_losses_and_metrics_by_set(notebook: Kernel) -> None:
+def test_each_run_has_one_display_with_steps_losses_and_metrics_by_set(notebook: Kernel) -> None:
     cell = notebook.run("one = trainer()\none.train()")
     [display] = cell.of("display")
     [result] = cell.of("result")

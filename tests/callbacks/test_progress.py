@@ -56,7 +56,7 @@ def test_in_a_pipe_there_is_one_plain_line_for_each_log(disable: bool) -> None:
 
 
 @pytest.mark.process
-def test_on_a_terminal_there_is_a_bar_with_the_latest_values_and_one_for_the_evaluation() -> None:
+def test_on_terminal_there_is_bar_with_latest_values_and_one_for_evaluation() -> None:
     text = on_a_terminal(script())
     assert "\r" in text
     last = re.findall(r"(\d+)/12 \[", text)[-1]
@@ -78,7 +78,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_latest_values_and_one_for_the_eva
 
 
 @pytest.mark.process
-def test_a_warning_in_mid_run_has_a_line_of_its_own_above_the_bar() -> None:
+def test_warning_in_mid_run_has_line_of_its_own_above_the_bar() -> None:
     warns = """
 import logging
 from trainwright import TrainerCallback

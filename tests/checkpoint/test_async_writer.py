@@ -93,9 +93,7 @@ class Gate(TrainerCallback):
             self.event.set()
 
 
-def test_training_goes_on_while_a_checkpoint_is_written_and_ends_when_it_is_there(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_training_continues_while_a_checkpoint_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     make_trainer(tmp_path, **SAVING, save_total_limit=1, callbacks=[Gate(6, monkeypatch)]).train()
     assert CheckpointStore(tmp_path).steps() == [7]
     assert verified(tmp_path / "checkpoint-7")

@@ -157,7 +157,7 @@ def test_a_resume_takes_the_weights_that_a_listener_wrote(tmp_path: Path) -> Non
     assert all(torch.equal(tensor, halved[name]) for name, tensor in resumed.model.state_dict().items())
 
 
-def test_what_an_override_changes_in_the_save_of_a_signal_or_an_error_counts_too(tmp_path: Path) -> None:
+def test_what_override_changes_in_the_save_of_signal_or_error_counts_too(tmp_path: Path) -> None:
     """No `on_save` follows these saves."""
     trainer = by_override(tmp_path, halve, save_on_exception=True, save_strategy="no", max_steps=6)
 

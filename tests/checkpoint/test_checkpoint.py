@@ -195,7 +195,7 @@ def test_a_run_changes_its_own_copy_of_the_record(saved: Path) -> None:
     assert json.dumps(vars(checkpoint.state), default=str) == before
 
 
-def test_a_checkpoint_of_transformers_has_no_manifest_and_is_read_all_the_same(saved: Path) -> None:
+def test_checkpoint_of_transformers_has_no_manifest_and_is_read_all_the_same(saved: Path) -> None:
     for name in ("manifest.json", "training_args.json"):
         (saved / name).unlink()
     checkpoint = Checkpoint(saved)
@@ -397,7 +397,7 @@ def test_an_inner_loop_that_names_another_checkpoint_resumes_from_it(tmp_path: P
     assert steps.done == [5]
 
 
-def test_a_manifest_that_is_signed_again_is_read_by_a_checkpoint_that_is_opened_again(saved: Path) -> None:
+def test_a_manifest_signed_again_is_read_when_opened_again(saved: Path) -> None:
     first = Checkpoint(saved)
     assert first.manifest is not None
     (saved / "notes.txt").write_text("mine")

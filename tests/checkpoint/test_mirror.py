@@ -200,7 +200,7 @@ def test_what_is_saved_is_copied_and_nothing_is_left_waiting(bench: Bench) -> No
     assert [one["step"] for one in bench.told] == [10, 20]
 
 
-def test_a_store_that_is_away_for_an_hour_is_said_once_and_gets_what_it_lacks(
+def test_a_store_away_for_an_hour_gets_what_it_lacks(
     bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.save(10)
@@ -234,7 +234,7 @@ def test_a_store_that_is_away_for_an_hour_is_said_once_and_gets_what_it_lacks(
     ],
     ids=["credentials", "quota", "slow", "busy"],
 )
-def test_whatever_the_store_says_training_goes_on_and_a_later_attempt_sends_it(
+def test_whatever_the_store_says_training_goes_on_and_later_attempt_sends_it(
     bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     faults.error = error
@@ -273,7 +273,7 @@ def test_credentials_are_read_anew_at_each_attempt(bench: Bench, faults: Faults)
     faults.error = None
 
 
-def test_a_run_that_ends_while_the_store_is_away_says_what_is_missing_and_where_it_is(
+def test_a_run_ending_without_its_store_says_what_is_missing_and_where(
     bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults.error = ConnectionError("away")
@@ -330,7 +330,7 @@ def test_the_best_is_copied_with_the_next_one_that_is_due(tmp_path: Path) -> Non
     assert {2, 4} <= set(bench.steps())
 
 
-def test_a_copy_whose_evaluation_is_open_is_kept_until_its_result_is_there(tmp_path: Path) -> None:
+def test_copy_whose_evaluation_is_open_is_kept_until_its_result_is_there(tmp_path: Path) -> None:
     bench = Bench(tmp_path, keep_last=1)
     kept = {1, 2}
     bench.mirror.keeps = lambda: kept
@@ -357,7 +357,7 @@ def test_the_best_that_is_known_after_the_last_save_is_copied(tmp_path: Path) ->
     assert {2, 3} <= set(bench.steps())
 
 
-def test_another_run_that_has_the_url_ends_the_copies_and_not_the_training(
+def test_another_run_that_has_url_ends_the_copies_and_not_the_training(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.save(10)
@@ -371,7 +371,7 @@ def test_another_run_that_has_the_url_ends_the_copies_and_not_the_training(
     assert caplog.text.count("belongs to process 7") == 1
 
 
-def test_a_checkpoint_that_was_changed_after_its_save_is_copied_as_it_is_now(bench: Bench, faults: Faults) -> None:
+def test_checkpoint_that_was_changed_after_save_is_copied_as_it_is_now(bench: Bench, faults: Faults) -> None:
     faults.error = ConnectionError("away")
     path = bench.save(10)
     until(lambda: len(faults.calls) > 0)
@@ -446,7 +446,7 @@ def test_the_speed_is_limited_on_average() -> None:
     assert clock.now() == pytest.approx(4.9)
 
 
-def test_an_upload_waits_for_a_save_and_no_longer_than_it_was_free_before() -> None:
+def test_upload_waits_for_save_and_no_longer_than_it_was_free_before() -> None:
     class Counting(TestClock):
         def wait(self, event: threading.Event, seconds: float | None) -> None:
             assert seconds is not None
@@ -547,7 +547,7 @@ CALLS = ["pipe_file", "open", "find", "rm_file", "ls", "info"]
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_run_ends_within_a_minute_though_a_call_of_the_store_hangs(
+def test_run_ends_within_a_minute_though_a_call_of_the_store_hangs(
     bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     monkeypatch.setattr(module_of_pace, "LOOK_S", 0.001)  # a second of the test's clock passes in 5 ms
@@ -599,7 +599,7 @@ def test_links_in_the_outbox_are_no_checkpoints(bench: Bench, tmp_path: Path) ->
 # -- a lease that is lost ----------------------------------------------------------------------------------------------
 
 
-def test_copies_of_a_step_have_the_number_of_their_lease_and_the_last_replaces_those_of_the_same_run(
+def test_copies_have_the_number_of_their_lease_and_the_last_stays(
     bench: Bench,
 ) -> None:
     bench.save(10)
@@ -610,9 +610,7 @@ def test_copies_of_a_step_have_the_number_of_their_lease_and_the_last_replaces_t
     assert bench.steps() == [10]
 
 
-def test_a_lease_that_is_lost_during_an_upload_and_taken_again_makes_the_copy_anew(
-    bench: Bench, faults: Faults
-) -> None:
+def test_lease_that_is_lost_during_upload_and_taken_again_makes_copy_anew(bench: Bench, faults: Faults) -> None:
     faults.hangs_at = "open"
     faults.answers.clear()
     bench.save(10)
@@ -623,7 +621,7 @@ def test_a_lease_that_is_lost_during_an_upload_and_taken_again_makes_the_copy_an
     assert [copy for copy, _ in RemoteStore(bench.url).found()] == [Copy(10, 5)]
 
 
-def test_a_run_that_lost_its_lease_replaces_no_file_of_the_run_that_has_the_url(
+def test_run_that_lost_lease_replaces_no_file_of_run_that_has_url(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.save(10)

@@ -47,9 +47,7 @@ def steps(url: str) -> list[int]:
     return sorted(one.step for one in store.manifests() if not list(store.problems(one)))
 
 
-def test_a_resume_in_an_empty_directory_ends_with_the_same_weights_best_model_and_journal(
-    tmp_path: Path, url: str
-) -> None:
+def test_resume_in_empty_directory_ends_with_same_weights_best_model_and_journal(tmp_path: Path, url: str) -> None:
     best = {
         "eval_dataset": make_trainer(tmp_path / "unused").train_dataset,
         "eval_strategy": "steps",
@@ -144,7 +142,7 @@ def test_a_key_in_the_url_of_output_dir_is_refused_and_masked() -> None:
     assert "secret-word" not in str(caught.value)
 
 
-def test_a_resume_behind_copies_of_the_run_is_a_run_of_its_own(tmp_path: Path, url: str) -> None:
+def test_resume_behind_copies_of_the_run_is_a_run_of_its_own(tmp_path: Path, url: str) -> None:
     trained(tmp_path / "first", url, max_steps=4)  # its last step is copied, however slow the store is
     trained(tmp_path / "first", url)
     trained(tmp_path / "second", url, f"{url}/checkpoint-4", max_steps=6)
@@ -168,7 +166,7 @@ def away(*args: Any, **kwargs: Any) -> None:
     raise ConnectionError("Could not connect to the endpoint URL")
 
 
-def test_a_store_that_is_away_does_not_make_a_run_start_from_the_first_step(
+def test_store_that_is_away_does_not_make_run_start_from_first_step(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained(tmp_path / "run", url, max_steps=4)
@@ -219,7 +217,7 @@ def test_an_s3_server_that_refuses_is_an_error_before_the_first_step(
             trained(tmp_path / "run", url)
 
 
-def test_a_fresh_run_at_the_url_of_an_earlier_one_says_so_deletes_or_refuses(
+def test_fresh_run_at_url_of_earlier_one_says_so_deletes_or_refuses(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     trained(tmp_path / "first", url, max_steps=4)
@@ -244,7 +242,7 @@ def test_a_run_of_another_process_at_the_url_is_refused(tmp_path: Path, url: str
     trained(tmp_path / "run", url)
 
 
-def test_a_run_that_is_ended_by_an_error_has_its_last_checkpoint_at_the_url(tmp_path: Path, url: str) -> None:
+def test_run_that_is_ended_by_error_has_its_last_checkpoint_at_url(tmp_path: Path, url: str) -> None:
     from trainwright import TrainerCallback
 
     class Fails(TrainerCallback):

@@ -16,7 +16,7 @@ from .._support.two_processes import run
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
-def test_two_processes_resume_from_copies_on_a_server_and_each_reads_its_own(
+def test_two_processes_resume_from_copies_on_server_and_each_reads_its_own(
     tmp_path: Path, servers: Callable[[str], dict[str, str]]
 ) -> None:
     with fresh_url("s3", servers) as url:

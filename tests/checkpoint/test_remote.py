@@ -114,9 +114,7 @@ def test_nothing_is_under_a_url_that_was_not_written(store_url: str) -> None:
     store.clean()
 
 
-def test_the_newest_is_that_of_the_run_that_wrote_last_then_that_of_the_highest_step(
-    store_url: str, tmp_path: Path
-) -> None:
+def test_the_newest_is_by_last_writer_then_by_step(store_url: str, tmp_path: Path) -> None:
     store = RemoteStore(store_url)
     uploaded(store, tmp_path, 9, run_id="old", written_at=1000.0)
     uploaded(store, tmp_path, 4, run_id="new", written_at=3000.0)
@@ -146,7 +144,7 @@ def calls_of(work: Callable[[RemoteStore], object], store_url: str) -> int:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_process_that_ends_at_any_call_of_an_upload_leaves_the_checkpoint_before_it(
+def test_process_that_ends_at_any_call_of_upload_leaves_checkpoint_before_it(
     store_url: str, tmp_path: Path, after: bool
 ) -> None:
     store = RemoteStore(store_url)
@@ -176,7 +174,7 @@ def test_a_process_that_ends_at_any_call_of_an_upload_leaves_the_checkpoint_befo
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_process_that_ends_at_any_call_of_a_deletion_leaves_a_whole_checkpoint_or_none(
+def test_process_that_ends_at_call_of_deletion_leaves_whole_checkpoint_or_none(
     store_url: str, tmp_path: Path, after: bool
 ) -> None:
     store = RemoteStore(store_url)
@@ -196,7 +194,7 @@ def test_a_process_that_ends_at_any_call_of_a_deletion_leaves_a_whole_checkpoint
 
 
 @pytest.mark.process
-def test_the_parts_of_an_upload_that_was_cut_off_are_removed_from_s3(
+def test_the_parts_of_upload_that_was_cut_off_are_removed_from_s3(
     servers: Callable[[str], dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store_client, "WRITE_BYTES", 5 << 20)  # the smallest part that S3 takes
@@ -318,7 +316,7 @@ def test_a_checkpoint_with_a_damaged_manifest_is_none(
     assert store.manifests() == []
 
 
-def test_a_file_that_is_not_as_the_manifest_lists_it_is_not_uploaded(store_url: str, tmp_path: Path) -> None:
+def test_file_that_is_not_as_the_manifest_lists_it_is_not_uploaded(store_url: str, tmp_path: Path) -> None:
     store = RemoteStore(store_url)
     manifest = written(tmp_path, 10)
     path = tmp_path / "checkpoint-10" / "model.safetensors"
@@ -442,7 +440,7 @@ PLANTED = [
 @pytest.mark.parametrize("kind", ["soft", "hard"])
 @pytest.mark.parametrize("form", ["file://", "", "local://"])
 @pytest.mark.parametrize(("name", "target"), PLANTED)
-def test_a_link_in_a_shared_directory_leads_to_no_write_and_no_deletion(
+def test_link_in_a_shared_directory_leads_to_no_write_and_no_deletion(
     name: str, target: str, form: str, kind: str, victim: Path, tmp_path: Path
 ) -> None:
     if kind == "hard" and (victim / target).is_dir():
@@ -491,7 +489,7 @@ HOSTILE_NAMES = ["../away", "/etc/away", "a/../../away", "a\\..\\away", "C:/away
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_a_mark_or_a_manifest_of_a_stranger_deletes_only_what_it_lists_in_its_directory(
+def test_mark_or_manifest_of_stranger_deletes_only_what_it_lists_in_directory(
     store_url: str, name: str, tmp_path: Path
 ) -> None:
     store = RemoteStore(store_url)
@@ -553,9 +551,7 @@ def test_glob_characters_in_a_url_are_letters(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_a_run_that_was_suspended_at_any_call_of_its_upload_changes_nothing_of_the_next_one(
-    store_url: str, tmp_path: Path, after: bool
-) -> None:
+def test_a_run_suspended_in_an_upload_changes_nothing_of_the_next(store_url: str, tmp_path: Path, after: bool) -> None:
     late = written(tmp_path / "late", 20, content=b"late")
     newer = written(tmp_path / "newer", 20, content=b"newer")
 
@@ -620,9 +616,7 @@ def test_the_layout_without_numbers_is_read_and_removed_by_its_manifest(store_ur
     assert store.find("checkpoint-10") == {}
 
 
-def test_a_checkpoint_of_another_trainer_stays_next_to_the_copy_of_the_same_step(
-    store_url: str, tmp_path: Path
-) -> None:
+def test_checkpoint_of_another_trainer_stays_next_to_copy_of_the_same_step(store_url: str, tmp_path: Path) -> None:
     store = RemoteStore(store_url)
     (tmp_path / "weights").write_bytes(b"of transformers")
     store.put(tmp_path / "weights", "checkpoint-10/model.safetensors")

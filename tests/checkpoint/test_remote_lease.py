@@ -302,7 +302,7 @@ def test_the_claim_is_written_again_while_it_is_held(store_url: str, monkeypatch
     assert leases(store) == []
 
 
-def test_what_a_killed_run_left_of_a_lease_that_it_wrote_is_removed(tmp_path: Path) -> None:
+def test_what_killed_run_left_of_a_lease_that_it_wrote_is_removed(tmp_path: Path) -> None:
     store = RemoteStore(tmp_path.as_uri())
     left = tmp_path / "..lease-1.json.77.abcd1234.partial"
     left.write_bytes(b"")
@@ -382,7 +382,7 @@ def test_a_planted_name_is_no_lease(store_url: str, name: str) -> None:
     lease.release()
 
 
-def test_no_run_waits_without_end_for_one_that_does_not_show_whether_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_run_waits_without_end_for_a_silent_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from trainwright.capabilities.lease import lease as leases_module
 
     class Unknown:

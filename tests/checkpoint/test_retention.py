@@ -217,7 +217,7 @@ def fast_disk() -> Iterator[None]:
 @pytest.mark.usefixtures("fast_disk")
 @settings(max_examples=500)
 @given(actions=ACTIONS, limit=st.integers(1, 3), every=st.none() | st.integers(2, 5), every_s=st.none() | st.just(250))
-def test_whatever_happens_only_what_this_run_wrote_is_deleted_and_the_newest_is_there(
+def test_whatever_happens_what_this_run_wrote_is_deleted_and_newest_is_there(
     actions: list[tuple[str, Any]], limit: int, every: int | None, every_s: float | None, tmp_path_factory: Any
 ) -> None:
     logging.getLogger("trainwright").setLevel(logging.ERROR)

@@ -35,7 +35,7 @@ def test_files_of_a_process_are_its_own(rank: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [[0], [0, 1], [4, 5, 6, 7]])
-def test_each_file_is_fetched_once_by_its_own_process_or_in_even_shares(ranks: list[int]) -> None:
+def test_each_file_is_fetched_once_by_own_process_or_in_even_shares(ranks: list[int]) -> None:
     draw = random.Random(len(ranks))
     for _ in range(50):
         whole = {name: {"size": draw.randint(0, 1000)} for name in WHOLE}

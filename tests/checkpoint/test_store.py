@@ -121,7 +121,7 @@ def dead_process() -> int:
 
 
 @pytest.mark.process
-def test_what_a_dead_process_left_is_removed_and_what_a_live_one_writes_stays(store: CheckpointStore) -> None:
+def test_what_dead_process_left_is_removed_and_what_live_one_writes_stays(store: CheckpointStore) -> None:
     here = socket.gethostname()
     dead = dead_process()
     alive = os.getppid()
@@ -344,7 +344,7 @@ def test_a_reader_in_the_middle_of_a_commit_puts_nothing_back(
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
-def test_what_may_not_be_read_is_named_and_an_older_one_is_taken(
+def test_what_may_not_be_read_is_named_and_older_one_is_taken(
     name: str, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Tests may run as root, whom no mode refuses, so that the refusal of the system is simulated."""

@@ -102,7 +102,7 @@ def test_a_file_that_was_altered_is_no_copy(store: RemoteStore, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_process_that_dies_between_two_calls_is_started_again_and_said_once(
+def test_process_that_dies_between_two_calls_is_started_again_and_said_once(
     store: RemoteStore, number: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.overwrite("one", b"1")
@@ -116,7 +116,7 @@ def test_a_process_that_dies_between_two_calls_is_started_again_and_said_once(
     assert f"ended with {number.name}" in caplog.text
 
 
-def test_a_process_that_dies_in_a_call_is_an_error_of_that_call(tmp_path: Path) -> None:
+def test_process_that_dies_in_a_call_is_an_error_of_that_call(tmp_path: Path) -> None:
     pace = Paused()
     store = RemoteStore((tmp_path / "store").as_uri(), is_apart=True, pace=pace)
     path, manifest = checkpoint(tmp_path)
@@ -141,7 +141,7 @@ def test_a_process_that_dies_in_a_call_is_an_error_of_that_call(tmp_path: Path) 
     store.close()
 
 
-def test_a_process_that_is_stopped_is_an_error_after_the_limit_and_is_ended(
+def test_process_that_is_stopped_is_error_after_the_limit_and_is_ended(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = process(store)
@@ -199,7 +199,7 @@ def test_the_copies_of_a_run_go_on_in_a_new_process(bench: ApartBench, caplog: p
     assert caplog.text.count("SIGKILL") == 1
 
 
-def test_a_run_whose_process_is_stopped_ends_within_a_minute_and_says_what_is_missing(
+def test_a_run_with_a_stopped_process_ends_within_a_minute(
     bench: ApartBench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock_module, "LOOK_S", 0.001)
@@ -247,7 +247,7 @@ store.put(Path(sys.argv[2]), "journal.jsonl")
 """
 
 
-def test_the_process_ends_with_a_run_that_is_killed_though_a_worker_has_its_pipe(tmp_path: Path) -> None:
+def test_process_ends_with_run_that_is_killed_though_worker_has_its_pipe(tmp_path: Path) -> None:
     out = tmp_path / "out"
     script = tmp_path / "script.py"
     script.write_text(PARENT)
@@ -262,7 +262,7 @@ def test_the_process_ends_with_a_run_that_is_killed_though_a_worker_has_its_pipe
                 one.kill()
 
 
-def test_the_end_of_a_run_does_not_wait_for_a_process_that_hangs_at_its_start(
+def test_end_of_run_does_not_wait_for_process_that_hangs_at_start(
     store: RemoteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_client, "MODULE", "tests.checkpoint.hangs_at_start")

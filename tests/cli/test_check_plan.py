@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.costly, pytest.mark.filterwarnings("default")]
 
 
 @pytest.mark.more
-def test_a_file_with_its_engine_is_planned_and_the_plan_is_in_the_json(tmp_path: Path) -> None:
+def test_file_with_its_engine_is_planned_and_plan_is_in_the_json(tmp_path: Path) -> None:
     config = small(tmp_path, SMALL + "  fsdp: shard_grad_op\n")
     report = json.loads(done("check", str(config), "--processes", "16", "--per-node", "8", "--json"))
     plan = report["plan"]
@@ -25,7 +25,7 @@ def test_a_file_with_its_engine_is_planned_and_the_plan_is_in_the_json(tmp_path:
     assert not dist.is_initialized()
 
 
-def test_the_engine_of_the_command_counts_and_words_for_it_that_are_none_end_with_2(tmp_path: Path) -> None:
+def test_the_engine_of_a_command_counts_and_wrong_words_end_with_2(tmp_path: Path) -> None:
     config = small(tmp_path, SMALL + "  fsdp: true\n")
     text = done("check", str(config), "--processes", "4", "--engine", "ddp", "--budget", "1TB")
     assert "plan of 4 processes on 1 node: DDP" in text

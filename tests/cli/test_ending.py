@@ -46,7 +46,7 @@ def end(process: forked.Process, number: signal.Signals) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_that_was_killed_and_stopped_goes_on_to_the_same_weights(
+def test_run_that_was_killed_and_stopped_goes_on_to_the_same_weights(
     number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     for name in ("whole", "broken"):

@@ -251,9 +251,7 @@ def test_standard_input_is_lines_of_text_or_of_json(runs: Callable[[str], Path])
     assert "Standard input is empty" in call("predict", run).output
 
 
-def test_lines_of_text_need_no_column_of_the_name_that_the_run_was_trained_with(
-    runs: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_lines_of_text_need_no_column_name_of_the_run(runs: Callable[[str], Path], tmp_path: Path) -> None:
     run = str(runs("text-classification"))
     (tmp_path / "new.txt").write_text("red one\nblue two\n")
     expected = done("predict", run, "--data", str(tmp_path / "new.txt"))

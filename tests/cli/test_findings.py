@@ -192,7 +192,7 @@ def test_check_lists_what_is_in_the_files_with_what_the_trainer_finds(tmp_path: 
     assert not {"label_forms", "repeated_header", "decimal_commas"} & {name for name, _ in report["not_done"]}
 
 
-def test_check_ends_with_1_where_rows_cannot_be_trained_and_train_refuses_them(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_trained_fail_check_and_train(tmp_path: Path) -> None:
     code, report = report_of(tmp_path, "refused")
     assert (code, report["worst"]) == (1, "error")
     assert [one["rows"] for one in report["findings"] if one["check"] == "repeated_header"] == [["table.csv:2"]]

@@ -94,7 +94,7 @@ def test_the_schema_takes_both_forms() -> None:
 
 
 @pytest.mark.costly
-def test_three_files_are_trained_on_by_their_shares_and_their_ledger_has_texts(
+def test_three_files_are_trained_by_shares_with_a_ledger_of_texts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources = "".join(

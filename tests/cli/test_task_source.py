@@ -89,7 +89,7 @@ def test_a_dataset_of_the_package_gives_the_same_as_a_file(tmp_path: Path) -> No
         material(tmp_path, train=None, dataset="saved", eval="tets")
 
 
-def test_where_the_hub_is_away_the_caches_of_the_package_are_asked_at_once(
+def test_where_hub_is_away_caches_of_the_package_are_asked_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     datasets = pytest.importorskip("datasets")

@@ -85,7 +85,7 @@ def original(name: str) -> Any:
     return next(getattr(home, name) for home in map(importlib.import_module, names) if hasattr(home, name))
 
 
-def test_the_logs_have_the_keys_of_the_original_and_a_checkpoint_its_files(tmp_path: Path) -> None:
+def test_the_logs_have_the_keys_of_the_original_and_checkpoint_its_files(tmp_path: Path) -> None:
     settings = {
         "max_steps": 4,
         "logging_steps": 2,

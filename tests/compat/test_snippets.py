@@ -227,7 +227,7 @@ def test_an_override_on_the_trainer_itself_is_called_with_what_it_takes(plain: A
     assert losses(trainer) == losses(plain)
 
 
-def test_a_loss_that_does_not_count_items_is_a_mean_over_the_window(tmp_path: Path) -> None:
+def test_loss_that_does_not_count_items_is_a_mean_over_the_window(tmp_path: Path) -> None:
     """A model that divides by the number of items is told none, so the micro-batches are averaged."""
     settings = {"max_steps": 2, "train_dataset": data.sequences(16), "save_strategy": "no", "learning_rate": 1e-3}
 

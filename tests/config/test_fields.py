@@ -36,7 +36,7 @@ def test_a_field_without_a_mandatory_fact_does_not_import(missing):
         setting(3, **{name: value for name, value in facts.items() if name != missing})
 
 
-def test_neither_does_a_number_without_limits_nor_a_plain_field_nor_an_unknown_fact():
+def test_neither_does_number_without_limits_nor_plain_field_nor_an_unknown_fact():
     facts = {"on_resume": HERE, "searchable": True}
     with pytest.raises(TypeError, match=r"Group\.patience is a number without limits"):
         group_of("int | None", setting(3, "Waits.", **facts))

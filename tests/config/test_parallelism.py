@@ -80,7 +80,7 @@ def test_the_launcher_says_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
         (ParallelismConfig(cp_size=2, tp_size=2), 4, ModelLayout(), 1, 4),  # taken apart by the user
     ],
 )
-def test_a_model_in_parts_counts_the_processes_of_a_sequence_among_its_shards(
+def test_model_in_parts_counts_the_processes_of_a_sequence_among_its_shards(
     config: Any, world: int, layout: ModelLayout, num_replicas: int, num_together: int
 ) -> None:
     plan = parallel(asking(world, config), layout)

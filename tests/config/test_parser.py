@@ -185,7 +185,7 @@ WORDS = {
 
 
 @pytest.mark.parametrize("line", WORDS)
-def test_a_word_that_people_use_is_answered_with_the_name_of_the_option(line: str, capsys: Any) -> None:
+def test_word_that_people_use_is_answered_with_the_name_of_the_option(line: str, capsys: Any) -> None:
     with pytest.raises((SystemExit, ArgumentError)) as refused:
         HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(line.split(), look_for_args_file=False)
     said = capsys.readouterr().err or str(refused.value)

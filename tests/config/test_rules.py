@@ -783,7 +783,7 @@ def test_an_error_saves_with_every_optimizer_that_steps_between_two_backward_pas
     assert (advice.saving_on_exception(args) is not None) == steps_in_backward(args)
 
 
-def test_a_library_may_use_the_name_of_one_of_our_fields_for_something_else():
+def test_library_may_use_name_of_one_of_our_fields_for_something_else():
     @dataclasses.dataclass
     class Theirs(TrainingArguments):  # as TRL's SFTConfig does
         packing: bool = False

@@ -37,7 +37,7 @@ TYPED = (
 )
 
 
-def test_every_word_leads_to_an_existing_name_and_is_not_a_name_itself() -> None:
+def test_every_word_leads_to_an_existing_name_and_is_not_name_itself() -> None:
     arguments = {*SETTINGS, *OLD_NAMES}
     parameters = inspect.signature(Trainer).parameters
     values = {member.value for kind in (OptimizerNames, SchedulerType, SaveStrategy) for member in kind}
@@ -79,7 +79,7 @@ def test_a_word_is_understood_in_a_script_a_file_and_a_command(word: str, tmp_pa
         ("compute_metric", "Did you mean compute_metrics?"),
     ],
 )
-def test_an_unknown_keyword_of_trainer_is_a_type_error_that_names_the_parameter(keyword: str, said: str) -> None:
+def test_an_unknown_keyword_of_trainer_is_type_error_that_names_the_parameter(keyword: str, said: str) -> None:
     with pytest.raises(TypeError) as caught:
         Trainer(**{keyword: None})
     assert str(caught.value).startswith(f"{keyword} is not an argument of Trainer.")

@@ -149,9 +149,7 @@ STAYING: tuple[Row, ...] = (
     Row(
         original="SIGTERM ends without a save",
         ours="the last finished step is saved; exit code 143",
-        shown_by=(
-            "signals/test_signals.py::test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_happened"
-        ),
+        shown_by=("signals/test_signals.py::test_the_last_finished_step_is_saved_and_the_resume_is_exact"),
     ),
     Row(
         original="a resumed stream is read again",

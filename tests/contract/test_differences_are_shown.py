@@ -18,7 +18,7 @@ PAGE = TESTS.parent / "docs" / "migrate.md"
 # The beginning of a row that `reproduce` restores -> a test, or an effect, that shows what is written of ours.
 SHOWN = {
     "BERT, RoBERTa, T5": (
-        "window/test_equal_to_the_full_batch.py::test_by_default_a_head_that_ignores_the_count_trains_on_the_mean_of_the_window"
+        "window/test_equal_to_the_full_batch.py::test_by_default_head_that_ignores_count_trains_on_mean_of_the_window"
     ),
     "an overridden `compute_loss`, a": "laws/test_loss_laws.py::test_a_step_is_the_batch_of_all_its_micro_batches",
     "a `compute_loss_func` counts": "laws/test_loss_laws.py::test_a_loss_function_without_a_count_is_a_mean",
@@ -41,7 +41,7 @@ SHOWN = {
     "`sortish_sampler=True`": "effects/generation_fields.py::samples_of_similar_length_are_trained_together",
     "**Accumulation in plain modules**": "effects/our_fields.py::a_micro_batch_with_fewer_labels_counts_less",
     "the column of `length_column_name`": "effects/data_fields.py::the_length_is_in_this_column",
-    "if a stream ends": "parity/test_stream_tail.py::test_ours_trains_on_a_stream_as_on_the_same_data_with_a_length",
+    "if a stream ends": "parity/test_stream_tail.py::test_ours_trains_on_stream_as_on_the_same_data_with_a_length",
     "`dataloader_drop_last` drops": "evaluation/test_eval_loop.py::test_drop_last_drops_nothing_of_a_prediction",
     "with `predict_with_generate` and no length": (
         "evaluation/test_generation_batches.py::test_without_a_length_twenty_tokens_are_written"

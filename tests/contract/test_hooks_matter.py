@@ -725,7 +725,7 @@ def test_load_callback_state_is_asked_on_resume(tmp_path: Path) -> None:
 # -- callbacks --------------------------------------------------------------------------------------------------------
 
 
-def test_a_control_that_a_callback_returns_takes_the_place_of_the_current_one(tmp_path: Path) -> None:
+def test_control_that_a_callback_returns_takes_the_place_of_the_current_one(tmp_path: Path) -> None:
     class Stops(trainwright.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
             new = copy.copy(control)

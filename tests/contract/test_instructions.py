@@ -66,7 +66,7 @@ def test_a_step_takes_no_more_instructions_than_its_row_allows(
 
 @pytest.mark.slow  # imports and a dozen first steps under valgrind: minutes
 @pytest.mark.timeout(900)
-def test_the_first_step_of_a_run_takes_no_more_instructions_than_its_limit(benchmark: Any) -> None:
+def test_the_first_step_of_run_takes_no_more_instructions_than_its_limit(benchmark: Any) -> None:
     if not benchmark.instructions.can_count():
         pytest.skip("valgrind counts them, on x86-64 Linux")
     start = importlib.import_module("start")

@@ -38,7 +38,7 @@ def test_it_may_be_assigned_before_the_constructor(cls: Any, name: str, tmp_path
     assert getattr(trainer, name) is value
 
 
-def test_all_may_be_assigned_before_the_constructor_in_any_order_and_it_takes_over(tmp_path: Path) -> None:
+def test_may_be_assigned_before_constructor_in_any_order_and_it_takes_over(tmp_path: Path) -> None:
     for names in (PUBLISHED, PUBLISHED[::-1]):
         names = sorted(names, key=lambda name: name != "_engine")  # the accelerator is the engine's
         made = make_trainer(tmp_path)

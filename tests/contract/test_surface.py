@@ -274,7 +274,7 @@ def test_importing_the_trainer_does_not_load_transformers_or_accelerate(loaded: 
 
 
 @pytest.mark.process
-def test_training_a_plain_module_with_a_collator_of_its_own_does_not_load_transformers(loaded: list[set[str]]) -> None:
+def test_training_plain_module_with_collator_of_its_own_does_not_load_transformers(loaded: list[set[str]]) -> None:
     """Nor does an evaluation, a checkpoint or a resume."""
     assert "accelerate" in loaded[2]
     assert not loaded[2] & {"transformers", "torchao", "scipy", "datasets"}

@@ -366,7 +366,7 @@ def test_columns_that_a_trainer_and_its_collator_name_are_kept(is_hf: bool, tmp_
 
 
 @pytest.mark.parametrize("is_hf", [True, False])
-def test_a_named_column_that_the_data_lacks_is_an_error_before_step_1(is_hf: bool, tmp_path: Path) -> None:
+def test_named_column_that_the_data_lacks_is_an_error_before_step_1(is_hf: bool, tmp_path: Path) -> None:
     rows = data.hf_dataset(doubles.samples(8)) if is_hf else doubles.samples(8)
     wrong = type("Wrong", (Trainer,), {"columns": ("x", "label")})
     trainer = doubles.trainer(tmp_path, wrong, train_dataset=rows)

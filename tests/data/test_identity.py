@@ -227,7 +227,7 @@ def test_a_name_alone_is_not_trusted_in_a_source_of_another_length(both: tuple[R
         assert (name in found.unmatched) != is_same_size
 
 
-def test_a_name_alone_is_not_trusted_where_another_row_of_its_source_was_lost() -> None:
+def test_name_alone_is_not_trusted_where_another_row_of_source_was_lost() -> None:
     recorded = kept(state({"a": ["x", "y"], "b": ["z"]}))
     x, y, z = recorded
     recorded[y] = recorded[z] = Seen(None, 2)
@@ -237,7 +237,7 @@ def test_a_name_alone_is_not_trusted_where_another_row_of_its_source_was_lost() 
     assert found.numbers == {x: [1], z: [2]}
 
 
-def test_of_rows_with_the_same_content_each_is_taken_once_and_one_that_is_still_there_stays() -> None:
+def test_equal_rows_are_followed_once_each_and_one_that_is_there_stays() -> None:
     recorded = kept(state({"a": ["x", "same", "same", "y"]}))
     found = follow(recorded, state({"b": ["same"], "a": ["new", "x", "same", "same"]}))
     assert [found.numbers[name] for name in list(recorded)[:3]] == [[2], [4], [3]]
@@ -279,7 +279,7 @@ def test_the_lines_that_were_removed_from_a_file_move_no_name() -> None:
     }
 
 
-def test_the_parts_of_a_row_that_was_cut_are_found_singly_and_together() -> None:
+def test_the_parts_of_row_that_was_cut_are_found_singly_and_together() -> None:
     texts = [f"review {line}" for line in range(5)]
     then = lines(texts, cut_into=3)
     assert then.find("reviews.csv:3#2") == [5]

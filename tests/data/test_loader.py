@@ -365,7 +365,7 @@ next(batches)
 
 
 @pytest.mark.process
-def test_a_process_whose_workers_are_killed_at_its_end_ends_without_an_error() -> None:
+def test_process_whose_workers_are_killed_at_its_end_ends_without_an_error() -> None:
     """The handler that torch has for ended workers raises: the other workers would not be killed but waited for."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     done = subprocess.run([sys.executable, "-c", STUCK], env=environment, capture_output=True, text=True, timeout=100)

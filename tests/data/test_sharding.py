@@ -64,9 +64,7 @@ def test_the_tail_that_is_dropped_is_accelerates(size: int, batch_size: int, num
 
 
 @given(SIZES, BATCHES, PROCESSES)
-def test_a_tail_that_is_not_evened_is_accelerates_but_for_those_that_stand_in(
-    size: int, batch_size: int, num: int
-) -> None:
+def test_a_tail_that_is_not_evened_is_that_of_accelerate(size: int, batch_size: int, num: int) -> None:
     for rank, batches in enumerate(of_all(size, batch_size, num, even=False)):
         expected = original(size, batch_size, num, rank, even_batches=False)
         part = batches.last_part()

@@ -84,7 +84,7 @@ def test_every_look_ahead_but_the_last_gives_all_processes_full_batches(kind: st
 
 
 @pytest.mark.parametrize("settings", [PACKING, BUDGET], ids=["packing", "budget"])
-def test_no_more_is_read_of_a_stream_without_end_than_a_look_ahead(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_no_more_is_read_of_stream_without_end_than_a_look_ahead(settings: dict[str, Any], tmp_path: Path) -> None:
     stream = Endless()
     trainer = make_trainer(
         tmp_path,
@@ -100,7 +100,7 @@ def test_no_more_is_read_of_a_stream_without_end_than_a_look_ahead(settings: dic
     assert result.metrics["train_samples_per_second"] > 5 * 4 / result.metrics["train_runtime"]  # rows hold several
 
 
-def test_a_stream_that_can_be_read_once_loses_no_item_to_the_proof(tmp_path: Path) -> None:
+def test_stream_that_can_be_read_once_loses_no_item_to_the_proof(tmp_path: Path) -> None:
     """The model is proved to keep samples apart before step 1, and no item of the stream is used up for that."""
     stream = Endless(300)
     trainer = make_trainer(

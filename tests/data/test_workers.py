@@ -86,7 +86,7 @@ def test_an_evaluation_names_it_too(tmp_path: Path) -> None:
     assert "in hangs" in "\n".join(raised.value.__notes__)
 
 
-def test_a_worker_that_is_killed_is_named_and_the_last_step_is_saved(tmp_path: Path) -> None:
+def test_worker_that_is_killed_is_named_and_the_last_step_is_saved(tmp_path: Path) -> None:
     whole = in_order(tmp_path / "whole", int, 0)
     whole.train()
     trainer = in_order(tmp_path, is_killed, 17, save_on_exception=True)
@@ -189,7 +189,7 @@ class PersistentLoader(Trainer):
 
 
 @pytest.mark.parametrize("step", [7, 9])  # the end of an epoch, and the middle of the next one
-def test_a_resume_with_workers_that_persist_in_a_dataloader_of_the_user_is_exact(step: int, tmp_path: Path) -> None:
+def test_resume_with_workers_that_persist_in_dataloader_of_the_user_is_exact(step: int, tmp_path: Path) -> None:
     def trained(folder: str, *callbacks: Any, resume: bool = False) -> Any:
         trainer = make_trainer(tmp_path / folder, cls=PersistentLoader, callbacks=list(callbacks), num_train_epochs=3)
         trainer.train(resume_from_checkpoint=resume)

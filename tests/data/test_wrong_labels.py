@@ -24,7 +24,7 @@ def the_run_of_the_picture() -> Any:
 
 
 @pytest.mark.costly
-def test_of_a_twentieth_of_labels_that_are_changed_four_fifths_have_the_largest_losses(
+def test_of_twentieth_of_labels_that_are_changed_four_fifths_have_largest_losses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 1,797 digits 89 are changed; 0.90 to 0.94 of them were found with four seeds."""

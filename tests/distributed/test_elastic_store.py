@@ -36,7 +36,7 @@ def test_every_start_has_a_prefix_of_its_own_whoever_comes_first() -> None:
     assert len(set.union(*prefixes)) == 4
 
 
-def test_a_process_that_died_while_it_waited_is_not_taken_for_the_new_one() -> None:
+def test_process_that_died_while_it_waited_is_not_taken_for_new_one() -> None:
     store = HashStore()
     store.set("trainwright/word/1", "of the dead")
     main = ThreadPoolExecutor(1).submit(fresh_prefix, store, rank=0, world_size=2, timeout=SOON)

@@ -76,7 +76,7 @@ def signalled(process: Process) -> None:
 @pytest.mark.parametrize(
     ("case", "step"), [("signal in a step", 6), pytest.param("signal in an evaluation", 6, marks=slow)]
 )
-def test_a_signal_to_one_process_saves_once_and_ends_both_and_a_resume_is_exact(
+def test_a_signal_to_one_process_saves_once_and_ends_both(
     case: str, step: int, uninterrupted: bytes, tmp_path: Path
 ) -> None:
     cut = tmp_path

@@ -62,7 +62,7 @@ def test_where_one_process_is_short_of_memory_all_write_at_once(done: Done) -> N
 
 
 @pytest.mark.process
-def test_a_part_that_cannot_be_written_is_an_error_in_all_and_leaves_nothing(done: Done, folder: Path) -> None:
+def test_part_that_cannot_be_written_is_error_in_all_and_leaves_nothing(done: Done, folder: Path) -> None:
     for told in done.told:
         assert "CheckpointWriteError" in told["stopped"]
         assert "No space left on device" in told["stopped"]

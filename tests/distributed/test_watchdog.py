@@ -101,7 +101,7 @@ def can_be_cloned() -> bool:
     return True
 
 
-def test_a_store_that_cannot_be_cloned_is_told_once_and_this_process_is_watched_alone(
+def test_a_store_that_cannot_be_cloned_leaves_a_watch_of_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watching._tell_of_no_store.cache_clear()

@@ -133,7 +133,7 @@ def test_arguments_start_no_process_group_by_themselves(started):
     assert started == []
 
 
-def test_the_process_group_that_arguments_start_is_the_one_that_they_ask_for(started, monkeypatch):
+def test_process_group_that_arguments_start_is_the_one_that_they_ask_for(started, monkeypatch):
     monkeypatch.setattr("accelerate.PartialState", lambda *, cpu: "accelerate's")
     args = TrainingArguments(use_cpu=True, ddp_backend="gloo", ddp_timeout=77)
     with args.main_process_first():
@@ -163,7 +163,7 @@ def test_the_main_process_goes_first(tmp_path):
     assert (tmp_path / "order").read_text() == "01"
 
 
-def test_tasks_of_slurm_are_one_run_where_they_are_told_where_to_meet():
+def test_tasks_of_slurm_with_a_meeting_place_are_one_run():
     tasks = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_NUM_NODES": "2"}
     meeting = {"MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
     assert World.detect(use_cpu=True, environ=tasks).world_size == 1
@@ -174,7 +174,7 @@ def test_tasks_of_slurm_are_one_run_where_they_are_told_where_to_meet():
     assert World.detect(use_cpu=True, environ=tasks | meeting | by_torchrun).world_size == 2
 
 
-def test_what_is_written_for_torch_does_not_contradict_a_launcher_that_says_less():
+def test_what_is_written_for_torch_does_not_contradict_launcher_that_says_less():
     """Not how many processes a node has: the guess, one, would be wrong for the second."""
     environ = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
     world = World.detect(environ=environ)
@@ -182,7 +182,7 @@ def test_what_is_written_for_torch_does_not_contradict_a_launcher_that_says_less
     assert World.detect(environ={"LOCAL_RANK": "0"}).variables()["LOCAL_WORLD_SIZE"] == "1"
 
 
-def test_a_run_that_was_meant_for_a_tpu_does_not_train_on_the_cpu(monkeypatch):
+def test_run_that_was_meant_for_tpu_does_not_train_on_the_cpu(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
     assert World.detect(use_cpu=True).device.type == "cpu"
     if torch.accelerator.is_available():

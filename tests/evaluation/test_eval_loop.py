@@ -437,7 +437,7 @@ def test_another_precision_is_undone_after_an_error(tmp_path: Path) -> None:
 # -- overrides -------------------------------------------------------------------------------------------------------
 
 
-def test_a_loss_that_is_not_finite_is_left_out_of_the_mean_where_asked_for(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_left_out_where_asked(tmp_path: Path) -> None:
     items = data.vectors(NUM)
     items[5] = {**items[5], "x": torch.full_like(items[5]["x"], float("nan"))}
     loss = make_trainer(tmp_path, per_device_eval_batch_size=1).evaluate(items)["eval_loss"]

@@ -195,7 +195,7 @@ def test_a_model_that_cannot_generate_is_reported_and_trains(tmp_path: Path, cap
         built.predict(items)
 
 
-def test_a_missing_padding_token_is_reported_and_an_error_when_rows_are_padded(
+def test_missing_padding_token_is_reported_and_an_error_when_rows_are_padded(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = models.t5()

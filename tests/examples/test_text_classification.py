@@ -194,7 +194,7 @@ def test_run_again_after_the_end_it_trains_nothing_and_harms_nothing(finished: t
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_overwrite_output_dir_starts_afresh_and_the_old_run_does_not_come_back(
+def test_overwrite_output_dir_starts_afresh_and_old_run_does_not_come_back(
     finished: tuple[Path, str], inputs: Paths, tmp_path: Path
 ) -> None:
     output_dir = Path(shutil.copytree(finished[0], tmp_path / "run"))

@@ -28,7 +28,7 @@ def trained_and_evaluated(folder: Path) -> Any:
     )
 
 
-def test_a_card_tells_settings_results_and_versions_and_its_metadata_are_read_back(tmp_path: Path) -> None:
+def test_card_tells_settings_results_and_versions_and_its_metadata_are_read_back(tmp_path: Path) -> None:
     trainer = trained_and_evaluated(tmp_path / "my-model")
     trainer.create_model_card(
         language="en",

@@ -200,7 +200,7 @@ def _arrived(side: Side, hub: Hub, folder: Path, strategy: str, save_strategy: s
     return {"messages": repo.messages, "added": repo.added, "answer": answer.repo_url.repo_id}
 
 
-def test_what_is_saved_while_an_upload_is_under_way_waits_for_the_end(hub: Hub, tmp_path: Path) -> None:
+def test_what_is_saved_while_upload_is_under_way_waits_for_the_end(hub: Hub, tmp_path: Path) -> None:
     hub.fault = gate = Gate()
     seen = Beside(end=gate.is_open.set)
     train(pushing(tmp_path / "run", max_steps=8, callbacks=[seen], hub_strategy="checkpoint", save_async=False))
@@ -211,7 +211,7 @@ def test_what_is_saved_while_an_upload_is_under_way_waits_for_the_end(hub: Hub, 
     assert below(hub.only().branches["main"], "last-checkpoint") == whole(tmp_path / "run" / "checkpoint-8")
 
 
-def test_of_all_checkpoints_none_is_lost_to_an_upload_that_is_slow_or_to_rotation(hub: Hub, tmp_path: Path) -> None:
+def test_a_slow_upload_or_rotation_loses_no_checkpoint(hub: Hub, tmp_path: Path) -> None:
     hub.fault = gate = Gate()
     kept: dict[int, dict[str, bytes]] = {}
 
@@ -239,7 +239,7 @@ def test_with_hub_always_push_each_save_has_its_commit(hub: Hub, tmp_path: Path)
 
 @pytest.mark.parametrize("status", [500, 429, 503, DROP])
 @pytest.mark.parametrize("what", ["preupload", "/large/", "/commit/"])
-def test_a_service_that_fails_for_a_while_holds_nothing_up_and_gets_everything(
+def test_service_that_fails_for_a_while_holds_nothing_up_and_gets_everything(
     status: int, what: str, hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It fails as long as the training lasts: each try of each upload."""
@@ -265,7 +265,7 @@ def test_a_service_that_fails_for_a_while_holds_nothing_up_and_gets_everything(
     assert {entry["path"] for entry in pushes if "commit" in entry} == {"", "checkpoint-2", "checkpoint-4"}
 
 
-def test_what_the_hub_did_not_take_is_listed_and_sent_by_the_next_training(
+def test_what_hub_did_not_take_is_listed_and_sent_by_next_training(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub.fault = Fault(500, commits)
@@ -334,7 +334,7 @@ def test_an_invalid_token_is_refused_before_training(hub: Hub, tmp_path: Path) -
         pushing(tmp_path / "run", hub_token="hf_wrong")
 
 
-def test_the_login_of_the_machine_will_do_and_no_token_is_written_anywhere(
+def test_login_of_the_machine_will_do_and_no_token_is_written_anywhere(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -383,7 +383,7 @@ def test_push_to_hub_needs_no_setting_and_can_be_left_to_itself(hub: Hub, tmp_pa
     assert trainer.push_to_hub(token=TOKEN).commit_url.startswith(f"{hub.url}/me/run/commit/")
 
 
-def test_a_push_of_the_users_that_fails_is_an_error_and_one_within_a_training_is_not(
+def test_a_failed_push_is_an_error_outside_of_training_alone(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = pushing(tmp_path / "run", hub_strategy="end", save_strategy="no")
@@ -460,7 +460,7 @@ def test_the_command_line_says_in_one_line_why_nothing_can_be_sent(
 
 
 @pytest.mark.parametrize("is_offline", [False, True])
-def test_a_model_that_cannot_be_asked_of_the_hub_is_named_after_one_request(
+def test_model_that_cannot_be_asked_of_hub_is_named_after_one_request(
     is_offline: bool, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.fault = lambda method, path: DROP

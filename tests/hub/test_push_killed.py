@@ -91,7 +91,7 @@ def test_what_a_killed_training_had_not_uploaded_comes_with_the_next(
 
 
 @pytest.mark.slow
-def test_the_end_of_a_script_waits_for_an_upload_that_is_left_to_itself(other: Hub, tmp_path: Path) -> None:
+def test_the_end_of_script_waits_for_upload_that_is_left_to_itself(other: Hub, tmp_path: Path) -> None:
     script = f"""
 import sys
 sys.path.insert(0, {str(VICTIM.parent)!r})

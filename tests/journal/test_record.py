@@ -33,12 +33,12 @@ def test_a_resume_supersedes_what_the_dead_run_logged_after_its_step() -> None:
     assert stopped_early.series("loss") == ([2], [2.0])
 
 
-def test_there_is_one_value_for_each_name_and_step_and_the_later_one_wins() -> None:
+def test_there_is_one_value_for_name_and_step_and_later_one_wins() -> None:
     twice = of_run(log(2, 1.0), log(2, 3.0), {"kind": "evaluation", "step": 2, "values": {"eval_loss": 5.0}})
     assert twice.logs() == [(2, {"loss": 3.0, "eval_loss": 5.0})]
 
 
-def test_half_a_line_of_a_killed_process_is_left_out_and_spoils_nothing(tmp_path: Path) -> None:
+def test_half_line_of_a_killed_process_is_left_out_and_spoils_nothing(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path, "a")
     journal.write("start", step=0)
     with open(journal.path, "a") as file:
@@ -93,7 +93,7 @@ def test_a_training_writes_what_it_is_and_what_happens(tmp_path: Path) -> None:
     assert journal.logs() == sorted(history.items())
 
 
-def test_a_resumed_run_continues_the_journal_with_the_values_of_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_resumed_run_continues_the_journal_with_the_values_of_an_uninterrupted_one(tmp_path: Path) -> None:
     settings = {"max_steps": 9, "save_strategy": "steps", "save_steps": 4}
     train(make_trainer(tmp_path / "whole", **settings))
 
@@ -115,7 +115,7 @@ def test_a_resumed_run_continues_the_journal_with_the_values_of_an_uninterrupted
     assert len((tmp_path / "cut" / record.JOURNAL_NAME).read_text().splitlines()) > len(cut.entries)
 
 
-def test_what_the_package_warns_of_in_a_run_is_written_down_with_its_step(tmp_path: Path) -> None:
+def test_what_package_warns_of_in_run_is_written_down_with_its_step(tmp_path: Path) -> None:
     import logging
 
     class Warns(TrainerCallback):
@@ -169,7 +169,7 @@ class FailsAt(TrainerCallback):
             raise RuntimeError("as planned")
 
 
-def test_a_run_that_fails_before_its_first_log_or_save_leaves_nothing_in_its_directory(tmp_path: Path) -> None:
+def test_run_that_fails_before_first_log_or_save_leaves_nothing_in_directory(tmp_path: Path) -> None:
     """Scripts that look for an empty directory begin again there."""
     fails = FailsAt(2)
     trainer = make_trainer(tmp_path / "run", callbacks=[fails], logging_steps=3, save_strategy="steps")

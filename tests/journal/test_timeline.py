@@ -85,7 +85,7 @@ PHASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_sleep_is_attributed_to_its_phase_and_all_phases_sum_to_the_wall_time(
+def test_sleep_is_attributed_to_phase_and_all_phases_sum_to_wall_time(
     phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainwright.state.progress.perf_counter", lambda: Time.now)
@@ -124,7 +124,7 @@ def test_nested_phases_go_back_to_the_one_before(monkeypatch: pytest.MonkeyPatch
         ({"saving": 50.0, "forward": 50.0}, "saving: save less often: save_steps"),
     ],
 )
-def test_the_line_at_the_end_says_where_it_went_and_what_to_change(seconds: dict[str, float], said: str) -> None:
+def test_line_at_the_end_says_where_it_went_and_what_to_change(seconds: dict[str, float], said: str) -> None:
     text = "\n".join(time_breakdown(TrainingArguments(eval_strategy="epoch"), seconds))
     assert text.startswith("time      100.0 s: ")
     assert said in text

@@ -92,7 +92,7 @@ def names(folder: Path) -> set[str]:
 
 
 @pytest.mark.process
-def test_a_run_with_a_child_process_has_the_numbers_and_the_choice_of_a_blocking_one(
+def test_run_with_child_process_has_numbers_and_the_choice_of_blocking_one(
     tmp_path: Path, others: list[psutil.Process]
 ) -> None:
     """A collator that draws, two sets, an average of the weights: bit by bit, with the step of each in the journal."""
@@ -192,7 +192,7 @@ def test_a_process_that_cannot_be_started_is_a_problem_that_is_named(tmp_path: P
 @pytest.mark.slow  # a new interpreter for each process
 @pytest.mark.process
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_a_process_that_is_killed_is_told_and_its_evaluation_is_made_again(
+def test_process_that_is_killed_is_told_and_its_evaluation_is_made_again(
     deaths: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "run").write_text(str(os.getpid()))
@@ -228,7 +228,7 @@ def test_an_error_of_an_evaluation_ends_the_run_with_its_traceback(
     assert not children(others)
 
 
-def test_a_part_that_cannot_be_handed_over_is_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_part_that_cannot_be_handed_over_is_refused_before_the_first_step(tmp_path: Path) -> None:
     trainer, heard = make(tmp_path, eval_async=True)
     trainer.compute_metrics = GatedErrors(tmp_path)
     trainer.compute_metrics.lock = threading.Lock()
@@ -521,7 +521,7 @@ ZERO = ["zero 1", "zero 2", "zero 3"]
 @pytest.mark.slow  # new interpreters
 @pytest.mark.process
 @pytest.mark.timeout(300)
-def test_a_run_that_is_killed_leaves_no_process_and_its_resume_makes_the_evaluation_up(tmp_path: Path) -> None:
+def test_run_that_is_killed_leaves_no_process_and_resume_makes_evaluation_up(tmp_path: Path) -> None:
     """Its child hangs in the first evaluation, so that it is open in every checkpoint."""
     plain, _ = blocking(tmp_path / "plain")
     victim = launch(SCRIPT, str(tmp_path), "hang", folder=tmp_path, launcher=())
@@ -596,7 +596,7 @@ def test_a_schedule_of_ones_own_that_follows_a_metric_is_refused(held: Held, tmp
 
 
 @pytest.mark.parametrize("settings", [{}, {"eval_async": True, "eval_strategy": "no"}], ids=["off", "no evaluation"])
-def test_a_run_without_it_has_the_table_of_extensions_that_it_had_before(
+def test_run_without_it_has_the_table_of_extensions_that_it_had_before(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     tables: dict[str, tuple[Any, ...]] = {}
@@ -807,7 +807,7 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["ends at once", "half a line"])
-def test_the_end_of_a_process_that_starts_is_seen_although_its_child_holds_its_pipes(kind: str, tmp_path: Path) -> None:
+def test_end_of_process_that_starts_is_seen_although_child_holds_its_pipes(kind: str, tmp_path: Path) -> None:
     process = holder(tmp_path, kind)
     process.start()
     try:
@@ -819,7 +819,7 @@ def test_the_end_of_a_process_that_starts_is_seen_although_its_child_holds_its_p
 
 
 @pytest.mark.process
-def test_the_end_of_a_process_that_evaluates_is_seen_although_its_child_holds_its_pipes(tmp_path: Path) -> None:
+def test_end_of_process_that_evaluates_is_seen_although_child_holds_its_pipes(tmp_path: Path) -> None:
     process = holder(tmp_path, "dies")
     process.start()
     try:
@@ -976,7 +976,7 @@ def test_workers_of_the_dataloader_evaluate_too(settings: dict[str, Any], tmp_pa
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_a_signal_ends_the_run_and_the_process_in_each_of_its_phases(
+def test_signal_ends_the_run_and_the_process_in_each_of_its_phases(
     mode: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     with victim(tmp_path, mode) as one:
@@ -993,7 +993,7 @@ def test_a_signal_ends_the_run_and_the_process_in_each_of_its_phases(
 @pytest.mark.slow  # new interpreters
 @pytest.mark.process
 @pytest.mark.timeout(200)
-def test_copies_of_a_run_that_was_killed_with_its_process_are_swept_by_the_next(tmp_path: Path) -> None:
+def test_copies_of_run_that_was_killed_with_process_are_swept_by_next(tmp_path: Path) -> None:
     with victim(tmp_path, "never evaluates") as one:
         until(lambda: (tmp_path / "child").exists() or one.poll() is not None, 120)
         one.look()  # type: ignore[attr-defined]

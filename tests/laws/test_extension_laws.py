@@ -449,7 +449,7 @@ def test_an_event_that_returns_nothing_is_an_error(event: str, wanted: str, tmp_
         trainer.train()
 
 
-def test_a_state_that_no_checkpoint_can_have_is_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_state_that_no_checkpoint_can_have_is_refused_before_the_first_step(tmp_path: Path) -> None:
     class Odd(Diary):
         def state_dict(self) -> dict[str, Any]:
             return {"path": Path()}

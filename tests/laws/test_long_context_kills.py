@@ -75,7 +75,7 @@ def killed_in_a_save(kind: str, folder: Path, draw: random.Random) -> None:
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[needs("deepspeed")] if "zero" in kind else []) for kind in KILLED]
 )
-def test_a_run_of_which_all_processes_are_killed_is_resumed_to_the_bit(
+def test_run_of_which_all_processes_are_killed_is_resumed_to_the_bit(
     kind: str, uninterrupted: Callable[[str], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     draw = random.Random(kind)

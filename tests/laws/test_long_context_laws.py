@@ -175,7 +175,7 @@ def more(more_of: Callable[[int], Done]) -> Done:
 
 @pytest.mark.slow  # a launch of its own
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=needed_by(kind)) for kind in KINDS if kind != "ep"])
-def test_a_run_that_is_cut_off_and_resumed_is_the_same_to_the_bit(kind: str, more_of: Callable[[int], Done]) -> None:
+def test_run_that_is_cut_off_and_resumed_is_same_to_the_bit(kind: str, more_of: Callable[[int], Done]) -> None:
     for told in more_of(KINDS[kind].processes).told:
         assert told[f"{kind}: resumed"]["weights"] == told[f"{kind}: whole"]["weights"]
         assert told[f"{kind}: resumed"]["logits"] == told[f"{kind}: whole"]["logits"]

@@ -224,9 +224,7 @@ def test_a_call_before_training_changes_nothing(
 
 
 @pytest.mark.smoke
-def test_a_step_that_is_left_keeps_what_its_forward_pass_wrote_and_nothing_else(
-    backend: Backend, tmp_path: Path
-) -> None:
+def test_step_that_is_left_keeps_what_forward_pass_wrote_and_nothing_else(backend: Backend, tmp_path: Path) -> None:
     trainer = trainer_of("running statistics", tmp_path)
     weights = {name: value.clone() for name, value in trainer.model.named_parameters()}
     leave_after_a_pass(trainer)

@@ -136,7 +136,7 @@ def test_callbacks_and_calls_get_the_objects_that_were_passed(kind: str, setting
     assert looks.found == {(id(own), id(collate))}
 
 
-def test_columns_that_the_model_does_not_take_leave_a_dataset_of_the_same_class(tmp_path: Path) -> None:
+def test_columns_that_model_does_not_take_leave_dataset_of_the_same_class(tmp_path: Path) -> None:
     own = columns().add_column("more", list(range(NUM)))
     collate = Collator()
     trainer = make_trainer(tmp_path, train_dataset=own, data_collator=collate)
@@ -146,7 +146,7 @@ def test_columns_that_the_model_does_not_take_leave_a_dataset_of_the_same_class(
     assert dataloader.collate_fn is collate
 
 
-def test_a_collator_in_a_wrapper_that_drops_columns_is_reached_by_its_names(tmp_path: Path) -> None:
+def test_collator_in_a_wrapper_that_drops_columns_is_reached_by_its_names(tmp_path: Path) -> None:
     collate = Collator()
     trainer = make_trainer(tmp_path, train_dataset=Rows(), data_collator=collate)
     wrapper = trainer.get_train_dataloader().collate_fn
@@ -444,7 +444,7 @@ class Noisy:
         return {**batch, "x": batch["x"] + torch.rand(())}
 
 
-def test_a_wrapper_of_the_users_may_draw_though_the_collator_inside_does_not() -> None:
+def test_wrapper_of_the_users_may_draw_though_the_collator_inside_does_not() -> None:
     from transformers import default_data_collator
 
     from trainwright.data.columns import RemoveColumnsCollator, draws_random_numbers

@@ -305,7 +305,7 @@ def test_what_is_replaced_is_called(name: str, when: str, tmp_path: Path) -> Non
     assert doubles.same(ours[3], theirs[3])
 
 
-def test_a_step_that_was_put_on_the_optimizer_before_the_first_run_is_called(tmp_path: Path) -> None:
+def test_step_that_was_put_on_optimizer_before_the_first_run_is_called(tmp_path: Path) -> None:
     """The original fails there: torch's schedules wrap methods, and this is a plain function."""
     with side_of("trainwright", tmp_path) as side:
         for _ in range(2):

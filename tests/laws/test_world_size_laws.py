@@ -190,7 +190,7 @@ def test_the_store_gets_no_more_requests_a_second_than_it_can_answer(num: int) -
 
 
 @pytest.mark.parametrize("num", WORLDS)
-def test_a_signal_ends_all_ranks_at_one_step_with_a_handful_of_requests_each(num: int) -> None:
+def test_signal_ends_all_ranks_at_one_step_with_handful_of_requests_each(num: int) -> None:
     """Not with a request of each rank to each other: only rank 0 reads where the others are."""
     store = CountingStore()
     ranks = members(num, store)
@@ -297,7 +297,7 @@ def calls(counts: Counts) -> dict[str, int]:
 
 @pytest.mark.filterwarnings("ignore:Slicing a flattened dim")  # accelerate's use of torch, for hybrid sharding
 @pytest.mark.parametrize("name", ENGINES)
-def test_what_a_rank_asks_of_the_others_does_not_grow_with_their_number(
+def test_what_rank_asks_of_the_others_does_not_grow_with_their_number(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step has the same calls of the same size. A log, a save and an evaluation have the same calls."""

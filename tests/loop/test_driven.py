@@ -108,7 +108,7 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.mark.parametrize("resumes", [False, True], ids=["whole", "resumed"])
 @pytest.mark.parametrize("how", [by_steps, by_fit_step])
-def test_a_loop_of_ones_own_is_the_run_of_train_bit_for_bit(
+def test_loop_of_ones_own_is_the_run_of_train_bit_for_bit(
     how: Any, resumes: bool, reference: Any, tmp_path: Path
 ) -> None:
     accumulation, folder, theirs, events, metrics = reference
@@ -147,7 +147,7 @@ def test_a_loop_that_is_left_ends_workers_writes_and_handlers(tmp_path: Path) ->
     assert trainer.train(resume_from_checkpoint=True).global_step == 14
 
 
-def test_an_error_in_the_loop_ends_the_run_and_in_a_with_statement_it_is_heard_and_saved_after(tmp_path: Path) -> None:
+def test_an_error_in_a_loop_ends_the_run_which_may_be_saved(tmp_path: Path) -> None:
     hears = Hears()
     trainer = make_trainer(tmp_path, callbacks=[hears], save_on_exception=True, save_strategy="no")
 

@@ -72,9 +72,7 @@ class Once(data.Stream):
 
 
 @pytest.mark.parametrize("strategy", ["steps", "no"])
-def test_a_stream_that_ends_before_max_steps_is_an_error_with_its_last_step_saved(
-    strategy: str, tmp_path: Path
-) -> None:
+def test_stream_that_ends_before_max_steps_is_error_with_last_step_saved(strategy: str, tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, train_dataset=Once(data.vectors(10)), max_steps=20, save_strategy=strategy)
     saved = "saved" if strategy == "steps" else "not saved"
     with pytest.raises(DataError, match=rf"no batch in epoch 1; training stops at step 3 of 20\. .* Step 3 is {saved}"):

@@ -273,7 +273,7 @@ def test_a_window_that_the_end_of_an_epoch_drops_counts_nowhere(tmp_path: Path) 
     assert counts["tokens"] == counts["flos"] * doubles.FEATURES
 
 
-def test_a_step_whose_error_ends_the_run_is_not_among_the_skipped_steps_of_its_checkpoint(tmp_path: Path) -> None:
+def test_step_whose_error_ends_run_is_not_among_skipped_steps_of_checkpoint(tmp_path: Path) -> None:
     """Step 4 is the third bad one in a row; the checkpoint of step 3 has two, and the resume finds the third again."""
 
     class Bad(Counting):
@@ -287,7 +287,7 @@ def test_a_step_whose_error_ends_the_run_is_not_among_the_skipped_steps_of_its_c
         make(tmp_path, Bad, max_skipped_steps=3).train(resume_from_checkpoint=True)
 
 
-def test_a_log_within_a_window_that_is_tried_again_counts_its_tokens_once(tmp_path: Path) -> None:
+def test_log_within_a_window_that_is_tried_again_counts_its_tokens_once(tmp_path: Path) -> None:
     class Logs(Counting):
         error = OUT_OF_MEMORY
 
@@ -304,7 +304,7 @@ class Stream(IterableDataset[dict[str, Any]]):
         yield from rows()
 
 
-def test_samples_of_a_window_that_is_dropped_are_the_next_ones_of_a_stream(tmp_path: Path) -> None:
+def test_samples_of_window_that_is_dropped_are_the_next_ones_of_stream(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Diary(Trainer):

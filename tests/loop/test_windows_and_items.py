@@ -138,7 +138,7 @@ make_trainer(sys.argv[1], cls=Dies, save_async=False, **SETTINGS).train()
 
 
 @pytest.mark.process
-def test_a_generation_buffer_whose_process_is_killed_within_a_window_resumes_bit_for_bit(
+def test_generation_buffer_whose_process_is_killed_within_window_resumes_bit_for_bit(
     whole: Any, tmp_path: Path
 ) -> None:
     done = forked.run(["-c", KILLED, str(tmp_path)], timeout=60)
@@ -300,7 +300,7 @@ class Holds:
         (Holds({1, 2}), "['value'][0] is a set"),
     ],
 )
-def test_an_item_that_no_checkpoint_can_have_is_refused_before_the_first_step(
+def test_item_that_no_checkpoint_can_have_is_refused_before_the_first_step(
     item: Any, message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ArgumentError) as error:

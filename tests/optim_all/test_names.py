@@ -157,7 +157,7 @@ def projection_of(name: str) -> dict[str, Any]:
     return {} if "lomo" in name else PROJECTED
 
 
-def test_a_gradient_scaler_and_an_update_in_the_backward_pass_exclude_each_other() -> None:
+def test_gradient_scaler_and_an_update_in_the_backward_pass_exclude_each_other() -> None:
     args = trainwright.TrainingArguments("x", optim="lomo", use_cpu=True)
     args.fp16 = True  # as on a machine with an accelerator
     with pytest.raises(ArgumentError, match="bf16=True"):

@@ -60,7 +60,7 @@ def test_every_row_of_the_table_is_drawn() -> None:
 
 
 @pytest.mark.framework  # of the version that constraints.txt names
-def test_every_argument_of_the_original_is_drawn_or_left_out_with_a_reason() -> None:
+def test_every_argument_of_the_original_is_drawn_or_left_out_with_reason() -> None:
     bundled = {name for row in BUNDLES for value in row.values for name in value}
     drawn = bundled | {row.name for row in FIELDS}
     fields = {field.name for field in dataclasses.fields(transformers.Seq2SeqTrainingArguments)}

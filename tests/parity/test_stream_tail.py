@@ -29,7 +29,7 @@ EVEN = {name: replace(row, setting=f"even-{name}", size=32) for name, row in TAI
 GOLDEN = originals("stream_tail", [*TAIL.values(), *EVEN.values()])
 
 
-def test_ours_trains_on_a_stream_as_on_the_same_data_with_a_length() -> None:
+def test_ours_trains_on_stream_as_on_the_same_data_with_a_length() -> None:
     stream = train(TAIL["stream"], OURS)
     sized = train(TAIL["sized"], OURS)
     assert stream.losses() == sized.losses()

@@ -256,7 +256,7 @@ print(loss.item(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, 
 
 @pytest.mark.process
 @pytest.mark.slow  # takes gigabytes
-def test_the_memory_of_many_tokens_over_many_words_is_a_third_at_most() -> None:
+def test_the_memory_of_many_tokens_over_many_words_is_third_at_most() -> None:
     found = {kind: [float(x) for x in run_python("-c", MEASURE, kind).stdout.split()] for kind in ("chunked", "plain")}
     assert found["chunked"][0] == pytest.approx(found["plain"][0], rel=1e-5)
     assert found["chunked"][1] <= 0.35 * found["plain"][1]

@@ -60,7 +60,7 @@ def test_the_forward_pass_runs_in_the_type_and_the_weights_stay_fp32(
     assert {p.dtype for p in run.model.parameters()} == {torch.float32}
 
 
-def test_an_evaluation_outside_of_training_runs_in_the_type_too_and_hands_over_fp32(tmp_path: Path) -> None:
+def test_evaluation_outside_of_training_runs_in_type_too_and_hands_over_fp32(tmp_path: Path) -> None:
     run = trainer(tmp_path, bf16=True)
     seen: list[torch.dtype] = []
     run.preprocess_logits_for_metrics = lambda logits, labels: seen.append(logits.dtype) or logits

@@ -259,7 +259,7 @@ def test_a_check_up_finds_the_same_and_what_is_not_trained(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_any_data_that_runs_no_code_of_the_users_is_looked_at_before_a_run(form: str, tmp_path: Path) -> None:
+def test_data_that_runs_no_code_of_users_is_looked_at_before_run(form: str, tmp_path: Path) -> None:
     where = NAMED.get(form, f"train[{BAD}]")
     trainer = make_trainer(tmp_path / "label", **classifier(FORMS[form](texts(labels=4))))
     with pytest.raises(DataError) as caught:
@@ -314,7 +314,7 @@ def test_no_code_of_the_users_is_called_before_a_run(tmp_path: Path) -> None:
     assert len(reads) == NUM
 
 
-def test_a_check_up_reads_a_dataset_of_the_users_class_and_restores_random_states(tmp_path: Path) -> None:
+def test_check_up_reads_dataset_of_the_users_class_and_restores_random_states(tmp_path: Path) -> None:
     own = Own(texts(labels=7))
     trainer = make_trainer(tmp_path, **classifier(own))  # type: ignore[arg-type]
     before = torch.get_rng_state()

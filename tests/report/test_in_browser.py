@@ -205,9 +205,7 @@ def test_a_page_of_a_run_under_way_loads_itself_again(
     assert 'http-equiv="refresh"' not in (tmp_path / "report.html").read_text()
 
 
-def test_the_comparison_lays_the_curves_over_each_other_and_marks_where_they_part(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_comparison_lays_the_curves_over_each_other_and_marks_where_they_part(browser: Browser, tmp_path: Path) -> None:
     runs = [journal(tmp_path / "one"), journal(tmp_path / "two", worse=0.5)]
     (tmp_path / "comparison.html").write_text(comparison(read_runs(runs)))
     browser.open(tmp_path / "comparison.html")

@@ -102,7 +102,7 @@ def test_a_bad_step_and_the_warning_with_its_text_are_one_row() -> None:
     assert (shown.count("Step 3: bad"), shown.count("another")) == (1, 1)
 
 
-def test_the_head_and_the_table_of_runs_begin_with_the_metrics_of_the_task(tmp_path: Path) -> None:
+def test_head_and_table_of_runs_begin_with_the_metrics_of_the_task(tmp_path: Path) -> None:
     for name, seed, accuracy in (("one", 1, 0.75), ("two", 2, 0.875)):
         journal = FileJournal(tmp_path / name, name)
         journal.write("start", step=0, arguments={"seed": seed, "output_dir": name}, plan={"max_steps": 4})
@@ -118,7 +118,7 @@ def test_the_head_and_the_table_of_runs_begin_with_the_metrics_of_the_task(tmp_p
     assert ("Accuracy", "0.875", "at step 4") in shown
 
 
-def test_a_comparison_says_for_each_pair_where_the_losses_part_and_which_arguments_differ() -> None:
+def test_comparison_says_for_each_pair_where_losses_part_and_which_arguments_differ() -> None:
     runs = {
         "one": of({1: 3.0, 2: 2.0, 3: 1.0}, seed=1, output_dir="a"),
         "two": of({1: 3.0, 2: 2.0 + 1e-9, 3: 1.5}, seed=2, output_dir="b"),
@@ -174,7 +174,7 @@ def test_throughput_leaves_out_evaluations_and_saves() -> None:
     assert (unit, list(speed.x), list(speed.y)) == ("samples/s", [5, 10, 15], [2.0, 2.0, 12.0])
 
 
-def test_time_is_that_of_each_process_and_of_a_killed_one_what_the_journal_shows() -> None:
+def test_time_is_that_of_process_and_of_killed_one_what_journal_shows() -> None:
     record = entries(("start", 0, 0), ("log", 10, 5), ("evaluation", 14, 5), ("save", 15, 5), ("resume", 100, 5))
     record.entries[2]["values"] = {"eval_runtime": 3.0}
     record.entries.append({"kind": "time", "time": 120, "time_by_phase": {"forward": 7.0, "evaluation": 2.0}})
@@ -201,7 +201,7 @@ def test_a_logged_value_has_its_chart_and_its_curve(name: str, found: tuple[str,
     assert place(name, ["a", "a_b"]) == found
 
 
-def test_a_long_run_is_thinned_so_that_its_peaks_stay_and_the_page_is_small() -> None:
+def test_long_run_is_thinned_so_that_peaks_stay_and_page_is_small() -> None:
     steps = list(range(1_000_000))
     x, y = thinned(steps, [1000.123456789 if step == 777_777 else step % 7 for step in steps], 1000)
     assert len(x) == len(y) <= 1000

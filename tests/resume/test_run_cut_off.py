@@ -230,7 +230,7 @@ class StopsInEvaluation(TrainerCallback):
             control.should_training_stop = True
 
 
-def test_more_steps_go_on_after_an_evaluation_that_was_cut_off_at_the_end(tmp_path: Path) -> None:
+def test_more_steps_go_on_after_evaluation_that_was_cut_off_at_end(tmp_path: Path) -> None:
     """The last step had set the flag to stop, not a part of the evaluation."""
     settings = EVALUATED["by-epoch"] | PARTS["average"][0] | {"lr_scheduler_type": "constant"}
     signalled(evaluated(tmp_path, cut_in_part(14, 1), **settings))

@@ -83,7 +83,7 @@ def test_an_optimizer_of_one_model_serves_no_other(tmp_path: Path) -> None:
         searcher(tmp_path, optimizers=(torch.optim.SGD(module().parameters(), lr=0.1), None))
 
 
-def test_an_objective_that_is_not_as_many_numbers_as_directions_ends_the_study(tmp_path: Path) -> None:
+def test_objective_that_is_not_as_many_numbers_as_directions_ends_the_study(tmp_path: Path) -> None:
     trainer = searcher(tmp_path)
     with pytest.raises(SearchSpaceError, match="direction asks for 1 number"):
         trainer.hyperparameter_search(space, lambda metrics: [1.0, 2.0], n_trials=3)

@@ -32,7 +32,7 @@ class Large(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_ten_trials_of_a_model_of_50_mb_grow_memory_by_20_mb_at_most(tmp_path: Path) -> None:
+def test_ten_trials_of_50_mb_grow_memory_by_20_mb(tmp_path: Path) -> None:
     seen = []
 
     class Notes(TrainerCallback):

@@ -50,7 +50,7 @@ def searched(case: str, folder: Path) -> tuple[dict[str, Any], list[dict[str, An
 
 @pytest.mark.process
 @pytest.mark.parametrize("model", ["module", "minilm"])  # one case stands for searches with a pretrained model
-def test_trials_run_beside_each_other_and_the_best_one_equals_a_run_by_hand(
+def test_trials_run_beside_each_other_and_best_one_equals_run_by_hand(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MODEL, model)

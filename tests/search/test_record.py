@@ -45,7 +45,7 @@ POINTS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, m
 
 
 @given(POINTS)
-def test_none_is_better_than_the_best_and_every_other_has_a_better_one(points: list[tuple[int, int]]) -> None:
+def test_none_is_better_than_the_best_and_every_other_has_better_one(points: list[tuple[int, int]]) -> None:
     directions = ["minimize", "maximize"]
     record = SearchRecord(directions)
     for i, point in enumerate(points):

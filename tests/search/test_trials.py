@@ -26,7 +26,7 @@ def recorded(folder: Path) -> list[dict[str, Any]]:
     return json.loads((folder / "search.json").read_text())["trials"]  # type: ignore[no-any-return]
 
 
-def test_every_trial_equals_a_run_by_hand_with_its_parameters_bit_for_bit(tmp_path: Path) -> None:
+def test_every_trial_equals_run_by_hand_with_its_parameters_bit_for_bit(tmp_path: Path) -> None:
     searcher(tmp_path / "search", **SAVES).hyperparameter_search(space, n_trials=3, sampler=drawn())
     for trial in recorded(tmp_path / "search"):
         alone = make_trainer(
@@ -118,7 +118,7 @@ class Remembers(torch.nn.Module):
         return torch.nn.functional.cross_entropy(logits, labels.clamp(max=1)), logits, logits.detach()  # type: ignore[union-attr]
 
 
-def test_fields_that_are_no_settings_of_the_optimizer_take_effect_in_their_trial_alone(tmp_path: Path) -> None:
+def test_fields_of_a_trial_take_effect_in_that_trial_alone(tmp_path: Path) -> None:
     seen: list[tuple[Any, bool]] = []
 
     class Notes(TrainerCallback):

@@ -191,7 +191,7 @@ def test_a_signal_just_before_a_loop_is_left_still_ends_the_process(number: sign
 
 
 @pytest.mark.process
-def test_a_process_that_is_forked_in_a_run_has_the_handlers_from_before_it() -> None:
+def test_process_that_is_forked_in_run_has_the_handlers_from_before_it() -> None:
     with Interrupts().listening():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
         child = os.fork()

@@ -69,7 +69,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_the_last_finished_step_is_saved_and_the_run_goes_on_as_if_nothing_had_happened(
+def test_the_last_finished_step_is_saved_and_the_resume_is_exact(
     phase: str, number: signal.Signals, uninterrupted: bytes, tmp_path: Path
 ) -> None:
     process = start(tmp_path, phase)
@@ -147,7 +147,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
 
 
 @pytest.mark.process
-def test_a_second_training_saves_at_a_step_that_the_first_one_saved_too(tmp_path: Path) -> None:
+def test_second_training_saves_at_a_step_that_the_first_one_saved_too(tmp_path: Path) -> None:
     """What the first one wrote at the same step is not this run's."""
     script = f"""
 import os, signal, torch

@@ -69,7 +69,7 @@ def test_packing_does_not_move_the_replacement() -> None:
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_a_loss_that_is_not_finite_counts_as_the_mean_of_the_steps_before(bad: float) -> None:
+def test_loss_that_is_not_finite_counts_as_mean_of_the_steps_before(bad: float) -> None:
     reading = fill(LossMeter("cpu"), [[3.0], [5.0], [bad], [1.0]]).drain()
     assert reading.total == pytest.approx(3.0 + 5.0 + 8.0 / 3 + 1.0, rel=1e-6)
     assert reading.num_non_finite == 1
@@ -215,7 +215,7 @@ def test_the_loss_of_a_step_is_known_where_each_loss_is_read() -> None:
     assert meter.read_loss_of_this_step() == 0.0
 
 
-def test_the_loss_of_a_step_of_more_micro_batches_than_are_kept_apart() -> None:
+def test_the_loss_of_step_of_more_micro_batches_than_are_kept_apart() -> None:
     meter = LossMeter("cpu")
     for _ in range(COMPACT_AFTER + 3):
         meter.add(torch.tensor(1.0))
@@ -226,7 +226,7 @@ def test_the_loss_of_a_step_of_more_micro_batches_than_are_kept_apart() -> None:
     assert meter.count == 2 * COMPACT_AFTER + 8
 
 
-def test_a_loss_whose_memory_has_the_other_sign_is_added_as_it_reads() -> None:
+def test_loss_whose_memory_has_the_other_sign_is_added_as_it_reads() -> None:
     """`z.conj().imag` is a view of the memory of `z.imag` with the negative bit."""
     loss = torch.tensor(1.0 + 2.0j).conj().imag
     assert loss.is_neg()

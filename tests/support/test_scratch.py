@@ -32,7 +32,7 @@ def named(temporary: Path, owner: tuple[str, ...], *, purpose: str = "evaluation
     return folder
 
 
-def test_a_folder_is_for_this_user_alone_and_has_the_owner_in_its_name(temporary: Path) -> None:
+def test_folder_is_for_this_user_alone_and_has_owner_in_its_name(temporary: Path) -> None:
     folder = scratch.make_scratch_folder("evaluation")
     assert folder.parent == temporary
     assert folder.stat().st_mode & 0o077 == 0

@@ -60,7 +60,7 @@ def train(name: str, folder: Path, *words: str) -> tuple[int, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("name", READERS)
-def test_the_values_are_those_of_the_journal_also_after_a_failure_and_a_resume(name: str, tmp_path: Path) -> None:
+def test_the_values_are_those_of_the_journal_also_after_failure_and_resume(name: str, tmp_path: Path) -> None:
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     code, out = train(name, tmp_path, "cut")

@@ -69,7 +69,7 @@ def shown(service: Service, seen: Any, folder: Path) -> Values:
     return {key: value for key, value in service.read(seen, folder).items() if key[0] in names}
 
 
-def test_the_values_are_those_of_the_journal_also_after_a_failure_and_a_resume(
+def test_the_values_are_those_of_the_journal_also_after_failure_and_resume(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = service.enter(monkeypatch, tmp_path)
@@ -115,7 +115,7 @@ def test_a_resume_after_a_kill_sends_what_the_tracker_had_not_got(
     assert shown(service, seen, tmp_path) == pytest.approx(expected)
 
 
-def test_a_tracker_that_is_new_in_a_resumed_run_gets_the_curves_from_the_start(
+def test_tracker_that_is_new_in_resumed_run_gets_curves_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (service,) = (one for one in SERVICES if one.name == "tensorboard")
@@ -127,7 +127,7 @@ def test_a_tracker_that_is_new_in_a_resumed_run_gets_the_curves_from_the_start(
     assert shown(service, seen, tmp_path) == pytest.approx(expected)
 
 
-def test_a_tracker_that_raises_is_said_once_and_gets_everything_at_the_end(
+def test_tracker_that_raises_is_said_once_and_gets_everything_at_the_end(
     service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = service.enter(monkeypatch, tmp_path)

@@ -31,7 +31,7 @@ def test_calls_are_made_in_order_on_one_other_thread() -> None:
     assert len({thread for _, thread in made}) == 1
 
 
-def test_a_call_that_raises_is_tried_again_and_counts_as_made_if_it_then_works() -> None:
+def test_call_that_raises_is_tried_again_and_counts_once_it_works() -> None:
     tries: list[int] = []
 
     def second_time() -> None:
@@ -46,7 +46,7 @@ def test_a_call_that_raises_is_tried_again_and_counts_as_made_if_it_then_works()
     assert (len(tries), missed, one.is_disabled) == (2, [], False)
 
 
-def test_after_three_failed_calls_in_a_row_it_is_left_alone_until_reopened(caplog: pytest.LogCaptureFixture) -> None:
+def test_after_three_failed_calls_in_row_it_is_left_alone_until_reopened(caplog: pytest.LogCaptureFixture) -> None:
     tries: list[int] = []
     one = TrackerThread("one")
     missed = []

@@ -85,7 +85,7 @@ def test_a_log_line_is_read_by_people_and_tools() -> None:
     ]
 
 
-def test_within_a_run_a_warning_is_shown_once_and_by_the_first_process(
+def test_within_run_a_warning_is_shown_once_and_by_the_first_process(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
@@ -110,7 +110,7 @@ def test_within_a_run_a_warning_is_shown_once_and_by_the_first_process(
     assert len(shown("c")) == 1, "log_level_replica='info'"
 
 
-def test_a_message_has_a_level_and_a_name_and_no_number_of_a_system_error() -> None:
+def test_message_has_level_and_name_and_no_number_of_a_system_error() -> None:
     handler = PackageHandler()
 
     def shown(level: int) -> str:

@@ -789,7 +789,7 @@ def test_a_missing_checkpoint_is_found_by_the_words_of_the_original(tmp_path: Pa
     says(other, f"Can't find a valid checkpoint at {tmp_path / 'empty'}")
 
 
-def test_an_error_in_a_yaml_file_shows_no_more_than_the_beginning_of_a_line(tmp_path: Path) -> None:
+def test_error_in_yaml_file_shows_no_more_than_the_beginning_of_line(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"output_dir: *{'secret' * 1000}\n")
     with pytest.raises(yaml.YAMLError) as error:

@@ -176,7 +176,7 @@ OWN = {"head": Trainer, "own mean": OwnMean, "own count": OwnCount, "doubled": D
 
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("trainer", OWN)
-def test_by_default_a_head_that_ignores_the_count_trains_on_the_mean_of_the_window(
+def test_by_default_head_that_ignores_count_trains_on_mean_of_the_window(
     kind: str, trainer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever computes the loss; `original` gives the sum of four means, but for the loss that is counted."""

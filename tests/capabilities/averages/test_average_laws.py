@@ -261,7 +261,7 @@ def test_only_trained_weights_are_averaged_and_unfrozen_ones_join(tmp_path: Path
     assert_close(head, by_definition("swa", entries))
 
 
-def test_another_kind_begins_anew_and_a_smaller_number_of_entries_keeps_the_last(tmp_path: Path) -> None:
+def test_another_kind_begins_anew_and_smaller_number_of_entries_keeps_the_last(tmp_path: Path) -> None:
     keeps = KeepsWeights()
     make(tmp_path / "one", "mean of the last", callbacks=[keeps], average={"kind": "lawa", "last": 3}).train()
     start = str(tmp_path / "one" / "checkpoint-3")
@@ -358,7 +358,7 @@ SCRIPT = Path(__file__).with_name("average_of_two.py")
     ],
     ids=["one kind", "all kinds"],
 )
-def test_two_processes_have_the_average_of_one_and_continue_it_to_the_bit(
+def test_two_processes_have_average_of_one_and_continue_it_to_the_bit(
     backends: tuple[str, ...], num_runs: int, tmp_path: Path, alone: Alone
 ) -> None:
     told = run_ranks(SCRIPT, str(tmp_path), *backends, folder=tmp_path, timeout_s=250).told[0]

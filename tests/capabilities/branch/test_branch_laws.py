@@ -152,7 +152,7 @@ def test_a_cooldown_equals_a_loop_by_hand_from_the_same_checkpoint(tmp_path: Pat
 @pytest.mark.costly
 @pytest.mark.parametrize("shape", FALLS)
 @pytest.mark.parametrize("name", BY_STEPS)
-def test_a_cooldown_begins_at_the_rate_of_the_trunk_and_ends_at_0(name: str, shape: str) -> None:
+def test_cooldown_begins_at_the_rate_of_the_trunk_and_ends_at_0(name: str, shape: str) -> None:
     for warmup, course in itertools.product(WARMUPS.values(), COURSES):
         check_cooldown(builder(name, warmup), shape, *course)
 
@@ -260,7 +260,7 @@ def test_a_run_that_is_extended_twice_has_no_jump(tmp_path: Path) -> None:
     assert plain.of[21] == pytest.approx(third.of[20], rel=1e-12), "the schedule's own course after a cooldown"
 
 
-def test_a_cooldown_that_is_left_out_on_a_resume_ends_without_a_jump(trunk: Path, tmp_path: Path) -> None:
+def test_cooldown_that_is_left_out_on_a_resume_ends_without_a_jump(trunk: Path, tmp_path: Path) -> None:
     origin = trunk / f"checkpoint-{AT}"
     branch(tmp_path, origin, max_steps=14, cooldown="linear")
     for step in (10, 12, 14):

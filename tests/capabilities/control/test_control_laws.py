@@ -122,9 +122,7 @@ def test_stop_ends_the_run_in_order_with_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["linear", "constant", "cosine", "polynomial", "reduce_lr_on_plateau"])
-def test_a_rate_holds_from_the_next_step_and_its_schedule_continues_in_proportion(
-    schedule: str, tmp_path: Path
-) -> None:
+def test_rate_holds_from_the_next_step_and_its_schedule_continues_in_proportion(schedule: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"lr_scheduler_type": schedule}
     if schedule == "reduce_lr_on_plateau":
         settings |= {"eval_strategy": "steps", "eval_steps": 100, "evaluated": doubles.samples(4)}
@@ -138,7 +136,7 @@ def test_a_rate_holds_from_the_next_step_and_its_schedule_continues_in_proportio
 
 
 @pytest.mark.parametrize("schedule", ["linear", "constant"])
-def test_a_journal_repeats_its_commands_to_the_bit_and_so_does_a_resume(schedule: str, tmp_path: Path) -> None:
+def test_journal_repeats_its_commands_to_the_bit_and_so_does_a_resume(schedule: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"lr_scheduler_type": schedule, "save_steps": 6}
     told, sends = run(tmp_path / "told", command("lr", 2e-3), **settings)
     again, repeated = run(tmp_path / "again", live_control=str(tmp_path / "told"), **settings | {"step": 0})
@@ -194,7 +192,7 @@ def folders(inbox: Inbox, *names: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", ["new", "taken", "answer"])
-def test_a_directory_or_a_link_with_a_name_of_ours_stays_and_stops_nothing(kind: str, tmp_path: Path) -> None:
+def test_directory_or_link_with_a_name_of_ours_stays_and_stops_nothing(kind: str, tmp_path: Path) -> None:
     """With each kind in place before the start, and the messages after it have the same numbers as the directories."""
     inbox = Inbox(tmp_path)
     kept = folders(inbox, f"{kind}-0", f"{kind}-x")
@@ -210,7 +208,7 @@ def test_a_directory_or_a_link_with_a_name_of_ours_stays_and_stops_nothing(kind:
 
 
 @pytest.mark.parametrize("what", ["a link", "a file", "a dangling link"])
-def test_a_directory_of_messages_that_is_none_ends_no_run_and_is_not_written_to(
+def test_a_directory_of_messages_that_is_none_is_left_alone(
     what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     victim = tmp_path / "victim"
@@ -249,7 +247,7 @@ def test_many_commands_are_carried_out_a_few_after_each_step(tmp_path: Path) -> 
     assert len(inbox.take(most=3)) == 3
 
 
-def test_a_journal_with_very_many_commands_at_a_step_does_not_hold_the_run_up(tmp_path: Path) -> None:
+def test_journal_with_very_many_commands_at_step_does_not_hold_run_up(tmp_path: Path) -> None:
     run(tmp_path / "told", command("log", 3), logging_steps=100)
     journal = tmp_path / "told" / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
@@ -285,7 +283,7 @@ NUMBERS = [10**309, -(10**400), 10**30, 1e400, float("nan"), "9" * 400, "1e999",
 
 
 @pytest.mark.parametrize("name", ["lr", "log", "profile"])
-def test_a_number_of_any_form_is_refused_and_the_next_command_is_carried_out(name: str, tmp_path: Path) -> None:
+def test_number_of_any_form_is_refused_and_next_command_is_carried_out(name: str, tmp_path: Path) -> None:
     """Also those that Python cannot turn into a float, or reads only in part."""
     messages = [command(name, value) for value in NUMBERS]
     _, sends = run(tmp_path, *messages, command("save"))
@@ -315,7 +313,7 @@ def test_rates_stay_finite_and_above_0_after_any_commands(tensor: Any, rates: li
         assert now[1] / now[0] == pytest.approx(1e-9, rel=1e-4)
 
 
-def test_a_rate_below_the_smallest_whole_number_is_never_the_start_of_another() -> None:
+def test_rate_below_the_smallest_whole_number_is_never_the_start_of_another() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=1e-320)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     with pytest.raises(ArgumentError, match="out of range"):

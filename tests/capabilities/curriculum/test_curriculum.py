@@ -432,7 +432,7 @@ def test_what_a_checkpoint_lacks_or_has_of_other_data(tmp_path: Path, caplog: py
         )
 
 
-def test_a_second_run_starts_from_nothing_and_the_order_can_be_read_before(tmp_path: Path) -> None:
+def test_second_run_starts_from_nothing_and_the_order_can_be_read_before(tmp_path: Path) -> None:
     one = doubles.trainer(
         tmp_path,
         settings={"max_steps": 9},
@@ -509,7 +509,7 @@ def test_two_processes_have_the_weights_of_the_first(tmp_path: Path, whole: Any)
     assert resumed.model.seen == expected[38:]
 
 
-def test_a_run_that_is_killed_between_two_saves_trains_what_it_would_have(tmp_path: Path, whole: Any) -> None:
+def test_run_that_is_killed_between_two_saves_trains_what_it_would_have(tmp_path: Path, whole: Any) -> None:
     saves = {"save_strategy": "steps", "save_steps": 5}
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path, Curriculum(rows(), hard_first, **STEPS), callbacks=[Stops(9)], **saves)

@@ -41,7 +41,7 @@ class Writes(trainwright.TrainerCallback):
 
 @pytest.mark.parametrize("policy", ["skip", "stop", "rollback"])
 @pytest.mark.parametrize("part", ["state", "rate"])
-def test_values_that_no_skip_repairs_end_the_run_at_the_first_bad_step(part: str, policy: str, tmp_path: Path) -> None:
+def test_values_that_no_skip_repairs_end_run_at_the_first_bad_step(part: str, policy: str, tmp_path: Path) -> None:
     """They come in after step 2, so step 3 breaks the weights, and step 4 shows it."""
     settings = {**SAVES, "on_nonfinite": policy, "rollback_every": 1, "lr_scheduler_type": "constant"}
     message = r"Step 4: .*Not finite.*: the weights \(.*Skipping steps cannot repair that"

@@ -36,7 +36,7 @@ def test_skipped_steps_are_counted_on_by_both_after_a_resume(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["share", "resumed"])
-def test_the_limit_by_share_ends_both_at_the_same_step_also_after_a_resume(kind: str, tmp_path: Path) -> None:
+def test_limit_by_share_ends_both_at_the_same_step_also_after_resume(kind: str, tmp_path: Path) -> None:
     done = together(tmp_path, kind)
     errors = errors_in(done)
     assert errors.keys() == {0, 1}, done.out

@@ -210,7 +210,7 @@ def test_a_bundle_without_weights_takes_those_of_the_checkpoint_before_it(
     assert "weights   the function's: the bundle has none" in str(replayed(tmp_path).lines)
 
 
-def test_an_error_of_a_model_in_parts_takes_weights_that_a_checkpoint_has(
+def test_an_error_of_model_in_parts_takes_weights_that_a_checkpoint_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One process that says it has a part; tests/capabilities/incidents/sharded.py has real ones."""

@@ -54,7 +54,7 @@ def test_a_lease_is_a_file_while_it_is_held(tmp_path: Path) -> None:
     assert names(tmp_path / "run") == []
 
 
-def test_a_second_one_of_this_process_is_refused_until_the_first_is_released(tmp_path: Path) -> None:
+def test_second_one_of_this_process_is_refused_until_the_first_is_released(tmp_path: Path) -> None:
     first = Lease(tmp_path)
     second = Lease(tmp_path)
     assert first.attempt() is None
@@ -147,9 +147,7 @@ def test_on_another_machine_it_lives_as_soon_as_its_file_is_touched(tmp_path: Pa
     assert "on elsewhere" in third.holder
 
 
-def test_on_another_machine_it_is_dead_when_its_file_was_not_touched_while_one_watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_another_machine_an_untouched_file_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the time of the file says: that may lie in the future."""
     left_by(tmp_path, host="elsewhere", age_s=-LONG_AGO)
     lease = Lease(tmp_path)

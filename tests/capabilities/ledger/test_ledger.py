@@ -290,7 +290,7 @@ def test_segments_of_packed_rows() -> None:
     assert list(segments(rows, 4, shifts=False)) == [(4, 3, 1), (1, 1, 1), (2, 4, 0)]  # type: ignore[arg-type]
 
 
-def test_a_loss_that_is_not_known_gives_each_sample_the_mean_and_says_so(
+def test_loss_that_is_not_known_gives_each_sample_mean_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = trained(tmp_path / "mean", doubles.model(Unknown), classes()[:20], num_train_epochs=1)
@@ -318,7 +318,7 @@ class Stops(trainwright.TrainerCallback):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_run_that_is_cut_off_and_resumed_has_the_ledger_of_one_that_was_not(size: int, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_ledger_of_an_uninterrupted_one(size: int, tmp_path: Path) -> None:
     saves = {"save_strategy": "steps", "save_steps": 3, "logging_steps": 4, "per_device_train_batch_size": 2}
     trained(tmp_path / "whole", doubles.model(Classifier), classes(), **saves)
     with pytest.raises(KeyboardInterrupt):
@@ -462,7 +462,7 @@ def of_a_union(folder: str, workers: str, size: str, dies_at: str) -> None:
 @pytest.mark.parametrize(  # the case with two of each shows what the others do
     ("workers", "ranks"), [(2, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 1), (2, 1), (0, 2)))]
 )
-def test_a_union_that_is_killed_and_resumed_with_other_batches_trains_each_row_once(
+def test_union_that_is_killed_and_resumed_with_other_batches_trains_row_once(
     workers: int, ranks: int, tmp_path: Path
 ) -> None:
     script = "import sys\nfrom tests.data.test_ledger import of_a_union\nof_a_union(*sys.argv[1:])"

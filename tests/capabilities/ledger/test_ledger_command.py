@@ -69,7 +69,7 @@ def test_rows_are_printed_and_the_quarantine_takes_their_names(folder: Path) -> 
     assert read_quarantine(folder).entries == (Named(SampleId("b", 1), Seen(fingerprint(row(3)), 4)),)
 
 
-def test_the_quarantine_takes_numbers_of_an_older_ledger_and_the_sizes_of_its_data(folder: Path) -> None:
+def test_quarantine_takes_numbers_of_older_ledger_and_the_sizes_of_its_data(folder: Path) -> None:
     write_ledger(folder, is_older=True)
     done("ledger", str(folder), "-n", "1", "--quarantine", str(folder))
     assert read_quarantine(folder) == Quarantined((3,), {"a": 2, "b": 4})

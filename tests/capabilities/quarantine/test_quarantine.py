@@ -61,7 +61,7 @@ def seeing(folder: Path, *, at_step: int = 0, **settings: Any) -> tuple[Any, See
     return sees.trainer, sees
 
 
-def test_a_sample_is_left_out_from_the_next_batch_on_and_in_later_runs(tmp_path: Path) -> None:
+def test_sample_is_left_out_from_next_batch_on_and_in_later_runs(tmp_path: Path) -> None:
     one, sees = seeing(tmp_path, at_step=3, save_strategy="steps", save_steps=2)
     one.train()
     full = [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -105,7 +105,7 @@ def test_each_other_sample_is_trained_once_by_processes(processes: int, workers:
 @pytest.mark.parametrize(
     ("kind", "workers"), [*((kind, 0) for kind in quarantined.KINDS), ("by length", 2), ("sequence", 2)]
 )
-def test_the_rest_of_an_epoch_has_no_sample_of_them_and_none_twice(kind: str, workers: int, tmp_path: Path) -> None:
+def test_the_rest_of_epoch_has_no_sample_of_them_and_none_twice(kind: str, workers: int, tmp_path: Path) -> None:
     stops = (2, 4) if kind == "drawing" else (4,)
     told = quarantined.rest_of_epochs(tmp_path, kind, stops=stops, dataloader_num_workers=workers)
     quarantined.check_rest([told], kind)
@@ -329,7 +329,7 @@ def test_samples_are_named_as_they_were_trained() -> None:
     assert window(loader.epoch(1), 2) == [[0, 2], [3, 6]]
 
 
-def test_a_group_of_which_nothing_is_left_is_shared_out_as_a_tail() -> None:
+def test_group_of_which_nothing_is_left_is_shared_out_as_a_tail() -> None:
     order: Any = groups_of([[0, 1], [2], [3, 4], [5]])
     parts = []
     seen = []

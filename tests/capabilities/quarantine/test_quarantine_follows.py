@@ -109,7 +109,7 @@ def test_id_column_names_rows_by_their_values(tmp_path: Path) -> None:
 # -- numbers, as version 0.2 wrote them ------------------------------------------------------------------------------
 
 
-def test_numbers_of_an_older_version_hold_for_the_data_that_they_were_first_read_for(
+def test_numbers_of_an_older_version_hold_for_their_first_data(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     add_to_quarantine(tmp_path, [3, 9])
@@ -164,7 +164,7 @@ def test_rows_without_content_are_refused_where_the_number_of_rows_differs(tmp_p
     ],
     ids=["list", "datasets", "mixture", "fraction", "stream"],
 )
-def test_an_id_column_that_names_no_rows_is_an_error_before_the_first_step(
+def test_id_column_that_names_no_rows_is_error_before_the_first_step(
     make: Callable[[list[Any]], Data], said: str, tmp_path: Path
 ) -> None:
     def name_rows(one: Any) -> None:

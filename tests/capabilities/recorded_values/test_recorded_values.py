@@ -294,7 +294,7 @@ def test_a_window_that_is_dropped_is_void(tmp_path: Path) -> None:
     assert max(key.call for key in number[2]) == 0
 
 
-def test_a_file_that_was_cut_off_is_read_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+def test_file_that_was_cut_off_is_read_and_damaged_one_is_named(tmp_path: Path) -> None:
     trained(tmp_path, record_values=1, max_steps=1)
     path = values_file(tmp_path, 0)
     lines = path.read_text().splitlines(keepends=True)

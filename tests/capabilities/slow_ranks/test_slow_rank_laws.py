@@ -77,7 +77,7 @@ def test_a_process_that_reads_slowly_is_named_with_any_engine(
     assert found.lost_s == pytest.approx(0.5 * step_s, rel=0.2)
 
 
-def test_one_is_named_once_until_it_is_as_fast_as_the_others_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_is_named_once_until_it_is_as_fast_as_others_again(caplog: pytest.LogCaptureFixture) -> None:
     state = SimpleNamespace(global_step=0, is_world_process_zero=True)
     counted = SimpleNamespace(state=state, clock=Clock())
     run: Any = SimpleNamespace(progress=counted, setup=SimpleNamespace(model=None))
@@ -197,7 +197,7 @@ def fails(module: object, inputs: object) -> None:
     raise MemoryError
 
 
-def test_on_a_device_forward_passes_and_their_waiting_are_told_apart_by_events(
+def test_on_device_forward_passes_and_their_waiting_are_told_apart_by_events(
     time_passes: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With events that stand in for those of a device, since a host has none."""
@@ -264,7 +264,7 @@ def test_a_slow_process_is_named_with_its_phase_while_it_is_slow(tmp_path: Path)
         pytest.param("zero", FORWARD, 2, marks=needs("deepspeed")),
     ],
 )
-def test_where_forward_passes_wait_for_each_other_the_slow_process_is_named_too(
+def test_where_forward_passes_wait_for_each_other_slow_process_is_named_too(
     engine: str, phase: str, num: int, tmp_path: Path
 ) -> None:
     """30 % slower than the others, for 40 steps; nobody where all are alike."""

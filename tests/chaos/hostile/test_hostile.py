@@ -344,7 +344,7 @@ CRAFTED: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("change", CRAFTED.values(), ids=CRAFTED.keys())
-def test_a_value_that_no_run_writes_is_refused_and_auto_takes_the_older_one(
+def test_value_that_no_run_writes_is_refused_and_auto_takes_older_one(
     change: Callable[[Path], None], run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     change(run / "checkpoint-3")
