@@ -33,6 +33,22 @@ from trainwright.support.hooks import Stateful
 
 logger = logging.getLogger(__name__)
 
+MAX_NUMBER = 1e300  # of a setting of an optimizer
+# States of torch's optimizers that have a number for each weight.
+SHAPED_AS_PARAMETER = (
+    "acc_delta",
+    "ax",
+    "exp_avg",
+    "exp_avg_sq",
+    "exp_inf",
+    "grad_avg",
+    "max_exp_avg_sq",
+    "momentum_buffer",
+    "prev",
+    "square_avg",
+    "step_size",
+    "sum",
+)
 MAX_STEPS = 1 << 53  # more have no exact float
 PLAIN = (bool, int, float, complex, str, type(None), torch.Size, torch.dtype)
 Items: TypeAlias = Mapping[str, Stateful]  # the user's objects by name
@@ -69,10 +85,12 @@ def load_optimizer(
         if not holds_parts:
             _check_same_shapes(optimizer, state)
         load(optimizer, state)
+        if not holds_parts:
+            _lay_out_as_parameters(optimizer)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise CheckpointError(
-            f"The optimizer state in {folder} does not fit this {type(optimizer).__name__}: {error}. "
-            "Resume with the same optim and the same trainable parameters as before."
+            f"The optimizer state in {folder / OPTIMIZER_NAME} does not fit this {type(optimizer).__name__}: {error}. "
+            "Resume with the same optim and the same trainable parameters as before, or from another checkpoint."
         ) from error
 
 
@@ -191,25 +209,81 @@ def _check_is_there(folder: Path, name: str) -> None:
 
 
 def _check_same_settings(optimizer: Optimizer, state: StateDict) -> None:
-    """Raises ValueError if the state is of another kind: its groups lack a setting that this optimizer reads."""
+    """Raises ValueError if the state is of another kind: its groups lack a setting, or have one of another type."""
     for mine, saved in zip(optimizer.param_groups, state.get("param_groups", ()), strict=False):
         lacking = sorted(set(mine) - set(saved) - {"initial_lr"})
         if lacking:
             raise ValueError(f"the state has no {', '.join(lacking)}, so it belongs to another optimizer")
+        if not _is_of_torch(optimizer):
+            continue
+        of_number = {"initial_lr": 0.0} if "initial_lr" in saved else {}
+        for name, value in {**mine, **of_number}.items():
+            if name in saved and name != "params" and not _is_alike(value, saved[name]):
+                raise ValueError(f"{name} is {str(saved[name])[:40]!r}")
+
+
+def _is_of_torch(optimizer: Optimizer) -> bool:
+    """Returns False for optimizers with states of their own kinds: projected, quantised."""
+    return type(getattr(optimizer, "optimizer", optimizer)).__module__.startswith("torch.optim")
+
+
+def _is_alike(mine: Any, saved: Any) -> bool:
+    """Returns whether a setting of a group can take the place of another."""
+    if mine is None or isinstance(mine, bool):  # a switch, which may be left to torch
+        return saved is None or isinstance(saved, bool) or (mine is None and not isinstance(saved, torch.Tensor))
+    if isinstance(mine, (int, float)) or (isinstance(mine, torch.Tensor) and mine.numel() == 1):
+        return _is_number(saved)
+    if isinstance(mine, (tuple, list)):
+        return isinstance(saved, (tuple, list)) and len(saved) == len(mine) and all(map(_is_alike, mine, saved))
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return (
+            value.numel() == 1 and value.device.type != "meta" and not value.is_complex() and _is_number(value.item())
+        )
+    return type(value) in (int, float) and abs(value) < MAX_NUMBER
 
 
 def _check_same_shapes(optimizer: Optimizer, state: StateDict) -> None:
-    """Raises ValueError if a state belongs to a parameter of another shape."""
-    if not type(optimizer).__module__.startswith("torch.optim"):
-        return  # others have states that differ in shape from the parameter: projected, quantised
+    """Raises ValueError if a state belongs to a parameter of another shape: a fused kernel reads beyond its end."""
+    if not _is_of_torch(optimizer):
+        return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for index, parameter in enumerate(parameters):
-        for name in ("exp_avg", "momentum_buffer", "square_avg"):
-            saved = state["state"].get(index, {}).get(name)
-            if saved is not None and saved.shape != parameter.shape:
+        for name, saved in state["state"].get(index, {}).items():
+            if name == "step" and not (_is_number(saved) and saved >= 0):
+                raise ValueError(f"step of parameter {index} is {str(saved)[:40]!r}")
+            if name not in SHAPED_AS_PARAMETER or saved is None:
+                continue
+            if not isinstance(saved, torch.Tensor):
+                raise ValueError(f"{name} of parameter {index} is a {type(saved).__name__}")
+            if saved.shape != parameter.shape:
                 raise ValueError(
                     f"{name} of parameter {index} is {tuple(saved.shape)} instead of {tuple(parameter.shape)}"
                 )
+            is_plain = saved.layout == torch.strided and saved.device.type != "meta"
+            if not is_plain or saved.is_complex() != parameter.is_complex() or not _is_inexact(saved):
+                raise ValueError(f"{name} of parameter {index} has numbers of another kind, {saved.dtype}")
+
+
+def _is_inexact(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _lay_out_as_parameters(optimizer: Optimizer) -> None:
+    """Gives each state the memory format of its parameter: fused kernels go through both in the order of the memory.
+
+    A model may be in channels_last now and was not when it was saved, or the other way round.
+    """
+    for parameter, values in optimizer.state.items():
+        for name in SHAPED_AS_PARAMETER:
+            saved = values.get(name)
+            if not isinstance(saved, torch.Tensor) or saved.shape != parameter.shape or not _is_inexact(saved):
+                continue
+            if saved.stride() != parameter.stride():
+                values[name] = torch.empty_like(parameter, dtype=saved.dtype, device=saved.device).copy_(saved)
 
 
 def save_scaler(accelerator: object, folder: Path) -> None:
