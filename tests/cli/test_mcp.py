@@ -16,7 +16,7 @@ import pytest
 import typer
 from mcp import ClientSession, StdioServerParameters, stdio_client
 
-from trainwright.cli.confinement import READS
+from trainwright.cli.confinement import READS, Confinement, Refusal
 from trainwright.cli.main import app
 from trainwright.cli.mcp_server import MAX_ANSWER, SKILL, Output, as_data, run_command
 
@@ -298,6 +298,15 @@ def test_every_parameter_reads_or_needs_the_flag() -> None:
     """A parameter that a command gets later is refused until somebody decides."""
     for name, allowed in READS.items():
         assert allowed <= {one.name for one in COMMANDS[name].params}, name
+
+
+@pytest.mark.parametrize("words", [["--no-such-option"], ["--json=false"], ["-%"]], ids=" ".join)
+@pytest.mark.parametrize("name", sorted(READS))
+def test_an_option_that_is_not_known_is_named(name: str, words: list[str], tmp_path: Path) -> None:
+    if COMMANDS[name].context_settings.get("ignore_unknown_options"):
+        pytest.skip("it takes the settings of a run, which the command itself names")
+    with pytest.raises(Refusal, match=f"{name}: "):
+        Confinement(tmp_path, allows_writes=False).check(COMMANDS[name], words, tmp_path)
 
 
 # -- size, time, and modules that lie there ----------------------------------------------------------------------------

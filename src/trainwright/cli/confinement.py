@@ -168,12 +168,12 @@ def _spelling(command: Any, name: str) -> str:
 
 def _parsed(command: Any, words: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Returns the parameters that are given, as text, and the other words; no value is converted or looked up."""
-    from click.exceptions import UsageError
-
     context = command.context_class(command, info_name=command.name, **command.context_settings)
     try:
         given, others, _ = command.make_parser(context).parse_args(args=list(words))
-    except UsageError as error:
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # which usage errors have, of click's and of typer's own copy of it
+            raise
         raise Refusal(f"{command.name}: {error.format_message()}") from None
     return {str(name): value for name, value in given.items() if value not in (None, ())}, others
 
