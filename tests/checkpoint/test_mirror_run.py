@@ -67,6 +67,12 @@ def test_resume_in_empty_directory_ends_with_same_weights_best_model_and_journal
     assert [entry["kind"] for entry in entries if entry["kind"] in ("start", "resume")] == ["start", "resume"]
 
 
+def test_no_file_of_the_run_stays_open(tmp_path: Path, url: str) -> None:
+    trained(tmp_path / "run", url)
+    open_files = [str(path.resolve()) for path in Path("/proc/self/fd").iterdir()]
+    assert [path for path in open_files if str(tmp_path) in path] == []
+
+
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before_it(
     tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:

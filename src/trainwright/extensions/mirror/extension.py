@@ -230,7 +230,10 @@ class RunMirror(Extension):
             if helper is not None:
                 helper.end()
         finally:
+            journal = self._journal
             self._journal = None
+            if journal is not None and live_journal(self._folder) is not journal:
+                journal.close()  # the entries of the last copies opened it again
             if lease is not None and not within(RELEASE_S, lease.release):
                 logger.warning(
                     "%s was not given back, as the store does not answer; other runs wait until it is stale.", url
