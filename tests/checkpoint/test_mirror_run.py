@@ -67,6 +67,17 @@ def test_resume_in_empty_directory_ends_with_same_weights_best_model_and_journal
     assert [entry["kind"] for entry in entries if entry["kind"] in ("start", "resume")] == ["start", "resume"]
 
 
+@pytest.mark.parametrize("kind", ["a file", "below a file", "a loop", "a long name"])
+def test_a_place_that_can_be_no_directory_is_refused_before_step_1(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("content")
+    (tmp_path / "loop").symlink_to("loop")
+    place = {"a file": "file", "below a file": "file/copies", "a loop": "loop/copies", "a long name": "x" * 300}[kind]
+    with pytest.raises((ArgumentError, CheckpointError)):
+        trained(tmp_path / "run", (tmp_path / place).as_uri())
+    assert (tmp_path / "file").read_text() == "content"
+    assert not [*tmp_path.glob("run/checkpoint-*")]
+
+
 def test_no_file_of_the_run_stays_open(tmp_path: Path, url: str) -> None:
     trained(tmp_path / "run", url)
     open_files = [str(path.resolve()) for path in Path("/proc/self/fd").iterdir()]

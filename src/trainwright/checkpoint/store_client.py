@@ -10,6 +10,7 @@ of an AWS profile, so that requests go to Amazon, and cannot list or abort the u
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,17 +35,24 @@ def reason(error: BaseException) -> str:
     return without_tokens(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
+REFUSALS = (
+    PermissionError,
+    FileNotFoundError,
+    NotADirectoryError,
+    IsADirectoryError,
+    NotImplementedError,
+    ArgumentError,
+)
+
+
 def is_refusal(error: BaseException) -> bool:
-    """Returns True for an error that no second attempt cures: no permission, no bucket, no credentials."""
+    """Returns True for an error that no second attempt cures: no permission, no bucket, no credentials, no directory."""
     is_named = type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
     # Of the Hub: the status of the answer; of GCS: its code, or a plain OSError.
     status = getattr(getattr(error, "response", None), "status_code", getattr(error, "code", None))
     is_forbidden = status in (401, 403) or (type(error) is OSError and str(error).startswith("Forbidden: "))
-    return (
-        is_named
-        or is_forbidden
-        or isinstance(error, (PermissionError, FileNotFoundError, NotImplementedError, ArgumentError))
-    )
+    is_no_place = isinstance(error, OSError) and error.errno in (errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
+    return is_named or is_forbidden or is_no_place or isinstance(error, REFUSALS)
 
 
 def open_client(url: str) -> tuple[FileSystem, str]:
