@@ -118,9 +118,16 @@ def test_a_model_may_be_resumed_in_another_memory_format(
 ) -> None:
     def train(memory_format: torch.memory_format, folder: str, **more: Any) -> nn.Module:
         torch.manual_seed(0)
-        model = Pictures().to(memory_format=memory_format)
+        model = Pictures()
+        model.to(memory_format=memory_format)  # type: ignore[call-overload]
         rows = [{"pixel_values": torch.randn(3, 8, 8), "labels": number % 2} for number in range(24)]
-        settings = {"max_steps": 6, "learning_rate": 0.05, "optim": optim, "preflight": False, "log_level": "error"}
+        settings: dict[str, Any] = {
+            "max_steps": 6,
+            "learning_rate": 0.05,
+            "optim": optim,
+            "preflight": False,
+            "log_level": "error",
+        }
         if optim == "sgd":
             settings["optim_args"] = "momentum=0.9"
         trainer = make_trainer(tmp_path / folder, model=model, train_dataset=rows, **settings, **more)

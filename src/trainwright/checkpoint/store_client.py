@@ -46,7 +46,7 @@ REFUSALS = (
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Returns True for an error that no second attempt cures: no permission, no bucket, no credentials, no directory."""
+    """Returns True for an error that no second attempt cures: no permission, bucket, credentials or directory."""
     is_named = type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
     # Of the Hub: the status of the answer; of GCS: its code, or a plain OSError.
     status = getattr(getattr(error, "response", None), "status_code", getattr(error, "code", None))
