@@ -491,7 +491,9 @@ def of_two_ranks(folder: str) -> None:
 
 @pytest.mark.process
 def test_two_processes_have_the_weights_of_the_first(tmp_path: Path, whole: Any) -> None:
-    script = "import sys\nfrom tests.data.test_curriculum import of_two_ranks\nof_two_ranks(sys.argv[1])"
+    script = (
+        "import sys\nfrom tests.capabilities.curriculum.test_curriculum import of_two_ranks\nof_two_ranks(sys.argv[1])"
+    )
     told = run(script, str(tmp_path / "out"), folder=tmp_path).told
     expected = whole[by_step].model.seen
     parts = [told[rank]["seen"] for rank in (0, 1)]

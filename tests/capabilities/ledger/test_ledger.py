@@ -414,7 +414,7 @@ def of_two_ranks(folder: str) -> None:
 
 @pytest.mark.process
 def test_two_processes_write_one_ledger(tmp_path: Path) -> None:
-    script = "import sys\nfrom tests.data.test_ledger import of_two_ranks\nof_two_ranks(sys.argv[1])"
+    script = "import sys\nfrom tests.capabilities.ledger.test_ledger import of_two_ranks\nof_two_ranks(sys.argv[1])"
     done = run(script, str(tmp_path / "out"), folder=tmp_path)
     found = rows_in(tmp_path / "out")
     saved = rows_in(tmp_path / "out" / "checkpoint-2")
@@ -465,7 +465,7 @@ def of_a_union(folder: str, workers: str, size: str, dies_at: str) -> None:
 def test_union_that_is_killed_and_resumed_with_other_batches_trains_row_once(
     workers: int, ranks: int, tmp_path: Path
 ) -> None:
-    script = "import sys\nfrom tests.data.test_ledger import of_a_union\nof_a_union(*sys.argv[1:])"
+    script = "import sys\nfrom tests.capabilities.ledger.test_ledger import of_a_union\nof_a_union(*sys.argv[1:])"
     out = tmp_path / "out"
     with pytest.raises(AssertionError):  # a process ended otherwise than by itself
         run(script, str(out), str(workers), str(8 // ranks), "4", folder=tmp_path, processes=ranks)
