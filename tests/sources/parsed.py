@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -27,3 +28,25 @@ def text(path: Path) -> str:
 def parse(source: str) -> ast.Module:
     """Returns the syntax tree of a source; nobody may change it."""
     return ast.parse(source)
+
+
+def words_in(source: str) -> Iterator[tuple[int, str]]:
+    """Yields line and text of each name and string of a source; docstrings are left alone."""
+    tree = parse(source)
+    prose = {
+        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if id(node) not in prose:
+            yield from ((node.lineno, word) for word in _spelled_out(node))  # type: ignore[attr-defined]
+
+
+def _spelled_out(node: ast.AST) -> Iterator[str]:
+    for field in ("id", "attr", "arg", "name", "asname", "module"):
+        value = getattr(node, field, None)
+        if isinstance(value, str):
+            yield value
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    if isinstance(node, (ast.Global, ast.Nonlocal)):
+        yield from node.names

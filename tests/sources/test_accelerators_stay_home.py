@@ -1,12 +1,10 @@
 """Kinds of accelerators are named in `distributed/device.py` alone: neither in identifiers nor in strings elsewhere."""
 
-import ast
 import re
 
 import pytest
 
-from .parsed import files, parse, text
-from .test_brands_stay_home import docstrings, texts
+from .parsed import files, text, words_in
 
 HOME = "distributed/device.py"
 
@@ -34,15 +32,7 @@ ALLOWED = {
 
 
 def kinds_in(source: str, allowed: frozenset[str] = frozenset()) -> list[tuple[int, str]]:
-    tree = parse(source)
-    skipped = docstrings(tree)
-    return [
-        (node.lineno, word)  # type: ignore[attr-defined]
-        for node in ast.walk(tree)
-        if id(node) not in skipped
-        for word in texts(node)
-        if KIND.search(without(word, allowed)) is not None
-    ]
+    return [(line, word) for line, word in words_in(source) if KIND.search(without(word, allowed)) is not None]
 
 
 def without(word: str, allowed: frozenset[str]) -> str:

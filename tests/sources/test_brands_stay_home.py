@@ -1,12 +1,10 @@
 """No backend is named outside `engine/`, `config/` and `distributed/`: neither in identifiers nor in strings."""
 
-import ast
 import re
-from collections.abc import Iterator
 
 import pytest
 
-from .parsed import files, parse, text
+from .parsed import files, text, words_in
 
 AT_HOME = ("engine", "config", "distributed")
 
@@ -52,35 +50,8 @@ def names_a_brand(word: str) -> bool:
     return BRAND.search(words_of(word)) is not None
 
 
-def docstrings(tree: ast.AST) -> set[int]:
-    """String statements: docstrings of modules, classes, functions and attributes."""
-    return {
-        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-
-
-def texts(node: ast.AST) -> Iterator[str]:
-    """What a node spells out itself."""
-    for field in ("id", "attr", "arg", "name", "asname", "module"):
-        value = getattr(node, field, None)
-        if isinstance(value, str):
-            yield value
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-    if isinstance(node, (ast.Global, ast.Nonlocal)):
-        yield from node.names
-
-
 def brands_in(source: str, allowed: frozenset[str] = frozenset()) -> list[tuple[int, str]]:
-    tree = parse(source)
-    skipped = docstrings(tree)
-    return [
-        (node.lineno, word)  # type: ignore[attr-defined]
-        for node in ast.walk(tree)
-        if id(node) not in skipped
-        for word in texts(node)
-        if names_a_brand(word) and word not in allowed
-    ]
+    return [(line, word) for line, word in words_in(source) if names_a_brand(word) and word not in allowed]
 
 
 def test_no_brand_is_named() -> None:

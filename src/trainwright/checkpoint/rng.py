@@ -27,8 +27,12 @@ from trainwright.distributed import device
 from trainwright.errors import CheckpointError
 
 States: TypeAlias = dict[str, Any]  # generator -> its state, each of its own type
-# Names of a loader's states, which are beside those of the generators.
-OF_LOADER = ("loader_epoch_start", "loader_before_ahead", "loader_before_given")
+# Field of a loader's state -> its name in the file, which has the states of the generators too.
+LOADER_STATES = {
+    "epoch_start": "loader_epoch_start",
+    "before_ahead": "loader_before_ahead",
+    "before_given": "loader_before_given",
+}
 
 
 def capture() -> States:
@@ -144,7 +148,7 @@ def load(path: Path) -> States:
     states = read(path)
     try:
         _try(states)
-        for name in OF_LOADER:
+        for name in LOADER_STATES.values():
             if states.get(name) is not None:
                 _try(states[name])
     except Exception as error:  # whatever a generator raises

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright._types import DatasetLike, JSONObject, counted, is_url
 from trainwright.capability import Origin
 from trainwright.capability_table import MADE
+from trainwright.checkpoint import rng
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.behaviour import behaviour_of
@@ -396,10 +397,8 @@ def resume_loader(
     # A process without its own uses the first one's: all processes must draw the same order of the epoch.
     states = checkpoint.random_states(rank, num_processes) or checkpoint.first_random_states() or {}
     state = LoaderState(
-        epoch_start=states.get("loader_epoch_start"),
-        before_ahead=states.get("loader_before_ahead"),
-        before_given=states.get("loader_before_given"),
         position=checkpoint.data_position(rank, num_processes),
+        **{field: states.get(name) for field, name in rng.LOADER_STATES.items()},
     )
     if not skips:
         cursor = replace(cursor, samples=0)

@@ -646,7 +646,7 @@ class Run:
         if self.loader is None:
             return {}, None
         state = self.loader.state()
-        states = {"loader_epoch_start": state.epoch_start, "loader_before_ahead": state.before_ahead}
-        if state.before_given is not None:
-            states["loader_before_given"] = state.before_given
+        states = {name: getattr(state, field) for field, name in rng.LOADER_STATES.items()}
+        if state.before_given is None:
+            del states[rng.LOADER_STATES["before_given"]]
         return states, state.position

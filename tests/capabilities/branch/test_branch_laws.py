@@ -27,6 +27,7 @@ from trainwright.report.run_table import find_runs
 
 from ..._support import forked
 from ..._support.engines import needs
+from ..._support.small import sign_again
 from ..._support.two_processes import finish_forks, start_forks
 from ..._support.two_processes import run as run_ranks
 from ...contract import doubles
@@ -245,6 +246,17 @@ def test_a_branch_that_is_killed_continues_with_the_same_command(dies_at: int, t
     assert [one["step"] for one in origins_in(Checkpoint(tmp_path / "cut" / "checkpoint-14"))] == [AT]
     again, none = branch(tmp_path / "cut", origin, **settings)
     assert (again.state.global_step, none.of) == (14, {}), "a branch that has ended"
+
+
+@pytest.mark.parametrize("origins", [5, None, float("nan"), "text", [7], [{}], [{"run": 1}]], ids=str)
+def test_origins_that_no_run_writes_are_refused(origins: object, tmp_path: Path) -> None:
+    """In the checkpoint of any run, whether it is a branch or not."""
+    run(tmp_path)
+    checkpoint = tmp_path / f"checkpoint-{STEPS}"
+    torch.save({"branch": {"origins": origins}}, checkpoint / "extension_states.pt")
+    sign_again(checkpoint)
+    with pytest.raises(CheckpointError, match="does not say where its run comes from"):
+        run(tmp_path, resume=True, max_steps=16)
 
 
 def test_a_run_that_is_extended_twice_has_no_jump(tmp_path: Path) -> None:

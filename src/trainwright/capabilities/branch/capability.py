@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright.capabilities.branch.origins import find_origin, origin_of, origins_in
+from trainwright.capabilities.branch.origins import describe_origin, find_origin, origins_in
 from trainwright.capability import Capability, Extension, Others, RunContext
 
 
@@ -15,7 +15,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
         return None
     from trainwright.capabilities.branch.extension import Ancestry
 
-    return Ancestry(origin_of(run.checkpoint) if run.begins_branch else None)
+    return Ancestry(describe_origin(run.checkpoint) if run.begins_branch else None)
 
 
 CAPABILITY = Capability(make=make, origin=find_origin)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from trainwright._types import JSONObject, StateDict
-from trainwright.errors import CheckpointError
+from trainwright.capabilities.branch.origins import parse_origins
 from trainwright.loop.extension import Extension
-from trainwright.support.door import MALFORMED
 
 
 class Ancestry(Extension):
@@ -33,11 +32,5 @@ class Ancestry(Extension):
 
     def load_state_dict(self, state: StateDict) -> None:
         """Takes over the origins of the run that wrote the checkpoint; a new branch adds its own to them."""
-        try:
-            before = [
-                {"run": str(one["run"]), "step": int(one["step"]), "checkpoint": str(one["checkpoint"])}
-                for one in state["origins"]
-            ]
-        except MALFORMED as error:
-            raise CheckpointError(f"The checkpoint does not say where its run comes from: {error!r}.") from error
+        before = parse_origins(state)
         self._origins = [*before, *([] if self._origin is None else [self._origin])]

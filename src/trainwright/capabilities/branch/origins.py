@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainwright._types import QUARANTINE_NAME, JSONObject
+from trainwright._types import QUARANTINE_NAME, JSONObject, StateDict
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore, verified
 from trainwright.config.fields import value_if_known, value_of
-from trainwright.errors import ArgumentError, CheckpointNotFoundError
-from trainwright.support.door import OwnFolder, RelativeName
+from trainwright.errors import ArgumentError, CheckpointError, CheckpointNotFoundError
+from trainwright.support.door import MALFORMED, OwnFolder, RelativeName
 
 NAME = "branch"  # name of the entry in a checkpoint
 
 
-def origin_of(checkpoint: Checkpoint) -> JSONObject:
+def describe_origin(checkpoint: Checkpoint) -> JSONObject:
     """Returns where a branch of a checkpoint comes from: the id of its run, the step, and the directory."""
     manifest = checkpoint.manifest
     step = checkpoint.state.global_step if manifest is None else manifest.step
@@ -35,8 +35,19 @@ def origin_of(checkpoint: Checkpoint) -> JSONObject:
 
 def origins_in(checkpoint: Checkpoint) -> list[JSONObject]:
     """Returns the origins of the run of a checkpoint; empty if it is not a branch."""
-    found = checkpoint.extension_states(0).get(NAME, {}).get("origins", [])
-    return [dict(one) for one in found]
+    state = checkpoint.extension_states(0).get(NAME)
+    return parse_origins(state) if state else []
+
+
+def parse_origins(state: StateDict) -> list[JSONObject]:
+    """Returns the origins in the saved state of a branch, the oldest first; CheckpointError if it has none."""
+    try:
+        return [
+            {"run": str(one["run"]), "step": int(one["step"]), "checkpoint": str(one["checkpoint"])}
+            for one in state["origins"]
+        ]
+    except MALFORMED as error:
+        raise CheckpointError(f"The checkpoint does not say where its run comes from: {error!r}.") from error
 
 
 def checkpoint_at(run: str | Path, step: int) -> Path:

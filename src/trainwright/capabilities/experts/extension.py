@@ -130,7 +130,7 @@ class ExpertLoad(Extension):
 
     def log(self) -> dict[str, float]:
         """Returns the loads since the last log."""
-        loads = {name: load for name, totals in self._totals.items() if (load := loads_of(totals[:-1]))}
+        loads = {name: load for name, totals in self._totals.items() if (load := relative_loads(totals[:-1]))}
         every = [load for of_layer in loads.values() for load in of_layer]
         if not every:
             return {}
@@ -164,7 +164,7 @@ class ExpertLoad(Extension):
         self._run = None
 
 
-def loads_of(tokens: list[int]) -> list[float]:
+def relative_loads(tokens: list[int]) -> list[float]:
     """Returns the load of each expert from the tokens of each: 1.0 where all have the same; empty without tokens."""
     total = sum(tokens)
     return [number * len(tokens) / total for number in tokens] if total else []
