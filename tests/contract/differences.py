@@ -37,6 +37,14 @@ STAYING: tuple[Row, ...] = (
         shown_by="data/test_epochs.py::test_a_resumed_run_has_the_samples_of_its_epoch",
     ),
     Row(
+        original=(
+            "a checkpoint that is resumed with the model in another memory format (`channels_last`) gives a fused "
+            "optimizer the moments of other weights"
+        ),
+        ours="each moment stays with its weight",
+        shown_by="checkpoint/test_training_state.py::test_a_model_may_be_resumed_in_another_memory_format",
+    ),
+    Row(
         original="weights that `save_pretrained` renames (ViT) are not loaded on a resume, nor as the best model",
         ours="they are",
         shown_by="",
