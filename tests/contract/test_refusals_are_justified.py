@@ -47,6 +47,7 @@ OURS = (
     "optim.parameter_groups.layer_factors",
     "optim.parameter_groups._with_patterns",  # rates by layer
     "optim.own_optimizers.muon_groups",
+    "optim.adamw_bf16.AdamWBF16",
     "optim.factory._over_the_model",  # Muon
     "config.coerce.parse_duration",
     "config.coerce._of_text",

@@ -93,6 +93,7 @@ ROWS = [
     Row("adagrad"),
     Row("rmsprop", lr=1e-3, settings={"optim_args": "momentum=0.5"}),
     Row("muon"),
+    Row("adamw_bf16"),
     Row("adamw_torch_4bit", "torchao"),
     Row("adamw_torch_8bit", "torchao"),
     *[Row(name, BNB) for name in ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_32bit", "paged_adamw_8bit")],
@@ -119,6 +120,7 @@ ON_CUDA = [
 ]
 # Of packages that are not in the registry, or for other hardware.
 ELSEWHERE = ("adamw_torch_xla", "adamw_torch_npu_fused", "adamw_anyprecision")
+OURS_ALONE = ("muon", "adamw_bf16")  # transformers has none of that name
 EVERY_NAME = [*(row.name for row in (*ROWS, *ON_CUDA)), *ELSEWHERE]
 
 

@@ -14,7 +14,7 @@ from trainwright.errors import ArgumentError, LegacyNameWarning, MissingPackageE
 from trainwright.optim.factory import load_class, optimizer_class_and_kwargs
 from trainwright.optim.optimizer_table import OPTIMIZERS
 
-from .table import BNB, ELSEWHERE, ON_CUDA, PROJECTED, ROWS, Net, Row, make_trainer, seeded
+from .table import BNB, ELSEWHERE, ON_CUDA, OURS_ALONE, PROJECTED, ROWS, Net, Row, make_trainer, seeded
 
 CPU: dict[str, Any] = {"output_dir": "x", "use_cpu": True, "report_to": "none"}
 WITH_ARGS = [
@@ -55,8 +55,8 @@ def named(get: Any, arguments: Any, settings: dict[str, Any]) -> tuple[Any, Any]
 @pytest.mark.parametrize("row", [*ROWS, *WITH_ARGS], ids=lambda row: f"{row}-{row.settings.get('optim_args', '')}")
 def test_class_and_arguments_are_those_of_transformers(row: Row) -> None:
     row.needs()
-    if row.name == "muon":
-        pytest.skip("transformers has no muon")
+    if row.name in OURS_ALONE:
+        pytest.skip("transformers has none of that name")
     if row.name == "galore_adafactor_layerwise":
         pytest.skip("transformers makes it with a rate and relative_step, which the class refuses")
     cls, kwargs = named(trainwright.Trainer.get_optimizer_cls_and_kwargs, trainwright.TrainingArguments, row.args())

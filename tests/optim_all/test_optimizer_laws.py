@@ -15,7 +15,7 @@ from trainwright.support import model_modes
 
 from .._support.small import StopAt
 from ..parity.sides import REFERENCE, differing, weights
-from .table import EVERY_NAME, ROWS, Net, Row, Silent, losses, make_trainer, seeded, sentences
+from .table import EVERY_NAME, OURS_ALONE, ROWS, Net, Row, Silent, losses, make_trainer, seeded, sentences
 
 pytestmark = pytest.mark.costly
 
@@ -25,7 +25,7 @@ DECAYING = {"embed.weight", "body.weight", "head.weight"}
 
 def test_every_name_has_a_row() -> None:
     assert sorted(EVERY_NAME) == sorted(OPTIMIZERS)
-    assert len(OPTIMIZERS) == 42  # transformers' 41 and muon
+    assert len(OPTIMIZERS) == 41 + len(OURS_ALONE)
 
 
 def total_loss(trainer: Any) -> float:
@@ -155,8 +155,8 @@ BETTER = {"galore_adafactor_layerwise": "transformers' cannot be made: it is giv
 @every
 def test_the_weights_are_those_of_transformers(row: Row, tmp_path: Path) -> None:
     row.needs()
-    if row.name == "muon" or row.name in BETTER:
-        pytest.skip(BETTER.get(row.name, "transformers has no muon"))
+    if row.name in OURS_ALONE or row.name in BETTER:
+        pytest.skip(BETTER.get(row.name, "transformers has none of that name"))
     settings: dict[str, Any] = {"num_train_epochs": 2}
     if row.name.endswith("_layerwise"):  # transformers' schedule moves the rate of a stand-in, not of these
         settings["lr_scheduler_type"] = "constant"

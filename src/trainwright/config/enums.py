@@ -112,6 +112,7 @@ class OptimizerNames(ExplicitEnum):
     APOLLO_ADAMW_LAYERWISE = "apollo_adamw_layerwise"
     STABLE_ADAMW = "stable_adamw"
     MUON = "muon"
+    ADAMW_BF16 = "adamw_bf16"
 
 
 class FSDPOption(ExplicitEnum):

@@ -220,6 +220,8 @@ def _from_args(spec: OptimizerSpec, args: Arguments) -> Kwargs:
         kwargs["weight_decay"] = args.weight_decay
     if spec.warmup:
         kwargs["warmup_steps"] = args.get_warmup_steps(args.max_steps)
+    if spec.seeded:
+        kwargs["seed"] = args.seed
     return kwargs
 
 

@@ -88,6 +88,7 @@ class OptimizerSpec:
     adam: Literal["no", "always", "betas", "if set"] = "no"
     decay: bool = False  # give it `weight_decay` as an argument too, besides the groups
     warmup: bool = False  # give it `warmup_steps`
+    seeded: bool = False  # give it `seed`
     fixed: Mapping[str, object] = field(default_factory=dict)  # further arguments implied by this name
     options: Options = field(default_factory=dict)  # options allowed in `optim_args`
     # `optim_args` of the group of target modules, for GaLore and APOLLO; empty for the others
@@ -240,6 +241,12 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         | _options(whole, ns_steps=5)
         | _options(one_of("original", "match_rms_adamw"), adjust_lr_fn="match_rms_adamw"),
         limits=(resolve.whole_matrices,),
+    ),
+    "adamw_bf16": OptimizerSpec(
+        path="trainwright.optim.adamw_bf16:AdamWBF16",
+        adam="always",
+        seeded=True,
+        options=_options(one_of("kahan", "stochastic"), rounding="kahan") | _options(dtype, moments="bfloat16"),
     ),
     # bitsandbytes
     **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), _bnb("AdamW", bits=8, paged=False, adam="always")),
