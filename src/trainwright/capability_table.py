@@ -78,6 +78,7 @@ TABLE: tuple[Row, ...] = (
     row("guard", fields="GuardFields", rules=True, file="guard_state.json"),
     row("loss_scale"),
     row("slow_ranks"),
+    row("lost_updates"),
     row("averages", fields="AverageFields", rules=True, file="weight_averages.pt"),
     row("recorded_values", fields="RecordedValuesFields", rules=True),
     row("branch", fields="BranchFields", rules=True),

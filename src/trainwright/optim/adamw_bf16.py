@@ -80,6 +80,7 @@ class AdamWBF16(Optimizer):
         seed: int = 0,
     ) -> None:
         self._rounding = rounding
+        self.bf16_stochastic_round = rounding == "stochastic"  # torchao's name for it
         self._moments = moments
         self._seed = seed
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})

@@ -1,0 +1,1 @@
+"""The meter of updates that round to nothing."""
