@@ -62,7 +62,9 @@ def small(folder: Path, text: str = SMALL) -> Path:
     lines = ["text,label"]
     for number in range(64):
         word = "good" if number % 2 else "bad"
-        lines.append(f"it was a {word} film {'and a long one ' * (number % 3)},{'yes' if number % 2 else 'no'}")
+        lines.append(
+            f"it was a {word} {number} film {'and a long one ' * (number % 3)},{'yes' if number % 2 else 'no'}"
+        )
     (folder / "table.csv").write_text("\n".join(lines) + "\n")
     path = folder / "config.yaml"
     path.write_text(text)

@@ -170,8 +170,16 @@ BROKEN: dict[str, Callable[[str], str]] = {
 }
 
 
+def with_held_rows(folder: Path) -> Path:
+    """The small table, and an evaluation file with 16 of its rows."""
+    path = small(folder, SMALL.replace("eval_share: 0.25", "eval: held.csv"))
+    lines = (folder / "table.csv").read_text().splitlines()
+    (folder / "held.csv").write_text("\n".join([lines[0], *lines[1:17]]) + "\n")
+    return path
+
+
 def report_of(folder: Path, kind: str) -> tuple[int, dict[str, Any]]:
-    path = small(folder)
+    path = with_held_rows(folder)
     table = folder / "table.csv"
     table.write_text(BROKEN[kind](table.read_text()))
     result = call("check", str(path), "--json")
@@ -187,7 +195,7 @@ def test_check_lists_what_is_in_the_files_with_what_the_trainer_finds(tmp_path: 
     (form,) = (one for one in report["findings"] if one["check"] == "label_forms")
     assert form["rows"] == ["table.csv:3"]
     (held,) = (one for one in report["findings"] if one["check"] == "held_out")
-    assert all(row.startswith("table.csv:") for row in held["rows"])
+    assert all(row.startswith("held.csv:") for row in held["rows"])
     assert "'it was a " in held["evidence"]
     assert not {"label_forms", "repeated_header", "decimal_commas"} & {name for name, _ in report["not_done"]}
 
@@ -220,10 +228,9 @@ def test_rows_far_longer_than_what_is_read_are_named(setting: str, severity: str
 
 
 def test_training_says_once_that_rows_are_held_out_and_trained(tmp_path: Path) -> None:
-    path = small(tmp_path)  # of six texts
-    shown = done("train", str(path))
+    shown = done("train", str(with_held_rows(tmp_path)))
     assert shown.count("are in the training data too") == 1
-    assert "note      data.eval: 16 of 16 eval rows are in the training data too, 100.0%: table.csv:" in shown
+    assert "note      data.eval: 16 of 16 eval rows are in the training data too, 100.0%: held.csv:" in shown
 
 
 def test_a_tokenizer_for_tags_learns_the_words(tmp_path: Path) -> None:
@@ -234,7 +241,8 @@ def test_a_tokenizer_for_tags_learns_the_words(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text.replace("vocab_size: 64", "vocab_size: 1000"))
     report = json.loads(done("check", "config.yaml", "--json"))
     assert "held_out" not in [one["check"] for one in report["findings"]]
-    (tmp_path / "tags.conll").write_text("\n".join(lines * 2))
+    (tmp_path / "held.conll").write_text("\n".join(lines[:9]))
+    (tmp_path / "config.yaml").write_text(text.replace("eval_share: 0.25", "eval: held.conll"))
     report = json.loads(done("check", "config.yaml", "--json"))
     (held,) = (one for one in report["findings"] if one["check"] == "held_out")
     assert "['word" in held["evidence"]

@@ -104,6 +104,10 @@ class DataPart:
     where: JSONObject = entry({}, "Use only rows with these values in their columns.")
     labels: list[Any] | dict[Any, Any] | None = entry(None, "Labels in order, or value -> label (null: found ones).")
     eval_share: float = entry(0.1, "Share of the training rows that is held out.", low=0)
+    split_by: str | None = entry(
+        None, "Column; rows with the same value are all held out, or all trained on (equal rows always are)."
+    )
+    stratify: str | None = entry(None, "Column; each of its values has its share among the rows held out.")
     max_train_rows: int | None = entry(None, "Maximum number of training rows.", low=1)
     max_eval_rows: int | None = entry(None, "Maximum number of evaluation rows.", low=1)
     split_seed: int = entry(0, "Seed of the shuffle before rows are held out or cut.", low=0)

@@ -20,9 +20,9 @@ from trainwright._types import JSONObject, counted
 from trainwright.cli.recipe.recipe_reader import files
 from trainwright.cli.recipe.schema import DataPart, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
-from trainwright.cli.tasks import findings
+from trainwright.cli.tasks import findings, hold_out
 from trainwright.cli.tasks.conversations import Shape, find_shape
-from trainwright.data.identity import SampleId
+from trainwright.data.identity import SampleId, fingerprint
 from trainwright.data.row_names import ONE_SOURCE, row_names
 from trainwright.errors import DataError, MissingPackageError, RecipeError, did_you_mean, needs_package
 from trainwright.hub.access import dataset_problem, offline, without_retries
@@ -40,6 +40,7 @@ Rows: TypeAlias = Any  # a list of rows, or a datasets.Dataset: both have a leng
 ModelConfig: TypeAlias = Any  # a configuration of transformers: each kind of model has its own class and fields
 
 EVAL_SPLITS = ("validation", "valid", "dev", "test")
+LEAST_OF_SHARE = 0.8  # of the rows that were to be held out; fewer are said
 QUICK_BYTES = 64 << 20  # files that are read in seconds
 
 
@@ -152,9 +153,7 @@ def load(recipe: Recipe, tree: Tree, found: list[Finding] | None = None) -> Task
     tree.refuse([(tuple(finding.entry.split(".")), findings.described(finding)) for finding in wrong])
     train = _shuffled(train, recipe.data.split_seed)
     if held is None and recipe.data.eval_share > 0:
-        num = int(len(train) * recipe.data.eval_share)
-        held = _taken(train, 0, num)
-        train = _taken(train, num, len(train))
+        train, held = _parted(material, train)
     elif held is not None:
         held = _shuffled(held, recipe.data.split_seed)
     material.train = _cut(train, recipe.data.max_train_rows)
@@ -202,12 +201,73 @@ def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
     return _at(rows, places)
 
 
-def _held_out(material: TaskSource) -> Iterator[Finding]:
-    """Yields a finding if held-out rows are also in the training rows."""
+def _inputs(material: TaskSource) -> list[str]:
+    """Returns the columns that a model reads."""
     recipe = material.recipe
     shape = material.shape
     roles = [role for role in (*recipe.spec.needs, *recipe.spec.takes) if role not in findings.ANSWERS]
-    names = list(map(recipe.column, roles)) if shape is None else list(shape.columns.values())
+    return list(map(recipe.column, roles)) if shape is None else list(shape.columns.values())
+
+
+def _parted(material: TaskSource, rows: Rows) -> tuple[Rows, Rows]:
+    """Returns the rows to train on and those to hold out, both in the order in which they came."""
+    data = material.recipe.data
+    number = len(rows)
+    keys = [_contents(rows, _inputs(material))]
+    keys += [_plain(_cells(rows, data.split_by))] if data.split_by else []
+    strata = _plain(_cells(rows, data.stratify)) if data.stratify else None
+    chosen = hold_out.choose(data.eval_share, number, *keys, strata=strata)
+    wanted = int(number * data.eval_share)
+    if len(chosen) < wanted * LEAST_OF_SHARE:
+        entry = "data.split_by" if data.split_by else "data.eval_share"
+        cause = f"with the same {data.split_by!r}, or equal ones," if data.split_by else "that are equal"
+        material.found.append(
+            Finding(
+                "warning",
+                f"{counted(len(chosen), 'row')} of {number} {'is' if len(chosen) == 1 else 'are'} held out instead of "
+                f"{wanted}: rows {cause} stay on one side, and the other groups are too large.",
+                "Raise data.eval_share, or name evaluation rows with data.eval.",
+                check="hold_out",
+                entry=entry,
+            )
+        )
+    is_held = bytearray(number)
+    for place in chosen:
+        is_held[place] = 1
+    return _at(rows, [place for place in range(number) if not is_held[place]]), _at(rows, chosen)
+
+
+def _contents(rows: Rows, names: Sequence[str]) -> list[int | None]:
+    """Returns for each row what tells equal ones; None for rows without a content of their own, such as images."""
+    there = [name for name in names if not hasattr(rows, "column_names") or _is_plain(rows, name)]
+    columns = [_cells(rows, name) for name in there if len(rows)]
+    return [_content(cells) for cells in zip(*columns, strict=True)] if columns else [None] * len(rows)
+
+
+def _is_plain(rows: Rows, name: str) -> bool:
+    """Returns True for a column of a dataset with texts, numbers or lists of them, which are read without decoding."""
+    return name in rows.column_names and type(rows.features[name]).__name__ in (
+        "Value",
+        "ClassLabel",
+        "List",
+        "Sequence",
+    )
+
+
+def _content(cells: tuple[object, ...]) -> int | None:
+    try:
+        return fingerprint(cells)
+    except DataError:
+        return None
+
+
+def _plain(cells: Sequence[object]) -> list[int | None]:
+    return [None if cell is None else _content((cell,)) for cell in cells]
+
+
+def _held_out(material: TaskSource) -> Iterator[Finding]:
+    """Yields a finding if held-out rows are also in the training rows."""
+    names = _inputs(material)
     parts = [rows_of(rows, IN_FULL, name_of=material.table(part, rows).name_of) for part, rows in material.parts]
     if len(parts) == 2:
         train, rows = parts
@@ -318,12 +378,18 @@ def _check_columns(material: TaskSource, rows: Rows) -> None:
     roles = (*recipe.spec.needs, *(role for role in recipe.spec.takes if material.has(role)))
     asked = [("columns", role, recipe.column(role)) for role in roles]
     asked = [one for one in asked if one[1] != "image" or not is_range(one[2])]
-    problems = []
+    problems: list[tuple[tuple[str, ...], str]] = []
     for part, entry, name in (*asked, *(("where", str(name), name) for name in recipe.data.where)):
         if name not in there:
             said = f"there is no column {name!r}.{did_you_mean(name, there)} The columns are: {', '.join(there[:20])}."
             cure = f" Set data.columns.{entry} to yours." if part == "columns" and not material.has(entry) else ""
             problems.append((("data", part, entry), f"data.{part}.{entry}: {said}{cure}"))
+    for entry, chosen in (("split_by", recipe.data.split_by), ("stratify", recipe.data.stratify)):
+        if chosen is not None and recipe.data.eval is None and chosen not in there:
+            said = (
+                f"there is no column {chosen!r}.{did_you_mean(chosen, there)} The columns are: {', '.join(there[:20])}."
+            )
+            problems.append((("data", entry), f"data.{entry}: {said}"))
     material.tree.refuse(problems)
 
 
