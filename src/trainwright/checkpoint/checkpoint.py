@@ -202,6 +202,13 @@ class Checkpoint:
         path, is_own = self._find(file_of_entry(name), rank, num_processes)
         return Entry(name, path, is_own=is_own, read=self._read)
 
+    @property
+    def num_skipped_steps(self) -> int:
+        """Number of steps without an update, as far as the extensions of its run counted them."""
+        entries = [self.entry(name) for name, file in FILES.items() if file.endswith(".json")]
+        counts = [one.state().get("skipped_steps", 0) for one in entries if one.path is not None]
+        return sum(count for count in counts if type(count) is int)
+
     def extension_states(self, rank: int, num_processes: int = 1) -> dict[str, StateDict]:
         """Returns the states of all extensions without their own files, by name; the process is that of `entry`."""
         path, _ = self._find(EXTENSIONS_NAME, rank, num_processes)

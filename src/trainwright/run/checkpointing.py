@@ -25,7 +25,7 @@ from trainwright.checkpoint import async_writer, rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest, find_problem
-from trainwright.checkpoint.optimizer_check import find_nan
+from trainwright.checkpoint.optimizer_check import check_loaded_state, find_nan
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, WeightCheck, milestones, to_remove
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
@@ -335,6 +335,14 @@ class Checkpointer:
         else:
             training_state.load_optimizer(
                 optimizer, folder, load=self.engine.load_optimizer_state, holds_parts=self.engine.holds_parts
+            )
+        if not self.engine.holds_parts and (folder / TRAINER_STATE_NAME).is_file():
+            check_loaded_state(
+                optimizer,
+                folder,
+                num_steps=checkpoint.state.global_step,
+                num_skipped=checkpoint.num_skipped_steps,
+                names={parameter: name for name, parameter in self.engine.unwrap(model).named_parameters()},
             )
         training_state.load_scheduler(scheduler, folder)
 
