@@ -21,6 +21,7 @@ import torch
 
 from trainwright._types import OPTIMIZER_NAME, SCALER_NAME, counted
 from trainwright.errors import CheckpointError
+from trainwright.support.tensor_tree import has_finite_values
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ def check_loaded_state(
     """
     inner = getattr(optimizer, "optimizer", optimizer)
     trained = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
+    _check_finite(inner, folder / OPTIMIZER_NAME, names)
     if num_steps <= num_skipped or not trained or not _keeps_state(inner):
         return
     path = folder / OPTIMIZER_NAME
@@ -122,6 +124,20 @@ def check_loaded_state(
     _check_counts(inner, path, range(0 if has_scaler else num_steps - num_skipped, num_steps + 1))
 
 
+def _check_finite(optimizer: Any, path: Path, names: Mapping[torch.Tensor, str]) -> None:
+    """Logs a warning if a state has NaN; the weights would have it after the next step."""
+    for parameter, state in getattr(optimizer, "state", {}).items():
+        for key, value in state.items() if isinstance(state, Mapping) else ():
+            if isinstance(value, torch.Tensor) and not has_finite_values(value, allows_infinity=True):
+                logger.warning(
+                    "%s has NaN in %s of %s, which the next step brings into the weights. Use another checkpoint.",
+                    path,
+                    key,
+                    names.get(parameter, "a parameter"),
+                )
+                return
+
+
 def _keeps_state(optimizer: Any) -> bool:
     """Returns whether an optimizer certainly has a state for each parameter that it has updated."""
     name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
@@ -138,8 +154,8 @@ def _check_counts(optimizer: torch.optim.Optimizer, path: Path, possible: range)
     found = f"{min(steps):.0f}" if min(steps) == max(steps) else f"{min(steps):.0f} to {max(steps):.0f}"
     logger.warning(
         "%s counts %s updates of a parameter, and its run had made %s. They are used as they are: they set the size of "
-        "the next updates. That is right if some parameters had no gradient in some steps, or if the optimizer was used "
-        "before that run; otherwise use another checkpoint.",
+        "the next updates. That is right if some parameters had no gradient in some steps, or if it was used before "
+        "that run; otherwise use another checkpoint.",
         path,
         found,
         counted(possible[-1], "step"),
