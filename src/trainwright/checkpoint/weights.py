@@ -400,7 +400,7 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
 def _load_adapter(model: Pretrained, folder: Path) -> None:
     _check_adapters(folder)
     active = model.active_adapters[0]
-    named = sorted({p.parent for file in ADAPTER_FILES for p in folder.glob(f"*/{file}")})
+    named = sorted({p.parent for file in ADAPTER_FILES for p in folder.glob(f"*/{file}") if p.is_file()})
     is_unnamed = any((folder / file).is_file() for file in ADAPTER_FILES)
     if not is_unnamed and not named:
         raise CheckpointError(f"{folder} has no adapter weights ({ADAPTER_WEIGHTS_NAME}), but the model is an adapter.")
@@ -415,7 +415,7 @@ def _load_adapter(model: Pretrained, folder: Path) -> None:
 def _check_adapters(folder: Path) -> None:
     """Raises CheckpointError for adapters with whole numbers in their matrices, which peft would take as they are."""
     for path in (one for file in ADAPTER_FILES for pattern in (file, f"*/{file}") for one in folder.glob(pattern)):
-        for name, saved in read_file(path).items():
+        for name, saved in read_file(path).items() if path.is_file() else ():
             if "lora_" in name and not is_inexact(saved):
                 raise CheckpointError(f"{path}: {name} has numbers of {saved.dtype}. Use another checkpoint.")
 
@@ -492,6 +492,8 @@ def _adapters(checkpoint: Path) -> Iterator[Path]:
         if not path.parent.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
     )
     for weights in sorted([*checkpoint.glob(ADAPTER_WEIGHTS_NAME), *named]):
+        if not weights.is_file():
+            continue
         yield weights
         if weights.parent != checkpoint and (weights.parent / "adapter_config.json").is_file():
             yield weights.parent / "adapter_config.json"

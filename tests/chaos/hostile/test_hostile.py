@@ -188,6 +188,23 @@ def test_a_link_within_the_directory_and_to_it_is_followed(checkpoint: Path, tmp
     assert trainer.state.global_step == 14
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("has_manifest", [True, False])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json", "more.pt"]
+)
+def test_a_pipe_in_a_checkpoint_is_refused_and_not_waited_for(name: str, has_manifest: bool, run: Path) -> None:
+    path = run / "checkpoint-3" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    if not has_manifest:
+        (run / "checkpoint-3" / "manifest.json").unlink()
+        (run / "checkpoint-3" / "training_args.json").unlink()
+    assert str(find_checkpoint("auto", str(run))) == str(run / "checkpoint-2")
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)} is a pipe"):
+        find_checkpoint(str(run / "checkpoint-3"), str(run))
+
+
 # -- JSON that is there to fill the memory ---------------------------------------------------------------------------
 
 
@@ -409,8 +426,10 @@ def test_weights_that_are_not_finite_are_resumed_where_that_is_asked_for(
     policy: str, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     change_weights(run / "checkpoint-3", lambda one: one.fill_(float("nan")))
-    make_trainer(run, max_steps=4, log_level="warning", on_nonfinite=policy).train(resume_from_checkpoint=str(run / "checkpoint-3"))
-    assert ("are not finite" in caplog.text) == (policy == "warn")
+    make_trainer(run, max_steps=4, log_level="warning", on_nonfinite=policy).train(
+        resume_from_checkpoint=str(run / "checkpoint-3")
+    )
+    assert ("The weights in" in caplog.text) == (policy == "warn")
 
 
 def test_nan_in_the_state_of_an_optimizer_is_named_at_the_resume(run: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -419,7 +438,9 @@ def test_nan_in_the_state_of_an_optimizer_is_named_at_the_resume(run: Path, capl
     state["state"][0]["exp_avg"].fill_(float("nan"))
     torch.save(state, path)
     sign_again(path.parent)
-    make_trainer(run, max_steps=4, log_level="warning", on_nonfinite="ignore").train(resume_from_checkpoint=str(path.parent))
+    make_trainer(run, max_steps=4, log_level="warning", on_nonfinite="ignore").train(
+        resume_from_checkpoint=str(path.parent)
+    )
     assert "optimizer.pt has NaN in exp_avg of" in caplog.text
 
 
