@@ -83,7 +83,12 @@ def _has_nan(tensor: torch.Tensor) -> bool:
 
 
 def check_loaded_state(
-    optimizer: Any, folder: Path, *, num_steps: int, num_skipped: int, names: Mapping[torch.Tensor, str]
+    optimizer: Any,
+    folder: Path,
+    *,
+    num_steps: int,
+    count_skipped: Callable[[], int],
+    names: Mapping[torch.Tensor, str],
 ) -> None:
     """Compares the state that an optimizer loaded with the run that wrote it; logs what is unusual.
 
@@ -91,7 +96,7 @@ def check_loaded_state(
         optimizer: of any package; one that is not known is not judged.
         folder: the checkpoint, for messages.
         num_steps: steps that its run had made.
-        num_skipped: those of them that updated nothing.
+        count_skipped: returns how many of them updated nothing; called only if the state has fewer updates.
         names: of the parameters.
 
     Raises:
@@ -100,18 +105,18 @@ def check_loaded_state(
     inner = getattr(optimizer, "optimizer", optimizer)
     trained = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
     _check_finite(inner, folder / OPTIMIZER_NAME, names)
-    if num_steps <= num_skipped or not trained or not _keeps_state(inner):
+    if not trained or not _keeps_state(inner):
         return
     path = folder / OPTIMIZER_NAME
     has_scaler = (folder / SCALER_NAME).is_file()
     missing = [parameter for parameter in trained if not inner.state.get(parameter)]
-    if len(missing) == len(trained) and not has_scaler:
+    if len(missing) == len(trained) and not has_scaler and num_steps > count_skipped():
         raise CheckpointError(
             f"{path} has no state of {type(inner).__name__} for any parameter after {counted(num_steps, 'step')}, so "
             "the run cannot continue as it was. Resume from another checkpoint, or begin a new run from the weights: "
             "load the model from that directory and call train() without resume_from_checkpoint."
         )
-    if missing and not isinstance(inner, torch.optim.LBFGS):
+    if len(trained) > len(missing) > 0 and not isinstance(inner, torch.optim.LBFGS):
         logger.warning(
             "%s has no state for %d of %s (%s): %s begins anew there. That is right for parameters that had no "
             "gradient yet; otherwise use another checkpoint.",
@@ -121,7 +126,7 @@ def check_loaded_state(
             _shown_names(missing, names),
             type(inner).__name__,
         )
-    _check_counts(inner, path, range(0 if has_scaler else num_steps - num_skipped, num_steps + 1))
+    _check_counts(inner, path, num_steps, count_skipped=lambda: num_steps if has_scaler else count_skipped())
 
 
 def _check_finite(optimizer: Any, path: Path, names: Mapping[torch.Tensor, str]) -> None:
@@ -146,10 +151,14 @@ def _keeps_state(optimizer: Any) -> bool:
     return not isinstance(optimizer, torch.optim.SGD) or all(group["momentum"] for group in optimizer.param_groups)
 
 
-def _check_counts(optimizer: torch.optim.Optimizer, path: Path, possible: range) -> None:
+def _check_counts(
+    optimizer: torch.optim.Optimizer, path: Path, num_steps: int, *, count_skipped: Callable[[], int]
+) -> None:
     """Logs a warning if the updates that a state counts are not those of the run, or differ between parameters."""
     steps = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
-    if not steps or (min(steps) == max(steps) and int(steps[0]) in possible):
+    if not steps or set(steps) == {num_steps}:
+        return
+    if len(set(steps)) == 1 and num_steps - count_skipped() <= steps[0] <= num_steps:
         return
     found = f"{min(steps):.0f}" if min(steps) == max(steps) else f"{min(steps):.0f} to {max(steps):.0f}"
     logger.warning(
@@ -158,7 +167,7 @@ def _check_counts(optimizer: torch.optim.Optimizer, path: Path, possible: range)
         "that run; otherwise use another checkpoint.",
         path,
         found,
-        counted(possible[-1], "step"),
+        counted(num_steps, "step"),
     )
 
 

@@ -382,7 +382,7 @@ class Checkpointer:
                 optimizer,
                 folder,
                 num_steps=checkpoint.state.global_step,
-                num_skipped=checkpoint.num_skipped_steps,
+                count_skipped=checkpoint.count_skipped_steps,
                 names={parameter: name for name, parameter in self.engine.unwrap(model).named_parameters()},
             )
         training_state.load_scheduler(scheduler, folder)

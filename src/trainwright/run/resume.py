@@ -474,6 +474,15 @@ def apply_new_settings(
     """
     from trainwright.config.summary import Difference
 
+    if then.num_steps < then.step:
+        logger.warning(
+            "The record of the checkpoint has max_steps=%d, before its step %d, so how long its run was to last is not "
+            "known. The schedule is taken for one of %s, the length of this run.",
+            then.num_steps,
+            then.step,
+            "unknown length" if num_steps == OPEN_END else counted(num_steps, "step"),
+        )
+        then = replace(then, num_steps=num_steps)
     others = schedules.find_other_rates(optimizer, scheduler)
     changed = {one.name: (one.before, one.now) for one in then.differences}
     lengths = then.num_steps, num_steps

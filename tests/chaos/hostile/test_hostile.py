@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import pickle
 import re
@@ -299,6 +300,8 @@ CRAFTED: dict[str, Callable[[Path], object]] = {
             ("global_step", HUGE),
             ("global_step", None),
             ("global_step", 2.5),
+            ("global_step", 2),
+            ("epoch", math.inf),
             ("epoch", "x"),
             ("epoch", []),
             ("max_steps", HUGE),
@@ -306,6 +309,7 @@ CRAFTED: dict[str, Callable[[Path], object]] = {
             ("num_train_epochs", HUGE),
             ("num_input_tokens_seen", [1]),
             ("total_flos", "many"),
+            ("total_flos", math.inf),
             ("best_metric", {}),
             ("best_global_step", HUGE),
             ("best_model_checkpoint", 5),
@@ -374,6 +378,28 @@ def test_value_that_no_run_writes_is_refused_and_auto_takes_older_one(
     assert "checkpoint-3 is skipped" in caplog.text
     with pytest.raises(CheckpointError):
         make_trainer(run).train(resume_from_checkpoint=str(run / "checkpoint-3"))
+
+
+# -- lengths that no run writes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_steps", [0, 1])
+def test_length_before_the_step_of_its_record_is_not_used(
+    max_steps: int, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A schedule of that length would have ended: the rate would be 0 from here on."""
+
+    def rates(folder: Path) -> list[float]:
+        trainer = make_trainer(folder, log_level="warning", save_strategy="no")
+        trainer.train(resume_from_checkpoint=str(run / "checkpoint-3"))
+        return [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+
+    whole = rates(run / "whole")
+    state_with(max_steps=max_steps)(run / "checkpoint-3")
+    sign_again(run / "checkpoint-3")
+    caplog.clear()
+    assert rates(run / "again") == whole
+    assert f"max_steps={max_steps}, before its step 3" in caplog.text
 
 
 # -- weights that were signed by whoever changed them ------------------------------------------------------------------
