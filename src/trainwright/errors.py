@@ -77,7 +77,7 @@ class CheckpointWriteError(CheckpointError, OSError):
 
 
 class NonFiniteWeightsError(CheckpointError):
-    """A checkpoint was not saved because its weights are not finite; no good checkpoint is overwritten."""
+    """A checkpoint was not saved, or not resumed, because its weights are not finite; good ones are not overwritten."""
 
 
 class BundleError(TrainwrightError, ValueError):

@@ -245,6 +245,39 @@ def test_whatever_the_store_says_training_goes_on_and_later_attempt_sends_it(
     bench.until_sent_again(10)
 
 
+def test_a_store_that_fails_again_and_again_is_named_once_for_each_cause(
+    bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(6):
+        kind = ConnectionError if number % 2 else TimeoutError
+        faults.error = kind(f"request {number}a{number}f failed after {number} s")
+        bench.save(10 + number)
+        until(lambda number=number: len([one for one in bench.told if "error" in one]) == number + 1)  # type: ignore[misc]
+        faults.error = None
+        bench.until_sent_again(10 + number)
+        until(lambda: bench.mirror._failed_since is None)
+    bench.end()
+    said = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len([text for text in said if "cannot be written" in text]) == 2
+    assert len([text for text in said if "answers again" in text]) == 2
+    assert [text for text in said if "4 more times" in text]
+    assert len(said) == 5
+
+
+def test_an_outbox_that_cannot_be_written_is_named_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device", f"file {args[-1]}")
+
+    monkeypatch.setattr(bench.mirror._own, "take_in", refuse)
+    for step in (10, 20, 30):
+        bench.save(step)
+    bench.end()
+    assert caplog.text.count("cannot be prepared") == 1
+    assert "more times" in caplog.text
+
+
 def test_a_store_that_hangs_holds_up_no_save(bench: Bench, faults: Faults) -> None:
     bench.save(1)
     bench.until_sent(1)
@@ -382,8 +415,8 @@ def test_checkpoint_that_was_changed_after_save_is_copied_as_it_is_now(bench: Be
     (path / "manifest.json").unlink()
     listed.write(path)
     faults.error = None
-    bench.clock.advance(120)
-    until(lambda: bench.steps() == [10])
+    bench.until_sent_again(10)
+    assert bench.steps() == [10]
     (found,) = RemoteStore(bench.url).manifests()
     assert found.identity == listed.identity
 

@@ -331,6 +331,24 @@ def test_an_answer_has_a_bounded_size(text: str) -> None:
     assert found["is_cut"]
 
 
+LONG: dict[str, Call] = {
+    "a word": ("runs", {"arguments": ["x" * 3_000_000]}),
+    "words": ("check", {"arguments": ["a.yaml", *["training.seed=1"] * 100_000]}),
+    "empty words": ("check", {"arguments": [""] * 1_000_000}),
+    "a folder": ("runs", {"arguments": ["."], "folder": "a/" * 1_000_000}),
+}
+
+
+@pytest.mark.timeout(LIMIT_S)
+def test_arguments_have_a_bounded_size(tmp_path: Path) -> None:
+    found = ask(tmp_path, {**LONG, "short": ("runs", {"arguments": ["."]})})[2]
+    for name in LONG:
+        assert found[name].is_error, name
+        assert "at most 65536 are taken" in found[name].text
+        assert len(found[name].text) < 1000
+    assert not found["short"].is_error
+
+
 @pytest.mark.timeout(LIMIT_S)
 def test_a_journal_of_gigabytes_is_answered(tmp_path: Path) -> None:
     run = tmp_path / "run"

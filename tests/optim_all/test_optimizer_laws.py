@@ -51,8 +51,8 @@ def test_low_bit_compiled_it_reduces_the_loss(row: Row, tmp_path: Path) -> None:
 
 
 @every
-def test_interrupted_and_resumed_is_uninterrupted(row: Row, tmp_path: Path) -> None:
-    """Bit for bit, through a checkpoint that holds plain tensors and numbers; dropout and all."""
+def test_interrupted_and_resumed_is_uninterrupted(row: Row, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Bit for bit, through a checkpoint that holds plain tensors and numbers; dropout and all. Nothing is unusual."""
     row.needs()
     settings: dict[str, Any] = {"num_train_epochs": 2, "weight_decay": 0.1 if row.decays else 0.0}
     whole = make_trainer(tmp_path / "whole", row, net=lambda: Net(0.2), **settings)
@@ -60,7 +60,9 @@ def test_interrupted_and_resumed_is_uninterrupted(row: Row, tmp_path: Path) -> N
     first = make_trainer(tmp_path / "parts", row, net=lambda: Net(0.2), callbacks=[StopAt(5)], **settings)
     first.train()
     second = make_trainer(tmp_path / "parts", row, net=lambda: Net(0.2), **settings)
+    caplog.clear()
     second.train(resume_from_checkpoint=True)
+    assert not [text for text in caplog.messages if "optimizer" in text]
     assert losses(second) == losses(whole)
     assert differing(weights(second.model), weights(whole.model)) == {}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from torch import nn
 
 from trainwright._types import (
     EXTENSIONS_NAME,
+    MANIFEST_NAME,
     RNG_STATE_NAME,
     TRAINER_STATE_NAME,
     TRAINING_ARGS_JSON_NAME,
@@ -112,7 +114,10 @@ class Checkpoint:
             raise CheckpointError(f"{self.path} has no {TRAINER_STATE_NAME}, so its step is unknown.")
         try:
             content = self._read(path)
-            return TrainerState.from_json(content), zlib.crc32(content)
+            state = TrainerState.from_json(content)
+            if self.manifest is not None and state.global_step != self.manifest.step:
+                raise ValueError(f"its step is {state.global_step}, and that of {MANIFEST_NAME} {self.manifest.step}")
+            return state, zlib.crc32(content)
         except (ValueError, TypeError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}. Use another checkpoint.") from error
 
@@ -202,6 +207,13 @@ class Checkpoint:
         path, is_own = self._find(file_of_entry(name), rank, num_processes)
         return Entry(name, path, is_own=is_own, read=self._read)
 
+    def count_skipped_steps(self) -> int:
+        """Returns the number of steps without an update, as far as the extensions of its run counted them."""
+        entries = [self.entry(name) for name, file in FILES.items() if file.endswith(".json")]
+        states = [replace(one, read=self._read_again).state() for one in entries]
+        counts = [state.get("skipped_steps") for state in states]
+        return sum(count for count in counts if type(count) is int)
+
     def extension_states(self, rank: int, num_processes: int = 1) -> dict[str, StateDict]:
         """Returns the states of all extensions without their own files, by name; the process is that of `entry`."""
         path, _ = self._find(EXTENSIONS_NAME, rank, num_processes)
@@ -243,6 +255,11 @@ class Checkpoint:
         """Returns the content of a small file; the verified content, if it was not read since."""
         content = self._contents.pop(path.name, None)
         return read_bytes(path, max_bytes=KEPT.get(path.name, MAX_JSON_BYTES)) if content is None else content
+
+    def _read_again(self, path: Path) -> bytes:
+        """Returns the content of a small file, and keeps it for the next reader."""
+        self._contents[path.name] = content = self._read(path)
+        return content
 
     def _digest_of(self, path: Path, kind: str) -> str:
         """Returns the checksum of a file, and keeps the content of a small one."""

@@ -189,6 +189,8 @@ def problems_of(
 def _problems(folder: Path, manifest: Manifest | None, digest_of: Callable[[Path, str], str]) -> Iterator[str]:
     for link in links_that_leave(folder):
         yield f"{link} is a link that leaves the directory. If you trust it, copy the checkpoint with cp -rL"
+    for name in names_without_content(folder):
+        yield f"{name} is a pipe or a device, which a reader would wait for. Delete it"
     if manifest is None:
         if (folder / MANIFEST_NAME).exists():
             if (folder / MANIFEST_NAME).is_file():
@@ -257,6 +259,13 @@ def flush_path(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def names_without_content(folder: Path) -> Iterator[str]:
+    """Yields the names in a checkpoint that are neither a file, a directory nor a link to one: pipes, devices."""
+    for path in sorted(folder.rglob("*")):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            yield path.relative_to(folder).as_posix()
 
 
 def links_that_leave(folder: Path) -> Iterator[str]:

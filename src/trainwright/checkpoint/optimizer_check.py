@@ -1,12 +1,16 @@
-"""Finds NaN in the saved state of an optimizer, in its files before a checkpoint is committed.
+"""Checks the saved state of an optimizer: for NaN before a checkpoint is committed, against the run after it is loaded.
 
-Such a checkpoint has finite weights, but the first step after a resume would break them. It is marked, not refused: a
-resume with True or "auto" uses a checkpoint without a mark, and one named by the user is loaded. Infinity is valid,
-since some optimizers begin with it.
+A checkpoint with such NaN has finite weights, but the first step after a resume would break them. It is marked, not
+refused: a resume with True or "auto" uses a checkpoint without a mark, and one named by the user is loaded. Infinity is
+valid, since some optimizers begin with it.
+
+A loaded state without any values is refused. Whatever a run may have written is used, with a warning if it is unusual:
+a parameter has no state as long as it got no gradient, and fewer updates if it got none in some steps.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +19,21 @@ from typing import Any
 
 import torch
 
-from trainwright._types import OPTIMIZER_NAME
+from trainwright._types import OPTIMIZER_NAME, SCALER_NAME, counted
+from trainwright.errors import CheckpointError
+from trainwright.support.tensor_tree import has_finite_values
+
+logger = logging.getLogger(__name__)
+
+# Optimizers that keep values for each parameter, and count its updates as `step` if they count them.
+KNOWN = (
+    "bitsandbytes.",
+    "torch.optim.",
+    "torchao.",
+    "trainwright.optim.own_optimizers.Muon",
+    "transformers.optimization.Adafactor",
+)
+MAX_SHOWN = 3  # names in a message
 
 Pieces = Callable[[Path], Iterable[tuple[str, str, torch.Tensor]]]  # directory -> file in it, name of tensor, values
 
@@ -59,3 +77,100 @@ def _has_nan(tensor: torch.Tensor) -> bool:
         return math.isnan(tensor.max().item())  # the maximum is NaN if any value is; makes no copy
     except (NotImplementedError, RuntimeError):  # quantized, or another type without a maximum
         return False
+
+
+# -- after loading -----------------------------------------------------------------------------------------------------
+
+
+def check_loaded_state(
+    optimizer: Any,
+    folder: Path,
+    *,
+    num_steps: int,
+    count_skipped: Callable[[], int],
+    names: Mapping[torch.Tensor, str],
+) -> None:
+    """Compares the state that an optimizer loaded with the run that wrote it; logs what is unusual.
+
+    Args:
+        optimizer: of any package; one that is not known is not judged.
+        folder: the checkpoint, for messages.
+        num_steps: steps that its run had made.
+        count_skipped: returns how many of them updated nothing; called only if the state has fewer updates.
+        names: of the parameters.
+
+    Raises:
+        CheckpointError: there is no state for any parameter, although the optimizer keeps some.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    trained = [p for group in inner.param_groups for p in group["params"] if p.requires_grad]
+    _check_finite(inner, folder / OPTIMIZER_NAME, names)
+    if not trained or not _keeps_state(inner):
+        return
+    path = folder / OPTIMIZER_NAME
+    has_scaler = (folder / SCALER_NAME).is_file()
+    missing = [parameter for parameter in trained if not inner.state.get(parameter)]
+    if len(missing) == len(trained) and not has_scaler and num_steps > count_skipped():
+        raise CheckpointError(
+            f"{path} has no state of {type(inner).__name__} for any parameter after {counted(num_steps, 'step')}, so "
+            "the run cannot continue as it was. Resume from another checkpoint, or begin a new run from the weights: "
+            "load the model from that directory and call train() without resume_from_checkpoint."
+        )
+    if len(trained) > len(missing) > 0 and not isinstance(inner, torch.optim.LBFGS):
+        logger.warning(
+            "%s has no state for %d of %s (%s): %s begins anew there. That is right for parameters that had no "
+            "gradient yet; otherwise use another checkpoint.",
+            path,
+            len(missing),
+            counted(len(trained), "parameter"),
+            _shown_names(missing, names),
+            type(inner).__name__,
+        )
+    _check_counts(inner, path, num_steps, count_skipped=lambda: num_steps if has_scaler else count_skipped())
+
+
+def _check_finite(optimizer: Any, path: Path, names: Mapping[torch.Tensor, str]) -> None:
+    """Logs a warning if a state has NaN; the weights would have it after the next step."""
+    for parameter, state in getattr(optimizer, "state", {}).items():
+        for key, value in state.items() if isinstance(state, Mapping) else ():
+            if isinstance(value, torch.Tensor) and not has_finite_values(value, allows_infinity=True):
+                logger.warning(
+                    "%s has NaN in %s of %s, which the next step brings into the weights. Use another checkpoint.",
+                    path,
+                    key,
+                    names.get(parameter, "a parameter"),
+                )
+                return
+
+
+def _keeps_state(optimizer: Any) -> bool:
+    """Returns whether an optimizer certainly has a state for each parameter that it has updated."""
+    name = f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
+    if not name.startswith(KNOWN) or not isinstance(optimizer, torch.optim.Optimizer):
+        return False
+    return not isinstance(optimizer, torch.optim.SGD) or all(group["momentum"] for group in optimizer.param_groups)
+
+
+def _check_counts(
+    optimizer: torch.optim.Optimizer, path: Path, num_steps: int, *, count_skipped: Callable[[], int]
+) -> None:
+    """Logs a warning if the updates that a state counts are not those of the run, or differ between parameters."""
+    steps = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
+    if not steps or set(steps) == {num_steps}:
+        return
+    if len(set(steps)) == 1 and num_steps - count_skipped() <= steps[0] <= num_steps:
+        return
+    found = f"{min(steps):.0f}" if min(steps) == max(steps) else f"{min(steps):.0f} to {max(steps):.0f}"
+    logger.warning(
+        "%s counts %s updates of a parameter, and its run had made %s. They are used as they are: they set the size of "
+        "the next updates. That is right if some parameters had no gradient in some steps, or if it was used before "
+        "that run; otherwise use another checkpoint.",
+        path,
+        found,
+        counted(num_steps, "step"),
+    )
+
+
+def _shown_names(parameters: list[torch.Tensor], names: Mapping[torch.Tensor, str]) -> str:
+    shown = [names.get(parameter, "without a name") for parameter in parameters[:MAX_SHOWN]]
+    return ", ".join(shown) + (", ..." if len(parameters) > MAX_SHOWN else "")

@@ -251,6 +251,7 @@ class ProcessClient:
         self._limit_s = limit_s
         self._lock = threading.Lock()
         self._is_closed = False
+        self._said: set[str] = set()  # how processes ended
         self._link: _Link | None = None
         facts = self._first_facts()
         self.root = str(facts["root"])
@@ -295,11 +296,11 @@ class ProcessClient:
             if link is not None and not link.has_ended():
                 return link
             if link is not None and not link.is_told:
-                logger.warning(
-                    "The process that copies to %s ended with %s; it is started again.",
-                    without_tokens(self._url),
-                    link.describe_end(),
-                )
+                end = link.describe_end()
+                # said once: another end is no other cause
+                say = logger.debug if end in self._said else logger.warning
+                self._said.add(end)
+                say("The process that copies to %s ended with %s; it is started again.", without_tokens(self._url), end)
             self._link = None
             self._link = _Link(self._url, self._setup, self._limit_s)
             return self._link

@@ -290,6 +290,7 @@ def _load_tensors(
         state_dict |= read_file(file)
     if not is_adapter(model):
         state_dict = _in_the_models_names(model, state_dict)
+    _check_kinds(model, state_dict, folder)
     try:
         result = load(model, state_dict)
     except RuntimeError as error:
@@ -301,6 +302,28 @@ def _load_tensors(
         tie_weights()
     shared = _shared_names(model)
     return UnmatchedNames([name for name in result.missing_keys if name not in shared], list(result.unexpected_keys))
+
+
+def _check_kinds(model: Pretrained, state_dict: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Raises CheckpointError for whole numbers where the model has fractions: torch would round without a word.
+
+    Another precision of the same kind is valid. A model that quantizes its weights has a loader of its own.
+    """
+    if getattr(model, "hf_quantizer", None) is not None:
+        return
+    own = model.state_dict()
+    for name, saved in state_dict.items():
+        mine = own.get(name)
+        if isinstance(mine, torch.Tensor) and isinstance(saved, torch.Tensor) and is_inexact(mine) > is_inexact(saved):
+            raise CheckpointError(
+                f"The weights in {folder} do not fit {type(model).__name__}: {name} has numbers of {saved.dtype}, and "
+                f"the model has {mine.dtype}. Use another checkpoint."
+            )
+
+
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has numbers with fractions."""
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _in_the_models_names(model: Pretrained, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -375,8 +398,9 @@ def read_file(file: Path) -> dict[str, torch.Tensor]:
 
 
 def _load_adapter(model: Pretrained, folder: Path) -> None:
+    _check_adapters(folder)
     active = model.active_adapters[0]
-    named = sorted({p.parent for file in ADAPTER_FILES for p in folder.glob(f"*/{file}")})
+    named = sorted({p.parent for file in ADAPTER_FILES for p in folder.glob(f"*/{file}") if p.is_file()})
     is_unnamed = any((folder / file).is_file() for file in ADAPTER_FILES)
     if not is_unnamed and not named:
         raise CheckpointError(f"{folder} has no adapter weights ({ADAPTER_WEIGHTS_NAME}), but the model is an adapter.")
@@ -386,6 +410,14 @@ def _load_adapter(model: Pretrained, folder: Path) -> None:
     for path in named:
         model.load_adapter(str(path), path.name, is_trainable=path.name == active)
     model.set_adapter(active)
+
+
+def _check_adapters(folder: Path) -> None:
+    """Raises CheckpointError for adapters with whole numbers in their matrices, which peft would take as they are."""
+    for path in (one for file in ADAPTER_FILES for pattern in (file, f"*/{file}") for one in folder.glob(pattern)):
+        for name, saved in read_file(path).items() if path.is_file() else ():
+            if "lora_" in name and not is_inexact(saved):
+                raise CheckpointError(f"{path}: {name} has numbers of {saved.dtype}. Use another checkpoint.")
 
 
 def _shared_names(model: nn.Module) -> set[str]:
@@ -460,6 +492,8 @@ def _adapters(checkpoint: Path) -> Iterator[Path]:
         if not path.parent.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-")
     )
     for weights in sorted([*checkpoint.glob(ADAPTER_WEIGHTS_NAME), *named]):
+        if not weights.is_file():
+            continue
         yield weights
         if weights.parent != checkpoint and (weights.parent / "adapter_config.json").is_file():
             yield weights.parent / "adapter_config.json"

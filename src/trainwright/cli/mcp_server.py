@@ -28,6 +28,7 @@ SKILL = Path(__file__).parent.parent / "SKILL.md"
 READ_LIMIT_S = 600.0  # of a command that only reads
 WRITE_LIMIT_S = 86_400.0  # of another one, which may train
 END_LIMIT_S = 30.0  # for a run to save its last step, after SIGTERM
+MAX_WORDS = 1 << 16  # characters of the arguments of a call
 MAX_OUTPUT = 1 << 24  # bytes of a command's output that are kept
 MAX_ANSWER = 1 << 16  # bytes of an answer
 MAX_MESSAGES = 4000  # characters of a command's messages, the last ones
@@ -233,6 +234,17 @@ def serve(commands: Mapping[str, Any], folder: Path, *, allows_writes: bool) -> 
     server.run()
 
 
+def check_size(arguments: list[str], folder: str | None) -> None:
+    """Raises Refusal for arguments that no person would type, before anything is done with them."""
+    # each with its separator, so that empty ones count too
+    size = sum(len(word) + 1 for word in (*arguments, folder or ""))
+    if size > MAX_WORDS:
+        raise Refusal(
+            f"The arguments have {size} characters, and at most {MAX_WORDS} are taken. Write long values into a file "
+            "below the folder, and pass its path."
+        )
+
+
 def make_tool(rules: Confinement, command: Any) -> Callable[..., Awaitable[str]]:
     """Returns the function of a tool, which answers with the JSON of `as_data`."""
     from mcp.server.mcpserver.exceptions import ToolError
@@ -242,6 +254,7 @@ def make_tool(rules: Confinement, command: Any) -> Callable[..., Awaitable[str]]
 
     async def call(arguments: list[str], folder: str | None = None) -> str:
         try:
+            check_size(arguments, folder)
             place = rules.folder(folder)
             await asyncio.to_thread(rules.check, command, arguments, place)
         except Refusal as refusal:

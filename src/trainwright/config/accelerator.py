@@ -9,7 +9,7 @@ from os import PathLike
 from trainwright._types import JSONObject
 from trainwright.errors import ArgumentError
 from trainwright.support.counterparts import Counterpart
-from trainwright.support.door import MAX_SETTINGS, read_json
+from trainwright.support.door import parse_json, read_settings
 
 ACCUMULATION_KEYS = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
 
@@ -69,7 +69,7 @@ class AcceleratorConfig(Counterpart, original="transformers.trainer_pt_utils"):
             OSError: it cannot be read.
             ArgumentError: a name is unknown.
         """
-        given = read_json(json_file, max_bytes=MAX_SETTINGS)
+        given = parse_json(read_settings(json_file))
         return cls.from_dict(given, origin=str(json_file))
 
     @classmethod

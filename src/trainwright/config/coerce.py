@@ -6,7 +6,6 @@ raises, so that one error lists all. Short forms of text ("1h30m", "10-15", "0.1
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -236,7 +235,7 @@ def _backends(args: Arguments) -> Problems:
     problems = []
     try:
         args.accelerator_config = AcceleratorConfig.of(args.accelerator_config)
-    except (ArgumentError, OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         problems.append(f"accelerator_config: {error}")
     else:
         accumulation = args.accelerator_config.gradient_accumulation_kwargs or {}

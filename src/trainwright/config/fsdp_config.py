@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainwright._types import JSONObject
 from trainwright.config.enums import FSDPOption, word
 from trainwright.config.protocol import Arguments
-from trainwright.support.door import MAX_SETTINGS, read_json
+from trainwright.support.door import parse_json, read_settings
 
 SHARDING = (
     FSDPOption.FULL_SHARD,
@@ -50,7 +49,7 @@ def read_config(given: Any) -> JSONObject:
     Raises:
         OSError, ValueError: the file cannot be read.
     """
-    plain = read_json(given, max_bytes=MAX_SETTINGS) if isinstance(given, str) else given or {}
+    plain = parse_json(read_settings(given)) if isinstance(given, str) else given or {}
     return {key.removeprefix("fsdp_"): setting for key, setting in plain.items()}
 
 
@@ -58,7 +57,7 @@ def coerce_fsdp(args: Arguments) -> list[str]:
     """Coerces `fsdp` and `fsdp_config` of arguments with `fsdp` set, and returns the problems found."""
     try:
         config = read_config(args.fsdp_config)
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         return [f"fsdp_config={args.fsdp_config!r} could not be read: {error}"]
     words: Any = args.fsdp  # as the user passed it
     problems = []

@@ -32,7 +32,7 @@ from trainwright.config.fields import SETTINGS
 from trainwright.config.summary import grouped
 from trainwright.config.words import hint_for_argument
 from trainwright.errors import ArgumentError, excerpt
-from trainwright.support.door import MAX_SETTINGS, read_json
+from trainwright.support.door import parse_json, read_settings
 
 DataClass = NewType("DataClass", Any)  # type: ignore[valid-newtype]  # names that other code imports
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ class HfArgumentParser(ArgumentParser):
             finder.add_argument(args_file_flag, dest="files", action="append", default=[])
             named, words = finder.parse_known_args(words)
             files += map(Path, named.files)
-        from_files = [word for file in files if file.exists() for word in file.read_text(encoding="utf-8").split()]
+        from_files = [word for file in files if file.exists() for word in read_settings(file).split()]
         older, words = self._older_names([*from_files, *words])
         namespace, remaining = self.parse_known_args(words)
         inputs = [_take(namespace, kind) for kind in self.dataclass_types]
@@ -377,7 +377,7 @@ class HfArgumentParser(ArgumentParser):
         Raises:
             ArgumentError: no dataclass has a field for a key, or the file holds no object.
         """
-        return self._parse_tree(read_json(json_file, max_bytes=MAX_SETTINGS), json_file, allow_extra_keys)
+        return self._parse_tree(parse_json(read_settings(json_file)), json_file, allow_extra_keys)
 
     def parse_yaml_file(self, yaml_file: str | PathLike[str], allow_extra_keys: bool = False) -> tuple[Any, ...]:
         """Makes instances from a YAML file that holds one mapping.
@@ -395,7 +395,7 @@ class HfArgumentParser(ArgumentParser):
         import yaml
 
         try:
-            tree = yaml.safe_load(Path(yaml_file).read_text(encoding="utf-8"))
+            tree = yaml.safe_load(read_settings(yaml_file))
         except yaml.MarkedYAMLError as error:
             error.problem = None if error.problem is None else excerpt(error.problem)
             raise

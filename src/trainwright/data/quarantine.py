@@ -29,8 +29,9 @@ from typing import Any, TypeAlias
 from trainwright._types import QUARANTINE_NAME, Item, JSONObject, is_count
 from trainwright.data.identity import SampleId, Seen, as_hex, of_hex
 from trainwright.errors import DataError
-from trainwright.support.door import OwnFolder, RelativeName, parse_json
+from trainwright.support.door import OwnFolder, RelativeName, parse_json, read_bytes
 
+MAX_BYTES = 256 << 20  # of the file
 NO_PLACES = (
     "A position only identifies a sample of a stream if all processes and workers read the whole stream, in the same "
     "order in each epoch. Name samples by a column of unique values: trainer.quarantine(['doc-3'], column='id')."
@@ -71,7 +72,11 @@ def read_quarantine(folder: str | Path) -> Quarantined:
     path = Path(folder) / QUARANTINE_NAME
     if not path.is_file():
         return Quarantined()
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+    try:
+        content = read_bytes(path, max_bytes=MAX_BYTES)
+    except ValueError as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+    lines = content.decode(errors="replace").split("\n")[:-1]
     entries: dict[Entry, None] = {}
     sizes: Sizes | None = None
     for number, line in enumerate(lines, start=1):

@@ -36,6 +36,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from trainwright._types import Optimizer, StateDict
 from trainwright.distributed.collectives import Group
 from trainwright.errors import CheckpointError
+from trainwright.support.door import read_bytes
 from trainwright.support.tensor_tree import map_nested, tensors_of
 
 MODEL = "pytorch_model_fsdp_0"
@@ -273,9 +274,10 @@ class SafeReader(FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # Any: as torch's method
         """Reads the metadata; a CheckpointError if it names another class, or a file outside of the checkpoint."""
-        content = (Path(self.path) / DESCRIPTION).read_bytes()
-        if len(content) > MAX_DESCRIPTION_BYTES:
-            raise CheckpointError(f"its description has {len(content)} bytes")
+        try:
+            content = read_bytes(Path(self.path) / DESCRIPTION, max_bytes=MAX_DESCRIPTION_BYTES)
+        except ValueError as error:
+            raise CheckpointError(f"its description cannot be read: {error}") from error
         metadata: Metadata = _Unpickler(io.BytesIO(content)).load()
         for info in metadata.storage_data.values():
             if Path(info.relative_path).name != info.relative_path:

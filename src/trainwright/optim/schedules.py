@@ -98,6 +98,12 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "adam_beta2": ("betas", "beta2"),
     "adam_epsilon": ("eps",),
 }
+# Settings of a parameter group that an optimizer reads and never changes.
+FIXED = (
+    *("alpha", "amsgrad", "beta1", "betas", "dampening", "decoupled_weight_decay", "eps", "lr_decay", "maximize"),
+    *("momentum", "nesterov", "rho", "weight_decay"),
+)
+CYCLED = ("beta1", "betas", "momentum")  # by a schedule, if its `cycle_momentum` is set
 NOT_FROM_OPTIONS = ("params", "lr", "initial_lr", "weight_decay")
 SHAPES = ("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps")
 OF_RATES = {"learning_rate", "lr_groups", "layerwise_lr_decay", *SHAPES}
@@ -310,6 +316,40 @@ def changed_rate(optimizer: Optimizer, asked: RequestedSettings) -> tuple[float,
         if before is not None and now is not None and float(before) != float(now):
             return float(before), float(now)
     return None
+
+
+def find_unasked_settings(optimizer: Optimizer, scheduler: Any, asked: RequestedSettings) -> list[str]:
+    """Describes the settings of parameter groups that differ from those asked for, after a resume applied its changes.
+
+    A callback may have set them in the run that wrote the checkpoint; nothing else does.
+    """
+    is_cycled = any(getattr(part, "cycle_momentum", False) for part in _parts(_plain(scheduler)))
+    names = [name for name in FIXED if not (is_cycled and name in CYCLED)]
+    found = []
+    for number, (group, fresh) in enumerate(zip(getattr(optimizer, "param_groups", ()), asked.groups, strict=False)):
+        for name in names:
+            if name in group and name in fresh and _as_numbers(group[name]) != _as_numbers(fresh[name]):
+                found.append(f"{name}={group[name]!r} instead of {fresh[name]!r} in parameter group {number}")
+    return found
+
+
+def find_other_rates(optimizer: Optimizer, scheduler: Any) -> list[str]:
+    """Describes the rates of parameter groups that differ from the last ones of their schedule."""
+    rates = getattr(_plain(scheduler), "_last_lr", None) or []
+    groups = getattr(optimizer, "param_groups", ())
+    pairs = [(float(group["lr"]), float(rate)) for group, rate in zip(groups, rates, strict=False) if "lr" in group]
+    return [
+        f"lr={mine:g} instead of {rate:g} in parameter group {number}"
+        for number, (mine, rate) in enumerate(pairs)
+        if not math.isclose(mine, rate, rel_tol=1e-5, abs_tol=1e-30)
+    ]
+
+
+def _as_numbers(value: Any) -> Any:
+    """Returns a setting in a form that compares: tensors as numbers, lists as tuples."""
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_as_numbers, value))
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
 def apply_changes(

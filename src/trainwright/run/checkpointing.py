@@ -25,18 +25,19 @@ from trainwright.checkpoint import async_writer, rng, training_state
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest, find_problem
-from trainwright.checkpoint.optimizer_check import find_nan
+from trainwright.checkpoint.optimizer_check import check_loaded_state, find_nan
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, WeightCheck, milestones, to_remove
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.engine.base import Engine
-from trainwright.errors import ArgumentError, CheckpointNotFoundError
+from trainwright.errors import ArgumentError, CheckpointNotFoundError, NonFiniteWeightsError
 from trainwright.run import checks
 from trainwright.run.run import Run
 from trainwright.state.trainer_state import collect_states
 from trainwright.support.hooks import SaveHooks, is_overridden
 from trainwright.support.replaced import current
+from trainwright.support.tensor_tree import has_finite_values
 
 logger = logging.getLogger(__name__)
 
@@ -323,6 +324,46 @@ class Checkpointer:
 
         return checkpoint.load_weights(model, shards=sharded_state, load=self.engine.load_weights)
 
+    def check_finite(self, model: Model, checkpoint: Checkpoint) -> None:
+        """Checks weights that were read from a checkpoint, before a step is lost to them; all processes call it.
+
+        Raises NonFiniteWeightsError for trained weights that are not finite, with the newest older checkpoint whose
+        weights are; with `on_nonfinite="warn"` that is a warning.
+        """
+        policy = resolve.nonfinite_policy(self.args)
+        if policy == "ignore":
+            return
+        named = ((name, one) for name, one in model.named_parameters() if one.requires_grad)
+        bad = next((name for name, one in named if not has_finite_values(one)), None)
+        everybodys = self.engine.gather_objects(bad) if self.engine.num_processes > 1 else [bad]
+        name = next((one for one in everybodys if one is not None), None)
+        if name is None:
+            return
+        older = self.engine.agree(lambda: self._find_finite_before(model, checkpoint))
+        cure = (
+            f"Resume from {older}, the newest one before it with finite weights"
+            if older is not None
+            else "No older checkpoint beside it has finite weights: begin a new run"
+        )
+        message = f"The weights in {checkpoint} are not finite: {name}. {cure}"
+        if policy != "warn":
+            raise NonFiniteWeightsError(f"{message}; on_nonfinite='ignore' uses such weights.")
+        logger.warning("%s.", message)
+
+    def _find_finite_before(self, model: Model, checkpoint: Checkpoint) -> str | None:
+        """Returns the newest older checkpoint in the same directory that is intact and has finite weights."""
+        from trainwright.engine import sharded_state
+
+        buffers = frozenset(name for name, _ in model.named_buffers())
+        check = WeightCheck(buffers=buffers, shards=sharded_state.weights_in)
+        store = CheckpointStore(checkpoint.path.parent)
+        step = checkpoint.state.global_step
+        for path in (store.path(one) for one in reversed(store.steps()) if one < step):
+            older = Checkpoint(path)
+            if older.non_finite_mark is None and older.find_problem() is None and check.find(path) is None:
+                return str(path)
+        return None
+
     def read_states(self, model: Model, optimizer: Any, scheduler: Any, checkpoint: Checkpoint) -> None:
         """Loads the states of the optimizer and the schedule."""
         from trainwright.engine import sharded_state
@@ -335,6 +376,14 @@ class Checkpointer:
         else:
             training_state.load_optimizer(
                 optimizer, folder, load=self.engine.load_optimizer_state, holds_parts=self.engine.holds_parts
+            )
+        if not self.engine.holds_parts and (folder / TRAINER_STATE_NAME).is_file():
+            check_loaded_state(
+                optimizer,
+                folder,
+                num_steps=checkpoint.state.global_step,
+                count_skipped=checkpoint.count_skipped_steps,
+                names={parameter: name for name, parameter in self.engine.unwrap(model).named_parameters()},
             )
         training_state.load_scheduler(scheduler, folder)
 

@@ -436,6 +436,7 @@ def load_rng(checkpoint: Checkpoint, *, rank: int, num_processes: int, step: int
 class CheckpointArguments:
     """Facts about the run that wrote a checkpoint."""
 
+    step: int  # at which it was written
     num_steps: int  # its planned length, in optimizer steps
     differences: list[Difference]  # arguments that now have another value
 
@@ -453,7 +454,8 @@ def load_checkpoint_args(checkpoint: Checkpoint, args: Any, *, has_own_optimizer
     problems = list(impossible_changes(found, has_own_optimizer=has_own_optimizer))
     if problems:
         raise CheckpointError(f"{checkpoint} cannot be resumed from with these arguments:\n  " + "\n  ".join(problems))
-    return CheckpointArguments(checkpoint.state.max_steps, found)
+    state = checkpoint.state
+    return CheckpointArguments(state.global_step, state.max_steps, found)
 
 
 def apply_new_settings(
@@ -472,6 +474,16 @@ def apply_new_settings(
     """
     from trainwright.config.summary import Difference
 
+    if then.num_steps < then.step:
+        logger.warning(
+            "The record of the checkpoint has max_steps=%d, before its step %d, so how long its run was to last is not "
+            "known. The schedule is taken for one of %s, the length of this run.",
+            then.num_steps,
+            then.step,
+            "unknown length" if num_steps == OPEN_END else counted(num_steps, "step"),
+        )
+        then = replace(then, num_steps=num_steps)
+    others = schedules.find_other_rates(optimizer, scheduler)
     changed = {one.name: (one.before, one.now) for one in then.differences}
     lengths = then.num_steps, num_steps
     lines = [str(one) for one in then.differences if (one.name, one.before, one.now) != ("max_steps", *lengths)]
@@ -480,10 +492,19 @@ def apply_new_settings(
         changed["learning_rate"] = rate
         lines.append(str(Difference("learning_rate", *rate)))
     schedules.apply_changes(optimizer, scheduler, asked, changed)
+    others = [*schedules.find_unasked_settings(optimizer, scheduler, asked), *others]
+    if others and args.should_log:
+        logger.warning(
+            "The optimizer of the checkpoint has settings that neither the arguments nor the schedule have: %s. The "
+            "run uses them, since a callback may have set them. If none did, use another checkpoint, or set them in "
+            "on_train_begin.",
+            "; ".join(others),
+        )
     is_new = not changed.keys().isdisjoint(schedules.SHAPES)
     check_cooldown_alone(value_of(args, "cooldown"), [one for one in then.differences if one.name in schedules.SHAPES])
 
     if not is_own:
+        warn_other_position(scheduler, then)
         length = then.num_steps if num_steps == OPEN_END else num_steps  # without a length, no rate depends on it
         continue_schedule(scheduler, args, before=then.num_steps, now=length, is_new=is_new)
         if length > then.num_steps > 0:
@@ -498,6 +519,18 @@ def apply_new_settings(
             name = "max_steps" if changed.get("max_steps") == lengths else "length"
             lines.append(f"{name} {new_length}")
     return lines
+
+
+def warn_other_position(scheduler: Any, then: CheckpointArguments) -> None:
+    """Warns if a schedule of ours is at a later step than the run of its checkpoint was."""
+    position = getattr(getattr(scheduler, "scheduler", scheduler), "last_epoch", 0)
+    if position > then.step:
+        logger.warning(
+            "The schedule of the checkpoint is at step %d, and its run had made %s. Its rates are used from there on; "
+            "if that is not as it was, use another checkpoint.",
+            position,
+            counted(then.step, "step"),
+        )
 
 
 SMALL_RATE = 0.02  # relative to the base rate

@@ -147,6 +147,7 @@ def prepare_model(trainer: AnyTrainer, trial: Any, checkpoint: Checkpoint | None
         current("align_special_tokens", align_special_tokens)(trainer.model, trainer.processing_class)
     if checkpoint is not None:
         trainer._load_from_checkpoint(str(checkpoint))
+        internals.checkpointer.check_finite(trainer.model, checkpoint)
         trainer._train_batch_size = resume.batch_size_of(checkpoint, trainer.args, trainer._train_batch_size)
     checks.check_trainable(trainer.model, getattr(trainer.args, "mixed_precision", "no"))
 

@@ -127,7 +127,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {  # types of the fields that a res
     "train_batch_size": int,
 }
 
-_NEVER_NEGATIVE = (
+_COUNTS = (
     "epoch",
     "global_step",
     "max_steps",
@@ -146,7 +146,8 @@ class TrainerState(Counterpart, original="transformers.trainer_callback"):
     Attributes:
         epoch: epochs done, with the share of the current one as its fraction.
         global_step: optimizer steps done.
-        max_steps: optimizer steps of the whole run; `sys.maxsize` until data of unknown length show their end.
+        max_steps: optimizer steps of the whole run; `sys.maxsize` until data of unknown length show their
+            end; below `global_step`, the length is not known.
         logging_steps, eval_steps, save_steps: intervals in optimizer steps (shares are already turned into counts).
         train_batch_size: samples per device and micro-batch.
         num_input_tokens_seen: input tokens trained on, if they are counted.
@@ -259,9 +260,10 @@ class TrainerState(Counterpart, original="transformers.trainer_callback"):
         for name in ("global_step", "epoch", "max_steps", "total_flos", "num_input_tokens_seen"):
             if name in values and values[name] is None:
                 raise ValueError(f"{name} is null")
-        for name in _NEVER_NEGATIVE:
+        for name in _COUNTS:
             value = values.get(name)
-            if value is not None and not value >= 0:  # so also NaN
+            # so also NaN
+            if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"invalid {name}: {reprlib.repr(value)}")
         if not all(isinstance(entry, dict) for entry in values.get("log_history") or ()):
             raise ValueError("log_history has an entry that is not a JSON object")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from trainwright._types import JSONObject
+from trainwright.support.deadline import reap
 from trainwright.support.door import parse_json
 
 LOOKS_EVERY_S = 0.2  # for the end of the child
@@ -138,8 +139,7 @@ class ChildProcess:
                 return
             with suppress(ProcessLookupError, PermissionError):  # it is reaped by someone else, or another user's
                 os.killpg(self._process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
-                self._process.wait(STOP_LIMIT_S)
+            reap(self._process, limit_s=STOP_LIMIT_S)
 
     def describe_end(self) -> str:
         """Ends the process; returns its exit code, or the name of the signal that killed it."""

@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 KILLED_S = 10.0  # for the end of a process that was killed
+REAPS_S = 3600.0  # for the end of one that did not end then
 
 
 class HangsError(TimeoutError):
@@ -118,5 +119,17 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     """Kills a process that leads a session and all that it started there, and waits for it."""
     with suppress(ProcessLookupError, PermissionError):  # they have ended; or are another user's
         os.killpg(process.pid, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):  # it hangs in the kernel
-        process.wait(KILLED_S)
+    reap(process, limit_s=KILLED_S)
+
+
+def reap(process: subprocess.Popen[bytes], *, limit_s: float) -> None:
+    """Waits for a process that was killed, on a thread if it hangs in the kernel; otherwise it would stay a zombie."""
+    try:
+        process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+
+        def wait() -> None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(REAPS_S)
+
+        threading.Thread(target=wait, name="trainwright-reaper", daemon=True).start()

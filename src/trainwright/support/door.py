@@ -99,6 +99,18 @@ def read_bytes(path: str | os.PathLike[str], *, max_bytes: int) -> bytes:
         return file.read(status.st_size)  # not `max_bytes`: that would allocate a buffer of that size
 
 
+def read_settings(path: str | os.PathLike[str]) -> str:
+    """Returns the text of a file that a person writes; ValueError with its name as for `read_bytes`, or for no text."""
+    try:
+        text = read_bytes(path, max_bytes=MAX_SETTINGS).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{os.fspath(path)} is not UTF-8 text: {error}. Save it as UTF-8.") from error
+    except ValueError as error:
+        raise ValueError(f"{os.fspath(path)} cannot be read: {error}. Name another file.") from error
+    # as a file that is opened as text
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def parse_step(value: object) -> int:
     """Returns a step; ValueError if it is no integer from 0 on."""
     if type(value) is not int or not 0 <= value <= MAX_STEP:

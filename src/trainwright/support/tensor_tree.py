@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -35,6 +36,22 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach()
     part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
+
+
+def has_finite_values(tensor: torch.Tensor, *, allows_infinity: bool = False) -> bool:
+    """Returns whether this process's part of a tensor has no NaN, and no infinity unless that is allowed; waits."""
+    values = local_part(tensor)
+    if not values.is_floating_point() or values.numel() == 0 or values.device.type == "meta":
+        return True
+    try:
+        # NaN if there is one; makes no copy, since memory may be short
+        lowest, highest = torch.aminmax(values)
+    except NotImplementedError:
+        # quantized, or another type without a minimum
+        return True
+    if allows_infinity:
+        return not math.isnan(lowest.item())
+    return math.isfinite(lowest.item()) and math.isfinite(highest.item())
 
 
 def storage_place(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int]:

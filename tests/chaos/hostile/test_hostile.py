@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import pickle
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +16,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from trainwright import TrainingArguments
 from trainwright.checkpoint.manifest import Manifest, describe_files, digest
-from trainwright.errors import CheckpointError
+from trainwright.errors import CheckpointError, NonFiniteWeightsError
 from trainwright.run.resume import find_checkpoint
 
 from ..._support.small import StopAt, make_trainer
@@ -186,6 +189,23 @@ def test_a_link_within_the_directory_and_to_it_is_followed(checkpoint: Path, tmp
     assert trainer.state.global_step == 14
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("has_manifest", [True, False])
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json", "more.pt"]
+)
+def test_a_pipe_in_a_checkpoint_is_refused_and_not_waited_for(name: str, has_manifest: bool, run: Path) -> None:
+    path = run / "checkpoint-3" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    if not has_manifest:
+        (run / "checkpoint-3" / "manifest.json").unlink()
+        (run / "checkpoint-3" / "training_args.json").unlink()
+    assert str(find_checkpoint("auto", str(run))) == str(run / "checkpoint-2")
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)} is a pipe"):
+        find_checkpoint(str(run / "checkpoint-3"), str(run))
+
+
 # -- JSON that is there to fill the memory ---------------------------------------------------------------------------
 
 
@@ -280,6 +300,8 @@ CRAFTED: dict[str, Callable[[Path], object]] = {
             ("global_step", HUGE),
             ("global_step", None),
             ("global_step", 2.5),
+            ("global_step", 2),
+            ("epoch", math.inf),
             ("epoch", "x"),
             ("epoch", []),
             ("max_steps", HUGE),
@@ -287,6 +309,7 @@ CRAFTED: dict[str, Callable[[Path], object]] = {
             ("num_train_epochs", HUGE),
             ("num_input_tokens_seen", [1]),
             ("total_flos", "many"),
+            ("total_flos", math.inf),
             ("best_metric", {}),
             ("best_global_step", HUGE),
             ("best_model_checkpoint", 5),
@@ -355,6 +378,96 @@ def test_value_that_no_run_writes_is_refused_and_auto_takes_older_one(
     assert "checkpoint-3 is skipped" in caplog.text
     with pytest.raises(CheckpointError):
         make_trainer(run).train(resume_from_checkpoint=str(run / "checkpoint-3"))
+
+
+# -- lengths that no run writes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_steps", [0, 1])
+def test_length_before_the_step_of_its_record_is_not_used(
+    max_steps: int, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A schedule of that length would have ended: the rate would be 0 from here on."""
+
+    def rates(folder: Path) -> list[float]:
+        trainer = make_trainer(folder, log_level="warning", save_strategy="no")
+        trainer.train(resume_from_checkpoint=str(run / "checkpoint-3"))
+        return [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+
+    whole = rates(run / "whole")
+    state_with(max_steps=max_steps)(run / "checkpoint-3")
+    sign_again(run / "checkpoint-3")
+    caplog.clear()
+    assert rates(run / "again") == whole
+    assert f"max_steps={max_steps}, before its step 3" in caplog.text
+
+
+# -- weights that were signed by whoever changed them ------------------------------------------------------------------
+
+
+def change_weights(folder: Path, change: Callable[[torch.Tensor], torch.Tensor], *, only_first: bool = True) -> str:
+    """Changes the first trained weight, or all; returns its name."""
+    weights = load_file(folder / "model.safetensors")
+    name = min(weights)
+    weights |= {one: change(weights[one]) for one in ([name] if only_first else weights)}
+    save_file(weights, folder / "model.safetensors")
+    sign_again(folder)
+    return name
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.uint8], ids=str)
+def test_whole_numbers_in_place_of_weights_are_refused(dtype: torch.dtype, run: Path) -> None:
+    name = change_weights(run / "checkpoint-3", lambda one: one.to(dtype))
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)} has numbers of {dtype}"):
+        make_trainer(run).train(resume_from_checkpoint=str(run / "checkpoint-3"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_weights_of_another_precision_are_loaded(dtype: torch.dtype, run: Path) -> None:
+    change_weights(run / "checkpoint-3", lambda one: one.to(dtype), only_first=False)
+    trainer = make_trainer(run)
+    trainer.train(resume_from_checkpoint=str(run / "checkpoint-3"))
+    assert trainer.state.global_step == 14
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("asked", ["auto", "checkpoint-3"])
+def test_weights_that_are_not_finite_are_refused_with_the_newest_older_checkpoint(
+    value: float, asked: str, run: Path
+) -> None:
+    name = change_weights(run / "checkpoint-3", lambda one: one.fill_(value))
+    with pytest.raises(NonFiniteWeightsError, match=rf"{re.escape(name)}\. Resume from .*checkpoint-2,"):
+        make_trainer(run).train(resume_from_checkpoint=asked if asked == "auto" else str(run / asked))
+
+
+def test_weights_that_are_not_finite_without_an_older_checkpoint(run: Path) -> None:
+    for step in (2, 3):
+        change_weights(run / f"checkpoint-{step}", lambda one: one.fill_(float("nan")))
+    with pytest.raises(NonFiniteWeightsError, match="No older checkpoint beside it"):
+        make_trainer(run).train(resume_from_checkpoint=str(run / "checkpoint-3"))
+
+
+@pytest.mark.parametrize("policy", ["warn", "ignore"])
+def test_weights_that_are_not_finite_are_resumed_where_that_is_asked_for(
+    policy: str, run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    change_weights(run / "checkpoint-3", lambda one: one.fill_(float("nan")))
+    make_trainer(run, max_steps=4, log_level="warning", on_nonfinite=policy).train(
+        resume_from_checkpoint=str(run / "checkpoint-3")
+    )
+    assert ("The weights in" in caplog.text) == (policy == "warn")
+
+
+def test_nan_in_the_state_of_an_optimizer_is_named_at_the_resume(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = run / "checkpoint-3" / "optimizer.pt"
+    state = torch.load(path, weights_only=True)
+    state["state"][0]["exp_avg"].fill_(float("nan"))
+    torch.save(state, path)
+    sign_again(path.parent)
+    make_trainer(run, max_steps=4, log_level="warning", on_nonfinite="ignore").train(
+        resume_from_checkpoint=str(path.parent)
+    )
+    assert "optimizer.pt has NaN in exp_avg of" in caplog.text
 
 
 @pytest.mark.parametrize("token", [5, ["hf_x"], {"token": "hf_x"}, b"hf_x"])

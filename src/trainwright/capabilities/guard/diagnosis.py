@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trainwright._types import Optimizer
-from trainwright.support.tensor_tree import local_part
+from trainwright.support.tensor_tree import has_finite_values
 
 WEIGHTS = "the weights"
 STATE = "the optimizer state"
@@ -31,7 +31,9 @@ def find_bad_parts(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
     """
     named = {parameter: name for name, parameter in model.named_parameters()}
     found = {
-        WEIGHTS: [name for parameter, name in named.items() if parameter.requires_grad and not _is_sound(parameter)],
+        WEIGHTS: [
+            name for parameter, name in named.items() if parameter.requires_grad and not has_finite_values(parameter)
+        ],
         STATE: list(_bad_states(named, optimizer)),
         RATE: list(_bad_rates(optimizer)),
     }
@@ -63,26 +65,13 @@ def find_bad_parts_anywhere(
 def _bad_states(named: dict[nn.Parameter, str], optimizer: Optimizer) -> Iterator[str]:
     for parameter, state in getattr(optimizer, "state", {}).items():
         for key, value in state.items():
-            if isinstance(value, torch.Tensor) and not _is_sound(value, allows_infinity=True):
+            if isinstance(value, torch.Tensor) and not has_finite_values(value, allows_infinity=True):
                 yield f"{key} of {named.get(parameter, 'a parameter')}"
 
 
 def _bad_rates(optimizer: Optimizer) -> Iterator[str]:
     rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
     yield from (str(rate) for rate in rates if not math.isfinite(rate))
-
-
-def _is_sound(tensor: torch.Tensor, *, allows_infinity: bool = False) -> bool:
-    values = local_part(tensor)
-    if not values.is_floating_point() or values.numel() == 0:
-        return True
-    try:
-        lowest, highest = torch.aminmax(values)  # NaN if there is one; makes no copy, since memory may be short
-    except NotImplementedError:  # quantized, or another type without a minimum
-        return True
-    if allows_infinity:
-        return not math.isnan(lowest.item())
-    return math.isfinite(lowest.item()) and math.isfinite(highest.item())
 
 
 def _first_of(names: list[str]) -> str:

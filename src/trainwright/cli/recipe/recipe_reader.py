@@ -35,6 +35,7 @@ from trainwright.config.parser import FALSE_WORDS, TRUE_WORDS
 from trainwright.config.summary import grouped, plain
 from trainwright.config.words import hint_for_entry, hint_for_task
 from trainwright.errors import ArgumentError, RecipeError, did_you_mean
+from trainwright.support.door import read_settings
 
 PARTS: dict[str, type] = {"model": ModelPart, "data": DataPart}
 OPTIONAL: dict[str, type] = {
@@ -69,7 +70,11 @@ def read_tree(
         typed: the other words of a command line: `a.b=value`, `--name value`, `--name=value`, `--flag`.
         also: finds further problems, reported together with these.
     """
-    tree = parse(file.read_text(encoding="utf-8"), str(file))
+    try:
+        content = read_settings(file)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    tree = parse(content, str(file))
     problems: list[tuple[tuple[str, ...], str]] = []
     not_set: list[Path] = []
     for origin, override in [*((f"--set {one}", one) for one in overrides), *_typed(typed)]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from importlib import resources
-from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,6 +12,7 @@ from trainwright._types import IGNORE_INDEX
 from trainwright.cli.recipe.schema import CHAT_TEMPLATES
 from trainwright.cli.tasks.conversations import ConversationError, Message
 from trainwright.cli.tasks.source import Row, TaskSource, first_line
+from trainwright.support.door import read_settings
 
 GENERATION = re.compile(r"\{%-?\+?\s*generation\s*[-+]?%\}")
 DEFAULT = "chatml"  # template of a tokenizer trained here
@@ -34,7 +34,7 @@ def use_template(material: TaskSource, tokenizer: PreTrainedTokenizerBase) -> in
     if name is None:
         return 0
     if name not in CHAT_TEMPLATES:
-        tokenizer.chat_template = Path(name).read_text(encoding="utf-8")
+        tokenizer.chat_template = read_settings(name)
         return 0
     place = resources.files("trainwright.cli.tasks").joinpath(f"chat_templates/{name}.jinja")
     tokenizer.chat_template = place.read_text(encoding="utf-8")

@@ -28,6 +28,7 @@ from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import ArgumentError, CheckpointError, RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
 from trainwright.run.checks import make_output_dir
+from trainwright.support.door import read_settings
 from trainwright.support.units import count_text
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
     trainer = make_trainer(recipe, tree, say)
     args = trainer.args
     kept = Path(args.output_dir) / RECIPE_NAME
-    before = kept.read_text(encoding="utf-8") if args.should_save and kept.is_file() else None
+    before = read_settings(kept) if args.should_save and kept.is_file() else None
     saved = CheckpointStore(args.output_dir).steps()
     if args.should_save:
         write_text(kept, HEAD + dump(plain(recipe)))

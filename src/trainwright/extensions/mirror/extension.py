@@ -25,6 +25,7 @@ from trainwright.extensions.mirror.parts import Helper, names_to_send
 from trainwright.journal.record import FileJournal, live_journal
 from trainwright.loop.extension import Extension, Run
 from trainwright.support.deadline import within
+from trainwright.support.repeats import RepeatedFailures
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class RunMirror(Extension):
         self._journal: FileJournal | None = None  # of the run, which ends before the last copies do
         self._ranks: list[int] = []  # processes of this node
         self._num_nodes = 1
+        self._failures = RepeatedFailures()
         self._opened: list[RemoteStore] = []  # stores with a process of their own that ends with the run
         self._token = ""
         self._sharing = ExitStack()  # while it is open, a resume uses the client of this run
@@ -128,6 +130,7 @@ class RunMirror(Extension):
                     "name and at the credentials, which the packages of fsspec read from the environment, or leave "
                     "checkpoint_mirror out."
                 ) from None
+            self._failures.is_new(error)
             logger.warning(
                 "checkpoint_mirror=%r cannot be reached: %s. Training starts without a claim on it, and copies what it "
                 "saves when the store answers.",
@@ -165,7 +168,13 @@ class RunMirror(Extension):
         resumed = None if came_from is None else Checkpoint(came_from).manifest
         own = [one for _, one in known if resumed is not None and one.run_id == resumed.run_id]
         self._mirror = Mirror(
-            Path(self._folder), self._store, self._plan, self._lease, tell=self._tell, clock=self._clock
+            Path(self._folder),
+            self._store,
+            self._plan,
+            self._lease,
+            tell=self._tell,
+            clock=self._clock,
+            failures=self._failures,
         )
 
         def keeps() -> set[int]:

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import xxhash
 
-from trainwright._types import MANIFEST_NAME
+from trainwright._types import MANIFEST_NAME, counted
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.remote import RUN_FILES, RUN_FOLDER, Copy, RemoteStore
@@ -28,6 +28,7 @@ from trainwright.errors import CheckpointError, CheckpointWriteError
 from trainwright.extensions.mirror.clock import END_PATIENCE_S, Clock, Signs, SystemClock
 from trainwright.extensions.mirror.parts import PREFIX
 from trainwright.support.door import OwnFolder, RelativeName
+from trainwright.support.repeats import RepeatedFailures
 from trainwright.support.units import duration_text, size_text
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Mirror:
         claim: this run's claim on the URL.
         tell: called for the journal with the step and the result of each copy.
         clock: for tests.
+        failures: those of the store that were said before.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Mirror:
         *,
         tell: Callable[..., None] = lambda **values: None,
         clock: Clock | None = None,
+        failures: RepeatedFailures | None = None,
     ) -> None:
         self.outbox = outbox_of(folder, plan.url)
         self._own = OwnFolder(folder)
@@ -93,6 +96,8 @@ class Mirror:
         self._is_lost = False  # another run has the URL
         self._is_left = False  # it did not end in time: it sends nothing more
         self._failed_since: float | None = None  # since when every attempt fails
+        self._failure: BaseException | None = None  # the first of these attempts
+        self._failures = RepeatedFailures() if failures is None else failures
 
     # -- called by the run ---------------------------------------------------------------------------------------------
 
@@ -138,12 +143,13 @@ class Mirror:
             for path, listed in wanted.values():
                 self._link(path, listed)
         except (OSError, ValueError) as error:  # ValueError: a name in a manifest leads out of its checkpoint
-            logger.warning(
-                "%s cannot be prepared for its copy to %s: %s. Training continues.",
-                checkpoint,
-                self._store,
-                reason(error),
-            )
+            if self._failures.is_new(error):
+                logger.warning(
+                    "%s cannot be prepared for its copy to %s: %s. Training continues; it is tried again at each save.",
+                    checkpoint,
+                    self._store,
+                    reason(error),
+                )
             return
         self._staged_at = manifest.written_at
         self._wake.set()
@@ -206,6 +212,12 @@ class Mirror:
         if any(True for _ in self._waiting()):
             logger.info("Waiting for copies to %s.", self._store)
         self._is_left = not self.signs.wait_for(thread, self._clock)
+        if self._failures.num_repeated:
+            logger.warning(
+                "Copies to %s failed %s in this run, for the causes that were named.",
+                self._store,
+                counted(self._failures.num_repeated, "more time"),
+            )
         waiting = [path.name for path, _ in self._waiting()]
         if waiting and not self._is_lost:
             logger.warning(
@@ -241,6 +253,7 @@ class Mirror:
                 if self._failed_since is None:
                     self._say_failure(error)
                     self._failed_since = now
+                    self._failure = error
                 if is_ending and now - self._failed_since >= END_PATIENCE_S:
                     return
                 self._clock.wait(self._wake, pause_s)
@@ -254,12 +267,14 @@ class Mirror:
                     self._clock.wait(self._wake, None)
 
     def _say_failure(self, error: BaseException) -> None:
-        logger.warning(
-            "%s cannot be written: %s. Training continues; checkpoints wait in %s and are sent when the store answers.",
-            self._store,
-            reason(error),
-            self.outbox,
-        )
+        if self._failures.is_new(error):
+            logger.warning(
+                "%s cannot be written: %s. Training continues; checkpoints wait in %s and are sent when the store "
+                "answers.",
+                self._store,
+                reason(error),
+                self.outbox,
+            )
         self._tell(error=reason(error))
 
     def _reconnect(self) -> None:
@@ -283,7 +298,11 @@ class Mirror:
         if self._failed_since is not None:
             away_s = self._clock.now() - self._failed_since
             self._failed_since = None
-            logger.warning("%s answers again after %s; nothing is missing there.", self._store, duration_text(away_s))
+            if self._failure is not None and self._failures.is_first_recovery(self._failure):
+                logger.warning(
+                    "%s answers again after %s; nothing is missing there.", self._store, duration_text(away_s)
+                )
+            self._failure = None
 
     def _tidy(self) -> tuple[Path, Manifest] | None:
         """Removes checkpoints that a newer one replaces, but none that is or may be the best; returns the newest."""
@@ -356,7 +375,8 @@ class Mirror:
         original = self._folder / folder.name
         manifest = Manifest.read(original)
         if manifest is None or Checkpoint(original).find_problem() is not None:
-            logger.warning("%s is not copied to %s: %s.", original, self._store, reason(error))
+            if self._failures.is_new(error):
+                logger.warning("%s is not copied to %s: %s.", original, self._store, reason(error))
             return
         self._link(original, manifest)
 
