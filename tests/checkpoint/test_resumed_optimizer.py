@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -46,11 +45,11 @@ def change_file(run: Path, name: str, change: Callable[[State], object]) -> None
     sign_again(path.parent)
 
 
-def resume(run: Path, caplog: pytest.LogCaptureFixture, **settings: Any) -> str:
-    """Returns the warnings of a run that is resumed from step 3."""
+def resume(run: Path, caplog: pytest.LogCaptureFixture, *, level: str = "warning", **settings: Any) -> str:
+    """Returns the warnings of a run that is resumed from step 3, or all that it says from a level on."""
     caplog.clear()
-    with caplog.at_level(logging.WARNING, logger="trainwright"):
-        trainer = make_trainer(run, max_steps=4, log_level="warning", **settings)
+    with caplog.at_level(level.upper(), logger="trainwright"):
+        trainer = make_trainer(run, max_steps=4, log_level=level, **settings)
         trainer.train(resume_from_checkpoint=str(run / "checkpoint-3"))
     assert trainer.state.global_step == 4
     return caplog.text
@@ -88,12 +87,19 @@ def test_an_optimizer_that_keeps_no_state_resumes(tmp_path: Path, caplog: pytest
 
 
 def test_parameters_without_a_state_are_named(run: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """They may have had no gradient so far, which no file says."""
+    """They may have had no gradient so far, which no file says: a line for those who ask, no warning."""
     change_file(run, "optimizer.pt", lambda state: without(state, 0))
-    assert "has no state for 1 of " in resume(run, caplog)
+    assert "has no state for 1 of " in resume(run, caplog, level="info")
+    assert "has no state" not in resume(run, caplog)
 
 
-@pytest.mark.parametrize("steps", [(10**6,), (2,), (3, 10**6), (3, 1), (4,)], ids=str)
+def test_parameters_with_fewer_steps_than_others_are_no_warning(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    change_file(run, "optimizer.pt", lambda state: with_steps(state, 3, 1))
+    assert "counts 1 to 3 updates" in resume(run, caplog, level="info")
+    assert "counts" not in resume(run, caplog)
+
+
+@pytest.mark.parametrize("steps", [(10**6,), (2,), (3, 10**6), (2, 1), (4,)], ids=str)
 def test_steps_that_the_run_did_not_make_are_named(
     steps: tuple[int, ...], run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -117,7 +117,7 @@ def check_loaded_state(
             "load the model from that directory and call train() without resume_from_checkpoint."
         )
     if len(trained) > len(missing) > 0 and not isinstance(inner, torch.optim.LBFGS):
-        logger.warning(
+        logger.info(  # no warning: models with unused parameters, and experts without tokens, have this at each resume
             "%s has no state for %d of %s (%s): %s begins anew there. That is right for parameters that had no "
             "gradient yet; otherwise use another checkpoint.",
             path,
@@ -161,7 +161,9 @@ def _check_counts(
     if len(set(steps)) == 1 and num_steps - count_skipped() <= steps[0] <= num_steps:
         return
     found = f"{min(steps):.0f}" if min(steps) == max(steps) else f"{min(steps):.0f} to {max(steps):.0f}"
-    logger.warning(
+    is_usual = min(steps) < max(steps) == num_steps  # some parameters had no gradient in some steps
+    logger.log(
+        logging.INFO if is_usual else logging.WARNING,
         "%s counts %s updates of a parameter, and its run had made %s. They are used as they are: they set the size of "
         "the next updates. That is right if some parameters had no gradient in some steps, or if it was used before "
         "that run; otherwise use another checkpoint.",
