@@ -67,7 +67,7 @@ def row(name: str, *, fields: str = "", rules: bool = False, file: str = "", fol
 TABLE: tuple[Row, ...] = (
     row("lease", fields="LeaseFields"),
     row("quarantine"),
-    row("mirror", folder="trainwright.extensions.mirror"),
+    row("mirror", fields="MirrorFields", rules=True),
     row("async_evaluation", folder="trainwright.extensions.async_evaluation"),
     Row(name="first_look", capability="trainwright.preflight.capabilities:FIRST_LOOK"),
     Row(name="speed", capability="trainwright.preflight.capabilities:SPEED"),

@@ -35,10 +35,7 @@ OURS = (
     "capabilities.ledger.rows",
     "run.checks.check_id_column",  # names of rows that are kept from run to run
     "capabilities.quarantine",
-    "extensions.mirror",
-    "checkpoint.directory_client",
-    "checkpoint.remote",
-    "run.tiers",  # copies of checkpoints under a URL
+    "capabilities.mirror",  # copies of checkpoints under a URL
     "loop.extension.Extensions",  # extensions of one's own
     "run.checks.check_extension",
     "data.packing",

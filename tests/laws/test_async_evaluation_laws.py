@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from trainwright import TrainerCallback
-from trainwright.checkpoint.remote import RemoteStore
+from trainwright.capabilities.mirror.remote import RemoteStore
 from trainwright.cli.tasks.watch import Watcher
 from trainwright.errors import ArgumentError, CheckpointError, ProcessFailedError
 from trainwright.extensions.async_evaluation import capability, evaluators

@@ -92,12 +92,12 @@ NO_WAIT = "no wait: "
 # Where something waits without a limit -> why it may.
 EXCEPTIONS = {
     "checkpoint.async_writer.CheckpointWriter": "the writer of a checkpoint, whose data would be lost",
-    "checkpoint.remote.RemoteStore._blocks": "each request of the pool has a limit",
-    "checkpoint.remote.RemoteStore.found": "each request of the pool has a limit",
-    "checkpoint.remote.RemoteStore._forget_listings": NO_WAIT + "the client forgets what it remembers",
-    "checkpoint.remote.RemoteStore.close": NO_WAIT + "the process of the client is killed",
-    "checkpoint.remote.RemoteStore.reconnect": NO_WAIT + "the process of the client is killed",
-    "checkpoint.store_process.StoreCalls.send_file.pace: get": "the process waits for its run, and is ended with it",
+    "capabilities.mirror.remote.RemoteStore._blocks": "each request of the pool has a limit",
+    "capabilities.mirror.remote.RemoteStore.found": "each request of the pool has a limit",
+    "capabilities.mirror.remote.RemoteStore._forget_listings": NO_WAIT + "the client forgets what it remembers",
+    "capabilities.mirror.remote.RemoteStore.close": NO_WAIT + "the process of the client is killed",
+    "capabilities.mirror.remote.RemoteStore.reconnect": NO_WAIT + "the process of the client is killed",
+    "capabilities.mirror.store_process.StoreCalls.send_file.pace: get": "it waits for its run, and is ended with it",
     "cli.main.answers_alone": NO_WAIT + "a context variable",
     "cli.main.put": NO_WAIT + "a context variable",
     "cli.mcp_server._end: wait": "within `asyncio.wait_for`",

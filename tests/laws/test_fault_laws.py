@@ -31,7 +31,7 @@ ENTRIES = "laws/test_hostile_entry_laws.py::test_a_wrong_value_in_any_place_is_n
 PARTNERS = "laws/test_partners_that_hang.py"
 CONTROL = "capabilities/control/test_control_laws.py"
 JOURNALS = "journal/test_hostile_journals.py"
-REMOTE = "checkpoint/test_remote.py"
+REMOTE = "capabilities/mirror/test_remote.py"
 VALUES = "capabilities/recorded_values/test_hostile_values.py"
 # Capability -> the test in which a partner of it hangs, or why it waits for none.
 HANGS = {

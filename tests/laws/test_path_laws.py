@@ -69,11 +69,11 @@ LINK_ITSELF = "`unlink` and `rename` act on the link itself, and `rmtree` refuse
 EXCEPTIONS = OWN_WRITERS | {
     "checkpoint.changes.accept": "drafts of a manifest that a command of the user names; " + LINK_ITSELF,
     "checkpoint.changes.write_manifest": "writes the random name that `replacing` yields",
-    "checkpoint.directory_client.DirectoryClient": "calls of its own `OwnFolder`, with parsed names",
+    "capabilities.mirror.directory_client.DirectoryClient": "calls of its own `OwnFolder`, with parsed names",
     "checkpoint.manifest.Manifest.write": STAGED,
-    "checkpoint.store_process.StoreCalls.rmdir: rmdir": "of a client, by a path in the store",
-    "checkpoint.store_client._writing": "the temporary file of the Hub's client, by the path that it made",
-    "checkpoint.remote.RemoteStore.fetch": "parsed names, " + STAGED,
+    "capabilities.mirror.store_process.StoreCalls.rmdir: rmdir": "of a client, by a path in the store",
+    "capabilities.mirror.store_client._writing": "the temporary file of the Hub's client, by the path that it made",
+    "capabilities.mirror.remote.RemoteStore.fetch": "parsed names, " + STAGED,
     "checkpoint.store.CheckpointStore": "names of ours with the number of a step; " + LINK_ITSELF,
     "checkpoint.store._delete": "of a link only the link itself",
     "checkpoint.store._link": "writes the random name that `replacing` yields",
@@ -94,8 +94,8 @@ EXCEPTIONS = OWN_WRITERS | {
     "capabilities.incidents.contents.fill.stacks": STAGED,
     "capabilities.incidents.recorder.IncidentRecorder._commit": "staged below a folder that is no link; " + LINK_ITSELF,
     "capabilities.lease.lease": "drafts under random names, leases by `link` and O_EXCL; " + LINK_ITSELF,
-    "extensions.mirror.mirror.Mirror.end: rmdir": "an empty directory by a fixed name, and no link",
-    "extensions.mirror.parts.Order.give_back: unlink": "a method of `OwnFolder`",
+    "capabilities.mirror.mirror.Mirror.end: rmdir": "an empty directory by a fixed name, and no link",
+    "capabilities.mirror.parts.Order.give_back: unlink": "a method of `OwnFolder`",
     "hub.outbox.Outbox.remove: rmdir": "an empty directory by a fixed name, and no link",
     "journal.record.OpenFile": "O_NOFOLLOW, and a link is an error that says so",
     "preflight.against._train": TEMPORARY,
@@ -111,11 +111,11 @@ EXCEPTIONS = OWN_WRITERS | {
 JOINS = {
     "checkpoint.changes.list_anew": "reads only, and `differing_files` has refused names that lead out",
     "checkpoint.manifest.differing_files": "reads only, after `is_outside`",
-    "checkpoint.remote.RemoteStore.upload": "reads only, and `_parse_name` has parsed each name",
+    "capabilities.mirror.remote.RemoteStore.upload": "reads only, and `_parse_name` has parsed each name",
     "checkpoint.weights.export_model": "a name from a listing of the checkpoint, written as " + NAMED_BY_USER,
     "checkpoint.weights.weight_files": "reads only, after `_is_file_name`",
-    "extensions.mirror.mirror.Mirror._run_files": "reads only, and the names are those of `OwnFolder.files`",
-    "extensions.mirror.parts.Helper._carry_out": "reads only, and an order has the secret token of the run",
+    "capabilities.mirror.mirror.Mirror._run_files": "reads only, and the names are those of `OwnFolder.files`",
+    "capabilities.mirror.parts.Helper._carry_out": "reads only, and an order has the secret token of the run",
 }
 
 

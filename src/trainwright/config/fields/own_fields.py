@@ -222,29 +222,6 @@ class CoreFields(FieldGroup, group="Ours"):
         "Record the run in journal.jsonl (None: if it saves or has a tracker).",
         since="0.3",
     )
-    checkpoint_mirror: str | None = not_compared(
-        None,
-        "URL that gets copies of the checkpoints in the background, as s3://bucket/run; a resume finds them there.",
-        since="0.3",
-    )
-    mirror_every: str | None = not_compared(
-        None,
-        "Copy a checkpoint to checkpoint_mirror if the last one was written this long before, as '1h' (None: each).",
-        syntax=("duration",),
-        since="0.3",
-    )
-    mirror_total_limit: int | None = not_compared(
-        None,
-        "Copies to keep at checkpoint_mirror: the newest, the best one included (None: all).",
-        limits=MAYBE_COUNT,
-        since="0.3",
-    )
-    mirror_max_mb_per_s: float | None = not_compared(
-        None,
-        "Megabytes a second that copies to checkpoint_mirror send at most (None: no limit).",
-        limits=Range(0, open_low=True, optional=True),
-        since="0.3",
-    )
     eval_async: bool | str = not_compared(
         False,
         "Evaluate in another process while training continues; watch: by `trainwright eval RUN --watch`.",

@@ -8,7 +8,6 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from trainwright._types import without_tokens
 from trainwright.config.coerce import parse_factor, parse_share, parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import SETTINGS, batch_formers, value_of
@@ -120,22 +119,6 @@ def known_levers(args: Arguments) -> str | None:
     return (
         f"speed={speed!r} is not 'auto', None, or settings among {', '.join(LEVERS)}, as {{'loss_kernel': 'chunked'}}."
     )
-
-
-@rule(Stage.CONSTRUCTION, "checkpoint_mirror")
-def mirror_is_a_url(args: Arguments) -> str | None:
-    url = value_of(args, "checkpoint_mirror")
-    if url is None:
-        return None
-    if not isinstance(url, str) or not re.match(r"[A-Za-z][A-Za-z0-9+.-]+://[^/]*/*[^/]", url):
-        return f"checkpoint_mirror={url!r} is not a URL such as 's3://bucket/run' or 'file:///mnt/backup/run'."
-    if without_tokens(url) != url or "?" in url:
-        return (
-            f"checkpoint_mirror={without_tokens(url.partition('?')[0])!r} has a key, a password or a query in it, "
-            "which would be in logs and files of arguments. Leave it out: credentials are read from the environment "
-            "and from the files of the store's own client."
-        )
-    return None
 
 
 @rule(Stage.CONSTRUCTION, "cooldown", "lr_scheduler_type")

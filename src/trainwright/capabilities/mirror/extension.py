@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.capabilities.lease.lease import Obstacle, take
+from trainwright.capabilities.mirror.clock import Clock, Pace, SystemClock
+from trainwright.capabilities.mirror.lease import RemoteLease
+from trainwright.capabilities.mirror.mirror import Mirror, outbox_of
+from trainwright.capabilities.mirror.parts import Helper, names_to_send
+from trainwright.capabilities.mirror.plan import MirrorPlan
+from trainwright.capabilities.mirror.remote import Copy, RemoteStore
+from trainwright.capabilities.mirror.store_client import is_refusal, reason
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import Copy, RemoteStore
-from trainwright.checkpoint.store_client import is_refusal, reason
-from trainwright.config.plans import MirrorPlan
 from trainwright.errors import ArgumentError, TrainwrightError
-from trainwright.extensions.mirror.clock import Clock, Pace, SystemClock
-from trainwright.extensions.mirror.lease import RemoteLease
-from trainwright.extensions.mirror.mirror import Mirror, outbox_of
-from trainwright.extensions.mirror.parts import Helper, names_to_send
 from trainwright.journal.record import FileJournal, live_journal
 from trainwright.loop.extension import Extension, Run
 from trainwright.support.deadline import within

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from trainwright._types import MANIFEST_NAME
-from trainwright.checkpoint import remote as module
-from trainwright.checkpoint import store_client
+from trainwright.capabilities.mirror import remote as module
+from trainwright.capabilities.mirror import store_client
+from trainwright.capabilities.mirror.remote import MARK_NAME, Copy, RemoteStore
 from trainwright.checkpoint.manifest import Manifest, describe_files
-from trainwright.checkpoint.remote import MARK_NAME, Copy, RemoteStore
 from trainwright.errors import ArgumentError, CheckpointError, MissingPackageError
 
-from .._support.stores import fresh_url
+from ..._support.stores import fresh_url
 
 NUMBER = 3  # of the lease under which copies are made
 FILES = {"model.safetensors": b"weights" * 9_000, "empty.txt": b"", "rng/rng_state_0.pth": b"\0\1random"}

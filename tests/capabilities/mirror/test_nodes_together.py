@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from trainwright.checkpoint.shares import owner_of
+from trainwright.capabilities.mirror.shares import owner_of
 
-from .._support.stores import fresh_url
-from .._support.two_processes import run
+from ..._support.stores import fresh_url
+from ..._support.two_processes import run
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

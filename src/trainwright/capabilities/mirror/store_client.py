@@ -19,7 +19,7 @@ from typing import Any
 import xxhash
 
 from trainwright._types import without_tokens
-from trainwright.checkpoint.directory_client import DirectoryClient
+from trainwright.capabilities.mirror.directory_client import DirectoryClient
 from trainwright.errors import ArgumentError, MissingPackageError
 
 WRITE_BYTES = 16 << 20  # per part of an upload

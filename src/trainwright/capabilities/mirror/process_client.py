@@ -30,7 +30,7 @@ from trainwright.support.deadline import HangsError
 
 logger = logging.getLogger(__name__)
 
-MODULE = "trainwright.checkpoint.store_process"
+MODULE = "trainwright.capabilities.mirror.store_process"
 START_LIMIT_S = 120.0  # for a process that imports and opens a client
 NUM_STARTS = 3  # of a process that ends before it has opened a client
 LINE_BYTES = 1 << 27  # of an answer; a manifest in base64 is the longest

@@ -1,4 +1,4 @@
-"""Tiers of a run's checkpoints: its directory, and a URL with copies. Fetches the files that a resume needs.
+"""Sources of a run's checkpoints: its directory, and a URL with copies. Fetches the files that a resume needs.
 
 All processes of a run take part. Those with one disk fetch each file once: a process its own, and a share of the
 others. The main process decides which checkpoint it is, and each function has the same result, or raises the same
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainwright._types import without_tokens
+from trainwright.capabilities.mirror.remote import Copy, store_at
+from trainwright.capabilities.mirror.shares import shares
+from trainwright.capabilities.mirror.store_client import reason
 from trainwright.checkpoint.async_writer import check_free_space
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import Copy, store_at
-from trainwright.checkpoint.shares import shares
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.checkpoint.store_client import reason
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, CheckpointWriteError, TrainwrightError
 
 logger = logging.getLogger(__name__)
@@ -52,8 +52,8 @@ def _own(value: Any) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
-    """The processes that bring a checkpoint to their disks; by default this one alone."""
+class DownloadGroup:
+    """Processes that download a checkpoint together; a single process by default."""
 
     rank: int = 0  # rank of this process
     first: int = 0  # rank of the first process that has the same disk; 0 where all processes share one
@@ -67,7 +67,7 @@ class Crew:
         return self.rank == self.first
 
 
-ALONE = Crew()
+ALONE = DownloadGroup()
 
 
 @contextmanager
@@ -84,14 +84,16 @@ def keeping_random_state() -> Iterator[None]:
 
 
 @keeping_random_state()
-def newest_of_tiers(local: CheckpointStore, url: str, *, why_not: WhyNot, crew: Crew = ALONE) -> Checkpoint | None:
+def find_newest(
+    local: CheckpointStore, url: str, *, why_not: WhyNot, group: DownloadGroup = ALONE
+) -> Checkpoint | None:
     """Returns the newest checkpoint that verifies, of a directory and a URL; one of the URL is downloaded.
 
     Args:
         local: the directory.
         url: the URL with copies.
         why_not: returns the problem of a checkpoint whose files are as its manifest lists them; None if it has none.
-        crew: the processes that take part.
+        group: the processes that take part.
 
     Raises:
         CheckpointError: the URL cannot be read, and the directory has no checkpoint.
@@ -111,33 +113,33 @@ def newest_of_tiers(local: CheckpointStore, url: str, *, why_not: WhyNot, crew: 
             manifests = []
         return (None, None, manifests) if here is None else (here.path.name, here.manifest, manifests)
 
-    name, manifest_here, manifests = crew.agree(look)
+    name, manifest_here, manifests = group.agree(look)
     here: Checkpoint | None = None
     if name is not None:
         here = opened[0] if opened else Checkpoint(local.root / name)
     newer = [*takewhile(lambda one: here is None or is_newer(one, manifest_here), manifests)]
     candidates = newer
-    has_several_disks = any(first != 0 for first in crew.gather(crew.first))
+    has_several_disks = any(first != 0 for first in group.gather(group.first))
     if has_several_disks and manifest_here is not None:  # some of them may lack it
         candidates = [*newer, manifest_here, *manifests[len(newer) :]]
     for manifest in candidates:
         problem = manifest.non_finite_mark
         if problem is None:
             try:
-                found = bring(url, manifest, local, crew, has=is_there if has_several_disks else is_identical)
-                problem = crew.agree(partial(why_not, found))
+                found = download(url, manifest, local, group, has=is_there if has_several_disks else is_identical)
+                problem = group.agree(partial(why_not, found))
             except CheckpointWriteError:  # no room here: an older one needs as much
                 raise
             except CheckpointError as error:
                 problem = str(error)
             except StoreError as error:
-                crew.agree(partial(_say_unreadable, url, str(error), here))
+                group.agree(partial(_say_unreadable, url, str(error), here))
                 return here
             if problem is None:
                 if manifest is not manifest_here:
-                    fetch_companions(url, found, local, manifests, crew)
+                    fetch_companions(url, found, local, manifests, group)
                 return opened[0] if opened and manifest is manifest_here else found
-        if crew.rank == 0:
+        if group.rank == 0:
             shown = f"{without_tokens(url)}/{local.path(manifest.step).name}"
             logger.warning("Checkpoint %s is skipped: %s. Trying the one before it.", shown, problem)
     return here
@@ -154,7 +156,7 @@ def _say_unreadable(url: str, why: str, here: Checkpoint | None) -> None:
 
 
 @keeping_random_state()
-def steps_ahead(url: str, manifest: Manifest) -> list[int]:
+def find_steps_after(url: str, manifest: Manifest) -> list[int]:
     """Returns the steps of later checkpoints of a run at a URL that verify; none if the URL cannot be read."""
     try:
         remote = store_at(url)
@@ -175,11 +177,11 @@ def is_newer(one: Manifest, other: Manifest | None) -> bool:
 # -- downloading -------------------------------------------------------------------------------------------------------
 
 
-def bring(
+def download(
     url: str,
     manifest: Manifest,
     local: CheckpointStore,
-    crew: Crew = ALONE,
+    group: DownloadGroup = ALONE,
     *,
     has: Callable[[Path, Manifest], bool],
 ) -> Checkpoint:
@@ -191,7 +193,7 @@ def bring(
         url: where it is.
         manifest: lists its files.
         local: the directory of this process.
-        crew: the processes that take part.
+        group: the processes that take part.
         has: returns True if a disk has it already, by its path there.
 
     Raises:
@@ -204,7 +206,7 @@ def bring(
     failure: Failure | None = None
     try:
         try:
-            if crew.leads and not has(path, manifest):
+            if group.leads and not has(path, manifest):
                 remote = store_at(url)
                 size = sum(entry["size"] for entry in manifest.files.values())
                 check_free_space(local.root, size, what=f"{path.name} of {remote}")
@@ -213,22 +215,22 @@ def bring(
                 staging = local.stage(manifest.step)
         except Exception as error:
             failure = _described(error)
-        told = crew.gather((crew.first, None if staging is None else str(staging), failure))
+        told = group.gather((group.first, None if staging is None else str(staging), failure))
         _raise_first([one for _, _, one in told])
-        _, folder, _ = told[crew.first]
+        _, folder, _ = told[group.first]
         try:
             if folder is not None:
-                together = [rank for rank, (first, _, _) in enumerate(told) if first == crew.first]
-                if names := shares(manifest.files, together)[crew.rank]:
+                together = [rank for rank, (first, _, _) in enumerate(told) if first == group.first]
+                if names := shares(manifest.files, together)[group.rank]:
                     store_at(url).fetch(manifest, Path(folder), names)
         except Exception as error:
             failure = _described(error)
-        _raise_first(crew.gather(failure))
+        _raise_first(group.gather(failure))
         if staging is not None:
             manifest.write(staging)
             local.place(staging, manifest.step)
             staging = None
-        crew.gather(None)  # no process opens it before the renaming
+        group.gather(None)  # no process opens it before the renaming
     finally:
         if staging is not None:
             local.discard(staging)
@@ -276,7 +278,7 @@ def _raise(kind: str, text: str) -> NoReturn:
 
 
 def fetch_companions(
-    url: str, checkpoint: Checkpoint, local: CheckpointStore, manifests: list[Manifest], crew: Crew = ALONE
+    url: str, checkpoint: Checkpoint, local: CheckpointStore, manifests: list[Manifest], group: DownloadGroup = ALONE
 ) -> None:
     """Downloads the best checkpoint so far and the files of the run that its directory lacks; failures are reported."""
     best = checkpoint.state.best_global_step
@@ -284,10 +286,10 @@ def fetch_companions(
     for manifest in manifests:
         if manifest.step == best and manifest.run_id == run_id:
             try:
-                bring(url, manifest, local, crew, has=lambda path, manifest: path.is_dir())
+                download(url, manifest, local, group, has=lambda path, manifest: path.is_dir())
             except (CheckpointError, StoreError) as error:
                 logger.warning("The best checkpoint so far, of step %d, is not there: %s.", best, error)
-    if crew.rank != 0:
+    if group.rank != 0:
         return
     remote = store_at(url)
     try:
@@ -299,7 +301,7 @@ def fetch_companions(
 
 
 @keeping_random_state()
-def fetch_named(url: str, local: CheckpointStore, crew: Crew = ALONE) -> Checkpoint:
+def fetch_named(url: str, local: CheckpointStore, group: DownloadGroup = ALONE) -> Checkpoint:
     """Downloads the checkpoint that a URL names, such as s3://bucket/run/checkpoint-500, into a directory.
 
     Raises:
@@ -323,8 +325,8 @@ def fetch_named(url: str, local: CheckpointStore, crew: Crew = ALONE) -> Checkpo
             )
         return manifest
 
-    manifest = crew.agree(look)
+    manifest = group.agree(look)
     try:
-        return bring(run_url, manifest, local, crew, has=is_identical)
+        return download(run_url, manifest, local, group, has=is_identical)
     except StoreError as error:
         raise CheckpointError(f"{without_tokens(url)} cannot be read: {error}.") from None

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from trainwright.capabilities.mirror.clock import Clock, Signs
+from trainwright.capabilities.mirror.remote import RemoteStore
+from trainwright.capabilities.mirror.shares import owner_of
+from trainwright.capabilities.mirror.store_client import reason
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import RemoteStore
-from trainwright.checkpoint.shares import owner_of
-from trainwright.checkpoint.store_client import reason
-from trainwright.extensions.mirror.clock import Clock, Signs
 from trainwright.support.door import OwnFolder, RelativeName, parse_json, parse_step
 
 logger = logging.getLogger(__name__)

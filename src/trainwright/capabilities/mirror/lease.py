@@ -32,8 +32,8 @@ from contextlib import suppress
 from dataclasses import asdict
 
 from trainwright.capabilities.lease.lease import HELD, Holder, Obstacle
-from trainwright.checkpoint.remote import RemoteStore
-from trainwright.checkpoint.store_client import reason
+from trainwright.capabilities.mirror.remote import RemoteStore
+from trainwright.capabilities.mirror.store_client import reason
 from trainwright.errors import CheckpointWriteError
 from trainwright.support.door import parse_json
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from trainwright.capabilities.mirror.shares import owner_of, shares
 from trainwright.checkpoint.rng import file_name
-from trainwright.checkpoint.shares import owner_of, shares
 
 WHOLE = [
     "model.safetensors",

@@ -1,7 +1,7 @@
 """The process that speaks to an object store for a run: it has the client, reads files, hashes and sends them.
 
-`python -m trainwright.checkpoint.store_process PID` serves its parent PID (`process_client.py`), whose training then
-shares neither the interpreter's lock nor random numbers with a client. On its standard input, a JSON value a line:
+`python -m trainwright.capabilities.mirror.store_process PID` serves its parent PID (`process_client.py`); training
+then shares neither the interpreter's lock nor random numbers with a client. On its standard input, a JSON value a line:
 first `{"open": {...}}` with a URL, then calls such as `{"id": 1, "call": "send_file", ...}`, each of which is made on a
 thread of its own. It answers `{"id": 1, "result": ...}` or `{"id": 1, "error": {...}}`. A file that is sent says
 `{"id": 1, "sends": bytes}` every few megabytes and continues at `{"id": 1, "go": true}`, which limits its speed. It
@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.store_client import FileSystem, has_condition, is_refusal, open_client, send_file
+from trainwright.capabilities.mirror.store_client import FileSystem, has_condition, is_refusal, open_client, send_file
 from trainwright.support.child_process import ParentPipes, end_own_group, ignore_signals
 from trainwright.support.door import parse_json
 

@@ -18,18 +18,18 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from trainwright.checkpoint import process_client, remote
+from trainwright.capabilities.mirror import clock as clock_module
+from trainwright.capabilities.mirror import process_client, remote
+from trainwright.capabilities.mirror.clock import Pace
+from trainwright.capabilities.mirror.mirror import Mirror
+from trainwright.capabilities.mirror.process_client import ProcessClient, find_setup, restore_error
+from trainwright.capabilities.mirror.remote import RemoteStore
+from trainwright.capabilities.mirror.store_client import is_refusal, reason
+from trainwright.capabilities.mirror.store_process import describe_error
 from trainwright.checkpoint.manifest import Manifest, describe_files
-from trainwright.checkpoint.process_client import ProcessClient, find_setup, restore_error
-from trainwright.checkpoint.remote import RemoteStore
-from trainwright.checkpoint.store_client import is_refusal, reason
-from trainwright.checkpoint.store_process import describe_error
 from trainwright.errors import ArgumentError
-from trainwright.extensions.mirror import clock as clock_module
-from trainwright.extensions.mirror.clock import Pace
-from trainwright.extensions.mirror.mirror import Mirror
 
-from .._support.subprocesses import run_python
+from ..._support.subprocesses import run_python
 from .test_mirror import REAL_S, Bench, until
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
@@ -232,7 +232,7 @@ def test_at_the_end_the_process_is_gone_and_calls_fail(store: RemoteStore) -> No
 PARENT = """
 import os, signal, sys, time
 from pathlib import Path
-from trainwright.checkpoint.remote import RemoteStore
+from trainwright.capabilities.mirror.remote import RemoteStore
 
 def wait(num_bytes):
     print(store._fs.pid, flush=True)
@@ -310,7 +310,7 @@ def test_nothing_of_the_working_directory_is_imported(tmp_path: Path, monkeypatc
 def test_a_script_without_a_guard_has_one_process_and_runs_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "from trainwright.checkpoint.remote import RemoteStore\n"
+        "from trainwright.capabilities.mirror.remote import RemoteStore\n"
         "print('begins')\n"
         f"store = RemoteStore('{(tmp_path / 'store').as_uri()}', is_apart=True)\n"
         "store.overwrite('one', b'1')\n"

@@ -10,12 +10,12 @@ os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}  # what a launcher of
 
 import torch
 import torch.distributed
+
 from tests._support.small import StopAt, make_trainer, weights
 from tests._support.two_processes import tell
-
-from trainwright.checkpoint.remote import RemoteStore
+from trainwright.capabilities.mirror import parts
+from trainwright.capabilities.mirror.remote import RemoteStore
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.extensions.mirror import parts
 
 TOP = Path(sys.argv[1])
 URL = sys.argv[2]

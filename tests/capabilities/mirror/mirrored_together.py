@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 import torch.distributed
+
 from tests._support.small import StopAt, make_trainer, weights
 from tests._support.two_processes import tell
-
-from trainwright.checkpoint.remote import RemoteStore
+from trainwright.capabilities.mirror.remote import RemoteStore
 
 TOP = Path(sys.argv[1])
 URL = sys.argv[2]

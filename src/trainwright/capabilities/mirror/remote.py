@@ -11,7 +11,7 @@ that. Only names that a manifest or an `.upload` of such a directory lists are d
 What copies in the background has its client in a process of its own (`process_client.py`), so training shares neither
 the interpreter's lock nor random numbers with it; what reads before training begins has it here.
 
-When a checkpoint is copied, and how often a failure is tried again, is decided in `extensions/mirror`. Any store that
+When a checkpoint is copied, and how often a failure is tried again, is decided in `mirror.py`. Any store that
 fsspec knows will do; fsspec is imported when a store is opened.
 """
 
@@ -42,9 +42,16 @@ from trainwright._types import (
     RECIPE_NAME,
     without_tokens,
 )
+from trainwright.capabilities.mirror.process_client import ProcessClient, find_setup
+from trainwright.capabilities.mirror.store_client import (
+    FileSystem,
+    has_condition,
+    is_refusal,
+    open_client,
+    reason,
+    send_file,
+)
 from trainwright.checkpoint.manifest import DIGEST, MAX_BYTES, FileEntry, Manifest, digest
-from trainwright.checkpoint.process_client import ProcessClient, find_setup
-from trainwright.checkpoint.store_client import FileSystem, has_condition, is_refusal, open_client, reason, send_file
 from trainwright.errors import CheckpointError
 from trainwright.journal.record import JOURNAL_NAME
 from trainwright.support.deadline import HangsError, call_within

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from trainwright import TrainingArguments
-from trainwright.checkpoint import remote
+from trainwright.capabilities.mirror import lease as lease_module
+from trainwright.capabilities.mirror import remote
+from trainwright.capabilities.mirror.lease import RemoteLease
+from trainwright.capabilities.mirror.remote import Copy, RemoteStore
+from trainwright.capabilities.mirror.store_client import is_refusal
 from trainwright.checkpoint.manifest import Manifest, describe_files
-from trainwright.checkpoint.remote import Copy, RemoteStore
-from trainwright.checkpoint.store_client import is_refusal
 from trainwright.errors import ArgumentError, CheckpointError
-from trainwright.extensions.mirror import lease as lease_module
-from trainwright.extensions.mirror.lease import RemoteLease
 from trainwright.journal.record import read
 
-from .._support.hub_buckets import Hub, hub_server
-from .._support.small import StopAt, differing, make_trainer, weights
+from ..._support.hub_buckets import Hub, hub_server
+from ..._support.small import StopAt, differing, make_trainer, weights
 
 URL = "hf://buckets/user/name/runs/first"
 

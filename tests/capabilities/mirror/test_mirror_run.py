@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from trainwright import TrainingArguments
-from trainwright.checkpoint import remote as remote_module
-from trainwright.checkpoint.remote import RemoteStore
+from trainwright.capabilities.mirror import extension as mirror_extension
+from trainwright.capabilities.mirror import mirror as mirror_module
+from trainwright.capabilities.mirror import remote as remote_module
+from trainwright.capabilities.mirror.lease import RELEASED
+from trainwright.capabilities.mirror.remote import RemoteStore
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.errors import ArgumentError, CheckpointError, CheckpointNotFoundError
-from trainwright.extensions.mirror import extension as mirror_extension
-from trainwright.extensions.mirror import mirror as mirror_module
-from trainwright.extensions.mirror.lease import RELEASED
 from trainwright.journal.record import read
 
-from .._support.small import StopAt, differing, make_trainer, weights
-from .._support.stores import fresh_url
+from ..._support.small import StopAt, differing, make_trainer, weights
+from ..._support.stores import fresh_url
 
 pytestmark = pytest.mark.costly
 
@@ -249,7 +249,7 @@ def test_fresh_run_at_url_of_earlier_one_says_so_deletes_or_refuses(
 
 
 def test_a_run_of_another_process_at_the_url_is_refused(tmp_path: Path, url: str) -> None:
-    from trainwright.extensions.mirror.lease import RemoteLease
+    from trainwright.capabilities.mirror.lease import RemoteLease
 
     lease = RemoteLease(RemoteStore(url))
     assert lease.attempt() is None

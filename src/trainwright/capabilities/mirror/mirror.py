@@ -18,15 +18,15 @@ from typing import Protocol
 import xxhash
 
 from trainwright._types import MANIFEST_NAME
+from trainwright.capabilities.mirror.clock import END_PATIENCE_S, Clock, Signs, SystemClock
+from trainwright.capabilities.mirror.parts import PREFIX
+from trainwright.capabilities.mirror.plan import MirrorPlan
+from trainwright.capabilities.mirror.remote import RUN_FILES, RUN_FOLDER, Copy, RemoteStore
+from trainwright.capabilities.mirror.store_client import reason
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import RUN_FILES, RUN_FOLDER, Copy, RemoteStore
 from trainwright.checkpoint.store import CheckpointStore, Keep, Saved, to_remove
-from trainwright.checkpoint.store_client import reason
-from trainwright.config.plans import MirrorPlan
 from trainwright.errors import CheckpointError, CheckpointWriteError
-from trainwright.extensions.mirror.clock import END_PATIENCE_S, Clock, Signs, SystemClock
-from trainwright.extensions.mirror.parts import PREFIX
 from trainwright.support.door import OwnFolder, RelativeName
 from trainwright.support.units import duration_text, size_text
 

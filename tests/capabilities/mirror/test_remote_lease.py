@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from trainwright.capabilities.lease.lease import HELD, Holder, take
-from trainwright.checkpoint.remote import RemoteStore
+from trainwright.capabilities.mirror import lease as module
+from trainwright.capabilities.mirror.remote import RemoteStore
 from trainwright.errors import ArgumentError, CheckpointWriteError
-from trainwright.extensions.mirror import lease as module
 
-from ..capabilities.lease.test_lease import alone, unused_pid
+from ..lease.test_lease import alone, unused_pid
 
 TAKEN: list[RemoteLease] = []
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from trainwright.checkpoint import remote as remote_module
+from trainwright.capabilities.mirror import clock as module_of_pace
+from trainwright.capabilities.mirror import mirror as module
+from trainwright.capabilities.mirror import remote as remote_module
+from trainwright.capabilities.mirror.clock import Pace
+from trainwright.capabilities.mirror.mirror import Mirror
+from trainwright.capabilities.mirror.plan import MirrorPlan
+from trainwright.capabilities.mirror.remote import Copy, RemoteStore
 from trainwright.checkpoint.manifest import Manifest, describe_files
-from trainwright.checkpoint.remote import Copy, RemoteStore
-from trainwright.config.plans import MirrorPlan
 from trainwright.errors import CheckpointWriteError
-from trainwright.extensions.mirror import clock as module_of_pace
-from trainwright.extensions.mirror import mirror as module
-from trainwright.extensions.mirror.clock import Pace
-from trainwright.extensions.mirror.mirror import Mirror
 
 REAL_S = 30.0  # for a thread to do what it is about to do
 
