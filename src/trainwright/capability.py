@@ -37,7 +37,10 @@ class Moment(Enum):
 class Freeze(Protocol):
     """Writes what another process needs to evaluate for a run."""
 
-    def __call__(self, path: Path, *, device: str) -> None: ...
+    def __call__(
+        self, path: Path, *, device: str, settings: Mapping[str, Any], asked_by: str, instead: str
+    ) -> None:  # Any: values of arguments
+        """Writes the parts of the trainer; `run.frozen.freeze` has the parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

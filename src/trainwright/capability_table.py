@@ -43,7 +43,7 @@ def load(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def row(name: str, *, fields: str = "", rules: bool = False, file: str = "", folder: str = "") -> Row:
+def row(name: str, *, fields: str = "", rules: bool = False, file: str = "") -> Row:
     """Returns the row of a capability, whose files have the usual names.
 
     Args:
@@ -51,9 +51,8 @@ def row(name: str, *, fields: str = "", rules: bool = False, file: str = "", fol
         fields: name of the class in its `fields.py`.
         rules: it has a `rules.py`.
         file: file of its entry in a checkpoint, if it has one of its own.
-        folder: its package, if that is elsewhere.
     """
-    folder = folder or f"{CAPABILITIES}.{name}"
+    folder = f"{CAPABILITIES}.{name}"
     return Row(
         name=name,
         capability=f"{folder}.capability:CAPABILITY",
@@ -68,7 +67,7 @@ TABLE: tuple[Row, ...] = (
     row("lease", fields="LeaseFields"),
     row("quarantine"),
     row("mirror", fields="MirrorFields", rules=True),
-    row("async_evaluation", folder="trainwright.extensions.async_evaluation"),
+    row("async_evaluation", fields="AsyncEvaluationFields", rules=True),
     Row(name="first_look", capability="trainwright.preflight.capabilities:FIRST_LOOK"),
     Row(name="speed", capability="trainwright.preflight.capabilities:SPEED"),
     row("recorded_metrics", file="recorded_metrics.json"),

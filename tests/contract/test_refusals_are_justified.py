@@ -70,10 +70,9 @@ OURS = (
     "run.resume.check_cooldown",
     "run.resume.check_cooldown_alone",
     "capabilities.branch",  # branches and cooldowns
-    "extensions.async_evaluation",
-    "run.evaluation_process",
+    "capabilities.async_evaluation",
     "run.frozen",
-    "support.evaluation_requests",  # evaluations beside training
+    "run.thaw",  # evaluations beside training
     "capabilities.experts",  # the load of experts
     "capabilities.recorded_values.value_comparison",  # values of two runs that are compared
     "support.deadline",  # partners that hang

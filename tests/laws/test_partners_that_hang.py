@@ -22,6 +22,8 @@ from typing import Any
 import psutil
 import pytest
 
+from trainwright.capabilities.async_evaluation.evaluators import EvaluationProcess
+from trainwright.capabilities.async_evaluation.requests import Request, Requests
 from trainwright.capabilities.mirror import remote
 from trainwright.capabilities.mirror.remote import RemoteStore
 from trainwright.capabilities.mirror.sources import find_newest
@@ -30,7 +32,6 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli import mcp_server
 from trainwright.distributed import watchdog
 from trainwright.errors import CheckpointError, ProcessFailedError
-from trainwright.extensions.async_evaluation.evaluators import EvaluationProcess
 from trainwright.hub import uploader
 from trainwright.hub.outbox import Ticket
 from trainwright.journal import record
@@ -38,7 +39,6 @@ from trainwright.preflight import prove
 from trainwright.state import memory_tracker
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 from trainwright.support.deadline import HangsError, call_within, run_command
-from trainwright.support.evaluation_requests import Request, Requests
 
 pytestmark = [pytest.mark.timeout(120)]
 

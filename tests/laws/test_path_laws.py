@@ -87,9 +87,9 @@ EXCEPTIONS = OWN_WRITERS | {
     "cli.tasks.applied": TEMPORARY,
     "cli.tasks.export.merge": NAMED_BY_USER,
     "cli.tasks.models.remove_learned": "a fixed name below the run's directory; " + LINK_ITSELF,
-    "cli.tasks.watch.Watcher._giving_signs": "its own sign, by a random name; " + LINK_ITSELF,
+    "capabilities.async_evaluation.watcher.Watcher._giving_signs": "its own sign, by a random name; " + LINK_ITSELF,
     "compat.helpers.rotate_checkpoints": "transformers' function with its arguments; " + LINK_ITSELF,
-    "extensions.async_evaluation.evaluators.EvaluationProcess.stop": TEMPORARY,
+    "capabilities.async_evaluation.evaluators.EvaluationProcess.stop": TEMPORARY,
     "capabilities.incidents.bundle": STAGED,
     "capabilities.incidents.contents.fill.stacks": STAGED,
     "capabilities.incidents.recorder.IncidentRecorder._commit": "staged below a folder that is no link; " + LINK_ITSELF,
@@ -101,10 +101,10 @@ EXCEPTIONS = OWN_WRITERS | {
     "preflight.against._train": TEMPORARY,
     "preflight.against_process.add_predictions": TEMPORARY,
     "preflight.prove": TEMPORARY,
-    "extensions.async_evaluation.capability.evaluation_process": TEMPORARY,
-    "run.evaluation_process.main.read": TEMPORARY,
+    "capabilities.async_evaluation.capability.evaluation_process": TEMPORARY,
+    "capabilities.async_evaluation.process.main.read": TEMPORARY,
     "run.late_parameters.save_groups": STAGED,
-    "support.evaluation_requests.Requests.close: rmdir": "an empty directory by a fixed name, and no link",
+    "capabilities.async_evaluation.requests.Requests.close: rmdir": "an empty directory by a fixed name, and no link",
 }
 
 # Where a name that was read is joined to a path -> why it may be.

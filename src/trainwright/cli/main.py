@@ -828,11 +828,11 @@ def eval(
 def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None, as_json: bool) -> None:
     """Makes the evaluations that a run asks for, until it ends."""
     from trainwright._types import json_value
+    from trainwright.capabilities.async_evaluation.requests import Request
+    from trainwright.capabilities.async_evaluation.watcher import Watcher
     from trainwright.cli.tasks.applied import applied, rows_at
     from trainwright.cli.tasks.evaluate import evaluate
     from trainwright.cli.tasks.recipe_run import readable
-    from trainwright.cli.tasks.watch import Watcher
-    from trainwright.support.evaluation_requests import Request
 
     def tell(request: Request, metrics: dict[str, Any]) -> None:
         if as_json:

@@ -222,23 +222,6 @@ class CoreFields(FieldGroup, group="Ours"):
         "Record the run in journal.jsonl (None: if it saves or has a tracker).",
         since="0.3",
     )
-    eval_async: bool | str = not_compared(
-        False,
-        "Evaluate in another process while training continues; watch: by `trainwright eval RUN --watch`.",
-        bare_flag=True,
-        since="0.3",
-    )
-    eval_device: str = not_compared(
-        "cpu",
-        "Device of the process of eval_async: cpu, or the kind and number of an accelerator that the run does not use.",
-        since="0.3",
-    )
-    eval_queue: str = not_compared(
-        "wait",
-        "With eval_async, when two evaluations are open and a third is due: wait for the first, or skip the third.",
-        choices=("wait", "skip"),
-        since="0.3",
-    )
     cooldown: str | None = tunable(
         None,
         "Shape in which the rate falls from its present value to 0, from a branch or a longer max_steps on.",

@@ -20,7 +20,6 @@ UNUSUAL = tuple(name for name, limits in RANGES.items() if limits.only_warns)
 # Settings of one thing.
 OF_TRACKERS = ("run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
 OF_THE_HUB = ("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision")
-OF_ASYNC_EVALUATION = ("eval_device", "eval_queue")
 OF_SEVERAL_PROCESSES = (
     "ddp_backend",
     "ddp_timeout",
@@ -189,17 +188,6 @@ def limit_without_saves(args: Arguments) -> str | None:
     if (args.save_total_limit or 0) > 0 and args.save_strategy == "no" and not by_time:
         return f"save_total_limit={args.save_total_limit} has no effect with save_strategy='no'."
     return None
-
-
-@rule(Stage.ADVICE, "eval_async", "eval_strategy", *OF_ASYNC_EVALUATION)
-def evaluation_beside_nothing(args: Arguments) -> str | None:
-    wanted = value_of(args, "eval_async")
-    if not wanted:
-        return idle_family(args, OF_ASYNC_EVALUATION, "without eval_async")
-    if args.eval_strategy == "no":
-        return "eval_async has no effect with eval_strategy='no': no evaluation is due."
-    on_another = value_of(args, "eval_device") != "cpu"
-    return "eval_device has no effect with eval_async='watch'." if wanted == "watch" and on_another else None
 
 
 @rule(Stage.ADVICE, "optim", "save_on_exception")

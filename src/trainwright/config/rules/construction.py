@@ -57,44 +57,6 @@ def profiled_steps(args: Arguments) -> str | None:
     return None
 
 
-@rule(Stage.CONSTRUCTION, "eval_async", "eval_device")
-def known_evaluator(args: Arguments) -> str | None:
-    wanted = value_of(args, "eval_async")
-    if not isinstance(wanted, bool) and wanted != "watch":
-        return (
-            f"eval_async={wanted!r} is not one of True (a process of the run evaluates), 'watch' (`trainwright eval "
-            "RUN --data FILE --watch` does) and False."
-        )
-    device = value_of(args, "eval_device")
-    kind, _, number = str(device).partition(":")
-    is_known = kind.isalpha() and (number.isdigit() or str(device) == kind)
-    if not is_known or (kind == "cpu" and number):
-        return f"eval_device={device!r} is not a device. Write 'cpu', or an accelerator as kind, colon and number."
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "eval_async", "save_strategy")
-def best_is_known_at_its_step(args: Arguments) -> str | None:
-    if not value_of(args, "eval_async") or args.save_strategy != "best":
-        return None
-    return (
-        "save_strategy='best' saves a step when its evaluation is the best, and with eval_async the weights have moved "
-        "on by then. Set save_strategy to 'steps' or 'epoch', with save_total_limit=1 and load_best_model_at_end=True "
-        "to keep the best checkpoint and the newest."
-    )
-
-
-@rule(Stage.CONSTRUCTION, "eval_async", "lr_scheduler_type")
-def rate_does_not_wait_for_metrics(args: Arguments) -> str | None:
-    if not value_of(args, "eval_async") or args.lr_scheduler_type not in ("reduce_lr_on_plateau", "greedy"):
-        return None
-    return (
-        f"lr_scheduler_type={word(args.lr_scheduler_type)!r} follows the metric of an evaluation, which comes steps "
-        "later with eval_async: the weights would depend on how long one takes. Use another schedule, or "
-        "eval_async=False."
-    )
-
-
 LEVERS = (
     "attn_implementation",
     "dataloader_num_workers",

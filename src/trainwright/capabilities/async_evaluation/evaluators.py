@@ -16,8 +16,15 @@ from pathlib import Path
 from typing import Protocol
 
 from trainwright._types import JSONObject
+from trainwright.capabilities.async_evaluation.requests import (
+    MAX_BYTES,
+    SIGNS,
+    WATCHER_GONE_S,
+    Request,
+    Requests,
+    Result,
+)
 from trainwright.support.child_process import ChildProcess
-from trainwright.support.evaluation_requests import MAX_BYTES, SIGNS, WATCHER_GONE_S, Request, Requests, Result
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests._support.two_processes import tell
+from tests.capabilities.async_evaluation.async_evaluations import EVERY, STEPS, errors, evaluations, make, timeless
 from tests.capabilities.averages.average_runs import BACKENDS, weights_of
 from tests.contract import doubles
-from tests.laws.async_evaluations import EVERY, STEPS, errors, evaluations, make, timeless
 
 FOLDER = Path(sys.argv[1])
 RANK = int(os.environ.get("RANK", "0"))

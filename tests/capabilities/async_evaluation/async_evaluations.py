@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from trainwright import EarlyStoppingCallback, Trainer, TrainerCallback
+from trainwright.capabilities.async_evaluation.process import opened
+from trainwright.capabilities.async_evaluation.requests import Request, Requests, Result
 from trainwright.checkpoint.rng import unchanged_random_states
-from trainwright.run.evaluation_process import opened
-from trainwright.support.evaluation_requests import Request, Requests, Result
+from trainwright.run.thaw import thaw
 
-from ..contract import doubles
+from ...contract import doubles
 
 STEPS = 8
 EVERY = 2
@@ -110,7 +111,7 @@ class Held(TrainerCallback):
         if request.step in self.lost:
             result: Result | None = Result(missing="it was lost")
         else:
-            with unchanged_random_states(), opened(self.path) as evaluate:
+            with unchanged_random_states(), opened(self.path, thaw) as evaluate:
                 evaluate(request.name)
             place = self.requests.place(request.name)
             result = Result.read(place)

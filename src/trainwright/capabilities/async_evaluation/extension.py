@@ -16,14 +16,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright._types import JSONObject, StateDict, counted
+from trainwright.capabilities.async_evaluation.evaluators import Evaluator
+from trainwright.capabilities.async_evaluation.requests import (
+    LOG,
+    MAIN_PART,
+    STATES_NAME,
+    Request,
+    Requests,
+    Result,
+    items_of,
+)
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.engine.base import Engine
 from trainwright.errors import ArgumentError, CheckpointError, ProcessFailedError
-from trainwright.extensions.async_evaluation.evaluators import Evaluator
 from trainwright.loop.extension import Extension, Run
 from trainwright.state.progress import EVALUATION
-from trainwright.support.evaluation_requests import LOG, MAIN_PART, STATES_NAME, Request, Requests, Result, items_of
 
 logger = logging.getLogger(__name__)
 

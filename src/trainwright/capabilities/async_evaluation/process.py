@@ -1,9 +1,8 @@
 """The process that evaluates for a run: it reads the trainer of the run, and carries out the run's requests.
 
-`python -m trainwright.run.evaluation_process FILE PID` reads a trainer from FILE, which its parent PID has written
-(`frozen.py`), and evaluates the requests that are named on its standard input (`extensions/async_evaluation`). It is
-the trainer of the run without optimizer and training data: hooks, metrics and data are the user's, and it computes as
-the run does.
+`python -m trainwright.run.thaw` calls `main` with FILE and PID: the parent process PID has written a trainer to FILE,
+and names requests on standard input (`evaluators.py`). It is the trainer of the run without optimizer and training
+data: hooks, metrics and data are the user's, and it computes as the run does.
 """
 
 from __future__ import annotations
@@ -11,28 +10,16 @@ from __future__ import annotations
 import math
 import queue
 import shutil
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, Protocol
 
 from trainwright.callbacks.base import NO_LOGS, Logs, TrainerCallback
-from trainwright.checkpoint import rng
-from trainwright.config.protocol import Arguments
-from trainwright.distributed.device import tf32_switches
-from trainwright.errors import ArgumentError, ProcessFailedError
-from trainwright.run import build, train
-from trainwright.run.internals import Internals
-from trainwright.run.pickling import restore
-from trainwright.state.trainer_state import TrainerControl, TrainerState
-from trainwright.support.child_process import ParentPipes, end_own_group, ignore_signals
-from trainwright.support.evaluation_requests import (
+from trainwright.capabilities.async_evaluation.requests import (
     EVALUATE,
     LOG,
     MAIN_PART,
@@ -41,10 +28,21 @@ from trainwright.support.evaluation_requests import (
     Requests,
     Result,
 )
+from trainwright.checkpoint import rng
+from trainwright.config.protocol import Arguments
+from trainwright.errors import ArgumentError, ProcessFailedError
+from trainwright.state.trainer_state import TrainerControl, TrainerState
+from trainwright.support.child_process import ParentPipes, end_own_group, ignore_signals
 
 AnyTrainer = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
 SIGNS_EVERY_S = 1.0  # that batches are evaluated
+
+
+class Thaw(Protocol):
+    """Reads a frozen trainer: `run.thaw.thaw`, which is above this package."""
+
+    def __call__(self, path: Path, *, device_argument: str) -> AbstractContextManager[tuple[AnyTrainer, str]]: ...
 
 
 class EventRecorder(TrainerCallback):
@@ -134,35 +132,14 @@ class RequestedEvaluation:
 
 
 @contextmanager
-def opened(path: Path, *, sign: Callable[[], object] = bool) -> Iterator[RequestedEvaluation]:
-    """Reads a file of `frozen.freeze`; within the context, the trainer evaluates as the run does while it trains."""
-    # Written by the parent process into a directory that only this user can write to.
-    values: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False)
-    torch.set_num_threads(values["threads"])
-    torch.set_float32_matmul_precision(values["matmul_precision"])
-    torch.set_default_dtype(values["dtype"])
-    state: dict[str, Any] = values["trainer"]
-    trainer = object.__new__(values["class"])
-    restore(trainer, state | {"control": TrainerControl()})
-    build.seed_everything(trainer.args)
-    torch.use_deterministic_algorithms(values["is_deterministic"])
-    for (owner, name), value in zip(tf32_switches(), values["tf32"], strict=True):
-        setattr(owner, name, value)
-    internals = Internals(trainer)
-    wanted = values["device"]
-    found = internals.engine.device
-    if found.type != wanted.partition(":")[0]:
-        raise ArgumentError(f"eval_device={wanted!r} is not there: the process that evaluates finds {str(found)!r}.")
-    internals.adopt_model(trainer.model)
-    internals.run.is_training = True  # evaluations within a training compute in its precision
-    with train.patched_model(trainer):
-        yield RequestedEvaluation(trainer, Requests(values["folder"]), sign=sign)
+def opened(path: Path, thaw: Thaw, *, sign: Callable[[], object] = bool) -> Iterator[RequestedEvaluation]:
+    """Reads a frozen trainer; within the context, it evaluates as the run does while it trains."""
+    with thaw(path, device_argument="eval_device") as (trainer, folder):
+        yield RequestedEvaluation(trainer, Requests(folder), sign=sign)
 
 
-def main() -> None:
-    """Evaluates until standard input ends, or the run does: `evaluation_process FILE PROCESS_OF_THE_RUN`."""
-    path = Path(sys.argv[1])
-    parent = int(sys.argv[2])
+def main(thaw: Thaw, path: Path, parent: int) -> None:
+    """Evaluates until standard input ends, or the run does, whose process is `parent`."""
     ignore_signals()
     pipes = ParentPipes()
     names: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -177,7 +154,7 @@ def main() -> None:
 
     threading.Thread(target=read, daemon=True).start()
     try:
-        with opened(path, sign=lambda: pipes.answer(alive=True)) as evaluate:
+        with opened(path, thaw, sign=lambda: pipes.answer(alive=True)) as evaluate:
             pipes.answer(ready=True)
             while True:
                 name = names.get()
@@ -191,7 +168,3 @@ def main() -> None:
         pipes.answer(failed=str(error))
     except Exception:
         pipes.answer(failed=traceback.format_exc())
-
-
-if __name__ == "__main__":
-    main()

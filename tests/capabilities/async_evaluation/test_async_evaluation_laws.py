@@ -22,22 +22,22 @@ import pytest
 import torch
 
 from trainwright import TrainerCallback
+from trainwright.capabilities.async_evaluation import capability, evaluators
+from trainwright.capabilities.async_evaluation.extension import AsyncEvaluation
+from trainwright.capabilities.async_evaluation.requests import EVALUATE, SIGNS, Request, Requests, Result
+from trainwright.capabilities.async_evaluation.watcher import Watcher
 from trainwright.capabilities.mirror.remote import RemoteStore
-from trainwright.cli.tasks.watch import Watcher
 from trainwright.errors import ArgumentError, CheckpointError, ProcessFailedError
-from trainwright.extensions.async_evaluation import capability, evaluators
-from trainwright.extensions.async_evaluation.extension import AsyncEvaluation
 from trainwright.journal.record import read
 from trainwright.loop.extension import EVENTS
-from trainwright.support.evaluation_requests import EVALUATE, SIGNS, Request, Requests, Result
 
-from .._support.engines import needs
-from .._support.two_processes import launch
-from .._support.two_processes import run as run_ranks
-from ..capabilities.averages.average_runs import ON_CPU
-from ..cli.commands import SMALL, call
-from ..contract import doubles
-from ..parity import data, models
+from ..._support.engines import needs
+from ..._support.two_processes import launch
+from ..._support.two_processes import run as run_ranks
+from ...cli.commands import SMALL, call
+from ...contract import doubles
+from ...parity import data, models
+from ..averages.average_runs import ON_CPU
 from .async_evaluations import (
     EVERY,
     STEPS,
@@ -514,7 +514,7 @@ def test_a_time_limit_does_not_wait_for_evaluations(held: Held, tmp_path: Path) 
 
 
 SCRIPT = Path(__file__).with_name("async_evaluation_script.py")
-ROOTS = [Path(__file__).parents[2] / "src", Path(__file__).parents[2]]
+ROOTS = [Path(__file__).parents[3] / "src", Path(__file__).parents[3]]
 ZERO = ["zero 1", "zero 2", "zero 3"]
 
 
@@ -630,8 +630,8 @@ def evaluate_folder(folder: Path) -> dict[str, float]:
 
 
 def test_a_watcher_makes_the_evaluations_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainwright.cli.tasks.watch.LOOKS_EVERY_S", 0.01)
-    monkeypatch.setattr("trainwright.extensions.async_evaluation.evaluators.LOOKS_EVERY_S", 0.01)
+    monkeypatch.setattr("trainwright.capabilities.async_evaluation.watcher.LOOKS_EVERY_S", 0.01)
+    monkeypatch.setattr("trainwright.capabilities.async_evaluation.evaluators.LOOKS_EVERY_S", 0.01)
     plain, _ = blocking(tmp_path / "plain")
     made: list[int] = []
     watcher = Watcher(tmp_path / "beside", evaluate_folder)
@@ -686,7 +686,7 @@ CLAIMS: dict[str, Callable[[Path], object]] = {
 def test_the_claim_of_a_watcher_that_is_gone_is_taken_over(
     claim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainwright.cli.tasks.watch.LOOKS_EVERY_S", 0.001)
+    monkeypatch.setattr("trainwright.capabilities.async_evaluation.watcher.LOOKS_EVERY_S", 0.001)
     requests = Requests(tmp_path)
     requests.open(is_fresh=True)
     request = Request(name=requests.new_name(2), step=2, epoch=0.5, max_steps=8)

@@ -15,9 +15,10 @@ from trainwright.distributed.device import device_variables
 from trainwright.distributed.world import without_launcher
 
 if TYPE_CHECKING:
-    from trainwright.extensions.async_evaluation.evaluators import Evaluator
-    from trainwright.support.evaluation_requests import Requests
+    from trainwright.capabilities.async_evaluation.evaluators import Evaluator
+    from trainwright.capabilities.async_evaluation.requests import Requests
 
+PROCESS = "trainwright.capabilities.async_evaluation.process:main"
 WATCH = "watch"  # value of eval_async: processes of `trainwright eval RUN --watch` evaluate
 
 
@@ -27,17 +28,25 @@ def make(context: RunContext, others: Others) -> Extension | None:
     wanted = value_of(args, "eval_async")
     if not wanted or args.eval_strategy == "no":
         return None
-    from trainwright.extensions.async_evaluation.evaluators import Watchers
-    from trainwright.extensions.async_evaluation.extension import AsyncEvaluation
+    from trainwright.capabilities.async_evaluation.evaluators import Watchers
+    from trainwright.capabilities.async_evaluation.extension import AsyncEvaluation
 
     def make_evaluator(requests: Requests) -> Evaluator:
         if wanted == WATCH:
             return Watchers(requests)
         limit_s = float(value_of(args, "hang_timeout")) or None
         device = str(value_of(args, "eval_device"))
-        return evaluation_process(
-            lambda path: context.freeze(path, device=device), requests, device=device, limit_s=limit_s
-        )
+
+        def freeze(path: Path) -> None:
+            context.freeze(
+                path,
+                device=device,
+                settings={"eval_async": False},
+                asked_by="eval_async=True",
+                instead="set eval_async=False",
+            )
+
+        return evaluation_process(freeze, requests, device=device, limit_s=limit_s)
 
     return AsyncEvaluation(
         context.folder,
@@ -61,7 +70,7 @@ def evaluation_process(
         device: of the process.
         limit_s: how long it may take for a batch, in seconds; None: hours.
     """
-    from trainwright.extensions.async_evaluation.evaluators import EVALUATION_LIMIT_S, EvaluationProcess
+    from trainwright.capabilities.async_evaluation.evaluators import EVALUATION_LIMIT_S, EvaluationProcess
     from trainwright.support.child_process import module_command, module_environment
     from trainwright.support.scratch import make_scratch_folder
 
@@ -73,7 +82,7 @@ def evaluation_process(
         shutil.rmtree(scratch, ignore_errors=True)
         raise
     environment = module_environment(without_launcher(os.environ) | device_variables(device))
-    command = module_command("trainwright.run.evaluation_process", str(path), str(os.getpid()))
+    command = module_command("trainwright.run.thaw", PROCESS, str(path), str(os.getpid()))
     limit_s = EVALUATION_LIMIT_S if limit_s is None else limit_s
     return EvaluationProcess(command, environment, scratch=scratch, requests=requests, limit_s=limit_s)
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import write_text
+from trainwright.capabilities.async_evaluation.requests import EVALUATE, LOG, WATCHER_GONE_S, Request, Requests, Result
 from trainwright.support.door import MAX_SETTINGS, OwnFolder, RelativeName, parse_json
-from trainwright.support.evaluation_requests import EVALUATE, LOG, WATCHER_GONE_S, Request, Requests, Result
 
 logger = logging.getLogger(__name__)
 
