@@ -13,7 +13,7 @@ A capability has a folder with everything that belongs to it:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
@@ -135,6 +135,8 @@ class Capability:
             may be missing there, since its run does not need it or its folder was deleted.
         origin: returns the checkpoint of another run from which a run with these arguments begins; None: it begins in
             its own directory.
+        methods: what methods of the trainer call that belong to it, by their name. Each takes the trainer and its run
+            first, and may be called outside of training.
         copies: returns where else checkpoints are for a run with these arguments, and what `resume_from_checkpoint`
             asks for; None: in the directory alone.
     """
@@ -144,6 +146,7 @@ class Capability:
     needs: tuple[str, ...] = ()
     origin: Callable[[Any], Origin | None] | None = None  # Any: arguments of transformers too
     copies: Callable[[Any, str | bool, Engine], Copies | None] | None = None
+    methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # Any: as the methods have them
 
 
 __all__ = ["Capability", "Copies", "Extension", "Freeze", "Moment", "Origin", "Others", "RunContext"]

@@ -7,6 +7,7 @@ capability is one folder and one row here; deleting both removes it. `capability
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,19 @@ def load(place: str) -> Any:
     """Imports and returns what `place` names, as `module:object`."""
     module, _, name = place.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def find_method(name: str) -> Callable[..., Any]:
+    """Returns what the method `name` of a trainer calls, which belongs to a capability.
+
+    Raises:
+        NotImplementedError: the capability is not there.
+    """
+    for one in MADE:
+        if name in (methods := one.load().methods):
+            found: Callable[..., Any] = methods[name]
+            return found
+    raise NotImplementedError(f"{name}() belongs to a capability that is not in this copy of the package.")
 
 
 def row(name: str, *, fields: str = "", rules: bool = False, file: str = "") -> Row:

@@ -26,13 +26,13 @@ OURS = (
     "capabilities.guard.rollback",  # the command line, the journal, checks before a run, going back
     "capabilities.incidents.bundle",
     "capabilities.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
-    "data.quarantine",
+    "data.excluded",
     "data.positions.LoaderPosition.exclude",
     "data.streaming.reader.StreamItems.exclude",
     "data.identity",
     "data.row_names",
-    "data.ledger",
     "capabilities.ledger.rows",
+    "capabilities.ledger.table",
     "run.checks.check_id_column",  # names of rows that are kept from run to run
     "capabilities.quarantine",
     "capabilities.mirror",  # copies of checkpoints under a URL
@@ -86,15 +86,15 @@ OURS = (
     "data.mixture_batches",
     "data.mixture_order",
     "run.console.source_lines",
-    "data.ledger",
     "capabilities.ledger.sample_losses",
     "run.checks.check_curriculum",
-    "data.curriculum",
+    "capabilities.curriculum.curriculum",
     "capabilities.curriculum.extension",
 )
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
     "config.setting",
+    "capability_table.find_method",  # a copy of the package that lacks a capability
     "config.rules.stages.rule",
     "config.parser.string_to_bool",
     "config.parser._members",

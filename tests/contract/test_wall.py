@@ -54,15 +54,12 @@ TIES = {
         "hub.uploader": "(type) of a service of the trainer",
     },
     "run.internals": {"search.base": "(type) of the current search"},
-    "run.pickling": {"trackers.base": "trackers are made anew in another process"},
     "run.search": {
         "search.base": "hyperparameter_search is a published method; this module is imported for it alone",
         "search.search_record": "likewise",
         "trackers.registry": "likewise",
     },
     "trainer": {
-        "capabilities.incidents.capability": "capture_incident",
-        "capabilities.quarantine.capability": "quarantine",
         "capabilities.recorded_values.value_comparison": "(type) of compare_with",
         "hub.model_card": "create_model_card, a published method",
         "hub.outbox": "push_to_hub, a published method",

@@ -20,9 +20,9 @@ from trainwright import TrainerCallback
 from trainwright.capabilities.async_evaluation import capability
 from trainwright.capabilities.averages.saved import read_average
 from trainwright.capabilities.control.inbox import Inbox
+from trainwright.capabilities.ledger.table import read_table
 from trainwright.capabilities.recorded_values.value_comparison import read_values, values_file
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.data.ledger import read_table
 from trainwright.distributed.device import device_variables
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError

@@ -22,9 +22,9 @@ import torch
 from trainwright import Curriculum, Decision, Extension, MicroBatch, StepFacts, Trainer, TrainerCallback
 from trainwright._types import EXTENSIONS_NAME, QUARANTINE_NAME
 from trainwright.capabilities.async_evaluation import capability
+from trainwright.capabilities.quarantine.file import add_to_quarantine
 from trainwright.capability_table import RESERVED_NAMES
 from trainwright.checkpoint.training_state import load_plain
-from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, ExtensionError
 from trainwright.loop.extension import EVENTS, FORWARD, REVERSED, Extensions
 from trainwright.preflight import prove

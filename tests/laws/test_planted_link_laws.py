@@ -24,13 +24,13 @@ from trainwright.capabilities.mirror.parts import Order
 from trainwright.capabilities.mirror.plan import MirrorPlan
 from trainwright.capabilities.mirror.remote import RemoteStore
 from trainwright.capabilities.mirror.sources import fetch_companions
+from trainwright.capabilities.quarantine.file import add_to_quarantine
 from trainwright.capabilities.recorded_values.extension import ValueRecorder
 from trainwright.capabilities.recorded_values.value_comparison import values_file
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest, describe_files
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.checkpoint.weights import use_umask
-from trainwright.data.quarantine import add_to_quarantine
 from trainwright.hub import outbox
 from trainwright.hub.outbox import Outbox, Ticket
 from trainwright.hub.uploader import Uploader
