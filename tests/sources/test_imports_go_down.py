@@ -24,7 +24,7 @@ PICTURE = (
     ("capability",),
     ("hub", "trackers", "search"),
     ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks"),
-    ("config", "journal"),
+    ("config", "journal", "command_line"),
     ("distributed",),
     ("state", "support", "errors", "_types", "capability_table"),  # the ground
 )
