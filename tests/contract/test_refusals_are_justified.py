@@ -18,6 +18,8 @@ SRC = Path(__file__).parents[2] / "src" / "trainwright"
 # Features that transformers' Trainer does not have: there is nothing to compare. Modules, with all below them.
 OURS = (
     "cli",
+    "command_line",
+    "capabilities.recorded_values.commands",
     "journal",
     "preflight",
     "config.planned",  # a run that is planned, not started
