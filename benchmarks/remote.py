@@ -47,8 +47,8 @@ from harness import print_json, print_table, silence, versions  # noqa: E402
 from torch import nn  # noqa: E402
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
+from trainwright.capabilities.mirror.remote import RemoteStore  # noqa: E402
 from trainwright.checkpoint.manifest import Manifest, describe_files  # noqa: E402
-from trainwright.checkpoint.remote import RemoteStore  # noqa: E402
 
 NUM_SAVES = 3
 SAVE_STEPS = 50

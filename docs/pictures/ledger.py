@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 
 from trainwright import Trainer, TrainingArguments
 from trainwright._types import LEDGER_NAME
-from trainwright.data.ledger import read_table
+from trainwright.capabilities.ledger.table import read_table
 
 WIDTH = 720
 HEIGHT = 300

@@ -169,7 +169,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "get_wsd_schedule",
     ),
     "trainwright.data.seeding": ("enable_full_determinism", "seed_worker", "set_seed"),
-    "trainwright.data.curriculum": ("Curriculum", "LedgerColumns"),
+    "trainwright.capabilities.curriculum.curriculum": ("Curriculum", "LedgerColumns"),
     "trainwright.data.length_sampler": ("LengthGroupedSampler", "get_length_grouped_indices"),
     "trainwright.data.balanced_batches": ("BatchRebalanceSampler",),
     "trainwright.data.columns": (

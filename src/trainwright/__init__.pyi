@@ -25,6 +25,10 @@ from trainwright.callbacks.progress import (
     PrinterCallback,
     ProgressCallback,
 )
+from trainwright.capabilities.curriculum.curriculum import (
+    Curriculum,
+    LedgerColumns,
+)
 from trainwright.capabilities.experts.extension import ExpertLoad
 from trainwright.checkpoint.store import get_last_checkpoint
 from trainwright.compat.helpers import (
@@ -82,10 +86,6 @@ from trainwright.data.columns import (
     DefaultDataCollator,
     RemoveColumnsCollator,
     default_data_collator,
-)
-from trainwright.data.curriculum import (
-    Curriculum,
-    LedgerColumns,
 )
 from trainwright.data.length_sampler import (
     LengthGroupedSampler,

@@ -13,12 +13,14 @@ A capability has a folder with everything that belongs to it:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
 from trainwright.checkpoint.checkpoint import Checkpoint
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.store import CheckpointStore
 from trainwright.config import resolve
 from trainwright.data.row_names import NamesOf
 from trainwright.engine.base import Engine
@@ -35,7 +37,10 @@ class Moment(Enum):
 class Freeze(Protocol):
     """Writes what another process needs to evaluate for a run."""
 
-    def __call__(self, path: Path, *, device: str) -> None: ...
+    def __call__(
+        self, path: Path, *, device: str, settings: Mapping[str, Any], asked_by: str, instead: str
+    ) -> None:  # Any: values of arguments
+        """Writes the parts of the trainer; `run.frozen.freeze` has the parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +100,26 @@ class Origin(Protocol):
         """Copies what the other run keeps next to its checkpoint into the directory of the new run."""
 
 
+class Copies(Protocol):
+    """Checkpoints of a run in another place than its directory, which a resume takes into account."""
+
+    @property
+    def place(self) -> str:
+        """Where they are, as a message names it."""
+
+    def fetch(self, local: CheckpointStore, *, why_not: Callable[[Checkpoint], str | None]) -> Checkpoint | None:
+        """Returns the checkpoint to resume from, of the directory or the copies; one of the copies is downloaded.
+
+        All processes call it. `why_not` returns the problem of a checkpoint whose files are as its manifest lists them.
+
+        Raises:
+            CheckpointError: there is a checkpoint that was asked for by name, or may be one, and it cannot be read.
+        """
+
+    def find_steps_after(self, manifest: Manifest) -> list[int]:
+        """Returns the steps of later checkpoints of the run of a manifest; none if the place cannot be read."""
+
+
 Others = Mapping[str, Extension]
 
 
@@ -110,12 +135,18 @@ class Capability:
             may be missing there, since its run does not need it or its folder was deleted.
         origin: returns the checkpoint of another run from which a run with these arguments begins; None: it begins in
             its own directory.
+        methods: what methods of the trainer call that belong to it, by their name. Each takes the trainer and its run
+            first, and may be called outside of training.
+        copies: returns where else checkpoints are for a run with these arguments, and what `resume_from_checkpoint`
+            asks for; None: in the directory alone.
     """
 
     make: Callable[[RunContext, Others], Extension | None]
     moment: Moment = Moment.TRAINING
     needs: tuple[str, ...] = ()
     origin: Callable[[Any], Origin | None] | None = None  # Any: arguments of transformers too
+    copies: Callable[[Any, str | bool, Engine], Copies | None] | None = None
+    methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # Any: as the methods have them
 
 
-__all__ = ["Capability", "Extension", "Freeze", "Moment", "Origin", "Others", "RunContext"]
+__all__ = ["Capability", "Copies", "Extension", "Freeze", "Moment", "Origin", "Others", "RunContext"]

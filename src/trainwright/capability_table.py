@@ -7,10 +7,33 @@ capability is one folder and one row here; deleting both removes it. `capability
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 CAPABILITIES = "trainwright.capabilities"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandEntry:
+    """A command of a capability.
+
+    Attributes:
+        function: module and function; the command has the name of the function.
+        after: the command of the program after which it is listed; of several, in alphabetical order.
+        is_hidden: it is not listed.
+        takes_settings: further words are settings of a run, such as `--learning_rate 1e-4`.
+    """
+
+    function: str
+    after: str
+    is_hidden: bool = False
+    takes_settings: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the command."""
+        return self.function.partition(":")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +47,7 @@ class Row:
         fields: module and class of its arguments.
         rules: module of the rules between its arguments and others.
         file: file of its entry in a checkpoint; most have none of their own, and share one.
+        commands: its commands. They are here and not in its `Capability`, since the program imports nothing heavy.
     """
 
     name: str
@@ -31,6 +55,7 @@ class Row:
     fields: str = ""
     rules: str = ""
     file: str = ""
+    commands: tuple[CommandEntry, ...] = ()
 
     def load(self) -> Any:  # a Capability, which is defined above the modules that read the table
         """Imports the module of the capability and returns its `Capability`."""
@@ -43,7 +68,27 @@ def load(place: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def row(name: str, *, fields: str = "", rules: bool = False, file: str = "", folder: str = "") -> Row:
+def find_method(name: str) -> Callable[..., Any]:
+    """Returns what the method `name` of a trainer calls, which belongs to a capability.
+
+    Raises:
+        NotImplementedError: the capability is not there.
+    """
+    for one in MADE:
+        if name in (methods := one.load().methods):
+            found: Callable[..., Any] = methods[name]
+            return found
+    raise NotImplementedError(f"{name}() belongs to a capability that is not in this copy of the package.")
+
+
+def row(
+    name: str,
+    *,
+    fields: str = "",
+    rules: bool = False,
+    file: str = "",
+    commands: tuple[CommandEntry, ...] = (),
+) -> Row:
     """Returns the row of a capability, whose files have the usual names.
 
     Args:
@@ -51,39 +96,55 @@ def row(name: str, *, fields: str = "", rules: bool = False, file: str = "", fol
         fields: name of the class in its `fields.py`.
         rules: it has a `rules.py`.
         file: file of its entry in a checkpoint, if it has one of its own.
-        folder: its package, if that is elsewhere.
+        commands: its commands.
     """
-    folder = folder or f"{CAPABILITIES}.{name}"
+    folder = f"{CAPABILITIES}.{name}"
     return Row(
         name=name,
         capability=f"{folder}.capability:CAPABILITY",
         fields=f"{folder}.fields:{fields}" if fields else "",
         rules=f"{folder}.rules" if rules else "",
         file=file,
+        commands=commands,
     )
 
+
+BRANCH = CommandEntry(function="trainwright.cli.table_commands:branch", after="resume", takes_settings=True)
+CTL = CommandEntry(function=f"{CAPABILITIES}.control.commands:ctl", after="push")
+LEDGER = CommandEntry(function="trainwright.cli.table_commands:ledger", after="push")
+REPLAY = CommandEntry(function="trainwright.cli.table_commands:replay", after="push")
+DIFF = CommandEntry(function=f"{CAPABILITIES}.recorded_values.commands:diff", after="env", is_hidden=True)
 
 # In the order in which a run makes their extensions: those that another one asks for come before it.
 TABLE: tuple[Row, ...] = (
     row("lease", fields="LeaseFields"),
     row("quarantine"),
-    row("mirror", folder="trainwright.extensions.mirror"),
-    row("async_evaluation", folder="trainwright.extensions.async_evaluation"),
-    Row(name="first_look", capability="trainwright.preflight.capabilities:FIRST_LOOK"),
-    Row(name="speed", capability="trainwright.preflight.capabilities:SPEED"),
+    row("mirror", fields="MirrorFields", rules=True),
+    row("async_evaluation", fields="AsyncEvaluationFields", rules=True),
+    Row(
+        name="first_look",
+        capability="trainwright.preflight.capabilities:FIRST_LOOK",
+        fields="trainwright.preflight.fields:FirstLookFields",
+    ),
+    Row(
+        name="speed",
+        capability="trainwright.preflight.capabilities:SPEED",
+        fields="trainwright.preflight.fields:SpeedFields",
+        rules="trainwright.preflight.rules",
+    ),
     row("recorded_metrics", file="recorded_metrics.json"),
     row("checkpoint_items", file="checkpoint_items.pt"),
-    row("incidents", fields="IncidentFields"),
+    row("incidents", fields="IncidentFields", commands=(REPLAY,)),
     row("loss_question"),
     row("guard", fields="GuardFields", rules=True, file="guard_state.json"),
     row("loss_scale"),
     row("slow_ranks"),
     row("lost_updates"),
     row("averages", fields="AverageFields", rules=True, file="weight_averages.pt"),
-    row("recorded_values", fields="RecordedValuesFields", rules=True),
-    row("branch", fields="BranchFields", rules=True),
-    row("control", fields="ControlFields"),
-    row("ledger", fields="LedgerFields", file="ledger.parquet"),
+    row("recorded_values", fields="RecordedValuesFields", rules=True, commands=(DIFF,)),
+    row("branch", fields="BranchFields", rules=True, commands=(BRANCH,)),
+    row("control", fields="ControlFields", commands=(CTL,)),
+    row("ledger", fields="LedgerFields", file="ledger.parquet", commands=(LEDGER,)),
     row("curriculum", file="curriculum.pt"),
     Row(name="experts"),
 )

@@ -29,6 +29,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, metric_number, output_loss
+from trainwright.capability_table import find_method
 from trainwright.checkpoint import training_state
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.rng import unchanged_random_states
@@ -989,9 +990,7 @@ class Trainer:
         Raises:
             DataError: an id matches no sample of this dataset, or no sample would remain.
         """
-        from trainwright.capabilities.quarantine.capability import quarantine
-
-        quarantine(self._trainwright.run, self, sample_ids, column)
+        find_method("quarantine")(self, self._trainwright.run, sample_ids, column)
 
     # -- starting and resuming -----------------------------------------------------------------------------------------
 
@@ -2339,11 +2338,9 @@ class Trainer:
         Raises:
             BundleError: there is no step, or the bundle cannot be written.
         """
-        from trainwright.capabilities.incidents.capability import find_recorder
-
+        capture: Callable[..., Path] = find_method("capture_incident")
         folder = self._get_output_dir(self._trial)
-        engine = self._trainwright.services.engine
-        return find_recorder(self._trainwright.run, self, engine, folder=folder).request(reason)
+        return capture(self, self._trainwright.run, self._trainwright.services.engine, reason, folder=folder)
 
     def _load_best_model(self) -> None:
         """Loads the weights of the best checkpoint, or of the next best if its files were altered."""

@@ -1,7 +1,7 @@
 """The law of capabilities: each is one folder and one row, and without both the rest is whole.
 
 From a copy of the package a capability's folder and its row of the table are deleted. What is left imports, trains,
-evaluates, saves and resumes, and knows the arguments of the capability no longer.
+evaluates, saves and resumes, and knows the arguments and commands of the capability no longer.
 """
 
 from __future__ import annotations
@@ -51,4 +51,6 @@ def test_a_folder_of_capabilities_is_a_row() -> None:
 def test_without_a_capability_the_rest_is_whole(name: str, tmp_path: Path) -> None:
     row = next(one for one in TABLE if one.name == name)
     path = os.pathsep.join([str(without(row, tmp_path)), str(ROOT)])
-    run_python(str(SCRIPT), str(tmp_path / "runs"), *arguments_of(row), PYTHONPATH=path, cwd=tmp_path)
+    commands = " ".join(entry.name for entry in row.commands)
+    arguments = [str(tmp_path / "runs"), *arguments_of(row)]
+    run_python(str(SCRIPT), *arguments, PYTHONPATH=path, COMMANDS_OF_IT=commands, cwd=tmp_path)

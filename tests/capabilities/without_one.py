@@ -5,6 +5,7 @@ The arguments must not exist. The package is a copy without a capability; the te
 
 import importlib
 import inspect
+import os
 import sys
 from pathlib import Path
 
@@ -56,7 +57,10 @@ def run(folder: Path, resume: Path | None = None) -> Trainer:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    importlib.import_module("trainwright.cli.main")
+    app = importlib.import_module("trainwright.cli.main").app
+    there = {one.name or one.callback.__name__ for one in app.registered_commands}
+    assert "train" in there
+    assert not there & {*os.environ.get("COMMANDS_OF_IT", "").split()}
     assert not set(names) & set(inspect.signature(TrainingArguments).parameters)
     for name in names:
         try:

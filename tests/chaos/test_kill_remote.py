@@ -11,8 +11,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from trainwright.checkpoint.remote import RemoteStore
-from trainwright.extensions.mirror.lease import RELEASED
+from trainwright.capabilities.mirror.lease import RELEASED
+from trainwright.capabilities.mirror.remote import RemoteStore
 
 from .._support.stores import fresh_url, missing_packages
 from .test_kill_anywhere import NEVER_ENDING, Nursery, Weights, words

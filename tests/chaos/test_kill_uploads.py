@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainwright.checkpoint.remote import RemoteStore
+from trainwright.capabilities.mirror.remote import RemoteStore
 
 from .._support import forked
 from .test_random_faults import processes_in
@@ -63,7 +63,7 @@ def copier(folder: Path) -> psutil.Process | None:
     for one in left_in(folder):
         with suppress(psutil.Error):
             found = psutil.Process(one)
-            if "trainwright.checkpoint.store_process" in found.cmdline():
+            if "trainwright.capabilities.mirror.store_process" in found.cmdline():
                 return found
     return None
 

@@ -42,7 +42,8 @@ from torch.utils.data import IterableDataset
 
 from trainwright import Trainer, TrainingArguments
 from trainwright._types import is_url
-from trainwright.checkpoint import remote, weights
+from trainwright.capabilities.mirror import remote
+from trainwright.checkpoint import weights
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.store import CheckpointStore
 

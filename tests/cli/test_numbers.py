@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trainwright.capability_table import TABLE, load
 from trainwright.cli import main
 
 from .commands import call
@@ -16,7 +17,8 @@ NUMBERS = [("ctl", "--wait"), ("compare", "--tolerance"), ("diff", "--tolerance"
 
 
 def test_every_option_with_a_number_is_of_the_list_above() -> None:
-    source = inspect.getsource(main)
+    of_capabilities = {inspect.getmodule(load(entry.function)) for row in TABLE for entry in row.commands}
+    source = "".join(inspect.getsource(module) for module in (main, *of_capabilities) if module is not None)
     assert (
         len(re.findall(r"\bfloat( \| None)?,\s*typer\.Option", source)) == source.count("parser=amount") == len(NUMBERS)
     )

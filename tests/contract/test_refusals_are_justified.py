@@ -18,6 +18,8 @@ SRC = Path(__file__).parents[2] / "src" / "trainwright"
 # Features that transformers' Trainer does not have: there is nothing to compare. Modules, with all below them.
 OURS = (
     "cli",
+    "command_line",
+    "capabilities.recorded_values.commands",
     "journal",
     "preflight",
     "config.planned",  # a run that is planned, not started
@@ -26,19 +28,16 @@ OURS = (
     "capabilities.guard.rollback",  # the command line, the journal, checks before a run, going back
     "capabilities.incidents.bundle",
     "capabilities.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
-    "data.quarantine",
+    "data.excluded",
     "data.positions.LoaderPosition.exclude",
     "data.streaming.reader.StreamItems.exclude",
     "data.identity",
     "data.row_names",
-    "data.ledger",
     "capabilities.ledger.rows",
+    "capabilities.ledger.table",
     "run.checks.check_id_column",  # names of rows that are kept from run to run
     "capabilities.quarantine",
-    "extensions.mirror",
-    "checkpoint.directory_client",
-    "checkpoint.remote",
-    "run.tiers",  # copies of checkpoints under a URL
+    "capabilities.mirror",  # copies of checkpoints under a URL
     "loop.extension.Extensions",  # extensions of one's own
     "run.checks.check_extension",
     "data.packing",
@@ -74,10 +73,9 @@ OURS = (
     "run.resume.check_cooldown",
     "run.resume.check_cooldown_alone",
     "capabilities.branch",  # branches and cooldowns
-    "extensions.async_evaluation",
-    "run.evaluation_process",
+    "capabilities.async_evaluation",
     "run.frozen",
-    "support.evaluation_requests",  # evaluations beside training
+    "run.thaw",  # evaluations beside training
     "capabilities.experts",  # the load of experts
     "capabilities.recorded_values.value_comparison",  # values of two runs that are compared
     "support.deadline",  # partners that hang
@@ -91,15 +89,15 @@ OURS = (
     "data.mixture_batches",
     "data.mixture_order",
     "run.console.source_lines",
-    "data.ledger",
     "capabilities.ledger.sample_losses",
     "run.checks.check_curriculum",
-    "data.curriculum",
+    "capabilities.curriculum.curriculum",
     "capabilities.curriculum.extension",
 )
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (
     "config.setting",
+    "capability_table.find_method",  # a copy of the package that lacks a capability
     "config.rules.stages.rule",
     "config.parser.string_to_bool",
     "config.parser._members",

@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from trainwright import Trainer
+from trainwright.capabilities.quarantine.file import add_to_quarantine
 from trainwright.data.mixture import as_mixture
-from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, DataError
 
 from .._support.small import Item, StopAt, data, make_trainer, module

@@ -17,7 +17,7 @@ from transformers import DataCollatorForTokenClassification
 
 from trainwright import TrainerCallback
 from trainwright.config.plans import SamplingPlan
-from trainwright.data.quarantine import KeptItems
+from trainwright.data.excluded import KeptItems
 from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, next_lookahead
 from trainwright.errors import DataError
 

@@ -162,7 +162,7 @@ def test_the_tests_that_the_pages_name_exist() -> None:
         names = re.findall(r"`(tests/[\w/.]+)`", text)
         if path.name == "remote.md":
             faults = text.partition("## Faults and promises")[2]
-            names += [f"tests/checkpoint/{name}" for name in re.findall(r"`(test_\w+\.py)`", faults)]
+            names += [f"tests/capabilities/mirror/{name}" for name in re.findall(r"`(test_\w+\.py)`", faults)]
         found += [f"{path.name}: {name}" for name in names if not (ROOT / name).exists()]
     assert found == []
 

@@ -17,18 +17,18 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from trainwright import TrainerCallback
+from trainwright.capabilities.async_evaluation import capability
 from trainwright.capabilities.averages.saved import read_average
 from trainwright.capabilities.control.inbox import Inbox
+from trainwright.capabilities.ledger.table import read_table
 from trainwright.capabilities.recorded_values.value_comparison import read_values, values_file
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.data.ledger import read_table
 from trainwright.distributed.device import device_variables
 from trainwright.distributed.watchdog import Watchdog
 from trainwright.errors import DataError
-from trainwright.extensions.async_evaluation import capability
 from trainwright.preflight import speed
 
-from ..laws.async_evaluations import Held
+from ..capabilities.async_evaluation.async_evaluations import Held
 from .bench import Bench, llama, samples, sentences
 from .table import shows
 

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from trainwright import TrainerCallback
-from trainwright.extensions.async_evaluation import capability
+from trainwright.capabilities.async_evaluation import capability
 from trainwright.loop.extension import EVENTS, Extension
 
+from ..capabilities.async_evaluation.async_evaluations import Held
 from ..chaos.test_random_faults import differing
 from ..contract import doubles
-from .async_evaluations import Held
 from .test_extension_laws import MEMBERS, Seen, made
 
 STEPS = 5

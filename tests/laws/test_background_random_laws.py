@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments
-from trainwright.checkpoint.process_client import ProcessClient
-from trainwright.checkpoint.remote import RemoteStore
+from trainwright.capabilities.mirror import lease
+from trainwright.capabilities.mirror.process_client import ProcessClient
+from trainwright.capabilities.mirror.remote import RemoteStore
+from trainwright.capabilities.mirror.sources import find_newest, keeping_random_state
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.extensions.mirror import lease
-from trainwright.run.tiers import keeping_random_state, newest_of_tiers
 from trainwright.trackers.own_random import give_own_random
 
 from .._support.small import differing, weights
@@ -144,7 +144,7 @@ def test_a_resume_from_a_store_that_fails_changes_no_random_number(
                     RemoteStore(url).overwrite(f"object-{number}", b"")
                 assert random.getstate() != state, "the client has not drawn"
             assert random.getstate() == state
-            newest_of_tiers(CheckpointStore(tmp_path), url, why_not=lambda found: None)
+            find_newest(CheckpointStore(tmp_path), url, why_not=lambda found: None)
             assert random.getstate() == state
 
 

@@ -21,19 +21,19 @@ import torch
 
 from trainwright import Curriculum, Decision, Extension, MicroBatch, StepFacts, Trainer, TrainerCallback
 from trainwright._types import EXTENSIONS_NAME, QUARANTINE_NAME
+from trainwright.capabilities.async_evaluation import capability
+from trainwright.capabilities.quarantine.file import add_to_quarantine
 from trainwright.capability_table import RESERVED_NAMES
 from trainwright.checkpoint.training_state import load_plain
-from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, ExtensionError
-from trainwright.extensions.async_evaluation import capability
 from trainwright.loop.extension import EVENTS, FORWARD, REVERSED, Extensions
 from trainwright.preflight import prove
 
 from .._support.small import StopAt
 from .._support.two_processes import run as run_ranks
+from ..capabilities.async_evaluation.async_evaluations import Held
 from ..contract import doubles
 from ..loop import test_window_law as window_law
-from .async_evaluations import Held
 
 
 class Diary(Extension):

@@ -32,7 +32,8 @@ ENTRIES = "laws/test_hostile_entry_laws.py::test_a_wrong_value_in_any_place_is_n
 PARTNERS = "laws/test_partners_that_hang.py"
 CONTROL = "capabilities/control/test_control_laws.py"
 JOURNALS = "journal/test_hostile_journals.py"
-REMOTE = "checkpoint/test_remote.py"
+ASYNC = "capabilities/async_evaluation/test_async_evaluation_laws.py"
+REMOTE = "capabilities/mirror/test_remote.py"
 VALUES = "capabilities/recorded_values/test_hostile_values.py"
 # Capability -> the test in which a partner of it hangs, or why it waits for none.
 HANGS = {
@@ -58,7 +59,7 @@ HANGS = {
 }
 # Capability -> the test with files of a stranger, or why it reads none.
 HOSTILE = {
-    "async_evaluation": "laws/test_async_evaluation_laws.py::test_the_state_of_a_strangers_checkpoint_deletes_nothing",
+    "async_evaluation": f"{ASYNC}::test_the_state_of_a_strangers_checkpoint_deletes_nothing",
     "averages": ENTRIES,
     "branch": "capabilities/branch/test_branch_laws.py::test_a_damaged_checkpoint_is_no_origin",
     "checkpoint_items": ENTRIES,

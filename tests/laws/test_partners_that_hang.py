@@ -22,23 +22,23 @@ from typing import Any
 import psutil
 import pytest
 
-from trainwright.checkpoint import remote
+from trainwright.capabilities.async_evaluation.evaluators import EvaluationProcess
+from trainwright.capabilities.async_evaluation.requests import Request, Requests
+from trainwright.capabilities.mirror import remote
+from trainwright.capabilities.mirror.remote import RemoteStore
+from trainwright.capabilities.mirror.sources import find_newest
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import RemoteStore
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli import mcp_server
 from trainwright.distributed import watchdog
 from trainwright.errors import CheckpointError, ProcessFailedError
-from trainwright.extensions.async_evaluation.evaluators import EvaluationProcess
 from trainwright.hub import uploader
 from trainwright.hub.outbox import Ticket
 from trainwright.journal import record
 from trainwright.preflight import prove
-from trainwright.run.tiers import newest_of_tiers
 from trainwright.state import memory_tracker
 from trainwright.state.memory_tracker import TrainerMemoryTracker
 from trainwright.support.deadline import HangsError, call_within, run_command
-from trainwright.support.evaluation_requests import Request, Requests
 
 pytestmark = [pytest.mark.timeout(120)]
 
@@ -192,10 +192,10 @@ def test_a_store_that_hangs_is_an_error(call: str, store: RemoteStore, tmp_path:
 def test_a_resume_with_a_store_that_hangs(store: RemoteStore, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     local = CheckpointStore(tmp_path)
     with pytest.raises(CheckpointError, match="cannot be read"):
-        newest_of_tiers(local, store.url, why_not=lambda found: None)
+        find_newest(local, store.url, why_not=lambda found: None)
     (tmp_path / "checkpoint-3").mkdir()
     Manifest(step=3, run_id="run").write(tmp_path / "checkpoint-3")
-    found = newest_of_tiers(local, store.url, why_not=lambda found: None)
+    found = find_newest(local, store.url, why_not=lambda found: None)
     assert found is not None
     assert found.path.name == "checkpoint-3"
     assert caplog.text.count("has not answered") == 1

@@ -19,21 +19,21 @@ import pytest
 from trainwright._types import QUARANTINE_NAME
 from trainwright.capabilities.branch.origins import bring_along
 from trainwright.capabilities.incidents import bundle
+from trainwright.capabilities.mirror.mirror import Mirror, outbox_of
+from trainwright.capabilities.mirror.parts import Order
+from trainwright.capabilities.mirror.plan import MirrorPlan
+from trainwright.capabilities.mirror.remote import RemoteStore
+from trainwright.capabilities.mirror.sources import fetch_companions
+from trainwright.capabilities.quarantine.file import add_to_quarantine
 from trainwright.capabilities.recorded_values.extension import ValueRecorder
 from trainwright.capabilities.recorded_values.value_comparison import values_file
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest, describe_files
-from trainwright.checkpoint.remote import RemoteStore
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.checkpoint.weights import use_umask
-from trainwright.config.plans import MirrorPlan
-from trainwright.data.quarantine import add_to_quarantine
-from trainwright.extensions.mirror.mirror import Mirror, outbox_of
-from trainwright.extensions.mirror.parts import Order
 from trainwright.hub import outbox
 from trainwright.hub.outbox import Outbox, Ticket
 from trainwright.hub.uploader import Uploader
-from trainwright.run.tiers import fetch_companions
 
 URL = "memory://planted/run"
 TICKET = {"repo": "me/model", "path": "", "revision": None, "message": "x", "step": 1}

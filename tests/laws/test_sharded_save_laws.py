@@ -22,11 +22,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from trainwright._types import DATA_POSITION_NAME, RNG_STATE_NAME
+from trainwright.capabilities.mirror.shares import of_node, owner_of
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.deferred_io import IMMEDIATE
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.shares import of_node, owner_of
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.distributed.process_group import as_one_of_many
 from trainwright.engine import sharded_state

@@ -16,10 +16,10 @@ from torch.utils.data import IterableDataset
 
 from trainwright import Curriculum, Extension, MicroBatch, Trainer, TrainerCallback
 from trainwright._types import EXTENSIONS_NAME
+from trainwright.capabilities.ledger.table import columns_in, read_table
 from trainwright.capability_table import FILES
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.training_state import load_plain
-from trainwright.data.ledger import columns_in, read_table
 from trainwright.errors import NonFiniteError
 from trainwright.state.recorded_metrics import Total
 

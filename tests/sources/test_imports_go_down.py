@@ -24,7 +24,7 @@ PICTURE = (
     ("capability",),
     ("hub", "trackers", "search"),
     ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks"),
-    ("config", "journal"),
+    ("config", "journal", "command_line"),
     ("distributed",),
     ("state", "support", "errors", "_types", "capability_table"),  # the ground
 )
@@ -71,7 +71,7 @@ BROUGHT_ALONG: dict[str, str | tuple[str, ...]] = {
     "schedulefree": "optim",
     "liger_kernel": ("support.patches", "support.loss_kernels"),
     "cut_cross_entropy": "support.loss_kernels",
-    "fsspec": ("checkpoint.store_client", "checkpoint.store_process", "checkpoint.process_client"),
+    "fsspec": "capabilities.mirror",
 }
 
 

@@ -20,7 +20,7 @@ from trainwright._types import printable, without_tokens
 from trainwright.callbacks.log_table import LogTable
 from trainwright.callbacks.progress import readable
 from trainwright.capabilities.incidents import bundle
-from trainwright.cli.main import echo
+from trainwright.command_line import echo
 from trainwright.evaluation.outputs import print_metrics
 from trainwright.hub.model_card import CardContent, write_card
 from trainwright.journal import record

@@ -19,6 +19,12 @@ Logs: TypeAlias = Mapping[str, Any]  # name -> number, text, or whatever the use
 NO_LOGS: Logs = MappingProxyType({})
 
 
+class TiedToProcess:
+    """Mark of callbacks of ours that another process makes anew from their class: they have threads or clients."""
+
+    __slots__ = ()
+
+
 class TrainerCallback(Counterpart, original="transformers.trainer_callback"):
     """Base of callbacks: watches a run and steers it by the flags of `control`.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from trainwright._types import JSONObject, counted, metric_number
-from trainwright.callbacks.base import NO_LOGS, Flags, Logs, TrainerCallback
+from trainwright.callbacks.base import NO_LOGS, Flags, Logs, TiedToProcess, TrainerCallback
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.protocol import Arguments
 from trainwright.errors import ArgumentError
@@ -163,7 +163,7 @@ class Decision(NamedTuple):
     num_steps: int  # until the next decision
 
 
-class TimeLimits(TrainerCallback, ExportableState):
+class TimeLimits(TrainerCallback, ExportableState, TiedToProcess):
     """Requests a save at intervals of time, and the end of training early enough for a last save; all in seconds.
 
     `save_s` returns the time of the longest save so far until it was on disk, 0 before the first, which `first_save_s`

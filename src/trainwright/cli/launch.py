@@ -6,6 +6,9 @@ import os
 
 import typer
 
+from trainwright.cli.recipe.schema import Recipe
+from trainwright.distributed.world import World
+
 
 def command_of(context: typer.Context) -> list[str]:
     """Returns the words of the command that a process repeats; a resume reads the number of processes from them."""
@@ -40,3 +43,14 @@ def launch(num_processes: int, words: list[str]) -> int:
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
+
+
+def launched(recipe: Recipe, processes: int | None, context: typer.Context) -> bool:
+    """Starts the processes that are asked for, each with this command; False if it is to be done here."""
+    number = processes or (1 if recipe.launch is None else recipe.launch.processes)
+    if number == 1 or World.detect().world_size > 1:
+        return False
+    code = launch(number, command_of(context))
+    if code:
+        raise typer.Exit(code)
+    return True

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from trainwright._types import LEDGER_NAME, RECIPE_NAME, JSONObject, counted
+from trainwright.capabilities.ledger.table import identities, is_without_names, read_table
+from trainwright.capabilities.quarantine.file import Entry, Named, add_to_quarantine, note_sizes
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.data.identity import SampleId, Seen, fingerprint, follow, listed
-from trainwright.data.ledger import identities, is_without_names, read_table
-from trainwright.data.quarantine import Entry, Named, add_to_quarantine, note_sizes
 from trainwright.data.row_names import ONE_SOURCE
 from trainwright.errors import ArgumentError, DataError, did_you_mean
 

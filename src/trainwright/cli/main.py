@@ -9,26 +9,39 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.core
 
 from trainwright import errors
 from trainwright._types import counted, hide, is_url, printable, replacing, write_text
-from trainwright.capability_table import RESERVED_NAMES
+from trainwright.capability_table import TABLE, load
+from trainwright.cli.parameters import Changed, Processes
 from trainwright.cli.written import check_output
+from trainwright.command_line import (
+    FAILED,
+    AsJson,
+    amount,
+    answering,
+    answers_alone,
+    echo,
+    json_text,
+    named_as,
+    place,
+    put,
+    put_json,
+    reported,
+    say,
+    tell,
+)
 from trainwright.distributed.world import World
 from trainwright.errors import CheckpointNotFoundError, RecipeError
-from trainwright.support.door import parse_number
 from trainwright.support.log_handler import for_log
 from trainwright.support.units import size_text
 
@@ -37,108 +50,7 @@ if TYPE_CHECKING:
     from trainwright.cli.recipe.schema import Recipe
     from trainwright.cli.recipe.yaml_tree import Tree
 
-FAILED = 1
-USAGE = 2
 WIDE = 100  # characters of a terminal that has room for times
-_ANSWERS: ContextVar[TextIO | None] = ContextVar("trainwright_answers", default=None)  # None: sys.stdout
-OF_THE_USER = (
-    errors.ArgumentError,
-    errors.CheckpointNotFoundError,
-    errors.DataError,
-    errors.MetricError,
-    errors.MissingPackageError,
-    errors.ModelError,
-)
-
-
-@contextmanager
-def reporting(*, as_json: bool = False) -> Iterator[None]:
-    """Turns the library's errors into their message and an exit code; any other error is a traceback.
-
-    With `as_json` the error is an object on standard output too: {"error": {"type", "message", "problems"}}.
-    """
-    try:
-        yield
-    except OF_THE_USER as error:
-        _report(error, as_json=as_json)
-        raise typer.Exit(USAGE) from None
-    except (errors.TrainwrightError, OSError) as error:
-        _report(error, as_json=as_json)
-        raise typer.Exit(FAILED) from None
-
-
-def _report(error: Exception, *, as_json: bool) -> None:
-    tell(str(error))
-    if as_json and World.detect().process_index == 0:
-        problems = [*getattr(error, "problems", ())] or [str(error)]
-        put_json({"error": {"type": type(error).__name__, "message": str(error), "problems": problems}})
-
-
-def reported(command: Callable[..., None]) -> Callable[..., None]:
-    """Makes a function a command: its errors are reported, as JSON if it was called with `--json`."""
-
-    @functools.wraps(command)
-    def call(*args: Any, **kwargs: Any) -> None:
-        as_json = bool(kwargs.get("as_json"))
-        with answers_alone() if as_json else nullcontext(), reporting(as_json=as_json):
-            command(*args, **kwargs)
-
-    return call
-
-
-@contextmanager
-def answers_alone() -> Iterator[None]:
-    """Within the context, standard output has answers alone; other lines, of libraries too, go to standard error."""
-    token = _ANSWERS.set(_ANSWERS.get() or sys.stdout)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    finally:
-        _ANSWERS.reset(token)
-
-
-@contextmanager
-def answering(as_json: bool) -> Iterator[dict[str, Any]]:
-    """Within the context, a command fills the dict that `--json` prints."""
-    answer: dict[str, Any] = {}
-    try:
-        yield answer
-    finally:
-        if as_json and answer and World.detect().process_index == 0:
-            put_json(answer)
-
-
-def put(text: str) -> None:
-    """Prints an answer as it is."""
-    typer.echo(text, file=_ANSWERS.get())
-
-
-def put_json(value: object) -> None:
-    """Prints an answer in JSON, without keys that may be in it."""
-    put(for_log(_json(value)))
-
-
-def echo(text: str, *, err: bool = False) -> None:
-    """Prints text, without the control characters and the keys of others that may be in it; with `err` to stderr."""
-    typer.echo(for_log(text), err=err)
-
-
-def tell(problem: str) -> None:
-    """Prints a problem, once where several processes find the same."""
-    if World.detect().process_index == 0:
-        echo(problem, err=True)
-
-
-def _json(value: object) -> str:
-    from trainwright._types import json_value
-
-    return json.dumps(json_value(value), indent=2, ensure_ascii=False)
-
-
-def say(word: str, line: str) -> None:
-    """Prints a line in the style of the plan that a run shows when it starts."""
-    if World.detect().process_index == 0:
-        echo(f"{word:<10}{line}")
 
 
 Config = Annotated[
@@ -148,29 +60,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="A.B=VALUE", help="Override an entry: training.max_steps=100."),
 ]
-Processes = Annotated[
-    int | None, typer.Option("--processes", "-m", min=1, help="Number of processes to start, by torchrun.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write.")]
-
-
-def amount(text: str) -> float:
-    """Returns a finite number from 0 on; an error of the command line for others, such as `nan`."""
-    try:
-        return parse_number(float(text), least=0)
-    except ValueError as error:
-        raise typer.BadParameter(f"{error}.") from None
-
-
-def place(text: str) -> Path | str:
-    """Returns a path, or a URL as it is."""
-    return text if is_url(text) else Path(text)
-
-
-def named_as(asked: Path | str, local: Path, text: str) -> str:
-    """Returns a text with the path of a copy without the directory in which the copy is."""
-    return text.removeprefix(f"{local.parent}/") if is_url(asked) else text
 
 
 def _tasks(incomplete: str) -> list[tuple[str, str]]:
@@ -201,7 +91,7 @@ def init(
     config.parent.mkdir(parents=True, exist_ok=True)
     write_text(config, template(task, with_everything=everything))
     schema_file = config.with_name(SCHEMA_NAME)
-    write_text(schema_file, _json(json_schema()) + "\n")
+    write_text(schema_file, json_text(json_schema()) + "\n")
     if as_json:
         put_json({"written": [config, schema_file]})
         return
@@ -217,8 +107,10 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train from a configuration file; evaluate and save the model."""
+    from trainwright.cli.launch import launched
+
     recipe, tree = _read(config, overrides, context)
-    if _launched(recipe, processes, context):
+    if launched(recipe, processes, context):
         return
     from trainwright.cli.tasks.recipe_run import refuse_a_second_run, rehearse, run
 
@@ -244,42 +136,12 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Continue a run from its newest intact checkpoint."""
+    from trainwright.cli.launch import launched
     from trainwright.cli.tasks.recipe_run import read_run
     from trainwright.cli.tasks.recipe_run import run as carry_out
 
     recipe, tree = read_run(run.absolute(), overrides or (), context.args)
-    if not _launched(recipe, processes, context):
-        with answering(as_json) as answer:
-            answer |= carry_out(recipe, tree, say)
-
-
-Changed = Annotated[
-    list[str] | None,
-    typer.Option("--set", "-s", metavar="A.B=VALUE", help="An entry: training.seed=1."),
-]
-
-
-def branch(
-    context: typer.Context,
-    run: Annotated[Any, typer.Argument(help="Output directory of the run; it stays as it is.", parser=place)],
-    at: Annotated[int, typer.Option(min=1, help="Step to start from.", metavar="STEP")],
-    out: Annotated[Path, typer.Option(help="Output directory of the new run.", metavar="DIR", file_okay=False)],
-    cooldown: Annotated[
-        str | None, typer.Option(help="Let the learning rate fall to 0 over N steps, or P% of the run.", metavar="N|P%")
-    ] = None,
-    shape: Annotated[str | None, typer.Option(help="linear (default), cosine, 1-sqrt.")] = None,
-    overrides: Changed = None,
-    processes: Processes = None,
-    as_json: AsJson = False,
-) -> None:
-    """Start a run from a checkpoint of another, as for a cooldown."""
-    from trainwright.cli.branch import branched
-    from trainwright.cli.tasks.recipe_run import run as carry_out
-
-    recipe, tree = branched(
-        run, out.absolute(), at=at, cooldown=cooldown, shape=shape, overrides=overrides or (), typed=context.args
-    )
-    if not _launched(recipe, processes, context):
+    if not launched(recipe, processes, context):
         with answering(as_json) as answer:
             answer |= carry_out(recipe, tree, say)
 
@@ -299,10 +161,11 @@ def extend(
 ) -> None:
     """Continue a run past its end; the learning rate does not jump."""
     from trainwright.cli.branch import extended
+    from trainwright.cli.launch import launched
     from trainwright.cli.tasks.recipe_run import run as carry_out
 
     recipe, tree = extended(run, steps=steps, to=to, shape=shape, overrides=overrides or (), typed=context.args)
-    if not _launched(recipe, processes, context):
+    if not launched(recipe, processes, context):
         with answering(as_json) as answer:
             answer |= carry_out(recipe, tree, say)
 
@@ -318,19 +181,6 @@ def _read(config: Path, overrides: list[str] | None, context: typer.Context) -> 
 
     tree = read_tree(config, overrides or (), context.args, also=in_data)
     return checked(tree, config.absolute().parent, also=in_data), tree
-
-
-def _launched(recipe: Recipe, processes: int | None, context: typer.Context) -> bool:
-    """Starts the processes that are asked for, each with this command; False if it is to be done here."""
-    number = processes or (1 if recipe.launch is None else recipe.launch.processes)
-    if number == 1 or World.detect().world_size > 1:
-        return False
-    from trainwright.cli.launch import command_of, launch
-
-    code = launch(number, command_of(context))
-    if code:
-        raise typer.Exit(code)
-    return True
 
 
 def check(
@@ -480,28 +330,6 @@ def compare(
     echo(f"Written: {path}")
 
 
-def diff(
-    run: Annotated[Path, typer.Argument(help="Output directory of a run with record_values.", metavar="RUN")],
-    other: Annotated[Path, typer.Argument(help="Output directory of the other run.", metavar="OTHER")],
-    tolerance: Annotated[
-        float | None,
-        typer.Option(parser=amount, metavar="NUMBER", help="Difference to ignore, relative to a tensor's norm."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Name the first value that differs between two runs."""
-    from trainwright.capabilities.recorded_values.value_comparison import compare_values, read_values
-
-    found = compare_values(read_values(run), read_values(other), tolerance=tolerance)
-    if as_json:
-        put_json(found.to_dict())
-    else:
-        for line in found.lines():
-            echo(line)
-    if not found.is_same:
-        raise typer.Exit(FAILED)
-
-
 def runs(
     folder: Annotated[Any, typer.Argument(help="Directory or URL to search.", metavar="DIR", parser=place)] = ".",
     as_json: AsJson = False,
@@ -582,7 +410,7 @@ def schema(output: Output = None, as_json: AsJson = False) -> None:
     """Write the JSON schema of the configuration file, for editors."""
     from trainwright.cli.recipe.json_schema import json_schema
 
-    text = _json(json_schema())
+    text = json_text(json_schema())
     if output is None:
         put(text)  # no value of a user is in it, and names of fields are not to be masked
     else:
@@ -711,68 +539,6 @@ def intact(manifest: Manifest | None) -> str:
     return f"intact, step {manifest.step}, {counted(len(manifest.files), 'file')}, {size_text(size)}"
 
 
-def replay(
-    folder: Annotated[Path, typer.Argument(help="Incident bundle: output_dir/incidents/step-...", metavar="DIR")],
-    model: Annotated[
-        str | None, typer.Option(help="module:function that returns the model, or a Trainer with it.")
-    ] = None,
-    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16, instead of the run's.")] = None,
-    one_by_one: Annotated[bool, typer.Option("--one-by-one", help="Also run each sample by itself.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Repeat the step of an incident, without the dataset."""
-    from trainwright.cli.replay import replay
-
-    if precision not in (None, "fp32", "bf16", "fp16"):
-        raise errors.ArgumentError(f"--precision {precision}: write fp32, bf16 or fp16.")
-    with answering(as_json) as answer:
-        result = replay(folder, model=model, precision=precision, one_by_one=one_by_one)
-        answer |= dataclasses.asdict(result)
-        for line in result.lines:
-            echo(line)
-    if not result.is_same and precision is None:
-        raise typer.Exit(FAILED)
-
-
-def ledger(
-    run: Annotated[Path, typer.Argument(help="Output directory or checkpoint of a run with ledger=True.")],
-    question: Annotated[str, typer.Argument(help="top, never, repeated, by-source or text.", metavar="WHAT")] = "top",
-    other: Annotated[Path | None, typer.Argument(help="For `ledger diff RUN OTHER`.", metavar="OTHER")] = None,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Most samples to show.")] = 20,
-    data: Annotated[Path | None, typer.Option(help="The training data, for its texts.")] = None,
-    quarantine: Annotated[
-        Path | None, typer.Option(help="Exclude these samples from runs in DIR.", metavar="DIR")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the samples a run learnt least, never saw, or saw again."""
-    from trainwright.cli.ledger import answer, difference, difference_lines, exclude, lines
-
-    if str(run) == "diff":
-        if other is None or quarantine is not None or data is not None:
-            raise errors.ArgumentError("Compare two runs as: trainwright ledger diff RUN OTHER.")
-        compared = difference(Path(question), other, number=number)
-        if as_json:
-            put_json(compared)
-            return
-        for line in difference_lines(compared):
-            echo(line)
-        return
-    if other is not None:
-        raise errors.ArgumentError(f"{other} is one argument too many. Two runs: trainwright ledger diff RUN OTHER.")
-    found = answer(run, question, number=number, data=data)
-    if quarantine is not None and question == "by-source":
-        raise errors.ArgumentError("--quarantine takes samples, and by-source lists sources.")
-    if as_json:
-        put_json(found)
-    else:
-        for line in lines(found):
-            echo(line)
-    if quarantine is not None:
-        exclude(run, quarantine, found)
-        echo(f"In quarantine in {quarantine}: {counted(len(found), 'sample')}.", err=True)
-
-
 Model = Annotated[
     Any, typer.Argument(help="A run, a checkpoint, or a model; a path or a URL.", metavar="MODEL", parser=place)
 ]
@@ -828,11 +594,11 @@ def eval(
 def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None, as_json: bool) -> None:
     """Makes the evaluations that a run asks for, until it ends."""
     from trainwright._types import json_value
+    from trainwright.capabilities.async_evaluation.requests import Request
+    from trainwright.capabilities.async_evaluation.watcher import Watcher
     from trainwright.cli.tasks.applied import applied, rows_at
     from trainwright.cli.tasks.evaluate import evaluate
     from trainwright.cli.tasks.recipe_run import readable
-    from trainwright.cli.tasks.watch import Watcher
-    from trainwright.support.evaluation_requests import Request
 
     def tell(request: Request, metrics: dict[str, Any]) -> None:
         if as_json:
@@ -896,30 +662,6 @@ def predict(
     echo(f"Written: {out}, {counted(number, 'row')}")
 
 
-def ctl(
-    run: Annotated[Path, typer.Argument(help="Output directory of a run with live_control=True.")],
-    words: Annotated[
-        list[str], typer.Argument(help="save, evaluate, stop, lr RATE, log STEPS or profile STEPS.", metavar="COMMAND")
-    ],
-    wait_s: Annotated[
-        float, typer.Option("--wait", parser=amount, metavar="SECONDS", help="Longest wait for the run's answer.")
-    ] = 60.0,
-    as_json: AsJson = False,
-) -> None:
-    """Tell a live run to save, evaluate, stop, or change its rate."""
-    from trainwright.capabilities.control.sender import give
-
-    step, refused = give(run, words, wait_s=wait_s)
-    if as_json:
-        put_json({"step": step, "refused": refused})
-    if refused is not None:
-        tell(f"Refused: {refused}")
-        raise typer.Exit(FAILED)
-    if as_json:
-        return
-    echo(f"Carried out after step {step}: {' '.join(words)}")
-
-
 def env(as_json: AsJson = False) -> None:
     """Show versions and hardware, for a bug report."""
     from trainwright.journal.record import environment
@@ -971,21 +713,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # its tracebacks show the values of variables, tokens among them
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Commands of capabilities: without a capability's row in the table, there is no such command.
-CAPABILITY_OF = {
-    "branch": "branch",
-    "ctl": "control",
-    "diff": "recorded_values",
-    "ledger": "ledger",
-    "replay": "incidents",
-}
 AS_TYPED = {"allow_extra_args": True, "ignore_unknown_options": True}  # --learning_rate 1e-4 training.max_steps=1
-for _command in (
+OWN = (
     init,
     check,
     train,
     resume,
-    branch,
     extend,
     runs,
     report,
@@ -995,21 +728,24 @@ for _command in (
     eval,
     predict,
     push,
-    ctl,
-    ledger,
-    replay,
     schema,
     env,
-):
-    if CAPABILITY_OF.get(_command.__name__) not in (None, *RESERVED_NAMES):
-        continue
-    app.command(context_settings=AS_TYPED if _command in (check, train, resume, branch, extend) else None)(
-        reported(_command)
-    )
-if CAPABILITY_OF["diff"] in RESERVED_NAMES:
-    app.command(hidden=True)(
-        reported(diff)
-    )  # the list of commands fills the screen; `trainwright diff --help` shows it
+)
+TAKES_SETTINGS = ("check", "train", "resume", "extend")
+
+
+def add_commands() -> None:
+    """Adds the commands of the program, and after the one that its row names each command of a capability, by name."""
+    entries = sorted((entry for row in TABLE for entry in row.commands), key=lambda entry: entry.name)
+    for own in OWN:
+        app.command(context_settings=AS_TYPED if own.__name__ in TAKES_SETTINGS else None)(reported(own))
+        for entry in entries:
+            if entry.after == own.__name__:
+                settings = AS_TYPED if entry.takes_settings else None
+                app.command(context_settings=settings, hidden=entry.is_hidden)(reported(load(entry.function)))
+
+
+add_commands()
 app.command(hidden=True)(reported(mcp))  # a program starts it
 
 

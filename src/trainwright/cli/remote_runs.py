@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from trainwright._types import RECIPE_NAME, without_tokens
+from trainwright.capabilities.mirror.remote import RemoteStore
+from trainwright.capabilities.mirror.store_client import reason
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.remote import RemoteStore
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.checkpoint.store_client import reason
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, TrainwrightError
 from trainwright.journal.record import JOURNAL_NAME
 from trainwright.report.run_table import DEPTH
@@ -60,7 +60,7 @@ def checkpoint_of(place: Place) -> Iterator[Path]:
     if isinstance(place, Path):
         yield place
         return
-    from trainwright.run.tiers import fetch_named, newest_of_tiers
+    from trainwright.capabilities.mirror.sources import fetch_named, find_newest
 
     with _folder_for(place) as folder:
         store = CheckpointStore(folder)
@@ -72,7 +72,7 @@ def checkpoint_of(place: Place) -> Iterator[Path]:
                 _reading(remote, partial(remote.get, RECIPE_NAME, folder))
             yield found.path
             return
-        if newest_of_tiers(store, place, why_not=lambda found: None) is None:
+        if find_newest(store, place, why_not=lambda found: None) is None:
             raise CheckpointNotFoundError(f"There is no checkpoint at {without_tokens(place)}.")
         yield folder
 

@@ -16,8 +16,6 @@ from enum import Enum
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-import xxhash
-
 from trainwright._types import is_url, without_tokens
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.behaviour import behaviour_of
@@ -63,36 +61,23 @@ def output_path(args: Any) -> str:  # arguments of transformers too
     return str(known[1])
 
 
-def staging_of(url: str) -> str:
-    """Returns the local directory, inside the user's cache, for a run with a URL as `output_dir`.
+URL_OUTPUTS: list[Callable[[Arguments], Problems]] = []
 
-    The environment variable TRAINWRIGHT_CACHE sets another cache.
-    """
-    cache = os.environ.get("TRAINWRIGHT_CACHE") or os.path.join(
-        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "trainwright"
-    )
-    url = url.rstrip("/")
-    name = re.sub(r"[^\w.-]", "_", url.rpartition("/")[2].partition("?")[0])
-    return os.path.join(cache, "runs", f"{name}-{xxhash.xxh3_64(url.encode()).hexdigest()[:8]}")
+
+def takes_url_output(take: Callable[[Arguments], Problems]) -> Callable[[Arguments], Problems]:
+    """Registers what puts a directory in the place of a URL in `output_dir`, and returns problems as messages."""
+    URL_OUTPUTS.append(take)
+    return take
 
 
 def _output(args: Arguments) -> Problems:
     if args.output_dir is None:
         args.output_dir = "trainer_output"
     if is_url(args.output_dir):
-        other = value_of(args, "checkpoint_mirror")
-        if other not in (None, args.output_dir):
-            return [
-                f"output_dir is a URL, but checkpoint_mirror={without_tokens(str(other))!r} is a different one. A run "
-                "has one URL: remove checkpoint_mirror, or set output_dir to a directory."
-            ]
-        if has_other_meaning(args, "checkpoint_mirror"):
-            return [
-                f"output_dir={without_tokens(args.output_dir)!r} is a URL, which becomes the checkpoint_mirror, "
-                f"and {type(args).__name__} has a field of that name. Rename the field, or write into a directory."
-            ]
-        setattr(args, "checkpoint_mirror", args.output_dir)  # noqa: B010 -- arguments of transformers lack the field
-        args.output_dir = staging_of(args.output_dir)
+        if not URL_OUTPUTS:
+            return [f"output_dir={without_tokens(args.output_dir)!r} is a URL. Write into a directory."]
+        if problems := [problem for take in URL_OUTPUTS for problem in take(args)]:
+            return problems
     for name in names_with("path"):
         if (path := value_of(args, name)) is not None and not has_other_meaning(args, name):
             setattr(args, name, os.path.expanduser(path))

@@ -247,16 +247,6 @@ class CheckpointPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MirrorPlan:
-    """Settings of the copies under a URL."""
-
-    url: str  # such as s3://bucket/run
-    every_s: float | None = None  # least seconds between two checkpoints that are copied; None: each is
-    keep_last: int | None = None  # newest copies to keep, including the best; None for all
-    bytes_per_s: float | None = None  # limit of the speed; None: no limit
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationPlan:
     """Settings of generation in an evaluation."""
 

@@ -7,13 +7,12 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.config import plans
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.behaviour import behaviour_of
-from trainwright.config.coerce import StepRange, output_path, parse_steps, staging_of
+from trainwright.config.coerce import StepRange, output_path, parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import value_if_known, value_of
 from trainwright.config.protocol import Arguments
@@ -302,31 +301,6 @@ def checkpoint(args: Arguments) -> plans.CheckpointPlan:
         saves_on_interrupt=args.save_strategy != "no" or args.enable_jit_checkpoint or requeues or any(by_time),
         saves_on_exception=bool(value_of(args, "save_on_exception")),
         requeues=requeues,
-    )
-
-
-def mirror(args: Arguments, folder: str) -> plans.MirrorPlan | None:
-    """Returns how checkpoints are copied under a URL; None without one.
-
-    Args:
-        args: of the run.
-        folder: directory of the run: `output_dir`, or one below it for a trial of a search.
-    """
-    url = value_of(args, "checkpoint_mirror")
-    if url is None:
-        return None
-    top = Path(output_path(args))
-    here = Path(folder).absolute()
-    below = here.relative_to(top).as_posix() if here.is_relative_to(top) else here.name
-    speed = value_of(args, "mirror_max_mb_per_s")
-    limit = value_of(args, "mirror_total_limit")
-    if limit is None and args.output_dir == staging_of(url):  # the user's limit is that of the URL
-        limit = checkpoint(args).keep_last
-    return plans.MirrorPlan(
-        url=url.rstrip("/") if below == "." else f"{url.rstrip('/')}/{below}",
-        every_s=value_of(args, "mirror_every"),
-        keep_last=limit,
-        bytes_per_s=None if speed is None else speed * 1e6,
     )
 
 

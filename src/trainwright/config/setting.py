@@ -120,7 +120,7 @@ class Setting:
     alias_of: str | None = None  # the field that this one is an alias of
     formerly: Mapping[str, NameOfField] = field(default_factory=dict)  # its older names, each with its meaning today
     since: str | None = None  # the version that brought it; None: the first one
-    # number of our other fields that stand before it in signature, help and page; None: after all that have a place
+    # its place among our fields in signature, help and page, counted from 0; None: after all that have one
     place: int | None = None
 
     def to_field(self, annotation: str) -> Any:
@@ -195,30 +195,32 @@ class FieldGroup:
         cls.settings = declared
 
 
-def join_groups(name: str, first: type[FieldGroup], others: Iterable[type[FieldGroup]]) -> type[FieldGroup]:
-    """Returns one group, called `name`, with the fields of several; module, title and docstring are those of `first`.
+def join_groups(name: str, groups: Iterable[type[FieldGroup]], *, module: str) -> type[FieldGroup]:
+    """Returns one group, called `name`, with the fields of several: first those with a `place`, by it.
 
-    Fields of `first` stand in their order, and among them, at its `place`, each field of the others that has one. The
-    annotations of the fields must be names that the module of `first` has too.
+    Args:
+        name: of the class.
+        groups: each with fields of one subject.
+        module: name of the module of the class; it must have all names in the types of the fields.
     """
-    settings = dict(first.settings)
-    annotations = dict(inspect.get_annotations(first))
-    for group in others:
+    settings: dict[str, Setting] = {}
+    annotations: dict[str, Any] = {}
+    for group in groups:
         settings |= group.settings
         annotations |= inspect.get_annotations(group)
-    names = list(first.settings)
-    places = {one: place for one, facts in settings.items() if (place := facts.place) is not None}
-    for one in sorted(places, key=lambda one: places[one]):
-        names.insert(places[one], one)
-    names += [one for one in settings if one not in names]
+
+    def place(one: str) -> float:
+        found = settings[one].place
+        return math.inf if found is None else found
+
+    names = sorted(settings, key=place)
 
     def fill(namespace: dict[str, Any]) -> None:
-        namespace["__module__"] = first.__module__
-        namespace["__doc__"] = first.__doc__
+        namespace["__module__"] = module
         namespace["__annotations__"] = {one: annotations[one] for one in names}
         namespace.update((one, settings[one]) for one in names)
 
-    made = types.new_class(name, (FieldGroup,), {"group": first.group}, fill)
+    made = types.new_class(name, (FieldGroup,), {"group": "Ours"}, fill)
     return dataclass(kw_only=True, init=False, repr=False, eq=False)(made)
 
 

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import Sampler
 
+from trainwright.data.excluded import substitutes
 from trainwright.data.filter import Filter, filter_of
 from trainwright.data.order import Order
-from trainwright.data.quarantine import substitutes
 from trainwright.data.seeding import EpochIndices, SeededIndices
 from trainwright.data.shards import ChunkPart, RankShare, in_chunks
 

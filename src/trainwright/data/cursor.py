@@ -19,7 +19,7 @@ schedule is at g of max_steps; `optim/` ensures that its rate does not jump.
 
 The next resume reads d from the checkpoint, and keeps it if the sizes have not changed again.
 
-Samples in quarantine (`quarantine.py`) count in s, but not in n - s: R only covers samples that can be trained. If the
+Samples in quarantine (`excluded.py`) count in s, but not in n - s: R only covers samples that can be trained. If the
 quarantine has changed since the checkpoint was written, d is recomputed, as for another size.
 """
 

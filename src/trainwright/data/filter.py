@@ -15,8 +15,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from trainwright.data.excluded import without
 from trainwright.data.order import Exclusion, Order
-from trainwright.data.quarantine import without
 from trainwright.data.shards import ChunkPart, RankShare
 
 # Any: an index into the user's dataset, or a group of indices.

@@ -38,10 +38,10 @@ from trainwright.config.plans import OPEN_END
 from trainwright.data.bad_sample import name_sample, number_text
 from trainwright.data.columns import draws_random_numbers, is_columnar
 from trainwright.data.cursor import Cursor, LoaderState
+from trainwright.data.excluded import Sample
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.positions import position_of
 from trainwright.data.prepared_dataloader import DevicePrefetcher, PreparedDataLoader, started_in_epoch, watched
-from trainwright.data.quarantine import Sample
 from trainwright.data.seeding import SeededItems
 from trainwright.data.shards import RankShare
 

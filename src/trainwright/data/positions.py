@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from trainwright._types import QUARANTINE_NAME, Batch, DataLoaderLike, DatasetLike, SampleIds
 from trainwright.data.batches import EpochBatches
 from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
+from trainwright.data.excluded import Sample
 from trainwright.data.order import Exclusion
 from trainwright.data.prepared_dataloader import host_batches
-from trainwright.data.quarantine import Sample
 from trainwright.data.sample_ids import dispatched_parts
 from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.shards import RankShare

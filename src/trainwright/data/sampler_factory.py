@@ -44,9 +44,7 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
             )
         return None
     if isinstance(dataset, MixtureDataset) and dataset.curriculum is not None:
-        from trainwright.data.curriculum import CurriculumOrder
-
-        return CurriculumOrder(dataset, seed=plan.seed, shuffles=plan.strategy != "sequential")
+        return dataset.curriculum.make_order(dataset, seed=plan.seed, shuffles=plan.strategy != "sequential")
     if plan.mixture is not None:
         return _by_shares(dataset, plan, plan.mixture)
     if plan.max_tokens is not None or plan.row_length is not None:

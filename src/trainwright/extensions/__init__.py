@@ -1,1 +1,1 @@
-"""Capabilities beyond training, evaluating, saving and resuming: one folder each, known to the loop as an Extension."""
+"""Former places of public extensions, which pickles name. Capabilities are in `capabilities/`."""

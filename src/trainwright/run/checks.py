@@ -28,7 +28,7 @@ from trainwright.config.enums import word
 from trainwright.config.fields import batch_formers, value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.start import needs_length
-from trainwright.data.mixture import MixtureDataset, as_mixture
+from trainwright.data.mixture import MixtureDataset, OrderedData, as_mixture
 from trainwright.data.row_names import row_names
 from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError, did_you_mean
 from trainwright.loop.extension import Extension
@@ -195,7 +195,7 @@ def check_datasets(
 
 def check_curriculum(args: Any, train_dataset: DatasetLike) -> None:
     """Raises ArgumentError for settings that conflict with a curriculum about the order of samples."""
-    if is_instance_of(train_dataset, "trainwright.data.curriculum", "Curriculum"):
+    if isinstance(train_dataset, OrderedData):
         raise ArgumentError(
             "The Curriculum has no effect: get_train_dataloader is overridden and decides the order of samples. Pass "
             "the dataset itself, or remove the override."

@@ -1,10 +1,11 @@
-"""The parts of a trainer that evaluate in another process, as a file. The process is `evaluation_process.py`."""
+"""The parts of a trainer that evaluate in another process, as a file. `thaw.py` reads it there."""
 
 from __future__ import annotations
 
 import copy
 import io
 import pickle
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,6 @@ ALONE: dict[str, Any] = {
     "report_to": [],
     "push_to_hub": False,
     "disable_tqdm": True,
-    "eval_async": False,
     "auto_find_batch_size": False,
     "include_num_input_tokens_seen": "no",  # the run counts them
     "hang_timeout": 0.0,
@@ -36,7 +36,16 @@ ALONE: dict[str, Any] = {
 ON_ANOTHER_KIND: dict[str, Any] = {"fp16": False, "tf32": None}  # which a CPU does not compute with
 
 
-def freeze(trainer: AnyTrainer, path: Path, *, folder: str, device: str) -> None:
+def freeze(
+    trainer: AnyTrainer,
+    path: Path,
+    *,
+    folder: str,
+    device: str,
+    settings: Mapping[str, Any],
+    asked_by: str,
+    instead: str,
+) -> None:
     """Writes the parts of a trainer that another process needs to evaluate as it does, before the model is wrapped.
 
     Args:
@@ -44,21 +53,24 @@ def freeze(trainer: AnyTrainer, path: Path, *, folder: str, device: str) -> None
         path: the file.
         folder: where the run writes.
         device: "cpu", or an accelerator with its number.
+        settings: arguments that are others in the process.
+        asked_by: the setting or call that needs the other process.
+        instead: what works without it.
 
     Raises:
         ArgumentError: a part of the trainer cannot be handed over.
     """
-    write_frozen(frozen(trainer, folder=folder, device=device), path)
+    values = frozen(trainer, folder=folder, device=device, settings=settings)
+    write_frozen(values, path, asked_by=asked_by, instead=instead)
 
 
-def frozen(trainer: AnyTrainer, *, folder: str, device: str) -> dict[str, Any]:
+def frozen(trainer: AnyTrainer, *, folder: str, device: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the parts of this trainer that another process needs to evaluate as it does."""
     args = copy.copy(trainer.args)
     is_on_cpu = not kind_of(device).is_accelerator
-    settings = ALONE | {"use_cpu": is_on_cpu}
-    if is_on_cpu and kind_of(args.device).is_accelerator:
-        settings |= ON_ANOTHER_KIND
-    assign(args, settings)
+    assign(args, ALONE | {"use_cpu": is_on_cpu} | dict(settings))
+    if is_on_cpu and kind_of(trainer.args.device).is_accelerator:
+        assign(args, ON_ANOTHER_KIND)
     args._n_gpu = 0 if is_on_cpu else 1
     nothing: dict[str, Any] = dict.fromkeys(
         ("train_dataset", "optimizer", "lr_scheduler", "optimizer_cls_and_kwargs", "model_init")
@@ -84,9 +96,7 @@ def frozen(trainer: AnyTrainer, *, folder: str, device: str) -> dict[str, Any]:
     }
 
 
-def write_frozen(
-    values: dict[str, Any], path: Path, *, asked_by: str = "eval_async=True", instead: str = "set eval_async=False"
-) -> None:
+def write_frozen(values: dict[str, Any], path: Path, *, asked_by: str, instead: str) -> None:
     """Writes them for the other process; ArgumentError names a part of the trainer that cannot be written.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainwright.callbacks.base import TiedToProcess
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import TimeLimits
 from trainwright.run.build import Services, time_limits
@@ -14,18 +15,20 @@ from trainwright.run.run import Run
 
 def state_of(trainer: Any) -> dict[str, Any]:  # any Trainer, or a subclass of the user's
     """Returns a trainer without its services and its run, of which callbacks, record and flags are kept."""
-    from trainwright.trackers.base import TrackerCallback
-
-    made_anew = (TimeLimits, TrackerCallback)  # tied to this process: its writer and engine, threads and clients
     internals = Internals(trainer)
     progress = internals.run.progress
     return {
         "attributes": internals.picklable_attributes(),
         "parts": internals.picklable_parts(),
-        "callbacks": [type(c) if isinstance(c, made_anew) else c for c in trainer.callback_handler.callbacks],
+        "callbacks": [_without_process(one) for one in trainer.callback_handler.callbacks],
         "state": progress.state,
         "control": progress.control,
     }
+
+
+def _without_process(callback: Any) -> Any:
+    """Returns a callback, or the class of one that another process makes anew."""
+    return type(callback) if isinstance(callback, TiedToProcess) else callback
 
 
 def restore(trainer: Any, state: dict[str, Any]) -> None:

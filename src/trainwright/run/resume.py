@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright._types import DatasetLike, JSONObject, counted, is_url
-from trainwright.capability import Origin
+from trainwright._types import DatasetLike, JSONObject, counted
+from trainwright.capability import Copies, Origin
 from trainwright.capability_table import MADE
 from trainwright.checkpoint import rng
 from trainwright.checkpoint.checkpoint import Checkpoint
@@ -33,7 +33,6 @@ from trainwright.support.replaced import current
 
 if TYPE_CHECKING:
     from trainwright.config.summary import Difference
-    from trainwright.run.tiers import Crew
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ logger = logging.getLogger(__name__)
 def open_checkpoint(asked: str | bool | None, args: Any, engine: Engine) -> Checkpoint | None:
     """Opens the checkpoint to begin from in all processes; the main process chooses and verifies it.
 
-    `asked` and errors are the same as for `find_checkpoint`; directory, mirror and disks are as in the arguments. A
+    `asked` and errors are the same as for `find_checkpoint`; directory, copies and disks are as in the arguments. A
     run with an `Origin` for which no other checkpoint is asked begins from there until it has one of its own;
     `asked=False` begins it again.
     """
@@ -53,24 +52,18 @@ def open_checkpoint(asked: str | bool | None, args: Any, engine: Engine) -> Chec
         asked = False if asked is False else "auto"
     elif asked is None or asked is False:
         return None
-    mirror = value_of(args, "checkpoint_mirror")
+    copies = find_copies(args, asked, engine)
     if origin is not None:
         origin.check()
     of_all: Checkpoint | None = None
-    is_remote = is_url(asked) or (mirror is not None and asked in (True, "auto"))
-    if is_remote:
-        from trainwright.run.tiers import Crew
-
-        on_own_disk = args.save_on_each_node
-        first = args.process_index - args.local_process_index if on_own_disk else 0
-        crew = Crew(args.process_index, first, engine.agree, engine.gather_objects)
-        of_all = find_checkpoint(asked, output_path(args), mirror=mirror, crew=crew)
+    if copies is not None:
+        of_all = find_checkpoint(asked, output_path(args), copies=copies)
         if origin is None:
             return of_all
     found: list[Checkpoint] = []
 
     def choose() -> tuple[Path, bool] | None:
-        checkpoint = of_all if is_remote else find_checkpoint(asked, output_path(args))
+        checkpoint = of_all if copies is not None else find_checkpoint(asked, output_path(args))
         if origin is not None:
             checkpoint = origin.begin_or_continue(checkpoint)
         if checkpoint is None:
@@ -87,44 +80,41 @@ def open_checkpoint(asked: str | bool | None, args: Any, engine: Engine) -> Chec
     return found[0] if found else Checkpoint(path)
 
 
-def find_checkpoint(
-    asked: str | bool | None, output_dir: str, *, mirror: str | None = None, crew: Crew | None = None
-) -> Checkpoint | None:
+def find_checkpoint(asked: str | bool | None, output_dir: str, *, copies: Copies | None = None) -> Checkpoint | None:
     """Returns the checkpoint to resume from: the newest complete one for True and "auto", or the named one.
 
-    `mirror` is a URL with copies of checkpoints; a checkpoint found there, or named by its URL, is downloaded into
-    `output_dir`, by all processes of `crew`, which all call this. Raises CheckpointNotFoundError if there is none,
-    except for "auto"; CheckpointError if the named one is damaged, or if the mirror cannot be read and there is none
-    here.
+    A checkpoint of `copies` is downloaded into `output_dir`, by all processes, which all call this. Raises
+    CheckpointNotFoundError if there is none, except for "auto"; CheckpointError if the named one is damaged, or if the
+    copies cannot be read and there is none here.
     """
     if asked is None or asked is False:
         return None
     store = CheckpointStore(output_dir)
-    if asked is not True and asked != "auto" and not is_url(asked):
-        return verified(Path(asked).absolute())
     find_last: Any = current("get_last_checkpoint", None)
-    if find_last is not None and mirror is None and not is_url(asked):
+    if copies is not None:
+        latest = copies.fetch(store, why_not=find_unreadable)
+    elif asked is not True and asked != "auto":
+        return verified(Path(asked).absolute())
+    elif find_last is not None:
         named = find_last(output_dir)
         latest = None if named is None else verified(named)
-    elif mirror is None and not is_url(asked):
-        latest = store.latest(lambda found: found.find_problem() or find_unreadable(found))
     else:
-        from trainwright.run import tiers
-
-        crew = tiers.ALONE if crew is None else crew
-        if is_url(asked):
-            return tiers.fetch_named(str(asked), store, crew)
-        assert mirror is not None
-        latest = tiers.newest_of_tiers(store, mirror, why_not=find_unreadable, crew=crew)
+        latest = store.latest(lambda found: found.find_problem() or find_unreadable(found))
     if latest is None and asked == "auto":
         return None
     if latest is None:
-        beside = "" if mirror is None else f" or at checkpoint_mirror={mirror!r}"
+        beside = "" if copies is None else f" or at {copies.place}"
         raise CheckpointNotFoundError(
             f"No valid checkpoint found in output directory ({output_dir}){beside}: resume_from_checkpoint=True, but "
             "there is no complete checkpoint. Start without it, or name the directory of a checkpoint."
         )
     return latest
+
+
+def find_copies(args: Any, asked: str | bool, engine: Engine) -> Copies | None:
+    """Returns where else the checkpoint that is `asked` for may be; None: in a directory alone."""
+    makers = (make for row in MADE if (make := row.load().copies) is not None)
+    return next((found for make in makers if (found := make(args, asked, engine)) is not None), None)
 
 
 def find_origin(args: Any) -> Origin | None:
@@ -176,12 +166,12 @@ def check_same_checkpoint(checkpoint: Checkpoint | None, engine: Engine, *, on_e
 
 
 def run_id_after(
-    checkpoint: Checkpoint | None, output_dir: str, *, mirror: str | None = None, is_branch: bool = False
+    checkpoint: Checkpoint | None, output_dir: str, *, copies: Copies | None = None, is_branch: bool = False
 ) -> str:
     """Returns the run id for new checkpoints: a resume keeps its checkpoint's id, a new branch does not.
 
-    A resume from a step before an intact later checkpoint of that run, in the directory or at the URL of its copies,
-    gets a new id, since both runs have checkpoints of these steps.
+    A resume from a step before an intact later checkpoint of that run, in the directory or among its copies, gets a
+    new id, since both runs have checkpoints of these steps.
     """
     manifest = None if checkpoint is None else checkpoint.manifest
     if manifest is None or is_branch:
@@ -192,10 +182,8 @@ def run_id_after(
         for step in store.steps()
         if step > manifest.step and _is_whole_and_of(manifest.run_id, Checkpoint(store.path(step)))
     ]
-    if mirror is not None and not ahead:
-        from trainwright.run.tiers import steps_ahead
-
-        ahead = steps_ahead(mirror, manifest)
+    if copies is not None and not ahead:
+        ahead = copies.find_steps_after(manifest)
     if not ahead:
         return manifest.run_id
     logger.warning(

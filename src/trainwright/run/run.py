@@ -22,7 +22,6 @@ from trainwright.checkpoint import rng
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.config import resolve
 from trainwright.config.behaviour import behaviour_of
-from trainwright.config.fields import value_of
 from trainwright.config.plans import StepPlan
 from trainwright.data.cursor import Cursor, WindowSize, plan_resume
 from trainwright.data.loader import Loader
@@ -279,9 +278,9 @@ class Run:
         if checkpoint is not None:
             self.checkpoint_args = resume.load_checkpoint_args(checkpoint, args, has_own_optimizer=is_own)
         resume.check_same_checkpoint(checkpoint, engine, on_each_node=args.save_on_each_node)
-        mirror = value_of(args, "checkpoint_mirror")
+        copies = resume.find_copies(args, True, engine)
         is_branch = self.begins_branch
-        self.run_id = engine.agree(lambda: resume.run_id_after(checkpoint, folder, mirror=mirror, is_branch=is_branch))
+        self.run_id = engine.agree(lambda: resume.run_id_after(checkpoint, folder, copies=copies, is_branch=is_branch))
         self.pending_actions = resume.pending_actions(checkpoint)
         if args.auto_find_batch_size and checkpoint is not None and checkpoint.cursor is not None:
             self.progress.num_parts = checkpoint.cursor.get("num_parts") or 1

@@ -100,10 +100,10 @@ def make_context(trainer: AnyTrainer, run: Run, folder: str) -> RunContext:
     """Returns what the capabilities of a run may make their extensions from; `folder` is its output directory."""
     internals = Internals(trainer)
 
-    def freeze(path: Path, *, device: str) -> None:
+    def freeze(path: Path, **how: Any) -> None:
         from trainwright.run import frozen
 
-        frozen.freeze(trainer, path, folder=folder, device=device)
+        frozen.freeze(trainer, path, folder=folder, **how)
 
     return RunContext(
         run=run,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, cast
 
 from trainwright._types import counted, plain_numbers
-from trainwright.callbacks.base import TrainerCallback
+from trainwright.callbacks.base import TiedToProcess, TrainerCallback
 from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
 from trainwright.errors import needs_package
@@ -212,7 +212,7 @@ def _flush_all() -> None:
         thread.flush()
 
 
-class TrackerCallback(TrainerCallback):
+class TrackerCallback(TrainerCallback, TiedToProcess):
     """Base of all trackers. A subclass overrides `setup`, `send`, and any others that its service supports.
 
     Attributes:

@@ -16,8 +16,8 @@ import torch
 
 from trainwright._types import QUARANTINE_NAME
 from trainwright.capabilities.branch.origins import checkpoint_at, origins_in
+from trainwright.capabilities.quarantine.file import add_to_quarantine
 from trainwright.checkpoint.checkpoint import Checkpoint
-from trainwright.data.quarantine import add_to_quarantine
 from trainwright.errors import ArgumentError, CheckpointError, CheckpointNotFoundError
 from trainwright.journal.record import read
 from trainwright.optim import schedules

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,9 @@ from torch.utils.data import IterableDataset
 
 import trainwright
 from trainwright import Curriculum, LedgerColumns
+from trainwright.capabilities.curriculum.curriculum import CurriculumOrder, read_weights
+from trainwright.capabilities.ledger.table import columns_in, read_table
 from trainwright.capability_table import FILES
-from trainwright.data.curriculum import CurriculumOrder, read_weights
-from trainwright.data.ledger import columns_in, read_table
 from trainwright.data.mixture import MixtureDataset, as_mixture
 from trainwright.errors import ArgumentError, CheckpointError, DataError
 
@@ -517,3 +518,11 @@ def test_run_that_is_killed_between_two_saves_trains_what_it_would_have(tmp_path
         trained(tmp_path, Curriculum(rows(), hard_first, **STEPS), callbacks=[Stops(9)], **saves)
     resumed = trained(tmp_path, Curriculum(rows(), hard_first, **STEPS), resume=True, **saves)
     assert resumed.model.seen == whole[hard_first].model.seen[20:]
+
+
+def test_a_pickle_that_names_the_former_module_loads() -> None:
+    curriculum = Curriculum([1, 2], np.zeros_like, every=3)
+    written = pickle.dumps(curriculum, protocol=0)
+    now = b"trainwright.capabilities.curriculum.curriculum"
+    assert now in written
+    assert pickle.loads(written.replace(now, b"trainwright.data.curriculum")) == curriculum

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from trainwright._types import LEDGER_NAME
+from trainwright.capabilities.ledger.table import Ledger, as_table, identity_columns, write_table
+from trainwright.capabilities.quarantine.file import Named, Quarantined, read_quarantine
 from trainwright.data.identity import SampleId, Seen, fingerprint
-from trainwright.data.ledger import Ledger, as_table, identity_columns, write_table
-from trainwright.data.quarantine import Named, Quarantined, read_quarantine
 
 from ...cli.commands import SMALL, call, done, small
 

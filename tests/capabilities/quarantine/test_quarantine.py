@@ -9,12 +9,13 @@ import pytest
 from torch.utils.data import DataLoader
 
 import trainwright
+from trainwright.capabilities.quarantine.file import QUARANTINE_NAME, add_to_quarantine, read_quarantine
 from trainwright.config.plans import SamplingPlan
 from trainwright.data.batches import EpochBatches
+from trainwright.data.excluded import substitutes, without
 from trainwright.data.loader import Loader
 from trainwright.data.order import Order, SamplerOrder
 from trainwright.data.positions import ForeignPosition
-from trainwright.data.quarantine import QUARANTINE_NAME, add_to_quarantine, read_quarantine, substitutes, without
 from trainwright.data.sampler_factory import training_order
 from trainwright.data.shards import RankShare
 from trainwright.errors import DataError

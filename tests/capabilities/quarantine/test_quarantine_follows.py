@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import pytest
 
-from trainwright.data.quarantine import QUARANTINE_NAME, add_to_quarantine
+from trainwright.capabilities.quarantine.file import QUARANTINE_NAME, add_to_quarantine
 from trainwright.errors import DataError
 
 from ..guard.poisoned import samples

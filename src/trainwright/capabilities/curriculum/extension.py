@@ -16,13 +16,19 @@ from typing import NamedTuple
 import torch
 
 from trainwright._types import JSONObject, counted
+from trainwright.capabilities.curriculum.curriculum import (
+    Curriculum,
+    CurriculumOrder,
+    LedgerColumns,
+    Weights,
+    read_weights,
+)
 from trainwright.capabilities.ledger.sample_losses import SampleLosses
+from trainwright.capabilities.ledger.table import DTYPES
 from trainwright.capability_table import FILES
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config.plans import StepPlan
 from trainwright.data.batches import EpochBatches
-from trainwright.data.curriculum import Curriculum, CurriculumOrder, LedgerColumns, Weights, read_weights
-from trainwright.data.ledger import DTYPES
 from trainwright.data.loader import Loader
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.positions import IndexedPosition

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any  # for the run and the trainer, above this package
 
 from trainwright.capabilities.incidents.recorder import IncidentRecorder
@@ -22,10 +23,12 @@ def make_recorder(run: Any, hooks: Any, engine: Engine, *, folder: str) -> Incid
     return IncidentRecorder(hooks, run, engine, folder, names=names)
 
 
-def find_recorder(run: Any, hooks: Any, engine: Engine, *, folder: str) -> IncidentRecorder:
-    """Returns the recorder of the current run, or a new one outside of training."""
+def capture(hooks: Any, run: Any, engine: Engine, reason: str, *, folder: str) -> Path:
+    """Writes a bundle by the recorder of the current run, or by a new one outside of training; returns its path."""
     found = run.extensions.get(IncidentRecorder.name)
-    return found if isinstance(found, IncidentRecorder) else make_recorder(run, hooks, engine, folder=folder)
+    if not isinstance(found, IncidentRecorder):
+        found = make_recorder(run, hooks, engine, folder=folder)
+    return found.request(reason)
 
 
-CAPABILITY = Capability(make=make)
+CAPABILITY = Capability(make=make, methods={"capture_incident": capture})

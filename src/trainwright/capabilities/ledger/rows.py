@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from trainwright._types import JSONObject, counted
-from trainwright.data.identity import SampleId, Seen, as_hex, follow, listed
-from trainwright.data.ledger import (
+from trainwright.capabilities.ledger.table import (
     Array,
     Columns,
     as_table,
@@ -28,6 +27,7 @@ from trainwright.data.ledger import (
     is_without_names,
     read_table,
 )
+from trainwright.data.identity import SampleId, Seen, as_hex, follow, listed
 from trainwright.data.row_names import NamesOf, RowNames
 from trainwright.errors import DataError
 

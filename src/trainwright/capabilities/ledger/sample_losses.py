@@ -29,8 +29,8 @@ from torch.utils.data import IterableDataset
 
 from trainwright._types import IGNORE_INDEX, LEDGER_NAME, Batch, DatasetLike, Piece, SampleIds
 from trainwright.capabilities.ledger.rows import LedgerRows
+from trainwright.capabilities.ledger.table import Array, Ledger, write_table
 from trainwright.checkpoint.deferred_io import IMMEDIATE
-from trainwright.data.ledger import Array, Ledger, write_table
 from trainwright.data.row_names import NamesOf
 from trainwright.data.streaming.stream_state import is_shuffled_stream
 from trainwright.engine.base import Engine

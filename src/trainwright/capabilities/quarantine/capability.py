@@ -31,7 +31,7 @@ def find_data(hooks: Any) -> DatasetLike:
     return hooks.train_dataset if is_own else as_mixture(hooks.train_dataset)
 
 
-def quarantine(run: Any, hooks: Any, samples: Iterable[Any], column: str | None) -> None:
+def quarantine(hooks: Any, run: Any, samples: Iterable[Any], column: str | None) -> None:
     """Adds samples to the quarantine of the output directory and of the current run; see `Trainer.quarantine`."""
     found = run.extensions.get(Quarantine.name)
     dataset = find_data(hooks)
@@ -47,4 +47,4 @@ def quarantine(run: Any, hooks: Any, samples: Iterable[Any], column: str | None)
     )
 
 
-CAPABILITY = Capability(make=make, moment=Moment.DIRECTORY)
+CAPABILITY = Capability(make=make, moment=Moment.DIRECTORY, methods={"quarantine": quarantine})

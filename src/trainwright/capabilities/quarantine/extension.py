@@ -10,17 +10,13 @@ from torch.utils.data import IterableDataset
 
 from trainwright._types import QUARANTINE_NAME, DataLoaderLike, DatasetLike, counted, has_length
 from trainwright.capabilities.quarantine.entries import CURE, Found, entries_of, find_samples
+from trainwright.capabilities.quarantine.file import add_to_quarantine, note_sizes, read_quarantine
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
+from trainwright.data.excluded import Sample
 from trainwright.data.identity import listed
 from trainwright.data.loader import Loader
 from trainwright.data.positions import position_of
-from trainwright.data.quarantine import (
-    Sample,
-    add_to_quarantine,
-    note_sizes,
-    read_quarantine,
-)
 from trainwright.data.row_names import NamesOf, RowNames
 from trainwright.errors import DataError
 from trainwright.loop.extension import Extension, Run

@@ -20,8 +20,6 @@ UNUSUAL = tuple(name for name, limits in RANGES.items() if limits.only_warns)
 # Settings of one thing.
 OF_TRACKERS = ("run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id")
 OF_THE_HUB = ("hub_model_id", "hub_strategy", "hub_token", "hub_private_repo", "hub_always_push", "hub_revision")
-OF_THE_MIRROR = ("mirror_every", "mirror_total_limit", "mirror_max_mb_per_s")
-OF_ASYNC_EVALUATION = ("eval_device", "eval_queue")
 OF_SEVERAL_PROCESSES = (
     "ddp_backend",
     "ddp_timeout",
@@ -70,7 +68,6 @@ _idle("hub_settings", OF_THE_HUB, "without push_to_hub", "push_to_hub")
 _idle("settings_of_packing", ("packing_length", "packing_overflow"), "without packing", "packing")
 _idle("unit_of_shares", ("mixture_unit",), "without mixture", "mixture", "mixture_schedule")
 _idle("type_of_schedule", ("mixture_schedule_type",), "without mixture_schedule", "mixture_schedule")
-_idle("settings_of_the_mirror", OF_THE_MIRROR, "without checkpoint_mirror", "checkpoint_mirror")
 _idle("tpu_cores", ("tpu_num_cores",), "without a TPU")
 _idle("ray_scope", ("ray_scope",), "without a hyperparameter search by Ray")
 
@@ -191,25 +188,6 @@ def limit_without_saves(args: Arguments) -> str | None:
     if (args.save_total_limit or 0) > 0 and args.save_strategy == "no" and not by_time:
         return f"save_total_limit={args.save_total_limit} has no effect with save_strategy='no'."
     return None
-
-
-@rule(Stage.ADVICE, "checkpoint_mirror", "save_strategy", "max_train_time", "save_every")
-def mirror_without_saves(args: Arguments) -> str | None:
-    by_time = any(value_of(args, name) for name in ("save_every", "max_train_time"))
-    if value_of(args, "checkpoint_mirror") is not None and args.save_strategy == "no" and not by_time:
-        return "checkpoint_mirror has no effect with save_strategy='no': there is nothing to copy."
-    return None
-
-
-@rule(Stage.ADVICE, "eval_async", "eval_strategy", *OF_ASYNC_EVALUATION)
-def evaluation_beside_nothing(args: Arguments) -> str | None:
-    wanted = value_of(args, "eval_async")
-    if not wanted:
-        return idle_family(args, OF_ASYNC_EVALUATION, "without eval_async")
-    if args.eval_strategy == "no":
-        return "eval_async has no effect with eval_strategy='no': no evaluation is due."
-    on_another = value_of(args, "eval_device") != "cpu"
-    return "eval_device has no effect with eval_async='watch'." if wanted == "watch" and on_another else None
 
 
 @rule(Stage.ADVICE, "optim", "save_on_exception")

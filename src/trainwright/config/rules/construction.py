@@ -8,7 +8,6 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
-from trainwright._types import without_tokens
 from trainwright.config.coerce import parse_factor, parse_share, parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import SETTINGS, batch_formers, value_of
@@ -55,86 +54,6 @@ def profiled_steps(args: Arguments) -> str | None:
             parse_steps(steps)
     except ValueError as error:
         return f"profile: {error}"
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "eval_async", "eval_device")
-def known_evaluator(args: Arguments) -> str | None:
-    wanted = value_of(args, "eval_async")
-    if not isinstance(wanted, bool) and wanted != "watch":
-        return (
-            f"eval_async={wanted!r} is not one of True (a process of the run evaluates), 'watch' (`trainwright eval "
-            "RUN --data FILE --watch` does) and False."
-        )
-    device = value_of(args, "eval_device")
-    kind, _, number = str(device).partition(":")
-    is_known = kind.isalpha() and (number.isdigit() or str(device) == kind)
-    if not is_known or (kind == "cpu" and number):
-        return f"eval_device={device!r} is not a device. Write 'cpu', or an accelerator as kind, colon and number."
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "eval_async", "save_strategy")
-def best_is_known_at_its_step(args: Arguments) -> str | None:
-    if not value_of(args, "eval_async") or args.save_strategy != "best":
-        return None
-    return (
-        "save_strategy='best' saves a step when its evaluation is the best, and with eval_async the weights have moved "
-        "on by then. Set save_strategy to 'steps' or 'epoch', with save_total_limit=1 and load_best_model_at_end=True "
-        "to keep the best checkpoint and the newest."
-    )
-
-
-@rule(Stage.CONSTRUCTION, "eval_async", "lr_scheduler_type")
-def rate_does_not_wait_for_metrics(args: Arguments) -> str | None:
-    if not value_of(args, "eval_async") or args.lr_scheduler_type not in ("reduce_lr_on_plateau", "greedy"):
-        return None
-    return (
-        f"lr_scheduler_type={word(args.lr_scheduler_type)!r} follows the metric of an evaluation, which comes steps "
-        "later with eval_async: the weights would depend on how long one takes. Use another schedule, or "
-        "eval_async=False."
-    )
-
-
-LEVERS = (
-    "attn_implementation",
-    "dataloader_num_workers",
-    "eval_sampling_strategy",
-    "gradient_accumulation_steps",
-    "loss_kernel",
-    "optim",
-    "pad_to_multiple_of",
-    "per_device_train_batch_size",
-    "torch_compile",
-    "torch_compile_backend",
-    "torch_compile_mode",
-    "train_sampling_strategy",
-)
-
-
-@rule(Stage.CONSTRUCTION, "speed")
-def known_levers(args: Arguments) -> str | None:
-    speed = value_of(args, "speed")
-    if speed in (None, "auto") or (isinstance(speed, dict) and set(speed) <= {*LEVERS}):
-        return None
-    return (
-        f"speed={speed!r} is not 'auto', None, or settings among {', '.join(LEVERS)}, as {{'loss_kernel': 'chunked'}}."
-    )
-
-
-@rule(Stage.CONSTRUCTION, "checkpoint_mirror")
-def mirror_is_a_url(args: Arguments) -> str | None:
-    url = value_of(args, "checkpoint_mirror")
-    if url is None:
-        return None
-    if not isinstance(url, str) or not re.match(r"[A-Za-z][A-Za-z0-9+.-]+://[^/]*/*[^/]", url):
-        return f"checkpoint_mirror={url!r} is not a URL such as 's3://bucket/run' or 'file:///mnt/backup/run'."
-    if without_tokens(url) != url or "?" in url:
-        return (
-            f"checkpoint_mirror={without_tokens(url.partition('?')[0])!r} has a key, a password or a query in it, "
-            "which would be in logs and files of arguments. Leave it out: credentials are read from the environment "
-            "and from the files of the store's own client."
-        )
     return None
 
 

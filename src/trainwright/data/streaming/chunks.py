@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 from tqdm.auto import tqdm
 
 from trainwright._types import Item, SampleIds
-from trainwright.data.quarantine import KeptItems
+from trainwright.data.excluded import KeptItems
 from trainwright.data.shards import ChunkPart, RankShare
 from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, State, next_lookahead
 from trainwright.data.streaming.stream_state import StreamPlace

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from trainwright._types import Item, SampleIds
 from trainwright.config.plans import SamplingPlan
 from trainwright.data.cursor import OrderKind
+from trainwright.data.excluded import KeptItems
 from trainwright.data.length_sampler import BatchOrder, Lengths, TokenBudget
 from trainwright.data.packing import CURE, PackedOrder
-from trainwright.data.quarantine import KeptItems
 from trainwright.data.shards import ChunkPart
 from trainwright.errors import DataError
 

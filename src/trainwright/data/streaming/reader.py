@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from trainwright._types import QUARANTINE_NAME, Batch, DatasetLike, Item, has_length, tail_batch
 from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.cursor import OrderKind
+from trainwright.data.excluded import NO_PLACES, KeptItems, Sample
 from trainwright.data.prepared_dataloader import PreparedDataLoader
-from trainwright.data.quarantine import NO_PLACES, KeptItems, Sample
 from trainwright.data.seeding import seed_from, seed_of, seed_worker
 from trainwright.data.shards import ChunkPart, RankShare
 from trainwright.data.streaming.chunks import Chunk, OpenStream, chunks_of_batches, chunks_of_items

@@ -1,4 +1,4 @@
-"""The former place of `ExpertLoad`, which is public as `trainwright.ExpertLoad`."""
+"""The former place of `ExpertLoad`: pickles of a trainer that has one name it. It is public in `trainwright`."""
 
 from trainwright.capabilities.experts.extension import ExpertLoad
 

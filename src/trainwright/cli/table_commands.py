@@ -1,0 +1,102 @@
+"""Commands of capabilities that need recipes or a whole trainer, so they are here; the rows of the table name them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainwright import errors
+from trainwright._types import counted
+from trainwright.cli.parameters import Changed, Processes
+from trainwright.command_line import FAILED, AsJson, answering, echo, place, put_json, say
+
+
+def branch(
+    context: typer.Context,
+    run: Annotated[Any, typer.Argument(help="Output directory of the run; it stays as it is.", parser=place)],
+    at: Annotated[int, typer.Option(min=1, help="Step to start from.", metavar="STEP")],
+    out: Annotated[Path, typer.Option(help="Output directory of the new run.", metavar="DIR", file_okay=False)],
+    cooldown: Annotated[
+        str | None, typer.Option(help="Let the learning rate fall to 0 over N steps, or P% of the run.", metavar="N|P%")
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="linear (default), cosine, 1-sqrt.")] = None,
+    overrides: Changed = None,
+    processes: Processes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run from a checkpoint of another, as for a cooldown."""
+    from trainwright.cli.branch import branched
+    from trainwright.cli.launch import launched
+    from trainwright.cli.tasks.recipe_run import run as carry_out
+
+    recipe, tree = branched(
+        run, out.absolute(), at=at, cooldown=cooldown, shape=shape, overrides=overrides or (), typed=context.args
+    )
+    if not launched(recipe, processes, context):
+        with answering(as_json) as answer:
+            answer |= carry_out(recipe, tree, say)
+
+
+def ledger(
+    run: Annotated[Path, typer.Argument(help="Output directory or checkpoint of a run with ledger=True.")],
+    question: Annotated[str, typer.Argument(help="top, never, repeated, by-source or text.", metavar="WHAT")] = "top",
+    other: Annotated[Path | None, typer.Argument(help="For `ledger diff RUN OTHER`.", metavar="OTHER")] = None,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Most samples to show.")] = 20,
+    data: Annotated[Path | None, typer.Option(help="The training data, for its texts.")] = None,
+    quarantine: Annotated[
+        Path | None, typer.Option(help="Exclude these samples from runs in DIR.", metavar="DIR")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the samples a run learnt least, never saw, or saw again."""
+    from trainwright.cli.ledger import answer, difference, difference_lines, exclude, lines
+
+    if str(run) == "diff":
+        if other is None or quarantine is not None or data is not None:
+            raise errors.ArgumentError("Compare two runs as: trainwright ledger diff RUN OTHER.")
+        compared = difference(Path(question), other, number=number)
+        if as_json:
+            put_json(compared)
+            return
+        for line in difference_lines(compared):
+            echo(line)
+        return
+    if other is not None:
+        raise errors.ArgumentError(f"{other} is one argument too many. Two runs: trainwright ledger diff RUN OTHER.")
+    found = answer(run, question, number=number, data=data)
+    if quarantine is not None and question == "by-source":
+        raise errors.ArgumentError("--quarantine takes samples, and by-source lists sources.")
+    if as_json:
+        put_json(found)
+    else:
+        for line in lines(found):
+            echo(line)
+    if quarantine is not None:
+        exclude(run, quarantine, found)
+        echo(f"In quarantine in {quarantine}: {counted(len(found), 'sample')}.", err=True)
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(help="Incident bundle: output_dir/incidents/step-...", metavar="DIR")],
+    model: Annotated[
+        str | None, typer.Option(help="module:function that returns the model, or a Trainer with it.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16, instead of the run's.")] = None,
+    one_by_one: Annotated[bool, typer.Option("--one-by-one", help="Also run each sample by itself.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Repeat the step of an incident, without the dataset."""
+    from trainwright.cli.replay import replay
+
+    if precision not in (None, "fp32", "bf16", "fp16"):
+        raise errors.ArgumentError(f"--precision {precision}: write fp32, bf16 or fp16.")
+    with answering(as_json) as answer:
+        result = replay(folder, model=model, precision=precision, one_by_one=one_by_one)
+        answer |= dataclasses.asdict(result)
+        for line in result.lines:
+            echo(line)
+    if not result.is_same and precision is None:
+        raise typer.Exit(FAILED)

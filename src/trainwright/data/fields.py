@@ -1,0 +1,130 @@
+"""Arguments of the data that transformers does not have: batches, packing, order, mixture, names of rows."""
+
+from __future__ import annotations
+
+from trainwright.config.setting import (
+    BY_RULES,
+    MAYBE_COUNT,
+    MIXTURE,
+    NOT_NEGATIVE,
+    ORDER,
+    FieldGroup,
+    Range,
+    fixed,
+    not_compared,
+    tunable,
+)
+
+
+class BatchFields(FieldGroup):
+    """What a batch holds, and how long it is waited for."""
+
+    max_tokens_per_batch: int | None = tunable(
+        None,
+        "Batches of samples of similar length, with at most this number of tokens, padding included.",
+        limits=MAYBE_COUNT,
+        place=6,
+    )
+    dataloader_timeout: float = tunable(
+        0.0,
+        "Seconds to wait for a batch of the workers, after which an error shows the stack of the hanging one "
+        "(0: without end).",
+        limits=NOT_NEGATIVE,
+        place=10,
+    )
+    pad_to_multiple_of: int | None = fixed(
+        None,
+        "The default collator pads to a multiple of this number of tokens, so there are fewer shapes to compile.",
+        limits=MAYBE_COUNT,
+        place=16,
+    )
+
+
+class PackingFields(FieldGroup):
+    """Several samples in a row."""
+
+    packing: str | None = tunable(
+        None,
+        "Packs whole samples into rows of packing_length: best_fit (None: one sample a row).",
+        choices=("best_fit",),
+        place=7,
+    )
+    packing_length: int | None = tunable(
+        None,
+        "Tokens of a row that packing fills.",
+        limits=Range(2, whole=True, optional=True),
+        place=8,
+    )
+    packing_overflow: str = tunable(
+        "error",
+        "A sample longer than packing_length: error, or split over rows.",
+        choices=("error", "split"),
+        place=9,
+    )
+
+
+class OrderFields(FieldGroup):
+    """The order of samples, and random draws in them."""
+
+    seed_samples: bool = tunable(
+        False,
+        "Random draws in samples and the collator depend on seed, epoch and sample only, not on the number of workers.",
+        place=24,
+    )
+    shuffle_method: str = tunable(
+        "auto",
+        "Shuffling: permutation (an array of indices), feistel (computed, no memory), auto (that above 2^24 rows).",
+        on_resume=ORDER,
+        choices=("auto", "permutation", "feistel"),
+        place=27,
+    )
+
+
+class MixtureFields(FieldGroup):
+    """Shares of several datasets."""
+
+    mixture: dict[str, float | str] | str | None = tunable(
+        None,
+        "Shares of the datasets of a dict: {name: 0.3, 'all' or '2 epochs'} (None: each row once an epoch).",
+        on_resume=MIXTURE,
+        syntax=("dict",),
+        limits=BY_RULES,
+        since="0.3",
+        place=39,
+    )
+    mixture_unit: str = tunable(
+        "samples",
+        "Unit of the shares of mixture: samples, or tokens.",
+        on_resume=MIXTURE,
+        choices=("samples", "tokens"),
+        since="0.3",
+        place=40,
+    )
+    mixture_schedule: list[tuple[float, dict[str, float]]] | str | None = tunable(
+        None,
+        "Shares that change: [(0, {name: share}), (1000, {...})], by step, or by share of the run (0.5).",
+        on_resume=MIXTURE,
+        syntax=("dict",),
+        limits=BY_RULES,
+        since="0.3",
+        place=41,
+    )
+    mixture_schedule_type: str = tunable(
+        "stages",
+        "How shares change from one entry of mixture_schedule to the next: stages (at its step), or linear.",
+        on_resume=MIXTURE,
+        choices=("stages", "linear"),
+        since="0.3",
+        place=42,
+    )
+
+
+class RowNameFields(FieldGroup):
+    """Names of rows."""
+
+    id_column: str | None = not_compared(
+        None,
+        "Column with the names of rows in the ledger, the quarantine and messages (None: index, or line of a file).",
+        since="0.3",
+        place=44,
+    )
