@@ -6,13 +6,14 @@ A capability has a folder with everything that belongs to it:
     extension.py    its extension: what it does at which events of a run (`loop/extension.py`)
     fields.py       its arguments, a `FieldGroup`; imported with TrainingArguments, so nothing heavy
     rules.py        contradictions between its arguments and others; imported with TrainingArguments too
+    checks.py       what it adds to the check-up (`preflight/check_up.py`): checks, and sections of the report
 
 `run/build.py` makes the extensions of a run in one loop over the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -23,6 +24,7 @@ from trainwright.config import resolve
 from trainwright.data.row_names import NamesOf
 from trainwright.engine.base import Engine
 from trainwright.loop.extension import Extension
+from trainwright.support.findings import Check, Section
 
 
 class Moment(Enum):
@@ -110,12 +112,16 @@ class Capability:
             may be missing there, since its run does not need it or its folder was deleted.
         origin: returns the checkpoint of another run from which a run with these arguments begins; None: it begins in
             its own directory.
+        checks: what it adds to the checks before a run; their facts are `CheckFacts` of the check-up.
+        sections: make what it adds to the report of a check-up from the same facts; None if there is nothing to show.
     """
 
     make: Callable[[RunContext, Others], Extension | None]
     moment: Moment = Moment.TRAINING
     needs: tuple[str, ...] = ()
     origin: Callable[[Any], Origin | None] | None = None  # Any: arguments of transformers too
+    checks: Sequence[Check] = ()
+    sections: Sequence[Callable[[Any], Section | None]] = ()  # Any: facts of the check-up, above this module
 
 
 __all__ = ["Capability", "Extension", "Freeze", "Moment", "Origin", "Others", "RunContext"]

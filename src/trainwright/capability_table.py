@@ -83,6 +83,7 @@ TABLE: tuple[Row, ...] = (
     row("branch", fields="BranchFields", rules=True),
     row("control", fields="ControlFields"),
     row("ledger", fields="LedgerFields", file="ledger.parquet"),
+    row("what_is_trained"),
     row("curriculum", file="curriculum.pt"),
     Row(name="experts"),
 )

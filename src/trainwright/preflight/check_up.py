@@ -17,6 +17,8 @@ from typing import Any
 from torch import nn
 
 from trainwright._types import Batch, DataLoaderLike, Optimizer
+from trainwright.capability import Capability
+from trainwright.capability_table import MADE
 from trainwright.checkpoint import async_writer
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
@@ -32,7 +34,15 @@ from trainwright.preflight import (  # noqa: F401 -- registers their checks
     row_checks,
     table_checks,
 )
-from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
+from trainwright.preflight.check_registry import (
+    CHECKS,
+    SECTIONS,
+    CheckFacts,
+    CheckReport,
+    FirstStep,
+    look_at,
+    make_sections,
+)
 from trainwright.preflight.row_facts import taken_entries, with_rows
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
 from trainwright.run import build, train
@@ -40,6 +50,17 @@ from trainwright.run.internals import Internals
 from trainwright.support.hooks import is_overridden
 
 logger = logging.getLogger(__name__)
+
+
+def register_capabilities() -> None:
+    """Enters the checks and sections of all capabilities."""
+    for row in MADE:
+        capability: Capability = row.load()
+        CHECKS.update({one.name: one for one in capability.checks})
+        SECTIONS.extend(one for one in capability.sections if one not in SECTIONS)
+
+
+register_capabilities()
 
 MAX_ELEMENTS = 300_000_000  # limit for parameters to check before every run, in a fraction of a second
 
@@ -202,7 +223,7 @@ def full_check(
             facts = replace(facts, failure=f"No batch can be made: {type(error).__name__}: {error}")
         if facts.batches and not look_at(facts, "batch").of("vocabulary"):  # it would end a GPU's process
             facts = _tried(copied, facts)
-        report = look_at(facts, "start", "batch", "step", "full")
+        report = replace(look_at(facts, "start", "batch", "step", "full"), sections=make_sections(facts))
     if against is not None:
         from trainwright.preflight.against import check_against
 

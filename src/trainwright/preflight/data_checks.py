@@ -13,7 +13,7 @@ from torch import nn
 
 from trainwright._types import IGNORE_INDEX, Batch, counted
 from trainwright.config.fields import value_of
-from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
+from trainwright.preflight.check_registry import CheckFacts, check
 from trainwright.preflight.row_checks import (
     CLASSES_CURE,
     fails_beyond_classes,
@@ -22,6 +22,7 @@ from trainwright.preflight.row_checks import (
     too_long,
 )
 from trainwright.support import model_facts
+from trainwright.support.findings import Finding, error, note, some, warning
 
 LIKE_LABELS = ("target", "targets", "class", "classes", "y", "answer", "score", "category", "tags")
 

@@ -20,8 +20,9 @@ from trainwright.config import resolve
 from trainwright.config.enums import word
 from trainwright.distributed.device import kind_of
 from trainwright.evaluation.outputs import find_target_names, quote_names
-from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
+from trainwright.preflight.check_registry import CheckFacts, check
 from trainwright.support import model_facts
+from trainwright.support.findings import Finding, error, note, some, warning
 from trainwright.support.host import available_bytes
 from trainwright.support.tensor_tree import storage_place
 from trainwright.support.units import duration_text, size_text

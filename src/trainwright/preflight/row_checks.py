@@ -10,9 +10,10 @@ from torch import nn
 from trainwright._types import counted, has_length
 from trainwright.config.fields import value_of
 from trainwright.data.identity import fingerprint
-from trainwright.preflight.check_registry import CheckFacts, Finding, check, error
+from trainwright.preflight.check_registry import CheckFacts, check
 from trainwright.preflight.rows import Rows, shown_rows
 from trainwright.support import model_facts
+from trainwright.support.findings import Finding, error
 
 STACKS = "default_data_collator"
 # Collators that keep labels unchanged, and collators that keep the lengths of rows.
