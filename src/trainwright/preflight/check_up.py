@@ -48,6 +48,7 @@ from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_w
 from trainwright.run import build, train
 from trainwright.run.internals import Internals
 from trainwright.support.hooks import is_overridden
+from trainwright.support.units import size_text
 
 logger = logging.getLogger(__name__)
 
@@ -131,11 +132,43 @@ class FirstLook(Extension):
         run.extensions.remove(self)
         self.close()
 
+    def on_error(self, error: BaseException) -> None:
+        """Adds to an out-of-memory error of the first step what would fit, by the memory plan."""
+        trainer = self._trainer
+        if trainer is None or not Internals(trainer).engine.is_out_of_memory(error):
+            return
+        try:
+            said = find_what_fits(trainer)
+        except Exception as reason:  # a model whose memory cannot be planned
+            logger.info("What would fit is not known: %s: %s", type(reason).__name__, reason)
+        else:
+            error.add_note(said)
+
     def close(self) -> None:
         """Releases the trainer."""
         self._trainer = None
         self._facts = None
         self._dataloader = None
+
+
+def find_what_fits(trainer: AnyTrainer) -> str:
+    """Returns in a sentence which changes of settings make a step fit into the device's memory.
+
+    Nothing is computed: the plan goes through the step with stand-ins. It is made where no step may be taken any more.
+    """
+    from trainwright.preflight.memory.planner import memory_of, plan_memory
+
+    limit = memory_of(Internals(trainer).engine.device)
+    plan = plan_memory(trainer, limit, measures=False)
+    need = (
+        f"By the memory plan a step needs {size_text(plan.peak.total_bytes)} of the {size_text(limit)} that there are"
+    )
+    if plan.peak.total_bytes <= limit:
+        return f"{need}: look for what else holds memory of the device."
+    fitting = [one for one in plan.changes if one.peak_bytes is not None and one.peak_bytes <= limit]
+    if fitting:
+        return f"{need}; this would fit, with {size_text(fitting[0].peak_bytes or 0)}: {fitting[0]}."
+    return f"{need}, and no change of settings alone makes it fit."
 
 
 def log_findings(report: CheckReport) -> None:

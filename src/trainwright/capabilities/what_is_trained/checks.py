@@ -121,10 +121,10 @@ def _find_experts(reach: AdapterReach) -> Iterator[Finding]:
     if reach.fused_experts:
         seen = (
             f"The adapter reaches no expert of {counted(len(reach.fused_experts), 'layer')} "
-            f"({some(reach.fused_experts, 2)}): they are held in one parameter, and target_modules names only modules."
+            f"({some(reach.fused_experts, 2)}): they are parameters, and target_modules names modules."
         )
-        cure = "Add target_parameters=['mlp.experts.gate_up_proj', 'mlp.experts.down_proj'] (peft 0.17)."
-        yield warning(seen, cure) if reach.wants_mlp else note(seen, cure)
+        cure = "To train them, add target_parameters=['mlp.experts.gate_up_proj', 'mlp.experts.down_proj']."
+        yield warning(seen, cure) if reach.wants_all else note(seen, cure)
 
 
 def look_at_frozen(facts: Facts) -> Iterator[Finding]:

@@ -30,6 +30,9 @@ BY_NAME = (
     ),
     (HEAD, re.compile(r"lm_head|score|classifier|cls|qa_outputs|embed_out")),
 )
+OF_MLP = re.compile(r"(gate|up|down|gate_up)_proj|w[123]$|fc\d|mlp|experts")  # in target_modules
+ROUTER_IN_PATTERN = re.compile("gate(?!_proj|_up)|router")
+ROUTER_WITH_PARENT = re.compile(r"\w+\.(gate|router|shared_expert_gate)(\.weight)?$")
 OF_ADAPTERS = re.compile(r"(^|\.)(base_model\.model|base_layer|modules_to_save\.\w+|original_module)(?=\.|$)")
 
 
@@ -54,7 +57,7 @@ class AdapterReach:
     routers: tuple[str, ...] = ()  # routers that it changes
     is_router_named: bool = False  # it was asked to
     fused_experts: tuple[str, ...] = ()  # layers of experts in one parameter that it does not change
-    wants_mlp: bool = False  # it was asked to change layers of the kind of experts
+    wants_all: bool = False  # it was asked to change all linear layers, or an MLP's
     tied: tuple[str, ...] = ()  # of the tied input and output embeddings, the one that is changed or saved alone
 
 
@@ -233,6 +236,7 @@ def find_reach(model: nn.Module, adapted: Mapping[str, nn.Module], kind_of: _Kin
     names = {targets} if isinstance(targets, str) else set(targets or ())
     parameters = set(getattr(config, "target_parameters", None) or ())
     reached = [plain(name) for name in adapted]
+    all_linear = _changes_all_linear(model, reached)
     unmatched = () if isinstance(targets, str) else tuple(sorted(n for n in names if not _is_named(n, reached)))
     saved = [plain(name) for name, module in model.named_modules() if hasattr(module, "modules_to_save")]
     unsaved = tuple(n for n in getattr(config, "modules_to_save", None) or () if not _is_named(n, saved))
@@ -246,9 +250,9 @@ def find_reach(model: nn.Module, adapted: Mapping[str, nn.Module], kind_of: _Kin
         unmatched=unmatched,
         unsaved=unsaved,
         routers=routers,
-        is_router_named=_names_routers(model, targets, parameters, reached),
+        is_router_named=_names_routers(targets, parameters) or not all_linear,
         fused_experts=tuple(missed),
-        wants_mlp=any(re.search(r"(gate|up|down|gate_up)_proj|w[123]\b|fc\d|all-linear|mlp|experts", n) for n in names),
+        wants_all=all_linear or any(OF_MLP.search(name) for name in names),
         tied=tuple(_tied_alone(model, reached, saved, kind_of, config)),
     )
 
@@ -263,23 +267,24 @@ def _ancestors(name: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def _names_routers(model: nn.Module, targets: object, parameters: set[str], reached: list[str]) -> bool:
-    """Returns whether routers are changed because they were asked for by name.
-
-    peft replaces "all-linear" by the names of all linear layers, so a router counts as asked for by name where another
-    linear layer is left out, or where its name comes with that of the module around it ("mlp.gate").
-    """
+def _names_routers(targets: object, parameters: set[str]) -> bool:
+    """Returns whether routers are asked for by a pattern, or by a name with that of the module around it."""
     if isinstance(targets, str):
-        return bool(re.search("gate(?!_proj)|router", targets))
-    with_parent = re.compile(r"\w+\.(gate|router|shared_expert_gate)(\.weight)?$")
-    explicit = [*(targets if isinstance(targets, (set, list, tuple)) else ()), *parameters]
-    if any(isinstance(one, str) and with_parent.search(one) for one in explicit):
-        return True
+        return ROUTER_IN_PATTERN.search(targets) is not None
+    names = [*(targets if isinstance(targets, (set, list, tuple)) else ()), *parameters]
+    return any(isinstance(one, str) and ROUTER_WITH_PARENT.search(one) for one in names)
+
+
+def _changes_all_linear(model: nn.Module, reached: list[str]) -> bool:
+    """Returns whether an adapter changes every linear layer but the head.
+
+    peft replaces "all-linear" by the names of the layers, so this is what is left of it.
+    """
     core = model_facts.core_model(model)
     layers = set(reached)
     head = _module(core, "get_output_embeddings")
     linear = [plain(name) for name, one in core.named_modules() if isinstance(one, nn.Linear) and one is not head]
-    return any(layers.isdisjoint(_ancestors(name)) for name in linear)
+    return all(not layers.isdisjoint(_ancestors(name)) for name in linear)
 
 
 def _tied_alone(model: nn.Module, reached: list[str], saved: list[str], kind_of: _Kinds, config: Any) -> Iterator[str]:

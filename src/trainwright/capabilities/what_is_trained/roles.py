@@ -6,7 +6,6 @@ marks. So the tokens of a batch can be given to roles long after the messages we
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,23 +36,24 @@ def find_openings(processing_class: Any) -> dict[str, list[int]]:
     if not read_template(processing_class):
         return {}
     try:
-        texts = _opening_texts(processing_class)
-        encode = getattr(processing_class, "tokenizer", processing_class).encode
-        found = {role: [int(one) for one in encode(text, add_special_tokens=False)] for role, text in texts.items()}
+        found = _openings(processing_class)
     except Exception:  # a template that refuses the conversation, or a tokenizer of another kind
         return {}
-    found = {role: ids for role, ids in found.items() if ids}
     user = found.get(USER)
     assistant = found.get(ASSISTANT)
-    if user is None or assistant is None or user == assistant:
+    if not user or not assistant or user == assistant:
         return {}
-    return {role: ids for role, ids in found.items() if role in (USER, ASSISTANT) or ids not in (user, assistant)}
+    return {role: ids for role, ids in found.items() if role in (USER, ASSISTANT) or ids not in ([], user, assistant)}
 
 
-def _opening_texts(processing_class: Any) -> dict[str, str]:
+def _openings(processing_class: Any) -> dict[str, list[int]]:
     def render(number: int, **how: Any) -> str:
         messages = [{"role": (USER, ASSISTANT)[i % 2], "content": WORDS[i]} for i in range(number)]
         return str(processing_class.apply_chat_template(messages, tokenize=False, **how))
+
+    def encode(text: str) -> list[int]:
+        tokenizer = getattr(processing_class, "tokenizer", processing_class)
+        return [int(one) for one in tokenizer.encode(text.strip(), add_special_tokens=False)]
 
     rest = render(len(WORDS))
     between = []
@@ -63,17 +63,21 @@ def _opening_texts(processing_class: Any) -> dict[str, str]:
             return {}
         between.append(before)
     first, to_answer, to_question, _ = between
-    texts = {USER: _common_end(first, to_question).strip() or to_question.strip()}
-    prompt = render(1, add_generation_prompt=True).removeprefix(render(1)).strip()
-    texts[ASSISTANT] = prompt if prompt and prompt in to_answer else to_answer.strip()
-    for role in LIKE_USER:
-        if USER in texts[USER]:
-            texts[role] = texts[USER].replace(USER, role)
-    return texts
+    openings = {USER: _common_end(encode(first), encode(to_question))}
+    prompt = render(1, add_generation_prompt=True).removeprefix(render(1))
+    openings[ASSISTANT] = encode(prompt if prompt.strip() and prompt.strip() in to_answer else to_answer)
+    for role in LIKE_USER if USER in to_question else ():
+        others = [text.replace(USER, role) for text in (first, to_question)]
+        openings[role] = _common_end(*map(encode, others))
+    return openings
 
 
-def _common_end(one: str, other: str) -> str:
-    return os.path.commonprefix([one[::-1], other[::-1]])[::-1]
+def _common_end(one: list[int], other: list[int]) -> list[int]:
+    """Returns the end that two marks have in common; `other` if they have none."""
+    length = 0
+    while length < min(len(one), len(other)) and one[-1 - length] == other[-1 - length]:
+        length += 1
+    return other[len(other) - length :] if length else other
 
 
 def find_roles(ids: Sequence[int], openings: Mapping[str, Sequence[int]]) -> list[str]:
