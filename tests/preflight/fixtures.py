@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,10 @@ def adapter_reach(folder: Path, is_broken: bool) -> Any:
     from peft import LoraConfig, get_peft_model
 
     names = ["q_proj", "query_proj" if is_broken else "v_proj"]
-    return chat(folder, model=get_peft_model(chats.llama(), LoraConfig(r=2, target_modules=names)), padding=-100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks for a deprecated attribute
+        model = get_peft_model(chats.llama(), LoraConfig(r=2, target_modules=names))
+    return chat(folder, model=model, padding=-100)
 
 
 @shows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,9 +77,13 @@ def test_columns_that_are_no_inputs_are_to_be_renamed_or_tokenized(tmp_path: Pat
 
 
 def test_labels_that_are_texts_are_to_be_numbered(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="too many dimensions 'str'") as caught:
-        train(tmp_path, [{"input_ids": [1, 2], "label": word} for word in ("yes", "no")])
-    assert "Labels that are texts need numbers: dataset.class_encode_column('label')" in text_of(caught.value)
+    rows = [{"input_ids": [1, 2], "label": word} for word in ("yes", "no")]
+    cure = r"Labels that are texts need numbers: dataset.class_encode_column\('label'\)"
+    with pytest.raises(DataError, match=f"'label' is a text in train.*{cure}"):
+        train(tmp_path, rows)
+    with pytest.raises(ValueError, match="too many dimensions 'str'") as caught:  # a class of one's own is not read
+        train(tmp_path, OwnRows(rows))
+    assert re.search(cure, text_of(caught.value))
 
 
 COLLATOR = r"data_collator=DataCollatorForLanguageModeling\(tokenizer, mlm=False\) makes labels from input_ids"

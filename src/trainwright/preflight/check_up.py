@@ -254,7 +254,7 @@ def full_check(
             facts = replace(facts, batches=_batches(copied))
         except Exception as error:
             facts = replace(facts, failure=f"No batch can be made: {type(error).__name__}: {error}")
-        if facts.batches and not look_at(facts, "batch").of("vocabulary"):  # it would end a GPU's process
+        if facts.batches and not _certainly_fails(facts):
             facts = _tried(copied, facts)
         report = replace(look_at(facts, "start", "batch", "step", "full"), sections=make_sections(facts))
     if against is not None:
@@ -271,6 +271,12 @@ def full_check(
     from trainwright.preflight.memory.planner import plan_memory
 
     return replace(report, memory=plan_memory(trainer, budget))
+
+
+def _certainly_fails(facts: CheckFacts) -> bool:
+    """Returns whether a step need not be tried: tokens beyond the vocabulary would end a GPU's process."""
+    report = look_at(facts, "batch")
+    return bool(report.of("vocabulary")) or any(one.ends_run for one in report.findings)
 
 
 def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:

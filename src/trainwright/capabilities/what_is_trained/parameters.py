@@ -17,8 +17,14 @@ from trainwright.support.html_table import html_table
 from trainwright.support.tensor_tree import storage_place
 from trainwright.support.units import count_text
 
-ATTENTION, MLP, EXPERTS, ROUTER = "attention", "MLP", "experts", "router"
-EMBEDDINGS, HEAD, NORMS, OTHER = "embeddings", "head", "norms", "other"
+ATTENTION = "attention"
+MLP = "MLP"
+EXPERTS = "experts"
+ROUTER = "router"
+EMBEDDINGS = "embeddings"
+HEAD = "head"
+NORMS = "norms"
+OTHER = "other"
 KINDS = (ATTENTION, MLP, EXPERTS, ROUTER, EMBEDDINGS, HEAD, NORMS, OTHER)
 # Parts of a module's name that tell its kind, the first that fits.
 BY_NAME = (
