@@ -100,9 +100,10 @@ def labels(facts: CheckFacts) -> Iterator[Finding]:
 @check(when="batch", needs=("batches",), about="labels of a classifier that are fractions or floats")
 def label_types(facts: CheckFacts) -> Iterator[Finding]:
     core = model_facts.core_model(facts.model)
-    number = getattr(core.config, "num_labels", 1) if type(core).__name__.endswith(CLASSIFIERS) else 1
+    config = getattr(core, "config", None)
+    number = getattr(config, "num_labels", 1) if type(core).__name__.endswith(CLASSIFIERS) else 1
     # A forward pass with floats makes a problem of several labels of a model that has none yet; that fails too.
-    if number == 1 or core.config.problem_type == "regression":
+    if number == 1 or getattr(config, "problem_type", None) == "regression":
         return
     for batch in facts.batches or ():
         labels = batch.get("labels")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 import torch
 
 from trainwright import TrainerCallback
+from trainwright.capabilities.what_is_trained.parameters import read_parameters
 from trainwright.capabilities.what_is_trained.roles import find_openings, find_roles
 from trainwright.capabilities.what_is_trained.tokens import read_tokens
+from trainwright.cli.tasks.adapter import find_targets
 from trainwright.errors import DataError
 
 from ..._support import chats
+from ..._support.subprocesses import run_python
 from . import recipes
 
 pytestmark = pytest.mark.filterwarnings("ignore:::peft", "ignore:::transformers")
@@ -190,3 +194,41 @@ def test_a_template_without_roles_tells_none() -> None:
     assert find_openings(chats.tokenizer("{% for m in messages %}{{ m.content }} {% endfor %}")) == {}
     assert find_openings(chats.tokenizer("{{ raise_exception('no') }}")) == {}
     assert find_openings(None) == {}
+
+
+@pytest.mark.parametrize("make", [recipes.mixtral, recipes.qwen])
+def test_the_adapter_of_a_configuration_file_leaves_routers_out(make: Callable[[], Any]) -> None:
+    model = make()
+    layers, parameters = find_targets(model)
+    adapted = recipes.adapted(model, target_modules=layers, target_parameters=parameters)
+    found = {one.kind: one.trained for one in read_parameters(adapted).kinds}
+    assert found["attention"] > 0
+    assert found["experts"] > 0
+    assert found["router"] == 0
+
+
+TRL = {
+    "all": [r"chat_loss: The loss is on every token .*which the chat template's \{% generation %\} marks allow"],
+    "all, no marks": [r"chat_loss: .*this chat template has no \{% generation %\} marks"],
+    "answers": [],
+    "answers, padding free": [],
+    "router": [r"adapter_reach: The adapter changes 1 router"],
+    "vocabulary": [r"vocabulary: input_ids holds \d+, but the model has embeddings for 0 to 19"],
+}
+
+
+@pytest.mark.process
+@pytest.mark.framework
+@pytest.mark.timeout(300)
+def test_recipes_of_trl_are_named_too(tmp_path: Path) -> None:
+    done = run_python(str(Path(__file__).with_name("on_trl.py")), str(tmp_path), HF_HUB_OFFLINE="1")
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found.keys() == TRL.keys()
+    for name, expected in TRL.items():
+        said = found[name]["warned"]
+        assert len(said) == len(expected), (name, said)
+        assert all(re.search(pattern, line) for pattern, line in zip(expected, said, strict=True)), (name, said)
+        shown = [line for line in found[name]["shown"] if line.startswith(("trained ", "tokens ", "          row "))]
+        assert len(shown) == 5
+        if name.startswith("answers"):
+            assert "16 of 56 (28.6%) in 4 rows count for the loss; by role: user 0%, assistant 100%" in shown[1]

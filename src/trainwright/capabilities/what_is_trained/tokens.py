@@ -25,7 +25,7 @@ MOST_TOKENS = 65_536  # that are looked at; a hundred milliseconds
 NUM_EXAMPLES = 3
 MOST_PARTS = 6  # parts of a row that are shown
 EDGE = 14  # tokens at each end of a part that are decoded
-PART_WIDTH = 60  # characters of a part that are shown
+PART_WIDTH = 80  # characters of a part that are shown
 WIDTH = 240  # and of a row
 MARKS = ("[[", "]]")
 
