@@ -17,14 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.config import resolve
 from trainwright.data.row_names import NamesOf
 from trainwright.engine.base import Engine
 from trainwright.loop.extension import Extension
-from trainwright.support.findings import Check, Section
+
+if TYPE_CHECKING:
+    from trainwright.support.findings import Check, Section
 
 
 class Moment(Enum):

@@ -47,7 +47,7 @@ def conversation(number: int) -> list[dict[str, str]]:
 
 def encoded(number: int, *, trains: str = "assistant", template: str = MARKED) -> dict[str, list[int]]:
     """A conversation as tokens; `trains`: which labels count, "assistant", "all", "user" or "none"."""
-    found = tokenizer(template).apply_chat_template(
+    found: Any = tokenizer(template).apply_chat_template(
         conversation(number), return_dict=True, return_assistant_tokens_mask=True
     )
     ids = list(found["input_ids"])

@@ -227,14 +227,18 @@ def pad_is_eos(facts: CheckFacts) -> Iterator[Finding]:
 @check(when="batch", needs=("batches",), about="token ids and labels against the rows of the embedding and the classes")
 def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
     rows = _input_rows(facts.model)
+    is_said = False
     for name in ("input_ids", "decoder_input_ids"):
         wrong = _outside([b.get(name) for b in facts.batches or ()], rows)
         if wrong is not None:
+            is_said = True
             yield error(
                 f"{name} holds {wrong}, but the model has embeddings for 0 to {rows - 1}.",  # type: ignore[operator]
                 "Use the tokenizer that belongs to the model, or model.resize_token_embeddings(len(tokenizer)).",
                 ends_run=gets_batches_of_collator(facts) and reads_only_text(facts.model),
             )
+    if is_said and not type(model_facts.core_model(facts.model)).__name__.endswith(CLASSIFIERS):
+        return  # labels of a language model are the same tokens
     number = num_classes(facts.model)
     labels = [one for batch in facts.batches or () for one in _label_ids(facts, batch)] if number else []
     wrong = _outside([one[one.ne(IGNORE_INDEX)] for one in labels], number)

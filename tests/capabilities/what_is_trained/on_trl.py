@@ -1,4 +1,4 @@
-"""Recipes on TRL's SFTTrainer over this package: `on_trl.py FOLDER` prints, as JSON, what was said of each before step 1."""
+"""Recipes on TRL's SFTTrainer over this package: `on_trl.py FOLDER` prints as JSON what was said before step 1."""
 
 import json
 import logging

@@ -227,7 +227,7 @@ def _adapters_parts(model: nn.Module) -> frozenset[str]:
     """Returns what the parts of adapted layers are called that hold the adapter's own parameters."""
     if not getattr(model, "peft_config", None):
         return frozenset()
-    lists = [module.adapter_layer_names for module in model.modules() if hasattr(module, "adapter_layer_names")]
+    lists: list[Any] = [getattr(module, "adapter_layer_names", ()) for module in model.modules()]
     own = {str(name) for names in lists for name in names if not str(name).startswith("modules_to_save")}
     return frozenset(own | {"original_module", "prompt_encoder"})
 

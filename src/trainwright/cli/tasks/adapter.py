@@ -76,7 +76,8 @@ def find_targets(model: nn.Module) -> tuple[list[str], list[str]]:
     The routers are left out: adapters on them change which expert a token goes to. They are adapted if
     `target_modules` names them.
     """
-    head: Any = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    find_head: Any = getattr(model, "get_output_embeddings", None)
+    head = None if find_head is None else find_head()
     routers = model_facts.router_layers(model)
     layers = [
         name
