@@ -24,7 +24,7 @@ CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuesti
 MOST_TOKENS = 65_536  # that are looked at; a hundred milliseconds
 NUM_EXAMPLES = 3
 MOST_PARTS = 6  # parts of a row that are shown
-EDGE = 14  # tokens at each end of a part that are decoded
+EDGE = 40  # tokens at each end of a part that are decoded
 PART_WIDTH = 80  # characters of a part that are shown
 WIDTH = 240  # and of a row
 MARKS = ("[[", "]]")
@@ -106,8 +106,9 @@ def is_language_modelling(model: nn.Module, batch: Batch) -> bool:
     if not _is_table(ids) or not _is_table(labels) or ids.shape != labels.shape:
         return False
     core = model_facts.core_model(model)
-    if type(core).__name__.endswith(CLASSIFIERS):
-        return False
+    config = getattr(core, "config", None)
+    if type(core).__name__.endswith(CLASSIFIERS) or getattr(config, "is_encoder_decoder", False):
+        return False  # an encoder-decoder's labels are another text than its inputs
     head = core.get_output_embeddings() if hasattr(core, "get_output_embeddings") else None
     if head is not None:
         return True
