@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import nn
 
 from trainwright._types import Batch, counted
-from trainwright.capabilities.what_is_trained.parameters import NORMS, AdapterReach, read_parameters
+from trainwright.capabilities.what_is_trained.parameters import AdapterReach, read_parameters, trains_norms_alone
 from trainwright.capabilities.what_is_trained.roles import ASSISTANT, USER, marks_answers
 from trainwright.capabilities.what_is_trained.section import WhatIsTrained, read_section
 from trainwright.capabilities.what_is_trained.tokens import read_tokens
@@ -87,7 +87,7 @@ def look_at_padding(facts: Facts) -> Iterator[Finding]:
 
 def look_at_adapter(facts: Facts) -> Iterator[Finding]:
     """Yields findings about what an adapter does not reach, or should not."""
-    reach = read_parameters(facts.model).adapter
+    reach = read_parameters(facts.model).adapter if hasattr(facts.model, "peft_config") else None
     if reach is not None:
         yield from _find_mismatches(reach)
         yield from _find_experts(reach)
@@ -129,8 +129,10 @@ def _find_experts(reach: AdapterReach) -> Iterator[Finding]:
 
 def look_at_frozen(facts: Facts) -> Iterator[Finding]:
     """Yields a finding if norms are all that is trained."""
+    if not trains_norms_alone(facts.model):  # found out at once for all other models
+        return
     found = read_parameters(facts.model)
-    if found.trained_kinds == [NORMS] and len(found.kinds) > 1:
+    if len(found.kinds) > 1:
         yield warning(
             f"Only norms are trained: {count_text(found.trained)} of {count_text(found.parameters)} parameters; "
             "everything else has requires_grad=False.",

@@ -86,11 +86,6 @@ class TrainedParameters:
         return sum(one.trained for one in self.kinds)
 
     @property
-    def trained_kinds(self) -> list[str]:
-        """Kinds of modules of which something is trained."""
-        return [one.kind for one in self.kinds if one.trained]
-
-    @property
     def summary(self) -> str:
         """The numbers and kinds in a line."""
         whole = self.adapter is None and self.trained == self.parameters
@@ -150,6 +145,20 @@ def read_parameters(model: nn.Module) -> TrainedParameters:
     )
 
 
+def trains_norms_alone(model: nn.Module) -> bool:
+    """Returns whether norms are trained and nothing else."""
+    is_norm = [
+        _is_norm(module)
+        for module in model.modules()
+        if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+    ]
+    return bool(is_norm) and all(is_norm)
+
+
+def _is_norm(module: object) -> bool:
+    return "norm" in type(module).__name__.lower()
+
+
 def plain(name: str) -> str:
     """Returns the name of a module or parameter without the names that peft's wrappers add."""
     return OF_ADAPTERS.sub("", model_facts.plain_name(name)).lstrip(".")
@@ -177,7 +186,7 @@ class _Kinds:
         if self._head is not None and (short == self._head or short.startswith(f"{self._head}.")):
             return HEAD
         module = self._modules.get(owner)
-        if "norm" in type(module).__name__.lower():
+        if _is_norm(module):
             return NORMS
         if isinstance(module, nn.Embedding):
             return EMBEDDINGS

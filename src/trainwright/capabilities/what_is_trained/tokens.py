@@ -21,7 +21,7 @@ from trainwright.support import model_facts
 from trainwright.support.html_table import html_marked, html_table
 
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice")
-MOST_TOKENS = 65_536  # that are looked at; a hundred milliseconds
+MOST_TOKENS = 32_768  # that are looked at; a tenth of a second
 NUM_EXAMPLES = 3
 MOST_PARTS = 6  # parts of a row that are shown
 EDGE = 40  # tokens at each end of a part that are decoded
