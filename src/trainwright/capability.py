@@ -6,17 +6,18 @@ A capability has a folder with everything that belongs to it:
     extension.py    its extension: what it does at which events of a run (`loop/extension.py`)
     fields.py       its arguments, a `FieldGroup`; imported with TrainingArguments, so nothing heavy
     rules.py        contradictions between its arguments and others; imported with TrainingArguments too
+    checks.py       what it adds to the check-up (`preflight/check_up.py`): checks, and sections of the report
 
 `run/build.py` makes the extensions of a run in one loop over the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.manifest import Manifest
@@ -25,6 +26,9 @@ from trainwright.config import resolve
 from trainwright.data.row_names import NamesOf
 from trainwright.engine.base import Engine
 from trainwright.loop.extension import Extension
+
+if TYPE_CHECKING:
+    from trainwright.support.findings import Check, Section
 
 
 class Moment(Enum):
@@ -139,6 +143,8 @@ class Capability:
             first, and may be called outside of training.
         copies: returns where else checkpoints are for a run with these arguments, and what `resume_from_checkpoint`
             asks for; None: in the directory alone.
+        checks: what it adds to the checks before a run; their facts are `CheckFacts` of the check-up.
+        sections: make what it adds to the report of a check-up from the same facts; None if there is nothing to show.
     """
 
     make: Callable[[RunContext, Others], Extension | None]
@@ -147,6 +153,8 @@ class Capability:
     origin: Callable[[Any], Origin | None] | None = None  # Any: arguments of transformers too
     copies: Callable[[Any, str | bool, Engine], Copies | None] | None = None
     methods: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # Any: as the methods have them
+    checks: Sequence[Check] = ()
+    sections: Sequence[Callable[[Any], Section | None]] = ()  # Any: facts of the check-up, above this module
 
 
 __all__ = ["Capability", "Copies", "Extension", "Freeze", "Moment", "Origin", "Others", "RunContext"]

@@ -145,6 +145,7 @@ TABLE: tuple[Row, ...] = (
     row("branch", fields="BranchFields", rules=True, commands=(BRANCH,)),
     row("control", fields="ControlFields", commands=(CTL,)),
     row("ledger", fields="LedgerFields", file="ledger.parquet", commands=(LEDGER,)),
+    row("what_is_trained"),
     row("curriculum", file="curriculum.pt"),
     Row(name="experts"),
 )

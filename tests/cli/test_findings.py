@@ -13,7 +13,7 @@ import pytest
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.tasks.source import load
 from trainwright.errors import RecipeError
-from trainwright.preflight.check_registry import Finding
+from trainwright.support.findings import Finding
 
 from .commands import SMALL, call, done, small
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._support import chats
 from .._support.small import data, make_trainer, models
 
 Make = Callable[[Path, bool], Any]
@@ -117,6 +119,73 @@ def truncation(folder: Path, is_broken: bool) -> Any:
     tokenizer = data.tokenizer()
     tokenizer.model_max_length = 7 if is_broken else 20
     return bert(folder, data.texts(12), processing_class=tokenizer)
+
+
+def chat(folder: Path, *, trains: str = "assistant", model: Any = None, padding: int = 0) -> Any:
+    rows = [chats.encoded(number, trains=trains) for number in range(12)]
+    for row in rows:
+        row["input_ids"] += [0] * 4
+        row["labels"] += [padding] * 4
+        row["attention_mask"] += [0] * 4
+    model = chats.llama() if model is None else model
+    return make_trainer(folder, model=model, train_dataset=rows, processing_class=chats.tokenizer(chats.MARKED))
+
+
+@shows
+def chat_loss(folder: Path, is_broken: bool) -> Any:
+    return chat(folder, trains="all" if is_broken else "assistant", padding=-100)
+
+
+@shows
+def padding_loss(folder: Path, is_broken: bool) -> Any:
+    return chat(folder, padding=0 if is_broken else -100)
+
+
+@shows
+def adapter_reach(folder: Path, is_broken: bool) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    names = ["q_proj", "query_proj" if is_broken else "v_proj"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks for a deprecated attribute
+        model = get_peft_model(chats.llama(), LoraConfig(r=2, target_modules=names))
+    return chat(folder, model=model, padding=-100)
+
+
+@shows
+def frozen(folder: Path, is_broken: bool) -> Any:
+    model = chats.llama()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = "norm" in name or not is_broken
+    return chat(folder, model=model, padding=-100)
+
+
+@shows
+def texts_as_numbers(folder: Path, is_broken: bool) -> Any:
+    return bert(folder, [{**one, "labels": "good" if is_broken else 1} for one in data.texts(12)])
+
+
+@shows
+def label_types(folder: Path, is_broken: bool) -> Any:
+    return bert(folder, [{**one, "labels": 1.0 if is_broken else 1} for one in data.texts(12)])
+
+
+class LeavesTexts:
+    """A collator that passes texts on."""
+
+    def __init__(self, is_broken: bool) -> None:
+        self.is_broken = is_broken
+
+    def __call__(self, items: list[Any]) -> dict[str, Any]:
+        labels = torch.tensor([int(item["labels"]) for item in items])
+        if self.is_broken:
+            return {"text": ["a text" for _ in items], "labels": labels}
+        return {"input_ids": torch.tensor([item["input_ids"] for item in items]), "labels": labels}
+
+
+@shows
+def inputs(folder: Path, is_broken: bool) -> Any:
+    return bert(folder, data.texts(12), data_collator=LeavesTexts(is_broken))
 
 
 @shows

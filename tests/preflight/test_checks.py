@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import trainwright.preflight.check_up  # noqa: F401 -- registers every check
-from trainwright.preflight.check_registry import CHECKS, CheckReport, Finding, look_at
+from trainwright.preflight.check_registry import CHECKS, CheckReport, look_at
 from trainwright.preflight.check_up import known_facts
+from trainwright.support.findings import Finding
 
 from .._support.small import make_trainer
 from .fixtures import FIXTURES

@@ -199,7 +199,8 @@ def check(
     """Look for problems without training."""
     recipe, tree = _read(config, overrides, context)
     from trainwright.cli.tasks.recipe_run import make_trainer
-    from trainwright.preflight.check_registry import TABLE_CHECKS, CheckReport, Finding
+    from trainwright.preflight.check_registry import TABLE_CHECKS, CheckReport
+    from trainwright.support.findings import Finding
 
     shares: str | Mapping[str, Any] | None = engine
     if processes is not None:

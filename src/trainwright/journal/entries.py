@@ -117,6 +117,14 @@ def _processes(value: Any) -> None:
             parse_number(row[name])
 
 
+def _trained_tokens(value: Any) -> None:
+    """Checks the rows whose trained tokens are marked: each a list of texts, trained or not."""
+    for row in value["examples"]:
+        for text, is_trained in row:
+            _text(text)
+            _switch(is_trained)
+
+
 _RUN: dict[str, Check] = {  # of the entry with which a run begins, or goes on
     "checkpoint": _text,
     "plan": _mapping(total_batch_size=_positive),
@@ -151,6 +159,7 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "command": {"text": _text, "name": _text},
     "time": {"time_by_phase": _values(_count)},
     "processes": {"milliseconds_a_step": _processes},
+    "what_is_trained": {"text": _list(_text), "tokens": _trained_tokens},
 }
 _REQUIRED: dict[str, tuple[str, ...]] = {
     "start": ("step",),
@@ -164,4 +173,5 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "command": ("step", "text", "name"),
     "time": ("time_by_phase",),
     "processes": ("milliseconds_a_step",),
+    "what_is_trained": ("step", "text", "tokens"),
 }

@@ -52,7 +52,7 @@ SECRET = re.compile(
     "|(?<![a-z])sas(?![a-z])|auth(?!or(?!iz))"
 )
 # Kinds of entries that belong to a step, so that a resume from an earlier one supersedes them.
-OF_A_STEP = ("log", "evaluation", "save", "delivered", "incident", "warning", "command", "slow_rank")
+OF_A_STEP = ("log", "evaluation", "save", "delivered", "incident", "warning", "command", "slow_rank", "what_is_trained")
 BEGIN_A_FILE = ("log", "evaluation", "save")
 
 

@@ -335,7 +335,8 @@ def find_unasked_settings(optimizer: Optimizer, scheduler: Any, asked: Requested
 
 def find_other_rates(optimizer: Optimizer, scheduler: Any) -> list[str]:
     """Describes the rates of parameter groups that differ from the last ones of their schedule."""
-    rates = getattr(_plain(scheduler), "_last_lr", None) or []
+    plain = _plain(scheduler)
+    rates = plain.get_last_lr() if hasattr(plain, "get_last_lr") else []
     groups = getattr(optimizer, "param_groups", ())
     pairs = [(float(group["lr"]), float(rate)) for group, rate in zip(groups, rates, strict=False) if "lr" in group]
     return [

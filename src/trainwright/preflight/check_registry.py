@@ -1,12 +1,12 @@
-"""Table of checks, the facts that they examine, and their findings. No check uses the trainer."""
+"""Table of checks, the facts that they examine, and the report of their findings. No check uses the trainer."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -19,35 +19,13 @@ from trainwright.preflight.memory.memory_plan import MemoryPlan
 from trainwright.preflight.memory.run_plan import RunPlan
 from trainwright.preflight.rows import Rows
 from trainwright.preflight.tables import Table
+from trainwright.support.findings import SEVERITIES, Check, Finding, Look, Moment, Section, Severity
 from trainwright.support.html_table import html_section, html_table
 
 if TYPE_CHECKING:
     from trainwright.preflight.against import AgainstReport
 
-Severity: TypeAlias = Literal["note", "warning", "error"]
-SEVERITIES = get_args(Severity)  # from the mildest
-# When the facts of a check are available: before step 1, at its batches, at its end, only in a check-up, or only when
-# the command line reads its files.
-Moment: TypeAlias = Literal["start", "batch", "step", "full", "file"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Result of one check."""
-
-    severity: Severity  # "note" (good to know), "warning" (probably unintended), "error" (the run cannot work)
-    evidence: str  # the observation, with its numbers
-    cure: str = ""  # the change to make; empty for a note that needs none
-    check: str = ""  # name of the check
-    rows: tuple[str, ...] = ()  # names of the first rows concerned
-    entry: str = ""  # entry of the configuration file concerned, such as "data.columns.label"
-    ends_run: bool = False  # the run would certainly end with an error later, so it is raised before the first step
-
-    def __str__(self) -> str:
-        return f"{self.check}: {self.evidence}" + (f" {self.cure}" if self.cure else "")
-
-
-note, warning, error = (partial(Finding, severity) for severity in SEVERITIES)
+logger = logging.getLogger(__name__)
 
 
 def _gravest_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -64,6 +42,7 @@ class CheckReport:
     memory: MemoryPlan | None = None  # the memory plan, if requested
     plan: RunPlan | None = None  # the plan of a run of many processes, if requested
     against: AgainstReport | None = None  # the first steps with other packages, if requested
+    sections: tuple[Section, ...] = ()  # further facts, shown after the findings
 
     @property
     def is_fine(self) -> bool:
@@ -107,6 +86,9 @@ class CheckReport:
             yield f"{'fine':8}{', '.join(self.passed)}"
         for name, reason in self.not_done:
             yield f"{'not done':8} {name}: {reason}"
+        for section in self.sections:
+            yield ""
+            yield from section.lines()
         if self.memory is not None:
             yield ""
             yield from self.memory.lines()
@@ -129,7 +111,7 @@ class CheckReport:
         rows += [("fine", "", ", ".join(self.passed), "")] if self.passed else []
         rows += [("not done", name, reason, "") for name, reason in self.not_done]
         found = html_table(rows, header=("", "check", "found", "what to change"))
-        plans = [plan._repr_html_() for plan in (self.memory, self.plan) if plan is not None]
+        plans = [plan._repr_html_() for plan in (*self.sections, self.memory, self.plan) if plan is not None]
         return html_section("Check", found, *plans)
 
 
@@ -195,21 +177,9 @@ ABSENT = {
     "free_bytes": "way to ask the disk",
 }
 
-Look = Callable[[CheckFacts], Iterator[Finding]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """A row of the table."""
-
-    name: str
-    when: Moment  # the first moment at which it is cheap; every later moment of a check-up has its facts too
-    needs: tuple[str, ...]  # facts without which it cannot run
-    about: str  # the subject of the check, in a few words
-    look: Look
-
-
 CHECKS: dict[str, Check] = {}
+MakeSection = Callable[[CheckFacts], Section | None]
+SECTIONS: list[MakeSection] = []  # of the report of a check-up
 
 
 def check(*, when: Moment, needs: tuple[str, ...] = (), about: str) -> Callable[[Look], Look]:
@@ -248,6 +218,20 @@ def look_at_table(table: Table) -> list[Finding]:
     return [replace(found, check=name) for name, look in TABLE_CHECKS.items() for found in look(table)]
 
 
+def make_sections(facts: CheckFacts) -> tuple[Section, ...]:
+    """Makes the sections of a report. One that cannot be made is left out."""
+    found = []
+    for make in SECTIONS:
+        try:
+            section = make(facts)
+        except Exception as error:  # a section that fails must not end a check-up
+            logger.info("A section of the report is missing: %s: %s", type(error).__name__, error)
+            continue
+        if section is not None:
+            found.append(section)
+    return tuple(found)
+
+
 def look_at(facts: CheckFacts, *moments: Moment) -> CheckReport:
     """Runs the checks of these moments. A check that raises is reported as not done."""
     findings = []
@@ -270,10 +254,3 @@ def look_at(facts: CheckFacts, *moments: Moment) -> CheckReport:
             facts = replace(facts, found_by=facts.found_by | {one.name})
         passed += [] if found else [one.name]
     return CheckReport(findings=_gravest_first(findings), passed=tuple(passed), not_done=tuple(not_done))
-
-
-def some(names: Iterable[str], limit: int = 3) -> str:
-    """Joins the first `limit` names, and the number of the others."""
-    names = list(names)
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more

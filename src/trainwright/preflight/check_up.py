@@ -17,6 +17,8 @@ from typing import Any
 from torch import nn
 
 from trainwright._types import Batch, DataLoaderLike, Optimizer
+from trainwright.capability import Capability
+from trainwright.capability_table import MADE
 from trainwright.checkpoint import async_writer
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
@@ -32,14 +34,34 @@ from trainwright.preflight import (  # noqa: F401 -- registers their checks
     row_checks,
     table_checks,
 )
-from trainwright.preflight.check_registry import CheckFacts, CheckReport, FirstStep, look_at
+from trainwright.preflight.check_registry import (
+    CHECKS,
+    SECTIONS,
+    CheckFacts,
+    CheckReport,
+    FirstStep,
+    look_at,
+    make_sections,
+)
 from trainwright.preflight.row_facts import taken_entries, with_rows
 from trainwright.preflight.trainer_copy import AnyTrainer, copy_of, left_as_it_was, losses_of_window
 from trainwright.run import build, train
 from trainwright.run.internals import Internals
 from trainwright.support.hooks import is_overridden
+from trainwright.support.units import size_text
 
 logger = logging.getLogger(__name__)
+
+
+def register_capabilities() -> None:
+    """Enters the checks and sections of all capabilities."""
+    for row in MADE:
+        capability: Capability = row.load()
+        CHECKS.update({one.name: one for one in capability.checks})
+        SECTIONS.extend(one for one in capability.sections if one not in SECTIONS)
+
+
+register_capabilities()
 
 MAX_ELEMENTS = 300_000_000  # limit for parameters to check before every run, in a fraction of a second
 
@@ -110,11 +132,43 @@ class FirstLook(Extension):
         run.extensions.remove(self)
         self.close()
 
+    def on_error(self, error: BaseException) -> None:
+        """Adds to an out-of-memory error of the first step what would fit, by the memory plan."""
+        trainer = self._trainer
+        if trainer is None or not Internals(trainer).engine.is_out_of_memory(error):
+            return
+        try:
+            said = find_what_fits(trainer)
+        except Exception as reason:  # a model whose memory cannot be planned
+            logger.info("What would fit is not known: %s: %s", type(reason).__name__, reason)
+        else:
+            error.add_note(said)
+
     def close(self) -> None:
         """Releases the trainer."""
         self._trainer = None
         self._facts = None
         self._dataloader = None
+
+
+def find_what_fits(trainer: AnyTrainer) -> str:
+    """Returns in a sentence which changes of settings make a step fit into the device's memory.
+
+    Nothing is computed: the plan goes through the step with stand-ins. It is made where no step may be taken any more.
+    """
+    from trainwright.preflight.memory.planner import memory_of, plan_memory
+
+    limit = memory_of(Internals(trainer).engine.device)
+    plan = plan_memory(trainer, limit, measures=False)
+    need = (
+        f"By the memory plan a step needs {size_text(plan.peak.total_bytes)} of the {size_text(limit)} that there are"
+    )
+    if plan.peak.total_bytes <= limit:
+        return f"{need}: look for what else holds memory of the device."
+    fitting = [one for one in plan.changes if one.peak_bytes is not None and one.peak_bytes <= limit]
+    if fitting:
+        return f"{need}; this would fit, with {size_text(fitting[0].peak_bytes or 0)}: {fitting[0]}."
+    return f"{need}, and no change of settings alone makes it fit."
 
 
 def log_findings(report: CheckReport) -> None:
@@ -200,9 +254,9 @@ def full_check(
             facts = replace(facts, batches=_batches(copied))
         except Exception as error:
             facts = replace(facts, failure=f"No batch can be made: {type(error).__name__}: {error}")
-        if facts.batches and not look_at(facts, "batch").of("vocabulary"):  # it would end a GPU's process
+        if facts.batches and not _certainly_fails(facts):
             facts = _tried(copied, facts)
-        report = look_at(facts, "start", "batch", "step", "full")
+        report = replace(look_at(facts, "start", "batch", "step", "full"), sections=make_sections(facts))
     if against is not None:
         from trainwright.preflight.against import check_against
 
@@ -217,6 +271,12 @@ def full_check(
     from trainwright.preflight.memory.planner import plan_memory
 
     return replace(report, memory=plan_memory(trainer, budget))
+
+
+def _certainly_fails(facts: CheckFacts) -> bool:
+    """Returns whether a step need not be tried: tokens beyond the vocabulary would end a GPU's process."""
+    report = look_at(facts, "batch")
+    return bool(report.of("vocabulary")) or any(one.ends_run for one in report.findings)
 
 
 def _known(trainer: AnyTrainer, copied: AnyTrainer) -> CheckFacts:

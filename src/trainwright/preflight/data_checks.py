@@ -13,16 +13,22 @@ from torch import nn
 
 from trainwright._types import IGNORE_INDEX, Batch, counted
 from trainwright.config.fields import value_of
-from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
+from trainwright.preflight.check_registry import CheckFacts, check
 from trainwright.preflight.row_checks import (
     CLASSES_CURE,
+    CLASSIFIERS,
     fails_beyond_classes,
+    gets_batches_of_collator,
     num_classes,
     positions_of,
+    reads_only_text,
     too_long,
 )
 from trainwright.support import model_facts
+from trainwright.support.findings import Finding, error, note, some, warning
 
+INPUTS = ("input_ids", "inputs_embeds", "encoder_outputs")
+MOST_SHOWN = 3  # values of labels that a finding names
 LIKE_LABELS = ("target", "targets", "class", "classes", "y", "answer", "score", "category", "tags")
 
 
@@ -51,19 +57,67 @@ def columns(facts: CheckFacts) -> Iterator[Finding]:
     yield note(f"Dropped, as {model}.forward does not take them: {some(dropped, 8)}.")
 
 
+@check(when="batch", needs=("batches",), about="token ids in a batch for a model that reads them")
+def inputs(facts: CheckFacts) -> Iterator[Finding]:
+    batch = facts.batches[0] if facts.batches else {}
+    if not reads_only_text(facts.model) or not facts.model_gets_batches:
+        return
+    given = [batch.get(name) for name in INPUTS]
+    if any(isinstance(value, torch.Tensor) for value in given) or not len(batch):
+        return
+    texts = [name for name in batch if isinstance(batch[name], (list, tuple)) and _are_texts(batch[name])]
+    if texts or all(value is None for value in given):
+        what = f"{texts[0]!r} is still a text" if texts else f"it has {some(map(repr, batch))}"
+        yield error(
+            f"The first batch has no token ids: {what}, and {type(facts.model).__name__} takes input_ids.",
+            "Tokenize the texts before: dataset.map(lambda row: tokenizer(row['text'], truncation=True)), or in the "
+            "data_collator.",
+            ends_run=gets_batches_of_collator(facts),
+        )
+
+
+def _are_texts(values: Sequence[object]) -> bool:
+    return len(values) > 0 and all(isinstance(value, str) for value in values)
+
+
 @check(when="batch", needs=("batches",), about="labels among the entries of a batch")
 def labels(facts: CheckFacts) -> Iterator[Finding]:
     batch = facts.batches[0] if facts.batches else {}
-    if not facts.label_names or facts.can_return_loss or not facts.loss_is_the_models:
+    if not facts.label_names or facts.can_return_loss or not facts.loss_is_the_models or "inputs" in facts.found_by:
         return
     found = [name for name in facts.label_names if batch.get(name) is not None]
+    of_model = model_facts.find_label_names(facts.model)
     if not found:
         yield error(
             f"No label in the first batch ({some(batch, 8)}); the model's are called {', '.join(facts.label_names)}.",
             f"{model_facts.label_cure(facts.model)} If the labels have another name, set label_names.",
+            ends_run=gets_batches_of_collator(facts) and not any(name in batch for name in of_model),
         )
     elif not facts.is_brief:
         yield note(f"Labels in the batches: {', '.join(found)}.")
+
+
+@check(when="batch", needs=("batches",), about="labels of a classifier that are fractions or floats")
+def label_types(facts: CheckFacts) -> Iterator[Finding]:
+    core = model_facts.core_model(facts.model)
+    config = getattr(core, "config", None)
+    number = getattr(config, "num_labels", 1) if type(core).__name__.endswith(CLASSIFIERS) else 1
+    # A forward pass with floats makes a problem of several labels of a model that has none yet; that fails too.
+    if number == 1 or getattr(config, "problem_type", None) == "regression":
+        return
+    for batch in facts.batches or ():
+        labels = batch.get("labels")
+        if not isinstance(labels, torch.Tensor) or not labels.is_floating_point() or labels.dim() != 1:
+            continue
+        shown = ", ".join(f"{value:g}" if value % 1 else f"{value:.1f}" for value in labels[:MOST_SHOWN].tolist())
+        yield error(
+            f"The labels are floats ({shown}), but {type(facts.model).__name__} chooses one of {number} classes, which "
+            "whole numbers name.",
+            "Convert them: df['label'].astype(int), or dataset.cast_column('label', Value('int64')). To learn a "
+            "number, load the model with num_labels=1.",
+            ends_run=fails_beyond_classes(facts),
+        )
+        return
 
 
 MUCH_PADDING = 0.5
@@ -82,7 +136,8 @@ def masked_labels(facts: CheckFacts) -> Iterator[Finding]:
     if masked == total:
         yield error(
             f"All {total} labels of the first step are {IGNORE_INDEX}: its loss is meaningless.",
-            "Check where labels are masked: the response template may not be found, or the prompt may fill the row.",
+            "Check where labels are masked: the response template may not be found, the chat template may have no "
+            "{% generation %} marks around answers, or the prompt may fill the row.",
         )
         return
     rows = [one.flatten(1).eq(IGNORE_INDEX).all(dim=1) for one in labels if one.dim() > 1]
@@ -126,7 +181,9 @@ def truncation(facts: CheckFacts) -> Iterator[Finding]:
         return
     if positions is not None and max(lengths) > positions:
         name = type(facts.model).__name__
-        yield too_long(facts.model, f"A row has {counted(max(lengths), 'token')}, but {name} was made for {positions}.")
+        longest = max(lengths)
+        said = f"A row has {counted(longest, 'token')}, but {name} was made for {positions}."
+        yield too_long(facts, said, longest=longest)
         return
     limit = getattr(facts.processing_class, "model_max_length", None)
     limit = min(limit if limit is not None and limit < NO_LIMIT else NO_LIMIT, positions or NO_LIMIT)
@@ -170,13 +227,18 @@ def pad_is_eos(facts: CheckFacts) -> Iterator[Finding]:
 @check(when="batch", needs=("batches",), about="token ids and labels against the rows of the embedding and the classes")
 def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
     rows = _input_rows(facts.model)
+    is_said = False
     for name in ("input_ids", "decoder_input_ids"):
         wrong = _outside([b.get(name) for b in facts.batches or ()], rows)
         if wrong is not None:
+            is_said = True
             yield error(
                 f"{name} holds {wrong}, but the model has embeddings for 0 to {rows - 1}.",  # type: ignore[operator]
                 "Use the tokenizer that belongs to the model, or model.resize_token_embeddings(len(tokenizer)).",
+                ends_run=gets_batches_of_collator(facts) and reads_only_text(facts.model),
             )
+    if is_said and not type(model_facts.core_model(facts.model)).__name__.endswith(CLASSIFIERS):
+        return  # labels of a language model are the same tokens
     number = num_classes(facts.model)
     labels = [one for batch in facts.batches or () for one in _label_ids(facts, batch)] if number else []
     wrong = _outside([one[one.ne(IGNORE_INDEX)] for one in labels], number)

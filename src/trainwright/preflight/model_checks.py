@@ -20,11 +20,12 @@ from trainwright.config import resolve
 from trainwright.config.enums import word
 from trainwright.distributed.device import kind_of
 from trainwright.evaluation.outputs import find_target_names, quote_names
-from trainwright.preflight.check_registry import CheckFacts, Finding, check, error, note, some, warning
+from trainwright.preflight.check_registry import CheckFacts, check
 from trainwright.support import model_facts
+from trainwright.support.findings import Finding, error, note, some, warning
 from trainwright.support.host import available_bytes
 from trainwright.support.tensor_tree import storage_place
-from trainwright.support.units import duration_text, size_text
+from trainwright.support.units import count_text, duration_text, size_text
 
 
 @check(when="start", about="parameters that are NaN or infinite")
@@ -221,6 +222,19 @@ def hub_token(facts: CheckFacts) -> Iterator[Finding]:
         yield error("No token is set, and push_to_hub=True needs one.", cure)
 
 
+MAKES_UP = ("adamw_bf16",)  # optimizers by name that make up for the rounding of bf16
+
+
+def _updated_in_place(facts: CheckFacts, dtype: torch.dtype) -> int:
+    """Returns the number of weights of a type that the optimizer itself updates, without making up for rounding."""
+    optimizer = facts.optimizer
+    if optimizer is None or word(facts.args.optim) in MAKES_UP or optimizer.defaults.get("kahan_sum"):
+        return 0
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    own = {id(parameter) for parameter in facts.model.parameters()}
+    return sum(p.numel() for p in held if p.dtype is dtype and p.requires_grad and id(p) in own)
+
+
 @check(when="start", about="number formats of weights, arithmetic and hardware")
 def precision(facts: CheckFacts) -> Iterator[Finding]:
     mixed = facts.args.mixed_precision
@@ -241,9 +255,18 @@ def precision(facts: CheckFacts) -> Iterator[Finding]:
     if sizes[torch.float64]:
         said = f"{sizes[torch.float64]} trainable weights are float64: twice the memory, and slow."
         yield warning(said, "Use model.float(), unless you need float64.")
-    if sizes[torch.bfloat16] and not facts.is_brief:
+    in_place = _updated_in_place(facts, torch.bfloat16)
+    if in_place:
+        yield warning(
+            f"{count_text(in_place)} weights are trained in bf16 and updated in place: an update below 1/256 of a "
+            "weight rounds to nothing.",
+            "Keep fp32 master weights: load the model with dtype=torch.float32 and set bf16=True. Where memory does "
+            "not allow that, optim='adamw_bf16' makes up for the rounding.",
+        )
+    elif sizes[torch.bfloat16] and not facts.is_brief:
         yield note(
-            f"{sizes[torch.bfloat16]} trainable weights are bf16: an update below 1/256 of a weight is rounded away.",
+            f"{sizes[torch.bfloat16]} trainable weights are bf16: an update below 1/256 of a weight is rounded away, "
+            "unless the optimizer or the backend makes up for it.",
             "Keep the weights in fp32 and set bf16=True where memory allows.",
         )
     if mixed == "no" and kind_of(facts.device).is_accelerator and facts.supports_bf16 and not facts.is_brief:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -10,9 +11,10 @@ from torch import nn
 from trainwright._types import counted, has_length
 from trainwright.config.fields import value_of
 from trainwright.data.identity import fingerprint
-from trainwright.preflight.check_registry import CheckFacts, Finding, check, error
-from trainwright.preflight.rows import Rows, shown_rows
+from trainwright.preflight.check_registry import CheckFacts, check
+from trainwright.preflight.rows import Rows, quoted, shown_rows
 from trainwright.support import model_facts
+from trainwright.support.findings import Finding, error
 
 STACKS = "default_data_collator"
 # Collators that keep labels unchanged, and collators that keep the lengths of rows.
@@ -24,6 +26,7 @@ KEEPS_LABELS = (
     "DataCollatorForSeq2Seq",
 )
 KEEPS_LENGTHS = (*KEEPS_LABELS, "DataCollatorForLanguageModeling", "DataCollatorWithFlattening")
+POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions|wpe)$")
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForImageClassification")
 MOST_NAMED = 10  # rows that a finding lists for programs
 MOST_COMPARED = 1000  # rows that are read completely and compared by content
@@ -49,14 +52,31 @@ def num_classes(model: nn.Module) -> int | None:
     return None if weight is None else int(weight.shape[0])
 
 
+def gets_batches_of_collator(facts: CheckFacts) -> bool:
+    """Returns whether a model of transformers gets batches unchanged and its own loss is trained: its errors are known.
+
+    No hook of a user or of another library is between the collator and the model, or between the model and its loss.
+    """
+    kind = type(model_facts.core_model(facts.model))
+    return kind.__module__.startswith("transformers.") and facts.loss_is_the_models and facts.model_gets_batches
+
+
+def reads_only_text(model: nn.Module) -> bool:
+    """Returns whether a model's inputs are token ids alone: no image or sound takes the place of a token."""
+    core = model_facts.core_model(model)
+    config = getattr(core, "config", None)
+    others = ("vision_config", "audio_config", "text_config", "vision_tower", "image_token_id")
+    is_text = getattr(core, "main_input_name", None) == "input_ids"
+    return is_text and not any(getattr(config, name, None) is not None for name in others)
+
+
 def fails_beyond_classes(facts: CheckFacts) -> bool:
     """Returns whether a label beyond the classes certainly ends the run, by an IndexError of torch's cross-entropy.
 
     It does in a transformers classifier that gets the labels unchanged; a language model may never use the first label.
     """
     kind = type(model_facts.core_model(facts.model))
-    is_known = kind.__module__.startswith("transformers.") and kind.__name__.endswith(CLASSIFIERS)
-    return is_known and facts.loss_is_the_models and facts.model_gets_batches
+    return kind.__name__.endswith(CLASSIFIERS) and gets_batches_of_collator(facts)
 
 
 CLASSES_CURE = "Load the model with the right num_labels, or number the labels from 0 (and mask with -100)."
@@ -85,6 +105,32 @@ def classes(facts: CheckFacts) -> Iterator[Finding]:
             rows=names_of(rows, places),
             ends_run=is_read and fails_beyond_classes(facts),
         )
+
+
+@check(when="start", needs=("rows",), about="labels and token ids that are texts in the rows")
+def texts_as_numbers(facts: CheckFacts) -> Iterator[Finding]:
+    rows = facts.rows
+    assert rows is not None
+    if facts.collator not in KEEPS_LABELS:
+        return
+    first = rows.item(0)
+    for name in (*label_entries(facts, rows), "input_ids"):
+        value = first.get(name)
+        if not isinstance(value, str) or (facts.taken is not None and name not in facts.taken):
+            continue
+        if name == "input_ids":
+            cure = "Tokenize the texts: dataset.map(lambda row: tokenizer(row['text'], truncation=True))."
+        else:
+            cure = model_facts.TEXT_LABELS
+        # The collators that only stack leave out a text of any other name.
+        is_stacked = facts.collator in (STACKS, "DefaultDataCollator") and name not in ("label", "label_ids")
+        yield error(
+            f"{name!r} is a text in {rows.name_of(0)}: {quoted(value)}, but a model takes numbers.",
+            cure,
+            rows=names_of(rows, [0]),
+            ends_run=rows.batches is not None and not is_stacked,
+        )
+        return
 
 
 def label_entries(facts: CheckFacts, rows: Rows) -> list[str]:
@@ -151,12 +197,34 @@ def positions_of(model: nn.Module) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-def too_long(model: nn.Module, evidence: str, *, rows: tuple[str, ...] = ()) -> Finding:
-    """Returns the finding of a row with more tokens than the model has positions."""
-    learned = any(isinstance(m, nn.Embedding) and "position" in n for n, m in model.named_modules())
-    limit = positions_of(model)
+def learned_positions(model: nn.Module) -> int | None:
+    """Returns the rows of the embedding of positions, beyond which a lookup fails; None if positions are computed."""
+    sizes = [
+        one.num_embeddings
+        for name, one in model_facts.core_model(model).named_modules()
+        if isinstance(one, nn.Embedding) and POSITIONS.search(name)
+    ]
+    return max(sizes, default=None)
+
+
+def too_long(
+    facts: CheckFacts, evidence: str, *, longest: int, rows: tuple[str, ...] = (), is_read: bool = True
+) -> Finding:
+    """Returns the finding of a row with more tokens than the model has positions.
+
+    Args:
+        facts: facts about the run.
+        evidence: what was found.
+        longest: tokens of the longest row.
+        rows: names of the rows.
+        is_read: the run trains these rows, so a lookup that fails ends it.
+    """
+    learned = learned_positions(facts.model)
+    limit = positions_of(facts.model)
     cure = f"Truncate samples to {limit} tokens (truncation=True, max_length={limit})."
-    return Finding("error" if learned else "warning", evidence, cure, rows=rows)
+    fails = learned is not None and longest > learned and gets_batches_of_collator(facts)
+    is_error = learned is not None
+    return Finding("error" if is_error else "warning", evidence, cure, rows=rows, ends_run=fails and is_read)
 
 
 @check(when="start", needs=("rows",), about="rows longer than the model was made for, anywhere in the data")
@@ -173,11 +241,13 @@ def long_rows(facts: CheckFacts) -> Iterator[Finding]:
         if places:
             have = "row has" if len(places) == 1 else "rows have"
             yield too_long(
-                facts.model,
+                facts,
                 f"{rows.what}{len(places)} {part} {have} more than the {limit} tokens that "
                 f"{type(facts.model).__name__} was made for, up to {lengths[places[0]]}: "
                 f"{shown_rows(rows, places, facts.processing_class)}.",
+                longest=lengths[places[0]],
                 rows=names_of(rows, places),
+                is_read=rows is facts.rows and rows.batches is not None,
             )
 
 

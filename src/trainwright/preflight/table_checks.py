@@ -11,8 +11,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from trainwright.preflight.check_registry import Finding, check_tables, warning
+from trainwright.preflight.check_registry import check_tables
 from trainwright.preflight.tables import Table
+from trainwright.support.findings import Finding, warning
 
 MOST_LABELS = 1000  # a column with more labels has numbers or texts
 RARE = 20  # a label may be a misspelling of another label with this multiple of its rows

@@ -28,7 +28,7 @@ from trainwright.report.page import (
 )
 from trainwright.report.run_table import STOPPED, best_of, last_start, metrics_of, origin_text, origins_of, summary
 from trainwright.search.search_record import SEARCH_NAME, SearchRecord
-from trainwright.support.html_table import lines_text
+from trainwright.support.html_table import html_marked, lines_text
 from trainwright.support.units import count_text, duration_text, size_text
 
 WATCH_S = 5  # from one version of a page to the next
@@ -335,6 +335,7 @@ def tables(record: Record) -> list[str]:
                 for row in levers
             ],
         ),
+        what_is_trained(record),
         table("Processes, milliseconds of a step", processes(record)),
         *(
             card(f"Traceback of step {entry['step']}", f"<pre>{lines_text(entry.get('traceback', ''))}</pre>")
@@ -365,6 +366,15 @@ def tables(record: Record) -> list[str]:
         table("All arguments", [*flat(start.get("arguments", {})).items()], is_folded=True),
     ]
     return [part for part in parts if part]
+
+
+def what_is_trained(record: Record) -> str:
+    """Returns what the run trains, with the trained tokens of the first rows marked; empty if that is not known."""
+    found = record.of("what_is_trained")
+    if not found:
+        return ""
+    lines = "".join(f"<p>{lines_text(text)}</p>" for text in found[-1]["text"])
+    return card("What is trained", lines + "".join(map(html_marked, found[-1]["tokens"]["examples"])))
 
 
 def processes(record: Record) -> list[tuple[object, ...]]:

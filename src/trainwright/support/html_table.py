@@ -45,5 +45,11 @@ def html_section(title: str, *parts: str, is_folded: bool = False) -> str:
     return f"<div><strong>{cell_text(title)}</strong>{inner}</div>"
 
 
+def html_marked(parts: Iterable[tuple[str, bool]]) -> str:
+    """Returns a paragraph of text in parts, of which some are marked."""
+    words = [f"<mark>{cell_text(text)}</mark>" if is_marked else cell_text(text) for text, is_marked in parts]
+    return f"<p>{' '.join(words)}</p>"
+
+
 def _row(cells: Row, tag: str) -> str:
     return "<tr>" + "".join(f'<{tag} style="{CELL}">{cell_text(cell)}</{tag}>' for cell in cells) + "</tr>"

@@ -99,6 +99,20 @@ def expert_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+ROUTERS = ("gate", "router", "shared_expert_gate")
+
+
+def router_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns by name the modules that decide which experts a token goes to: they stand beside the experts."""
+    modules = dict(model.named_modules())
+    found = {}
+    for name, module in modules.items():
+        parent, _, last = name.rpartition(".")
+        if last in ROUTERS and any("expert" in child for child, _ in modules[parent].named_children() if child != last):
+            found[name] = module
+    return found
+
+
 def num_experts(layer: nn.Module) -> int:
     """Returns the experts of one of `expert_layers` in all processes; the module's own count is of this process."""
     shapes = (whole_shape(parameter) for parameter in layer.parameters(recurse=False))

@@ -33,7 +33,7 @@ from trainwright.config.fields import value_of
 from trainwright.data.prepared_dataloader import map_tensors
 from trainwright.data.row_names import NamesOf
 from trainwright.engine.base import Engine
-from trainwright.errors import BadStepError, BundleError
+from trainwright.errors import BadStepError, BundleError, DataError
 from trainwright.loop.extension import Extension, Run
 from trainwright.loop.incident import Incident
 from trainwright.loop.retry import parts_of
@@ -171,8 +171,8 @@ class IncidentRecorder(Extension):
         An out-of-memory error gets a note with advice.
         """
         window = self._run.progress.window
-        # signals, or an error raised by a guard
-        is_found = not isinstance(error, Exception) or isinstance(error, BadStepError)
+        # signals, an error raised by a guard, or by a check of the data, which says what to change
+        is_found = not isinstance(error, Exception) or isinstance(error, (BadStepError, DataError))
         is_full = self._engine.is_out_of_memory(error)
         if is_full and window is not None:
             error.add_note(self._cure())

@@ -15,7 +15,9 @@ from trainwright.cli.recipe.schema import LoraPart
 from trainwright.cli.tasks.source import TaskSource, first_line
 from trainwright.distributed.device import accelerator, placed, supports_bf16
 from trainwright.errors import MissingPackageError, needs_package
+from trainwright.support import model_facts
 
+ALL_LINEAR = "all-linear"
 NEEDS_PEFT = "lora needs the package peft: pip install peft"
 
 
@@ -42,11 +44,16 @@ def with_adapter(model: nn.Module, material: TaskSource) -> nn.Module:
         from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
     part = material.recipe.lora
     assert part is not None
+    targets: str | list[str] = part.target_modules
+    parameters: list[str] = []
+    if targets == ALL_LINEAR and model_facts.expert_layers(model):
+        targets, parameters = find_targets(model)
     config = LoraConfig(
         r=part.r,
         lora_alpha=part.alpha,
         lora_dropout=part.dropout,
-        target_modules=part.target_modules,
+        target_modules=targets,
+        target_parameters=parameters or None,
         modules_to_save=part.modules_to_save,
         use_dora=part.use_dora,
         use_rslora=part.use_rslora,
@@ -61,6 +68,29 @@ def with_adapter(model: nn.Module, material: TaskSource) -> nn.Module:
     except ValueError as error:
         material.wrong(f"no adapter can be made: {first_line(error)}", "lora", "target_modules")
     return adapted
+
+
+def find_targets(model: nn.Module) -> tuple[list[str], list[str]]:
+    """Returns what "all-linear" means for a mixture of experts: its linear layers, and the parameters of experts.
+
+    The routers are left out: adapters on them change which expert a token goes to. They are adapted if
+    `target_modules` names them.
+    """
+    find_head: Any = getattr(model, "get_output_embeddings", None)
+    head = None if find_head is None else find_head()
+    routers = model_facts.router_layers(model)
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and name not in routers
+    ]
+    parameters = [
+        f"{name}.{own}"
+        for name, layer in model_facts.expert_layers(model).items()
+        for own, parameter in layer.named_parameters(recurse=False)
+        if parameter.dim() == 3
+    ]
+    return layers, parameters
 
 
 def described(part: LoraPart) -> str:

@@ -11,11 +11,12 @@ from dataclasses import replace
 
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.tasks.conversations import ConversationError, Shape, is_conversation
-from trainwright.preflight.check_registry import Finding, look_at_table
+from trainwright.preflight.check_registry import look_at_table
 from trainwright.preflight.row_checks import rows_in_both
 from trainwright.preflight.rows import Rows
 from trainwright.preflight.table_checks import MOST_LABELS
 from trainwright.preflight.tables import MOST_LISTED, Table
+from trainwright.support.findings import Finding
 
 TEXTS = ("text", "text_pair", "source", "target")
 ANSWERS = ("label", "tags", "target", "answer", "answers")  # roles of the values that a model predicts

@@ -34,7 +34,7 @@ from trainwright.support.units import count_text
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from trainwright.preflight.check_registry import Finding
+    from trainwright.support.findings import Finding
     from trainwright.trainer import Trainer
 
 

@@ -26,12 +26,12 @@ from trainwright.data.identity import SampleId, fingerprint
 from trainwright.data.row_names import ONE_SOURCE, row_names
 from trainwright.errors import DataError, MissingPackageError, RecipeError, did_you_mean, needs_package
 from trainwright.hub.access import dataset_problem, offline, without_retries
-from trainwright.preflight.check_registry import Finding
 from trainwright.preflight.row_facts import IN_FULL
 from trainwright.preflight.rows import rows_of
 from trainwright.preflight.table_checks import MOST_LABELS
 from trainwright.preflight.tables import Table
 from trainwright.support.door import has_halves, parse_json
+from trainwright.support.findings import Finding
 
 if TYPE_CHECKING:
     from _csv import Reader as CsvReader

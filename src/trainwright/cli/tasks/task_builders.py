@@ -43,7 +43,7 @@ from trainwright.cli.tasks.task_objects import (
 from trainwright.config.arguments import Seq2SeqTrainingArguments, TrainingArguments
 from trainwright.data.row_names import RowOrigin
 from trainwright.errors import DataError, needs_package
-from trainwright.preflight.check_registry import Finding
+from trainwright.support.findings import Finding
 
 if TYPE_CHECKING:
     from PIL import Image

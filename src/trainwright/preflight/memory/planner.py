@@ -46,8 +46,14 @@ COPIES = 5  # copies of the weights that a measured step needs
 NO_MODE: AbstractContextManager[None] = nullcontext()
 
 
-def plan_memory(trainer: AnyTrainer, budget: int | float | str | None) -> MemoryPlan:
-    """Returns the memory of a step, and the changes of settings that would make it fit."""
+def plan_memory(trainer: AnyTrainer, budget: int | float | str | None, *, measures: bool = True) -> MemoryPlan:
+    """Returns the memory of a step, and the changes of settings that would make it fit.
+
+    Args:
+        trainer: the trainer; it stays as it is.
+        budget: bytes that there are, or text such as "24GB"; None: all changes are planned.
+        measures: steps on parts of a batch are taken for a model that has no stand-in; else its error is raised.
+    """
     engine = Internals(trainer).engine
     if not engine.trains_bare or trainer.train_dataset is None:
         raise ArgumentError(
@@ -55,11 +61,11 @@ def plan_memory(trainer: AnyTrainer, budget: int | float | str | None) -> Memory
             "it without a launcher, and without settings that share the model out or exchange its layers."
         )
     device = engine.device
-    limit = parse_size(budget) if budget is not None else _memory_of(device)
+    limit = parse_size(budget) if budget is not None else memory_of(device)
     try:
         with left_as_it_was(trainer.model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about stand-ins
-            peak = _peak_or_measured(trainer)
+            peak = _peak_or_measured(trainer) if measures else predicted_peak(trainer, {})
             fits = budget is not None and peak.total_bytes <= (limit or 0)
             tried = [] if fits else _tried(trainer, None if budget is None else limit)
     finally:
@@ -67,7 +73,8 @@ def plan_memory(trainer: AnyTrainer, budget: int | float | str | None) -> Memory
     return MemoryPlan(peak=peak, changes=tuple(tried), budget_bytes=limit, device=device.type)
 
 
-def _memory_of(device: torch.device) -> int:
+def memory_of(device: torch.device) -> int:
+    """Returns the bytes of a device, or those of main memory that are free where it has none of its own."""
     of_device = total_bytes(device)
     return available_bytes() if of_device is None else of_device
 
@@ -196,7 +203,7 @@ def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
 def measured_peak(trainer: AnyTrainer, error: Exception) -> PeakMemory:
     """The peak of a step, by real ones on a quarter and on half of its samples: memory grows evenly with them."""
     size = build.num_bytes(trainer.model)
-    if size * COPIES > _memory_of(Internals(trainer).engine.device):
+    if size * COPIES > memory_of(Internals(trainer).engine.device):
         raise ModelError(
             f"The memory of a step cannot be predicted ({error}), and {COPIES} times the weights do not fit for "
             "measuring it."
