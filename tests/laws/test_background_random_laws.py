@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import sys
@@ -130,10 +131,8 @@ def test_a_resume_from_a_store_that_fails_changes_no_random_number(
     """The client in the process that trains tries again, and draws."""
     if missing := missing_packages("s3"):
         pytest.skip(f"needs {', '.join(missing)}")
-    import botocore.retryhandler
-
-    # A tracker in an earlier test of this process has given it a generator of its own.
-    monkeypatch.setattr(botocore.retryhandler, "random", random)
+    # A tracker in an earlier test of this process may have given it a generator of its own.
+    monkeypatch.setattr(importlib.import_module("botocore.retryhandler"), "random", random)
     failures = tmp_path / "failures"
     with s3_server(failures) as environment:
         os.environ.update(environment)  # each test gets its own environment back
