@@ -203,6 +203,24 @@ def test_a_chat_is_learned_then_tuned_by_an_adapter_that_is_merged(tmp_path: Pat
     assert not torch.allclose(merged, base, atol=1e-3)
 
 
+@pytest.mark.costly
+@pytest.mark.parametrize(
+    ("more", "kernel"), [("", "auto"), ("loss_kernel: null, ", None), ("reproduce: transformers, ", None)]
+)
+def test_the_loss_of_a_large_vocabulary_is_computed_without_logits(
+    more: str, kernel: str | None, tmp_path: Path
+) -> None:
+    rows = [{"question": f"say {word}", "answer": f"{word} it is"} for word in ("red", "blue") * 4]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    text = SMALL.replace("hidden_size: 16", "hidden_size: 16, vocab_size: 17000").replace(
+        "max_steps: 30", "max_steps: 1"
+    )
+    (tmp_path / "config.yaml").write_text(text.replace("{output_dir", "{" + more + "output_dir"))
+    shown = done("train", "config.yaml")
+    assert ("loss_kernel='auto'" in shown) is (kernel == "auto")
+    assert "is not used" not in shown
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -194,15 +194,15 @@ def without_logits(
     device = next(model.parameters()).device
     name = choose(wanted, runs_triton=runs_triton)
     swap = _Swap(core, KERNELS[name])
+    if wanted == "auto" and isinstance(swap.head, nn.Linear) and swap.head.weight.shape[0] < SMALL_VOCABULARY:
+        yield None
+        return
     if name in PACKAGES and not runs_triton:
         reason: str | None = f"its kernels need a GPU, and the model is on {device.type}"
     elif keeps_outputs:
         reason = "training looks at the logits (compute_loss, compute_loss_func or label smoothing)"
     else:
         reason = obstacle or swap.find_obstacle()
-    if reason is None and wanted == "auto" and swap.head.weight.shape[0] < SMALL_VOCABULARY:
-        yield None
-        return
     if reason is None:
         with swap.installed():
             reason = agree(swap.compare)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -133,6 +133,7 @@ class TaskSpec:
     generates: bool = False  # whether evaluation writes text, so that generation settings apply
     adapter: str | None = None  # peft's name for the task
     only: tuple[str, ...] = ()  # entries of `data` that have an effect in this task but not in all tasks
+    training: Mapping[str, object] = field(default_factory=dict)  # arguments of its runs, unless the file sets them
 
 
 TASKS: dict[str, TaskSpec] = {
@@ -157,6 +158,7 @@ TASKS: dict[str, TaskSpec] = {
         adapter="CAUSAL_LM",
         needs=("text",),
         only=("max_length",),
+        training={"loss_kernel": "auto"},
     ),
     "masked-lm": TaskSpec(
         title="fill in hidden words",
@@ -179,6 +181,7 @@ TASKS: dict[str, TaskSpec] = {
         needs=(),
         takes=("messages", "instruction", "input", "output", "system"),
         only=("max_length", "chat_template", "loss_on", "system"),
+        training={"loss_kernel": "auto"},
     ),
     "image-classification": TaskSpec(
         title="one label for an image",

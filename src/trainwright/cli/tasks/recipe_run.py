@@ -62,7 +62,9 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
     from trainwright.seq2seq_trainer import Seq2SeqTrainer
     from trainwright.trainer import Trainer
 
-    args = arguments_class(generates=recipe.spec.generates)(**recipe.training)
+    # Where the original's numbers are asked for, the task changes none.
+    of_task = {} if "reproduce" in recipe.training else recipe.spec.training
+    args = arguments_class(generates=recipe.spec.generates)(**{**of_task, **recipe.training})
     _refuse_what_cannot_be_downloaded(recipe, tree)
     try:
         make_output_dir(str(args.output_dir))  # before data are read and a tokenizer is learned into it
