@@ -84,6 +84,7 @@ class Loader:
         self._epoch_start: RandomStates | None = None
         self._before_ahead: RandomStates | None = None
         self._before_given: RandomStates | None = None  # the same from before fetching the last batch returned
+        self._before_opening: RandomStates | None = None  # from before the window opened an epoch
         self._window_start: tuple[RandomStates, RandomStates | None, RandomStates | None] | None = None
         self._now: RandomStates | None = None  # current states; None if something may have drawn since the last copy
         self._watched = watched(dataloader)
@@ -215,6 +216,8 @@ class Loader:
         self.position.seek(epoch, skip_batches)
         self._keeps_pace = True
         self._now = None
+        # Opening draws the seeds of sampler and workers in this process, even if fetching draws nothing.
+        self._before_opening = None if resumes else self._random_state()
         with started_in_epoch(self.dataloader, epoch):
             batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=resumes)
         return batches if self._copies is None else map(self._copies.send, batches)
@@ -305,6 +308,7 @@ class Loader:
         self._left = 1 if self._window is None else self._window
         self._given = []
         self._given_ids = []
+        self._before_opening = None
         self._now = random_states
         if self._keeps_states and (self._rewinds or random_states is not None):
             self._window_start = (self._states_now(), self._before_ahead, self._before_given)
@@ -320,6 +324,9 @@ class Loader:
         if self._window_start is not None:
             states, self._before_ahead, self._before_given = self._window_start
             self._set_random_state(states)
+            self._now = None
+        elif self._before_opening is not None:
+            self._set_random_state(self._before_opening)
             self._now = None
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
