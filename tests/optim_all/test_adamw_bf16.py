@@ -114,6 +114,37 @@ def test_other_types_of_weights_are_refused() -> None:
         AdamWBF16([nn.Parameter(torch.ones(3, dtype=torch.float16))])
 
 
+@pytest.mark.parametrize("value", [0.0, -0.0, 1.0])
+def test_weights_that_somebody_sets_stay_finite(value: float) -> None:
+    """Zero has no bits from which a rest below zero could be taken."""
+    one = nn.Parameter(torch.randn(4096, generator=torch.Generator().manual_seed(0)).bfloat16())
+    optimizer = AdamWBF16([one], lr=1e-3)
+    for _ in range(2):
+        one.grad = torch.randn(one.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+        optimizer.step()
+        one.data.fill_(value)
+    one.grad = torch.zeros_like(one)
+    optimizer.step()
+    assert (one.detach().float() - value).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("moments", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_a_loaded_state_takes_the_form_of_the_settings(rounding: Any, moments: torch.dtype) -> None:
+    states = []
+    for other in ROUNDINGS:
+        one = nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
+        one.grad = torch.ones_like(one)
+        before = AdamWBF16([one], rounding=other, moments=torch.float32)
+        before.step()
+        after = AdamWBF16([one], rounding=rounding, moments=moments)
+        after.load_state_dict(before.state_dict())
+        after.step()
+        states.append({name: value.dtype for name, value in after.state[one].items()})
+    kinds = dict(zip(REST, adamw_bf16.KINDS, strict=True)) if rounding == "kahan" else {}
+    assert states == [{"step": torch.float32, "exp_avg": moments, "exp_avg_sq": moments, **kinds}] * 2
+
+
 # -- through the trainer -----------------------------------------------------------------------------------------------
 
 

@@ -97,8 +97,9 @@ def remove_unused(
     if len(unused) == len(dataset.column_names):
         raise DataError(
             f"No column of the {description or ''} dataset ({', '.join(dataset.column_names)}) is an input of "
-            f"{model_name}.forward ({', '.join(columns)}). Rename the columns, or set remove_unused_columns=False "
-            "and pass a data_collator that makes the model's inputs from them."
+            f"{model_name}.forward ({', '.join(columns)}). Tokenize texts first (a chat by apply_chat_template), "
+            "rename the columns, or set remove_unused_columns=False and pass a data_collator that makes the model's "
+            "inputs."
         )
     _say(unused, model_name, description, module_logger, for_own=False, found=dataset.column_names)
     return dataset.remove_columns(unused) if unused else dataset

@@ -166,6 +166,20 @@ class AdamWBF16(Optimizer):
                 value = state_dict["state"].get(saved, {}).get(name)
                 if isinstance(value, Tensor):
                     self.state[parameter][name] = value.to(parameter.device, copy=True)
+            if self.state[parameter]:
+                self._convert(parameter, self.state[parameter])
+
+    def _convert(self, parameter: Tensor, state: dict[str, Tensor]) -> None:
+        """Gives a state of other settings the form of these: its means in their type, its rest or none."""
+        if parameter.dtype != torch.bfloat16:
+            return
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = state[name].to(self._moments)
+        if self._rounding != "kahan":
+            for name in REST:
+                state.pop(name, None)
+        elif REST[0] not in state:
+            state |= {name: torch.zeros_like(parameter, dtype=kind) for name, kind in zip(REST, KINDS, strict=True)}
 
     def _parameters(self) -> Iterator[Tensor]:
         for group in self.param_groups:
@@ -184,7 +198,10 @@ def _join(weight: Tensor, *rest: Tensor) -> Tensor:
     if not rest:
         return wide
     high, low = rest
-    return (wide.view(torch.int32) + high.int() * 256 + low).view(torch.float32)
+    upper = wide.view(torch.int32)
+    bits = upper + high.int() * 256 + low
+    # A weight that somebody set to zero may have a rest from before, below zero, which would borrow from the sign.
+    return torch.where((bits ^ upper) < 0, upper, bits).view(torch.float32)
 
 
 def _split(wide: Tensor, weight: Tensor, high: Tensor, low: Tensor) -> None:

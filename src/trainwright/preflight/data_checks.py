@@ -28,6 +28,7 @@ from trainwright.support import model_facts
 from trainwright.support.findings import Finding, error, note, some, warning
 
 INPUTS = ("input_ids", "inputs_embeds", "encoder_outputs")
+OF_SEQUENCES = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification")
 MOST_SHOWN = 3  # values of labels that a finding names
 LIKE_LABELS = ("target", "targets", "class", "classes", "y", "answer", "score", "category", "tags")
 
@@ -103,11 +104,23 @@ def label_types(facts: CheckFacts) -> Iterator[Finding]:
     config = getattr(core, "config", None)
     number = getattr(config, "num_labels", 1) if type(core).__name__.endswith(CLASSIFIERS) else 1
     # A forward pass with floats makes a problem of several labels of a model that has none yet; that fails too.
-    if number == 1 or getattr(config, "problem_type", None) == "regression":
+    if number == 1 or getattr(config, "problem_type", None) == "regression" or not gets_batches_of_collator(facts):
         return
     for batch in facts.batches or ():
         labels = batch.get("labels")
-        if not isinstance(labels, torch.Tensor) or not labels.is_floating_point() or labels.dim() != 1:
+        if not isinstance(labels, torch.Tensor):
+            continue
+        is_table = labels.dim() == 2 and labels.shape[1] == number and type(core).__name__.endswith(OF_SEQUENCES)
+        if is_table and not labels.is_floating_point():
+            yield error(
+                f"The labels are whole numbers in rows of {number}, one for each class of "
+                f"{type(facts.model).__name__}, whose loss of several labels takes floats.",
+                "For several labels convert them: [float(one) for one in row['labels']], with "
+                'problem_type="multi_label_classification". For one label give the number of its class.',
+                ends_run=fails_beyond_classes(facts),
+            )
+            return
+        if not labels.is_floating_point() or labels.dim() != 1:
             continue
         shown = ", ".join(f"{value:g}" if value % 1 else f"{value:.1f}" for value in labels[:MOST_SHOWN].tolist())
         yield error(
@@ -124,6 +137,11 @@ MUCH_PADDING = 0.5
 MUCH_MASKED = 0.97  # a masked language model masks 0.85 of its labels
 MANY_ROWS = 0.1
 NO_LIMIT = 10**6  # a tokenizer without a limit reports 1e30
+
+
+def masks_at_random(model: nn.Module) -> bool:
+    """Returns whether a model fills in words, which its collator hides anew each time."""
+    return type(model_facts.core_model(model)).__name__.endswith(("ForMaskedLM", "ForPreTraining"))
 
 
 @check(when="batch", needs=("batches",), about="the share of labels that are masked (-100), and rows without any other")
@@ -148,7 +166,7 @@ def masked_labels(facts: CheckFacts) -> Iterator[Finding]:
             f"{masked / total:.1%} of the labels of the first step are masked.",
             "Shorten prompts, or raise the length at which samples are cut.",
         )
-    elif num_rows and empty / num_rows >= MANY_ROWS:
+    elif num_rows and empty / num_rows >= MANY_ROWS and not masks_at_random(facts.model):
         have = "has" if empty == 1 else "have"
         yield warning(
             f"{empty} of {counted(num_rows, 'row')} of the first step {have} no label that counts.",

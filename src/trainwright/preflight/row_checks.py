@@ -57,8 +57,9 @@ def gets_batches_of_collator(facts: CheckFacts) -> bool:
 
     No hook of a user or of another library is between the collator and the model, or between the model and its loss.
     """
-    kind = type(model_facts.core_model(facts.model))
-    return kind.__module__.startswith("transformers.") and facts.loss_is_the_models and facts.model_gets_batches
+    core = model_facts.core_model(facts.model)
+    is_known = type(core).__module__.startswith("transformers.") and "forward" not in vars(core)
+    return is_known and facts.loss_is_the_models and facts.model_gets_batches
 
 
 def reads_only_text(model: nn.Module) -> bool:
@@ -194,13 +195,18 @@ def positions_of(model: nn.Module) -> int | None:
     """Returns the number of positions that a model was made for."""
     config = getattr(model_facts.core_model(model), "config", None)
     found = getattr(config, "max_position_embeddings", None)
-    return found if isinstance(found, int) and found > 0 else None
+    if not isinstance(found, int) or found <= 0:
+        return None
+    return min(found, learned_positions(model) or found)
 
 
 def learned_positions(model: nn.Module) -> int | None:
-    """Returns the rows of the embedding of positions, beyond which a lookup fails; None if positions are computed."""
+    """Returns the rows of the embedding of positions, beyond which a lookup fails; None if positions are computed.
+
+    Where one of them is for padding, as in RoBERTa, positions begin after it.
+    """
     sizes = [
-        one.num_embeddings
+        one.num_embeddings - (0 if one.padding_idx is None or type(one) is not nn.Embedding else one.padding_idx + 1)
         for name, one in model_facts.core_model(model).named_modules()
         if isinstance(one, nn.Embedding) and POSITIONS.search(name)
     ]

@@ -147,7 +147,8 @@ def check_head(model: Model) -> None:
 
     core = model_facts.core_model(model)
     names = ([entry] if isinstance(entry, str) else entry for entry in MODEL_MAPPING_NAMES.values())
-    if any(type(core).__name__ in some for some in names):
+    has_loss = "return_loss" in (read_parameters(core.forward) or {})  # of pairs: CLIP and its kind
+    if any(type(core).__name__ in some for some in names) and not has_loss:
         raise ModelError(
             f"{type(core).__name__} has no head: it returns hidden states and takes no labels, so there is no loss to "
             "train on. Load it with a head for your task, for example "

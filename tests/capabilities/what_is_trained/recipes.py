@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import (
     BertConfig,
+    BertForMaskedLM,
     BertForSequenceClassification,
     GptOssConfig,
     GptOssForCausalLM,
@@ -18,6 +19,8 @@ from transformers import (
     MixtralForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    RobertaConfig,
+    RobertaForSequenceClassification,
 )
 
 from trainwright import Trainer, TrainingArguments
@@ -213,6 +216,22 @@ def float_labels_of_a_single_choice(folder: Path) -> Trainer:
     return trainer(folder, bert(problem_type="single_label_classification"), texts(label=1.5))
 
 
+@planted(r"label_types: The labels are whole numbers in rows of 3, .*takes floats.*float\(one\)", refuses=True)
+def several_labels_as_whole_numbers(folder: Path) -> Trainer:
+    rows = [{"input_ids": row["input_ids"], "labels": [1, 0, 1]} for row in texts()]  # as `label` they become floats
+    return trainer(folder, bert(problem_type="multi_label_classification"), rows)
+
+
+@planted(r"long_rows: 8 training rows have more than the 14 tokens .*max_length=14", refuses=True)
+def rows_longer_than_the_positions_of_roberta(folder: Path) -> Trainer:
+    """Two of its positions are for padding: 512 tokens of 514."""
+    sizes = {name: chats.SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size")}
+    config = RobertaConfig(
+        **sizes, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=16, num_labels=3, pad_token_id=1
+    )
+    return trainer(folder, RobertaForSequenceClassification(config), texts(input_ids=[5] * 15))
+
+
 @planted(r"long_rows: 8 training rows have more than the 16 tokens .*max_length=16", refuses=True)
 def rows_longer_than_the_positions(folder: Path) -> Trainer:
     return trainer(folder, bert(), texts(input_ids=[5] * 17))
@@ -295,3 +314,43 @@ def regression(folder: Path) -> Trainer:
 def several_labels(folder: Path) -> Trainer:
     rows = texts(label=[1.0, 0.0, 1.0])
     return trainer(folder, bert(problem_type="multi_label_classification"), rows)
+
+
+@healthy
+def adapter_of_a_classifier(folder: Path) -> Trainer:
+    """peft saves heads of two names, of which a model has one, and BERT's configuration calls its embeddings tied."""
+    return trainer(folder, adapted(bert(), task_type="SEQ_CLS", target_modules=["query", "value"]), texts())
+
+
+@healthy
+def adapter_with_excluded_modules(folder: Path) -> Trainer:
+    return chat(folder, model=adapted(chats.llama(), target_modules="all-linear", exclude_modules=["down_proj"]))
+
+
+@healthy
+def adapter_and_a_head_saved_whole(folder: Path) -> Trainer:
+    return trainer(folder, adapted(bert(), target_modules="all-linear", modules_to_save=["classifier"]), texts())
+
+
+@healthy
+def floats_that_an_own_forward_converts(folder: Path) -> Trainer:
+    model = bert()
+    original = model.forward
+
+    def forward(input_ids: Any = None, labels: Any = None) -> Any:
+        return original(input_ids, labels=None if labels is None else labels.long())
+
+    model.forward = forward  # type: ignore[method-assign]
+    return trainer(folder, model, [{**row, "label": float(row["label"])} for row in texts()])
+
+
+@healthy
+def words_that_are_hidden_at_random(folder: Path) -> Trainer:
+    """Short rows of which the first batch may have none with a hidden word."""
+    torch.manual_seed(0)
+    sizes = {name: chats.SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size")}
+    model = BertForMaskedLM(BertConfig(**sizes, num_hidden_layers=1, num_attention_heads=2))
+    rows = [
+        {"input_ids": [5, 6, 7, 8], "labels": [-100, 6 if number % 4 == 0 else -100, -100, -100]} for number in range(8)
+    ]
+    return trainer(folder, model, rows)

@@ -92,6 +92,8 @@ def test_a_healthy_recipe_prints_few_lines_more(
         "adapter_on_attention",
         "adapter_on_all_linear",
         "router_by_name",
+        "adapter_with_excluded_modules",
+        "words_that_are_hidden_at_random",
     )
     is_language_model = name in language_models
     added = [line for line in more if line.startswith(("trained ", "tokens ", "          row "))]

@@ -164,6 +164,10 @@ def plain(name: str) -> str:
     return OF_ADAPTERS.sub("", model_facts.plain_name(name)).lstrip(".")
 
 
+# What peft saves whole in a model with one of its tasks, whether the model has it or not.
+HEADS_OF_PEFT = {"classifier", "score", "qa_outputs"}
+
+
 class _Kinds:
     """Tells the kind of module to which a parameter belongs, by its name."""
 
@@ -252,9 +256,12 @@ def find_reach(model: nn.Module, adapted: Mapping[str, nn.Module], kind_of: _Kin
     parameters = set(getattr(config, "target_parameters", None) or ())
     reached = [plain(name) for name in adapted]
     all_linear = _changes_all_linear(model, reached)
-    unmatched = () if isinstance(targets, str) else tuple(sorted(n for n in names if not _is_named(n, reached)))
     saved = [plain(name) for name, module in model.named_modules() if hasattr(module, "modules_to_save")]
-    unsaved = tuple(n for n in getattr(config, "modules_to_save", None) or () if not _is_named(n, saved))
+    # Names of excluded modules, and of those saved whole, are no mistake: peft writes them in place of "all-linear".
+    is_list = not isinstance(targets, str) and not getattr(config, "exclude_modules", None)
+    unmatched = tuple(sorted(n for n in names if not _is_named(n, [*reached, *saved]))) if is_list else ()
+    asked = set(getattr(config, "modules_to_save", None) or ()) - HEADS_OF_PEFT
+    unsaved = tuple(sorted(n for n in asked if not _is_named(n, saved)))
     routers = tuple(name for name in reached if kind_of(f"{name}.weight") == ROUTER)
     experts = {plain(name) for name in model_facts.expert_layers(model)}
     whole = [plain(n.rpartition(".")[0]) for n, p in model.named_parameters() if p.requires_grad]
@@ -308,6 +315,8 @@ def _tied_alone(model: nn.Module, reached: list[str], saved: list[str], kind_of:
     if not getattr(getattr(core, "config", None), "tie_word_embeddings", False):
         return
     if getattr(config, "ensure_weight_tying", False):
+        return
+    if _weight(core, "get_output_embeddings") is None:  # a classifier, whatever its configuration says
         return
     kinds = {kind_of(f"{name}.weight"): name for name in [*reached, *saved]}
     changed = [kinds[kind] for kind in (EMBEDDINGS, HEAD) if kind in kinds]

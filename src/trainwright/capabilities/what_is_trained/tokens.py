@@ -86,7 +86,8 @@ class TrainedTokens:
         yield f"tokens    {self.summary}"
         for number, parts in enumerate(self.examples):
             words = [f"{MARKS[0]}{text}{MARKS[1]}" if is_trained else text for text, is_trained in parts]
-            shown = f"row {number + 1}, [[trained]]" if number == 0 else f"row {number + 1}"
+            is_first = number == 0 and any(is_trained for parts in self.examples for _, is_trained in parts)
+            shown = f"row {number + 1}, [[trained]]" if is_first else f"row {number + 1}"
             yield f"{'':10}{shown}: {shorten(printable(' '.join(words)))}"
 
     def _repr_html_(self) -> str:
