@@ -12,7 +12,7 @@ import torch
 import yaml
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
-from transformers import BertModel
+from transformers import BertModel, CLIPConfig, CLIPModel
 
 from trainwright import EarlyStoppingCallback, HfArgumentParser, Trainer, TrainerCallback, TrainingArguments, errors
 from trainwright.cli.recipe import yaml_tree
@@ -48,6 +48,24 @@ def test_a_model_without_a_head(tmp_path: Path) -> None:
     with pytest.raises(errors.ModelError) as error:
         make_trainer(tmp_path, model=headless)
     says(error, "BertModel", "no head", "AutoModelForSequenceClassification")
+
+
+def test_a_base_model_that_computes_a_loss_of_pairs_is_trained(tmp_path: Path) -> None:
+    text = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {**text, "vocab_size": 20, "max_position_embeddings": 8, "bos_token_id": 1, "eos_token_id": 2}
+    images = {**text, "image_size": 8, "patch_size": 4}
+    torch.manual_seed(0)
+    model = CLIPModel(CLIPConfig(text_config=sizes, vision_config=images, projection_dim=8))
+    rows = [{"input_ids": [3 + i, 5, 2], "pixel_values": torch.randn(3, 8, 8).tolist()} for i in range(8)]
+
+    def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = {name: torch.tensor([one[name] for one in samples]) for name in samples[0]}
+        return {**batch, "return_loss": True}
+
+    args = TrainingArguments(tmp_path, max_steps=2, per_device_train_batch_size=4, use_cpu=True, report_to="none")
+    args.remove_unused_columns = False
+    trainer = Trainer(model, args, train_dataset=rows, data_collator=collate)
+    assert trainer.train().training_loss > 0
 
 
 @pytest.mark.parametrize(
