@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -105,3 +106,11 @@ def test_a_dataset_is_held_out_by_the_same_rule(tmp_path: Path) -> None:
     found = material(tmp_path, dataset="saved", train="train", eval_share=0.25, split_by="user")
     assert set(found.eval["user"]) & set(found.train["user"]) == set()
     assert set(found.eval["text"]) & set(found.train["text"]) == set()
+
+
+def test_cells_that_are_missing_belong_to_no_group(tmp_path: Path) -> None:
+    """Also where the first row has no such column, and where pandas wrote NaN."""
+    table = [{**row, "user": math.nan if row["n"] % 2 else f"user {row['n'] % 10}"} for row in rows()]
+    del table[0]["user"]
+    found = material(tmp_path, table, eval_share=0.25, split_by="user")
+    assert len(found.eval) == 20

@@ -262,7 +262,7 @@ def _content(cells: tuple[object, ...]) -> int | None:
 
 
 def _plain(cells: Sequence[object]) -> list[int | None]:
-    return [None if cell is None else _content((cell,)) for cell in cells]
+    return [None if cell is None or cell != cell else _content((cell,)) for cell in cells]  # NaN is no value either
 
 
 def _held_out(material: TaskSource) -> Iterator[Finding]:
@@ -385,7 +385,10 @@ def _check_columns(material: TaskSource, rows: Rows) -> None:
             cure = f" Set data.columns.{entry} to yours." if part == "columns" and not material.has(entry) else ""
             problems.append((("data", part, entry), f"data.{part}.{entry}: {said}{cure}"))
     for entry, chosen in (("split_by", recipe.data.split_by), ("stratify", recipe.data.stratify)):
-        if chosen is not None and recipe.data.eval is None and chosen not in there:
+        is_missing = chosen is not None and chosen not in there
+        if is_missing and not hasattr(rows, "column_names"):  # the first row of a JSON file need not have all
+            is_missing = not any(chosen in row for row in rows)
+        if is_missing and recipe.data.eval is None:
             said = (
                 f"there is no column {chosen!r}.{did_you_mean(chosen, there)} The columns are: {', '.join(there[:20])}."
             )
