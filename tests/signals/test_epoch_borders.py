@@ -139,3 +139,36 @@ def test_a_signal_between_epochs_loses_no_random_number(
     second = make(tmp_path / "parts", data, [], **settings)
     second.train(resume_from_checkpoint=True)
     assert not differing(weights(second.model), weights(whole.model))
+
+
+class Exclude(TrainerCallback):
+    """Excludes a sample after the first step, so that the rest of the epoch is opened again."""
+
+    def __init__(self) -> None:
+        self.trainer: Trainer | None = None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1 and self.trainer is not None:
+            self.trainer.quarantine([5])
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_signal_while_the_rest_of_an_epoch_is_opened_again(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(folder: Path, *others: TrainerCallback) -> Trainer:
+        exclude = Exclude()
+        exclude.trainer = make(folder, rows(), [exclude, *others], **WITH_WORKERS)
+        return exclude.trainer
+
+    whole = made(tmp_path / "whole")
+    whole.train()
+    with monkeypatch.context() as patch:
+        first = made(tmp_path / "parts", *once_a_worker_runs(number)(patch))
+        with pytest.raises(SystemExit):
+            first.train()
+    assert first.state.global_step == 1
+    second = made(tmp_path / "parts")
+    second.train(resume_from_checkpoint=True)
+    assert not differing(weights(second.model), weights(whole.model))

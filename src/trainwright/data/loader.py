@@ -217,7 +217,7 @@ class Loader:
         self._keeps_pace = True
         self._now = None
         # Opening draws the seeds of sampler and workers in this process, even if fetching draws nothing.
-        self._before_opening = None if resumes else self._random_state()
+        self._before_opening = self._random_state()
         with started_in_epoch(self.dataloader, epoch):
             batches: Iterator[Any] = self._fetch_from(skip_batches, resumes=resumes)
         return batches if self._copies is None else map(self._copies.send, batches)
