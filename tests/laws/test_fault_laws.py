@@ -26,6 +26,7 @@ NOT_HERE = {
     "loss_question": "tests/laws/test_loss_laws.py",
     "recorded_values": "tests/capabilities/recorded_values",
     "lost_updates": "tests/capabilities/lost_updates",
+    "what_is_trained": "tests/capabilities/what_is_trained",
     "slow_ranks": "tests/capabilities/slow_ranks",
 }
 ENTRIES = "laws/test_hostile_entry_laws.py::test_a_wrong_value_in_any_place_is_named_or_does_no_harm"
@@ -55,6 +56,7 @@ HANGS = {
     "recorded_metrics": "counts in the process that trains",
     "recorded_values": f"{VALUES}::test_a_pipe_is_not_waited_for",
     "lost_updates": "counts in the process that trains",
+    "what_is_trained": "reads the first batch of the process that trains",
     "slow_ranks": "measures with the messages of a log",
 }
 # Capability -> the test with files of a stranger, or why it reads none.
@@ -76,6 +78,7 @@ HOSTILE = {
     "quarantine": "capabilities/quarantine/test_quarantine.py::test_a_line_that_no_run_writes_is_named",
     "recorded_metrics": ENTRIES,
     "recorded_values": f"{VALUES}::test_a_wrong_value_in_any_place_is_an_error_or_a_difference",
+    "what_is_trained": "keeps no state",
     "lost_updates": "capabilities/lost_updates/test_lost_updates.py::test_a_strangers_state_begins_at_zero",
     "slow_ranks": "keeps no state",
 }

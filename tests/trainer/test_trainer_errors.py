@@ -106,10 +106,11 @@ def test_samples_without_labels(tmp_path: Path) -> None:
     ("kind", "cure"), [(models.bert, "'labels'"), (models.llama, "DataCollatorForLanguageModeling")]
 )
 def test_samples_without_labels_for_a_model_of_transformers(kind: Any, cure: str, tmp_path: Path) -> None:
+    """Their first batch tells, before any forward pass."""
     unlabelled = [{"input_ids": item["input_ids"]} for item in data.texts(8)]
-    with pytest.raises(errors.ModelError) as error:
+    with pytest.raises(errors.DataError) as error:
         make_trainer(tmp_path, model=kind(), train_dataset=unlabelled).train()
-    says(error, "returned no loss", "logits", "It was given input_ids", cure)
+    says(error, "No label in the first batch (input_ids)", cure)
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------

@@ -759,12 +759,10 @@ import json, os, subprocess, sys, time
 folder, kind = sys.argv[1:]
 
 def hold():
-    if os.fork() == 0:
-        open(os.path.join(folder, f"holder-{os.getpid()}"), "w").close()
+    if (child := os.fork()) == 0:
         time.sleep(1000)
         os._exit(0)
-    while not any(name.startswith("holder-") for name in os.listdir(folder)):
-        time.sleep(0.01)
+    open(os.path.join(folder, f"holder-{child}"), "w").close()
 
 if kind == "never ready":
     hold()

@@ -239,19 +239,23 @@ def _parted(material: TaskSource, rows: Rows) -> tuple[Rows, Rows]:
 
 def _contents(rows: Rows, names: Sequence[str]) -> list[int | None]:
     """Returns for each row what tells equal ones; None for rows without a content of their own, such as images."""
-    there = [name for name in names if not hasattr(rows, "column_names") or _is_plain(rows, name)]
+    has_columns = hasattr(rows, "column_names")
+    named = rows.column_names if has_columns else list(rows[0]) if len(rows) else []
+    wanted = [one for name in names for one in (_within(name, named) if is_range(name) else [name])]
+    there = [name for name in wanted if name in named and (not has_columns or _is_plain(rows, name))]
     columns = [_cells(rows, name) for name in there if len(rows)]
     return [_content(cells) for cells in zip(*columns, strict=True)] if columns else [None] * len(rows)
 
 
 def _is_plain(rows: Rows, name: str) -> bool:
     """Returns True for a column of a dataset with texts, numbers or lists of them, which are read without decoding."""
-    return name in rows.column_names and type(rows.features[name]).__name__ in (
-        "Value",
-        "ClassLabel",
-        "List",
-        "Sequence",
-    )
+    return type(rows.features[name]).__name__ in ("Value", "ClassLabel", "List", "Sequence")
+
+
+def _within(name: str, columns: Sequence[str]) -> list[str]:
+    """Returns the columns that a range means."""
+    first, _, last = name.partition("-")
+    return [one for one in columns if one.isdigit() and int(first) <= int(one) <= int(last)]
 
 
 def _content(cells: tuple[object, ...]) -> int | None:
