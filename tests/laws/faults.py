@@ -109,8 +109,10 @@ class Strikes(TrainerCallback):
 
 
 def records_of(trainer: Any) -> list[Any]:
+    """What a run recorded, in the order of steps: an evaluation beside the training comes when it is ready."""
     entries = [entry for entry in trainer.state.log_history if "train_loss" not in entry]
     timeless = [{key: entry[key] for key in sorted(entry) if not key.endswith(CLOCKS)} for entry in entries]
+    timeless.sort(key=lambda entry: (entry["step"], *entry))
     path = Path(trainer.args.output_dir) / "ledger.parquet"
     if path.is_file():
         import pyarrow.parquet

@@ -76,12 +76,12 @@ class AdamWBF16(Optimizer):
         weight_decay: float = 0.01,
         *,
         rounding: Rounding = "kahan",
-        moments: torch.dtype = torch.bfloat16,
+        moments: torch.dtype | Literal["bfloat16", "float32"] = torch.bfloat16,
         seed: int = 0,
     ) -> None:
         self._rounding = rounding
         self.bf16_stochastic_round = rounding == "stochastic"  # torchao's name for it
-        self._moments = moments
+        self._moments: torch.dtype = getattr(torch, moments) if isinstance(moments, str) else moments
         self._seed = seed
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 

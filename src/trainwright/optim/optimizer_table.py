@@ -77,13 +77,6 @@ def dtype(text: str) -> torch.dtype:
     return value
 
 
-def moment_dtype(text: str) -> torch.dtype:
-    """Converts the name of a type in which means of gradients and of their squares keep their range."""
-    if text not in ("bfloat16", "float32"):
-        raise ValueError("bfloat16 or float32")
-    return dtype(text)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
     """Class of one optimizer and its arguments; every class gets `lr`."""
@@ -253,7 +246,8 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
         path="trainwright.optim.adamw_bf16:AdamWBF16",
         adam="always",
         seeded=True,
-        options=_options(one_of("kahan", "stochastic"), rounding="kahan") | _options(moment_dtype, moments="bfloat16"),
+        options=_options(one_of("kahan", "stochastic"), rounding="kahan")
+        | _options(one_of("bfloat16", "float32"), moments="bfloat16"),
     ),
     # bitsandbytes
     **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), _bnb("AdamW", bits=8, paged=False, adam="always")),

@@ -240,7 +240,8 @@ def _parted(material: TaskSource, rows: Rows) -> tuple[Rows, Rows]:
 def _contents(rows: Rows, names: Sequence[str]) -> list[int | None]:
     """Returns for each row what tells equal ones; None for rows without a content of their own, such as images."""
     has_columns = hasattr(rows, "column_names")
-    named = rows.column_names if has_columns else list(rows[0]) if len(rows) else []
+    first = rows[0] if len(rows) and not has_columns else {}
+    named = rows.column_names if has_columns else list(first)
     wanted = [one for name in names for one in (_within(name, named) if is_range(name) else [name])]
     there = [name for name in wanted if name in named and (not has_columns or _is_plain(rows, name))]
     columns = [_cells(rows, name) for name in there if len(rows)]
