@@ -70,7 +70,15 @@ def test_an_unchanged_state_is_resumed_without_a_word(run: Path, caplog: pytest.
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"optim": "rmsprop"}, {"optim": "sgd", "optim_args": "momentum=0.9"}], ids=str
+    "settings",
+    [
+        {},
+        {"optim": "rmsprop"},
+        {"optim": "sgd", "optim_args": "momentum=0.9"},
+        {"optim": "adamw_bf16"},
+        {"optim": "muon"},
+    ],
+    ids=str,
 )
 def test_a_state_that_was_emptied_is_refused(
     settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -145,6 +145,13 @@ def test_a_loaded_state_takes_the_form_of_the_settings(rounding: Any, moments: t
     assert states == [{"step": torch.float32, "exp_avg": moments, "exp_avg_sq": moments, **kinds}] * 2
 
 
+def test_sparse_gradients_are_refused() -> None:
+    table = nn.Embedding(4, 2, sparse=True, dtype=torch.bfloat16)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ArgumentError, match="dense gradients"):
+        AdamWBF16(table.parameters()).step()
+
+
 # -- through the trainer -----------------------------------------------------------------------------------------------
 
 

@@ -109,6 +109,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[pytest.MonkeyPatch], list[Train
     "epoch begins, workers": (WITH_WORKERS, in_event("on_epoch_begin")),
     "open": ({}, once_the_data_is_open),
     "open, workers": (WITH_WORKERS, once_the_data_is_open),
+    "open, persistent workers": (
+        {**WITH_WORKERS, "dataloader_persistent_workers": True},
+        once_the_data_is_open,
+    ),
     "first worker runs": (WITH_WORKERS, once_a_worker_runs(3)),
     "second worker runs": (WITH_WORKERS, once_a_worker_runs(4)),
     "worker runs, seeded samples": ({**WITH_WORKERS, "seed_samples": True}, once_a_worker_runs(3)),

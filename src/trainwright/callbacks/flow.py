@@ -24,6 +24,12 @@ def _is_due(step: int, interval: float | None) -> bool:
     return interval is not None and interval != 0 and step % interval == 0
 
 
+def is_log_due(args: Arguments, state: TrainerState, step: int) -> bool:
+    """Returns whether a step is logged by its number; epochs, callbacks and the end of a run log too."""
+    is_first = step == 1 and args.logging_first_step
+    return is_first or (args.logging_strategy == "steps" and _is_due(step, state.logging_steps))
+
+
 class DefaultFlowCallback(TrainerCallback, original="transformers.trainer_callback"):
     """The usual schedule of a run: logs, evaluates and saves by steps, by epochs or not at all.
 
@@ -33,10 +39,9 @@ class DefaultFlowCallback(TrainerCallback, original="transformers.trainer_callba
     def on_step_end(self, args: Arguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> Flags:
         step = state.global_step
         is_last = state.global_step >= state.max_steps
-        is_first_log = step == 1 and args.logging_first_step
         evaluates = args.eval_strategy == "steps" and (args.eval_delay or 0) <= step
         saves = is_last or _is_due(step, max(state.save_steps or 0, 0))
-        control.should_log |= is_first_log or (args.logging_strategy == "steps" and _is_due(step, state.logging_steps))
+        control.should_log |= is_log_due(args, state, step)
         control.should_evaluate |= evaluates and (is_last or _is_due(step, state.eval_steps))
         control.should_save |= args.save_strategy == "steps" and saves
         control.should_training_stop |= is_last

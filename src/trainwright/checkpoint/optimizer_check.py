@@ -30,6 +30,7 @@ KNOWN = (
     "bitsandbytes.",
     "torch.optim.",
     "torchao.",
+    "trainwright.optim.adamw_bf16.",
     "trainwright.optim.own_optimizers.Muon",
     "transformers.optimization.Adafactor",
 )

@@ -31,8 +31,8 @@ from trainwright.support.model_facts import TEXT_LABELS
 
 PADDING_CURE = (
     "Their input_ids differ in length. Pad them with processing_class=tokenizer (it needs a pad token) or in a "
-    "data_collator. Labels of the same length need DataCollatorForSeq2Seq or DataCollatorForTokenClassification, "
-    "which pad them too."
+    "data_collator. If there is a label for each token, DataCollatorForSeq2Seq or DataCollatorForTokenClassification "
+    "pads both."
 )
 MOST_NAMED = 16  # indices of a batch that a message lists at most
 Name: TypeAlias = "Callable[[Any], str]"  # sample number -> sample name

@@ -34,6 +34,7 @@ from torch.optim import Optimizer
 
 from trainwright.errors import ArgumentError
 from trainwright.optim.parameter_groups import Group
+from trainwright.support.tensor_tree import local_part
 
 Rounding = Literal["kahan", "stochastic"]
 # The lower 16 bits of a weight, in the state of its parameter: processes cannot exchange integers of 16 bits.
@@ -66,6 +67,8 @@ class AdamWBF16(Optimizer):
     Raises:
         ArgumentError: a parameter is neither in bfloat16 nor in float32 or float64.
     """
+
+    keeps_small_updates = True  # read by `support.optimizer_facts`
 
     def __init__(
         self,
@@ -119,8 +122,13 @@ class AdamWBF16(Optimizer):
         is_low = parameter.dtype == torch.bfloat16
         noise = self._noise(parameter.device, step, number) if is_low else None
         assert parameter.grad is not None
-        whole = [_local(one) for one in (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"])]
-        whole += [_local(state[name]) for name in REST if name in state]
+        if parameter.grad.is_sparse:
+            raise ArgumentError(
+                "optim='adamw_bf16' takes dense gradients, and an embedding with sparse=True has others. Set "
+                "sparse=False, or choose optim='sgd' or 'adagrad'."
+            )
+        whole = [local_part(one) for one in (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"])]
+        whole += [local_part(state[name]) for name in REST if name in state]
         # What is computed in float32 takes ten times the memory of a piece, and an embedding may be a tenth of a model.
         is_flat = all(one.is_contiguous() for one in whole)
         pieces = zip(*(torch.split(one.view(-1), PIECE) for one in whole), strict=True) if is_flat else (tuple(whole),)
@@ -152,9 +160,7 @@ class AdamWBF16(Optimizer):
     def _noise(self, device: torch.device, step: int, number: int) -> torch.Generator:
         """Returns the random numbers of a parameter in a step."""
         generator = torch.Generator(device)
-        generator.manual_seed(
-            hash((self._seed, step, number)) & 0x7FFFFFFFFFFFFFFF
-        )  # of whole numbers: always the same
+        generator.manual_seed(((self._seed * PRIME + step) * PRIME + number) % (1 << 63))
         return generator
 
     def load_state_dict(self, state_dict: Group) -> None:
@@ -184,12 +190,6 @@ class AdamWBF16(Optimizer):
     def _parameters(self) -> Iterator[Tensor]:
         for group in self.param_groups:
             yield from group["params"]
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Returns this process's part of a tensor, which shares its memory."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part
 
 
 def _join(weight: Tensor, *rest: Tensor) -> Tensor:

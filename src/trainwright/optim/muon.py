@@ -29,6 +29,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 from trainwright.optim.parameter_groups import Group
+from trainwright.support.tensor_tree import local_part
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # quintic polynomial; Jordan et al., 2024
 EPS = 1e-7  # the smallest norm by which a matrix is divided
@@ -101,8 +102,8 @@ class MatrixMuon(Optimizer):
                 state = self.state[parameter]
                 if "momentum_buffer" not in state:
                     state["momentum_buffer"] = torch.zeros_like(parameter.grad, memory_format=torch.preserve_format)
-                gradient = local(parameter.grad)
-                average = local(state["momentum_buffer"])
+                gradient = local_part(parameter.grad)
+                average = local_part(state["momentum_buffer"])
                 average.lerp_(gradient, 1 - group["momentum"])
                 part = gradient.lerp(average, group["momentum"]) if group["nesterov"] else average
                 yield Update(parameter, part, group)
@@ -158,7 +159,7 @@ class Update:
 
     def apply(self, direction: torch.Tensor) -> None:
         """Moves the part of this process along its part of the direction."""
-        own = local(self.parameter)
+        own = local_part(self.parameter)
         rates = self._rates()
         if isinstance(rates, torch.Tensor):
             assert SECTIONS in self.group
@@ -181,7 +182,7 @@ class Update:
         step = torch.zeros_like(whole)
         self._move(step, self.direction_of(whole), self._rates(), decay=False)
         alike = DTensor.from_local(step, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        own = local(parameter)
+        own = local_part(parameter)
         own.mul_(1 - self.group["lr"] * self.group["weight_decay"])
         own.add_(alike.redistribute(mesh, parameter.placements).to_local().to(own.device))
 
@@ -323,9 +324,3 @@ def adjusted_rate(rate: float, rule: str, shape: Sequence[int]) -> float:
     if rule == "match_rms_adamw":
         return rate * (0.2 * math.sqrt(max(rows, columns)))
     return rate * math.sqrt(max(1, rows / columns))
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the part that this process has, in the same memory."""
-    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return part

@@ -24,6 +24,7 @@ from trainwright.preflight.check_registry import CheckFacts, check
 from trainwright.support import model_facts
 from trainwright.support.findings import Finding, error, note, some, warning
 from trainwright.support.host import available_bytes
+from trainwright.support.optimizer_facts import keeps_small_updates
 from trainwright.support.tensor_tree import storage_place
 from trainwright.support.units import count_text, duration_text, size_text
 
@@ -222,13 +223,10 @@ def hub_token(facts: CheckFacts) -> Iterator[Finding]:
         yield error("No token is set, and push_to_hub=True needs one.", cure)
 
 
-MAKES_UP = ("adamw_bf16",)  # optimizers by name that make up for the rounding of bf16
-
-
 def _updated_in_place(facts: CheckFacts, dtype: torch.dtype) -> int:
-    """Returns the number of weights of a type that the optimizer itself updates, without making up for rounding."""
+    """Returns the number of weights of a type that the optimizer updates, and whose small updates are lost."""
     optimizer = facts.optimizer
-    if optimizer is None or word(facts.args.optim) in MAKES_UP or optimizer.defaults.get("kahan_sum"):
+    if optimizer is None or keeps_small_updates(optimizer):
         return 0
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     own = {id(parameter) for parameter in facts.model.parameters()}

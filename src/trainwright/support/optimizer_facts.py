@@ -1,4 +1,4 @@
-"""What an optimizer updates: the tensors that it refers to, and whether a model's parameters are among them."""
+"""Facts about an optimizer: which tensors it updates, and whether updates of 16-bit weights round to nothing."""
 
 from __future__ import annotations
 
@@ -72,3 +72,15 @@ def may_train(held: Iterable[torch.Tensor], shown: Iterable[torch.Tensor], train
     # Copies in fp32 of a model in half precision are copied back by whoever made them.
     is_half = any(parameter.dtype in (torch.float16, torch.bfloat16) for parameter in trained)
     return is_half and all(parameter.dtype == torch.float32 for parameter in shown)
+
+
+def keeps_small_updates(optimizer: Optimizer) -> bool:
+    """Returns whether an optimizer keeps the part of an update that a 16-bit weight cannot hold, or rounds by chance.
+
+    Ours and torchao's have attributes that say so; optimi's and torchdistx's have settings: Kahan summation, which is
+    optimi's default for such weights.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)
+    defaults = getattr(inner, "defaults", {})
+    has_kahan = defaults.get("kahan_sum", False) is not False or defaults.get("use_kahan_summation", False)
+    return bool(has_kahan or getattr(inner, "bf16_stochastic_round", False) or hasattr(inner, "keeps_small_updates"))

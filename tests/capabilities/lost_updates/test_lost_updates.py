@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,9 @@ from torch import nn
 
 from trainwright import TrainingArguments
 from trainwright.capabilities.lost_updates.extension import LostUpdates, sample
+from trainwright.optim.adamw_bf16 import AdamWBF16
+from trainwright.state.trainer_state import TrainerState
+from trainwright.support.optimizer_facts import keeps_small_updates
 
 from ..._support.small import StopAt
 from ...optim_all.table import Net, Row, make_trainer
@@ -33,7 +38,7 @@ def test_a_small_rate_loses_most_updates_and_says_so_once(tmp_path: Path, caplog
     found = shares(trainer)
     assert len(found) == trainer.state.global_step
     assert min(found) > 0.5
-    assert caplog.text.count("that share of the weights did not move") == 1
+    assert caplog.text.count("this share of the weights did not move") == 1
     assert "optim='adamw_bf16'" in caplog.text
 
 
@@ -110,3 +115,50 @@ def test_a_strangers_state_begins_at_zero(counts: Any, tmp_path: Path) -> None:
     meter = LostUpdates(TrainingArguments(tmp_path, use_cpu=True))
     meter.load_state_dict({"counts": counts})
     assert meter.log() == {}
+
+
+class Facts:
+    """What an extension reads of a run and of a step: the first one, of weights that no update moves."""
+
+    def __init__(self) -> None:
+        weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        weight.grad = torch.ones_like(weight)
+        self.optimizer = torch.optim.SGD([weight], lr=1e-9)
+        self.step = 1
+        self.progress = SimpleNamespace(state=TrainerState(global_step=1, logging_steps=1))
+
+
+def test_a_step_that_is_refused_late_does_not_count(tmp_path: Path) -> None:
+    """On a GPU the run learns of it after the step, from the optimizer's flag; its weights have not moved."""
+    meter = LostUpdates(TrainingArguments(tmp_path, use_cpu=True))
+    facts: Any = Facts()
+    shares = []
+    for is_refused in (False, True):
+        meter.begin(facts)
+        meter.decide(facts)
+        meter.after_step(facts)
+        if is_refused:
+            meter.refused(1)
+        shares.append(meter.log())
+    assert shares == [{"lost_updates": 1.0}, {}]
+
+
+@pytest.mark.parametrize(
+    ("make", "keeps"),
+    [
+        (torch.optim.AdamW, False),
+        (AdamWBF16, True),
+        (partial(AdamWBF16, rounding="stochastic"), True),
+        ("optimi.AdamW", True),
+        (("optimi.AdamW", {"kahan_sum": False}), False),
+        ("torchao.optim.AdamW8bit", False),
+        (("torchao.optim.AdamW8bit", {"bf16_stochastic_round": True}), True),
+    ],
+    ids=["torch", "ours", "ours by chance", "optimi", "optimi without", "torchao", "torchao by chance"],
+)
+def test_optimizers_that_keep_small_updates_are_known(make: Any, keeps: bool) -> None:
+    path, settings = make if isinstance(make, tuple) else (make, {})
+    if isinstance(path, str):
+        module, _, name = path.rpartition(".")
+        make = partial(getattr(pytest.importorskip(module), name), **settings)
+    assert keeps_small_updates(make([nn.Parameter(torch.ones(2))], lr=1e-3)) is keeps

@@ -17,6 +17,7 @@ from trainwright._types import StateDict
 from trainwright.errors import ModelError
 from trainwright.loop.extension import Extension, Run
 from trainwright.support.model_facts import expert_layers, num_experts
+from trainwright.support.tensor_tree import local_part
 
 Counts = dict[str, torch.Tensor]  # name of a layer -> tokens of each expert, and in the last place of none
 
@@ -174,5 +175,4 @@ def _whole_numbers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[to
     """Yields the inputs of a layer of experts that are whole numbers, flat: the first are the ids of experts."""
     for one in (*args, *kwargs.values()):
         if isinstance(one, torch.Tensor) and not one.is_floating_point():
-            local: torch.Tensor = one.to_local() if hasattr(one, "to_local") else one
-            yield local.detach().flatten()
+            yield local_part(one).flatten()

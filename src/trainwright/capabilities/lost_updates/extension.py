@@ -5,9 +5,9 @@ neighbours of a weight of 0.02 in bfloat16 are 0.00012 away, and AdamW moves it 
 1e-5 nearly all updates are lost.
 
 The share is that of a sample: up to 2,048 weights of each of up to 32 parameters, before and after the update of a step
-that is logged, or of each tenth step if logs have no rhythm of steps. Weights with a gradient of zero do not count. The
-counts stay on the device until the log, which waits for the loss anyway. In a run of several processes the share is
-that of the weights of the first one.
+that is logged, or of each tenth step if logs do not come by steps. Weights with a gradient of zero do not count. The
+counts stay on the device until the log, which waits for the loss anyway. With several processes, each measures its own
+weights, and the log is that of the first.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from typing import Any, NamedTuple
 import torch
 
 from trainwright._types import Optimizer, StateDict, is_count
+from trainwright.callbacks.flow import is_log_due
 from trainwright.loop.extension import Decision, Extension, Run, StepFacts
+from trainwright.support.optimizer_facts import keeps_small_updates
+from trainwright.support.tensor_tree import local_part
 
 logger = logging.getLogger(__name__)
 
 LOW = (torch.bfloat16, torch.float16)
 MOST_PARAMETERS = 32
-MOST_WEIGHTS = 2048  # of a parameter
-EVERY = 10  # steps, where logs have no rhythm
+MOST_WEIGHTS = 2048  # for each parameter
+EVERY = 10  # steps, if logs do not come by steps
 WARNS_FROM = 0.5
-MOST = 1 << 60  # of a count in a checkpoint
-# What the states of optimizers that keep the lost part are called: ours, torchao's and optimi's.
-KEEPING = ("rest", "kahan", "compensation")
+MOST = 1 << 60  # highest count accepted from a checkpoint
 
 
 class Before(NamedTuple):
@@ -38,7 +39,7 @@ class Before(NamedTuple):
 
     parameter: torch.Tensor
     values: torch.Tensor
-    counts: torch.Tensor  # True where the gradient is not zero
+    counts: torch.Tensor  # True if the gradient is not zero
 
 
 class LostUpdates(Extension):
@@ -49,57 +50,69 @@ class LostUpdates(Extension):
     """
 
     name = "lost_updates"
-    order = 90  # after those that may refuse the step
+    order = 90  # after the extensions that may refuse the step
 
     def __init__(self, args: Any) -> None:
         self._args = args
         self._run: Run | None = None
         self._before: list[Before] = []
-        self._optimizer: Optimizer | None = None  # which updates the sample
-        self._counts: torch.Tensor | None = None  # lost, and all: on the device, since the last log
+        # Counts of lost and of all updates, on the device: since the last log, and of the last step that was measured.
+        self._counts: torch.Tensor | None = None
+        self._newest: tuple[int, torch.Tensor] | None = None
         self._is_told = False
 
     def open(self, run: Run) -> None:
         """Begins at zero."""
         self._counts = None
+        self._newest = None
         self._is_told = False
 
     def begin(self, run: Run) -> None:
-        """Keeps the run, which knows the rhythm of its logs."""
+        """Keeps the run, which knows when it logs."""
         self._run = run
 
     def decide(self, facts: StepFacts) -> Decision:
         """Keeps a sample of the weights that are about to be updated."""
-        self._optimizer = facts.optimizer
-        self._before = [*sample(facts.optimizer)] if self._is_due(facts.step) and has_rates(facts.optimizer) else []
+        optimizer = facts.optimizer
+        is_measured = self._is_due(facts.step) and has_rates(optimizer) and not keeps_small_updates(optimizer)
+        self._before = [*sample(optimizer)] if is_measured else []
         return Decision.APPLY
 
     def _is_due(self, step: int) -> bool:
         assert self._run is not None
-        if str(getattr(self._args.logging_strategy, "value", self._args.logging_strategy)) != "steps":
-            return step % EVERY == 0
-        rhythm = self._run.progress.state.logging_steps
-        return step % max(int(rhythm), 1) == 0 or (step == 1 and bool(self._args.logging_first_step))
+        if self._args.logging_strategy != "steps" and step % EVERY == 0:
+            return True
+        return is_log_due(self._args, self._run.progress.state, step)
 
     def after_step(self, run: Run) -> None:
-        """Compares the sample with the weights that are there now."""
+        """Compares the sample with the updated weights."""
         before = self._before
         self._before = []
-        if not before or self._optimizer is None or keeps_the_rest(self._optimizer):
+        if not before:
             return
+        self._add_newest()
         counted = []
         for parameter, values, counts in before:
             is_lost = (sampled(parameter) == values) & counts
-            counted.append(torch.stack([is_lost.sum(), counts.sum()]))
-        found = torch.stack([one.to(counted[0].device) for one in counted]).sum(0)
-        self._counts = found if self._counts is None else self._counts.to(found.device) + found
+            counted.append(torch.stack([is_lost.sum(), counts.sum()]).to(before[0].values.device))
+        self._newest = run.progress.state.global_step, torch.stack(counted).sum(0)
 
     def refused(self, step: int) -> None:
-        """Forgets the sample of a step without an update."""
+        """Forgets a step without an update; on a GPU a run learns of it one step later."""
         self._before = []
+        if self._newest is not None and self._newest[0] == step:
+            self._newest = None
+
+    def _add_newest(self) -> None:
+        """Adds the counts of the last measured step, which was made."""
+        if self._newest is not None:
+            counts = self._newest[1]
+            self._counts = counts if self._counts is None else self._counts.to(counts.device) + counts
+            self._newest = None
 
     def log(self) -> dict[str, float]:
-        """Returns the share since the last log, and warns of a large one."""
+        """Returns the share since the last log, and warns once if it is large."""
+        self._add_newest()
         lost, total = (0, 0) if self._counts is None else self._counts.tolist()
         self._counts = None
         if not total:
@@ -108,7 +121,7 @@ class LostUpdates(Extension):
         if share >= WARNS_FROM and not self._is_told:
             self._is_told = True
             logger.warning(
-                "lost_updates=%.2f: that share of the weights did not move, because their updates are smaller than "
+                "lost_updates=%.2f: this share of the weights did not move, because their updates are smaller than "
                 "half of their last bit. Set optim='adamw_bf16', which keeps what the weights cannot hold, or load the "
                 "model with dtype=torch.float32 and set bf16=True.",
                 share,
@@ -116,7 +129,8 @@ class LostUpdates(Extension):
         return {"lost_updates": share}
 
     def state_dict(self) -> StateDict:
-        """Returns the counts since the last log."""
+        """Returns the counts since the last log; `settle` came before."""
+        self._add_newest()
         return {} if self._counts is None else {"counts": self._counts.tolist()}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -128,7 +142,6 @@ class LostUpdates(Extension):
     def close(self) -> None:
         """Releases the run and the weights."""
         self._run = None
-        self._optimizer = None
         self._before = []
 
 
@@ -138,14 +151,8 @@ def is_low(tensor: torch.Tensor) -> bool:
 
 
 def has_rates(optimizer: Optimizer) -> bool:
-    """Returns False where all learning rates are zero, as in the first step of a warm-up: no weight is to move."""
+    """Returns False if all learning rates are zero, as in the first step of a warm-up: no weight is to move."""
     return any(group["lr"] for group in optimizer.param_groups)
-
-
-def keeps_the_rest(optimizer: Optimizer) -> bool:
-    """Returns True if an optimizer keeps what weights cannot hold, or rounds by chance; asked after a step."""
-    names = {name for state in [*optimizer.state.values()][:1] for name in state}
-    return getattr(optimizer, "bf16_stochastic_round", False) or any(word in name for name in names for word in KEEPING)
 
 
 def sample(optimizer: Optimizer) -> Iterator[Before]:
@@ -157,9 +164,7 @@ def sample(optimizer: Optimizer) -> Iterator[Before]:
             yield Before(parameter, sampled(parameter).clone(), sampled(parameter.grad) != 0)
 
 
-@torch.no_grad()
 def sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns some numbers of a tensor, or of the part of it that this process has: a view where its layout allows."""
-    part = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    flat = part.detach().reshape(-1)
+    """Returns evenly spaced numbers of a tensor, or of this process's part of it; a view if its layout allows."""
+    flat = local_part(tensor).reshape(-1)
     return flat[:: -(-flat.numel() // MOST_WEIGHTS) or 1]
