@@ -84,6 +84,7 @@ def display_of(notebook: Kernel, code: str) -> Output:
     return display
 
 
+@pytest.mark.more  # `make test` has no kernel of notebooks
 @pytest.mark.process
 def test_each_run_has_one_display_with_steps_losses_and_metrics_by_set(notebook: Kernel) -> None:
     cell = notebook.run("one = trainer()\none.train()")
@@ -105,6 +106,7 @@ def test_each_run_has_one_display_with_steps_losses_and_metrics_by_set(notebook:
     assert Tables(display.html).rows[0][-1] == "validation", "the first display stays as it was"
 
 
+@pytest.mark.more  # `make test` has no kernel of notebooks
 @pytest.mark.process
 def test_a_resume_shows_the_rows_of_the_run_before_it_once(notebook: Kernel) -> None:
     how = "{'save_strategy': 'steps', 'save_steps': 4}"
@@ -118,6 +120,7 @@ def test_a_resume_shows_the_rows_of_the_run_before_it_once(notebook: Kernel) -> 
         assert "finished · step 12/12" in display.text
 
 
+@pytest.mark.more  # `make test` has no kernel of notebooks
 @pytest.mark.process
 def test_evaluations_and_predictions_alone_show_their_metrics(notebook: Kernel) -> None:
     shown = display_of(notebook, "_ = trainer(eval_dataset=items).evaluate()")
@@ -130,6 +133,7 @@ def test_evaluations_and_predictions_alone_show_their_metrics(notebook: Kernel) 
     assert ["label_ids", "int64 of shape (8,)"] in Tables(result.html).rows
 
 
+@pytest.mark.more  # `make test` has no kernel of notebooks
 @pytest.mark.process
 def test_an_error_and_a_kernel_interrupt_leave_a_display_that_says_so(notebook: Kernel) -> None:
     cell = notebook.run("trainer(callbacks=[Then(6, lambda: 1 / 0)]).train()")
@@ -149,6 +153,7 @@ def test_an_error_and_a_kernel_interrupt_leave_a_display_that_says_so(notebook: 
     assert display_of(notebook, "_ = trainer().train()").text.startswith("finished"), "and trains again"
 
 
+@pytest.mark.more  # `make test` has no kernel of notebooks
 @pytest.mark.process
 def test_disable_tqdm_and_log_level_error_show_no_display(notebook: Kernel) -> None:
     cell = notebook.run("_ = trainer(disable_tqdm=True).train()")
@@ -158,6 +163,7 @@ def test_disable_tqdm_and_log_level_error_show_no_display(notebook: Kernel) -> N
     assert not cell.of("display")
 
 
+@pytest.mark.more  # `make test` has no kernel of notebooks
 @pytest.mark.process
 def test_arguments_and_check_show_tables(notebook: Kernel) -> None:
     [shown] = notebook.run("one = trainer()\none.args").of("result")

@@ -219,6 +219,7 @@ TRL = {
 }
 
 
+@pytest.mark.more  # `make test` has no TRL
 @pytest.mark.process
 @pytest.mark.framework
 @pytest.mark.timeout(300)
