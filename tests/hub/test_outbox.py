@@ -25,6 +25,7 @@ def test_putting_in_while_another_thread_empties_it(tmp_path: Path, caplog: pyte
                 upload = outbox.put(Ticket(repo="me/model", step=step), linked={source.name: source})
                 sent.append(lane.submit(outbox.remove, [upload]))
                 outbox.waiting()
+                outbox.size()
             for one in sent:
                 one.result()
     finally:

@@ -40,10 +40,10 @@ class DefaultFlowCallback(TrainerCallback, original="transformers.trainer_callba
         step = state.global_step
         is_last = state.global_step >= state.max_steps
         evaluates = args.eval_strategy == "steps" and (args.eval_delay or 0) <= step
-        saves = is_last or _is_due(step, max(state.save_steps or 0, 0))
+        saves = args.save_strategy == "steps" and (is_last or _is_due(step, max(state.save_steps or 0, 0)))
         control.should_log |= is_log_due(args, state, step)
         control.should_evaluate |= evaluates and (is_last or _is_due(step, state.eval_steps))
-        control.should_save |= args.save_strategy == "steps" and saves
+        control.should_save |= saves
         control.should_training_stop |= is_last
         return control
 

@@ -197,6 +197,15 @@ class Outbox:
                     logger.warning("%s cannot be read as an upload and is not touched: %s", self.folder / name, error)
         return found
 
+    def size(self) -> int:
+        """Returns the bytes of all files in the outbox; those that are sent and removed meanwhile may be missing."""
+        size = 0
+        for place, _, names in os.walk(self.folder):
+            for name in names:
+                with suppress(FileNotFoundError):
+                    size += os.lstat(os.path.join(place, name)).st_size
+        return size
+
     def _read(self, name: RelativeName) -> Ticket:
         """Returns the ticket of an upload; OSError if it is, or has, a link: its target would be published."""
         ticket = Ticket.parse(parse_json(self._root.read(_name(name, TICKET_NAME), max_bytes=TICKET_BYTES)))

@@ -369,9 +369,7 @@ class Uploader:
 
     def _wait(self, unless: Callable[[], bool]) -> bool:
         """Waits for the uploads under way, for as long as a slow line needs; those that hang stay in the outbox."""
-        files = (path for upload in self._outbox.waiting() for path in upload.root.rglob("*"))
-        size = sum(path.stat().st_size for path in files if path.is_file())
-        limit_s = END_LIMIT_S + size / SLOW_BYTES_PER_S
+        limit_s = END_LIMIT_S + self._outbox.size() / SLOW_BYTES_PER_S
         is_done = self.progress.wait_until_done(unless=unless, seconds=limit_s)
         if not is_done and not unless():
             logger.warning("The Hub has not answered for %s: its uploads are left.", duration_text(limit_s))
