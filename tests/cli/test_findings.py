@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.tasks.source import load
 from trainwright.errors import RecipeError
+from trainwright.hub.model_card import CardContent, body, found_in_run
+from trainwright.journal.record import read
+from trainwright.report.run_page import write_report
 from trainwright.support.findings import Finding
 
 from .commands import SMALL, call, done, small
@@ -246,3 +250,27 @@ def test_a_tokenizer_for_tags_learns_the_words(tmp_path: Path) -> None:
     report = json.loads(done("check", "config.yaml", "--json"))
     (held,) = (one for one in report["findings"] if one["check"] == "held_out")
     assert "['word" in held["evidence"]
+
+
+def test_a_leak_is_said_wherever_the_metric_is(tmp_path: Path) -> None:
+    """A score on training rows says nothing, long after the line that said so has scrolled away."""
+    small(tmp_path)
+    rows = (tmp_path / "table.csv").read_text().splitlines()
+    (tmp_path / "eval.csv").write_text("\n".join([*rows[:9], "a film of its own,yes"]) + "\n")
+    config = tmp_path / "config.yaml"
+    config.write_text(SMALL.replace("eval_share: 0.25", "eval: eval.csv"))
+    result = json.loads(done("train", str(config), "--json"))
+    (found,) = result["findings"]
+    assert found["check"] == "held_out"
+    assert "8 of 9 eval rows are in the training data too" in found["text"]
+    assert found["text"].count(" is table.csv:") == 3
+    said = done("resume", str(tmp_path / "run"), "--set", "training.max_steps=10")
+    assert "findings  held_out (shown above" in said
+    run = tmp_path / "run"
+    assert [one["text"] for one in read(run).findings()] == [found["text"]], "the resumed run has found it again"
+    (row,) = json.loads(done("runs", str(tmp_path), "--json"))
+    assert row["findings"] == ["held_out"]
+    assert "held_out" in done("runs", str(tmp_path))
+    assert re.search(r"at step \d+, held_out", write_report(run).read_text(encoding="utf-8"))
+    assert found_in_run(run) == [found["text"]]
+    assert "8 of 9 eval rows" in body(CardContent(model_name="m", findings=[found["text"]]), has_picture=False)

@@ -131,7 +131,8 @@ def test_what_package_warns_of_in_run_is_written_down_with_its_step(tmp_path: Pa
         )
     )
     logging.getLogger("trainwright.somewhere").warning("after the run")
-    (warning,) = read(tmp_path / "run").of("warning")
+    before, warning = read(tmp_path / "run").of("warning")
+    assert (before["step"], before["text"][:16]) == (0, "num_train_epochs"), "said before the journal begins"
     assert (warning["step"], warning["text"]) == (2, "the sky is falling")
     assert warning["source"] == "trainwright.somewhere"
 

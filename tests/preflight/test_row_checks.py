@@ -22,6 +22,7 @@ from transformers import (
 
 from trainwright import Trainer
 from trainwright.errors import DataError
+from trainwright.journal.record import read
 from trainwright.preflight.rows import Budget, quoted, rows_of
 
 from .._support.small import REFERENCE, data, make_trainer, models
@@ -278,6 +279,15 @@ def test_evaluation_rows_are_found_whatever_holds_them(form: str, other: str, tm
     trainer = make_trainer(tmp_path, **classifier(FORMS[form](items), eval_dataset=FORMS[other](items)))
     (finding,) = trainer.check().of("held_out")
     assert finding.evidence.startswith(f"{NUM} of {NUM} evaluation rows are in the training data too, 100.0%: eval[")
+
+
+def test_a_run_keeps_them_in_its_journal(tmp_path: Path) -> None:
+    items = data.texts(NUM)
+    how = classifier(items, eval_dataset=items)
+    make_trainer(tmp_path, **how, max_steps=8, journal=True, log_level="warning").train()
+    (finding,) = read(tmp_path).findings()
+    assert finding["check"] == "held_out"
+    assert finding["text"].startswith(f"held_out: 32 of {NUM} evaluation rows are in the training data too")
 
 
 class Own(torch.utils.data.Dataset[Any]):

@@ -362,7 +362,8 @@ def runs(
         table.add_column(name, justify=justify, overflow="fold", no_wrap=name not in ("run", "differs in"))
     for one in found:
         described = [
-            "\n".join(map(printable, texts)) for texts in (metric_texts(one.metrics), argument_texts(one.arguments))
+            "\n".join(map(printable, texts))
+            for texts in ([*metric_texts(one.metrics), *one.findings], argument_texts(one.arguments))
         ]
         named = "\n".join([one.name, *(f"of {origin_text(origin)}" for origin in one.origins[-1:])])
         cells = (named, one.state, one.steps, readable_time(one.seconds), ago(one.written_at, now))

@@ -15,7 +15,8 @@ from torch import nn
 from trainwright._types import JSONObject, printable, write_text
 from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
-from trainwright.journal.record import installed
+from trainwright.errors import DataError
+from trainwright.journal.record import installed, read
 from trainwright.support.door import read_settings
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class CardContent:
     losses: Losses = field(default_factory=dict)  # name -> (step, value) of each log, for the picture
     settings: Mapping[str, object] = field(default_factory=dict)  # hyperparameters in words
     versions: Mapping[str, str] = field(default_factory=dict)  # package -> version
+    findings: Sequence[str] = ()  # what checks found in data, model and settings
     is_adapter: bool = False
 
 
@@ -210,6 +212,8 @@ def body(facts: CardContent, *, has_picture: bool) -> str:
     parts = [f"# {plain(facts.model_name)}", f"This model was trained from {base} on {data}."]
     if facts.results:
         parts.append("Its results on the evaluation set:\n\n" + bullets(facts.results))
+    if facts.findings:
+        parts.append("Found in its data and settings:\n\n" + "\n".join(f"- {plain(one)}" for one in facts.findings))
     parts += ["## Uses and limits", "Not described yet.", "## Training", bullets(facts.settings)]
     if facts.history:
         parts += ["### Results by step", results_table(facts.history)]
@@ -274,8 +278,17 @@ def collect(
         losses=losses_of(log_history),
         settings=settings(args),
         versions={name: version for name in PACKAGES if (version := installed(name)) is not None},
+        findings=found_in_run(Path(output_path(args))),
         is_adapter=hasattr(model, "peft_config"),
     )
+
+
+def found_in_run(folder: Path) -> list[str]:
+    """Returns what checks found in the run of an output directory; empty without a journal."""
+    try:
+        return [one["text"] for one in read(folder).findings()]
+    except (OSError, DataError):
+        return []
 
 
 def base_of(model: nn.Module) -> str | None:

@@ -155,7 +155,7 @@ _FIELDS: dict[str, dict[str, Check]] = {
     "end": {"best": _text},
     "failed": {"error": _text, "traceback": _text},
     "incident": {"text": _text},
-    "warning": {"text": _text},
+    "warning": {"text": _text, "check": _text},
     "command": {"text": _text, "name": _text},
     "time": {"time_by_phase": _values(_count)},
     "processes": {"milliseconds_a_step": _processes},

@@ -25,6 +25,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -178,6 +179,14 @@ class Record:
         """Returns the entries of a kind."""
         return [entry for entry in self.entries if entry["kind"] == kind]
 
+    def warnings(self) -> list[Entry]:
+        """Returns the warnings, each text once: a resumed run finds the same in its data again."""
+        return list({entry["text"]: entry for entry in reversed(self.of("warning"))}.values())[::-1]
+
+    def findings(self) -> list[Entry]:
+        """Returns the warnings that a check of data, model or settings gave."""
+        return [entry for entry in self.warnings() if "check" in entry]
+
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Returns steps and numbers of a name, in the order of steps."""
         found = sorted((step, number(value)) for step, value in self.values.get(name, {}).items())
@@ -263,6 +272,7 @@ class JournalListener:
         self.clock = clock  # clock of the current run
         self._warnings = WarningRecorder(self)
         self.step_now: Callable[[], int] = int
+        self.known_before: list[JSONObject] = []  # entries about the data, of before a run: text, source and check
 
     def begin(
         self, journal: Journal, step_now: Callable[[], int], *, checkpoint: str | None, facts: JSONObject
@@ -277,7 +287,19 @@ class JournalListener:
             _LIVE[os.path.abspath(journal.path)] = journal
         is_first = checkpoint is None or facts.get("branch", {}).get("begins", False)
         journal.write("start" if is_first else "resume", step=step_now(), checkpoint=checkpoint, **facts)
+        for entry in self.known_before:
+            journal.write("warning", step=step_now(), **entry)
+        self._warnings.begin(step_now())
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listens to the warnings of a whole training, also those that come before its journal begins."""
+        self.step_now = int
         self._warnings.listen()
+        try:
+            yield
+        finally:
+            self._warnings.stop()
 
     def on_log(
         self, args: Arguments, state: TrainerState, control: TrainerControl, logs: Mapping[str, Any], **kwargs: object
@@ -343,7 +365,12 @@ class WarningRecorder(logging.Handler):
     def listen(self) -> None:
         self.stop()
         self._known.clear()
+        self._waiting.clear()
         self._logger.addHandler(self)
+
+    def begin(self, step: int) -> None:
+        """Gives the step at which a run begins to the warnings of before it."""
+        self._waiting = [{**entry, "step": step} for entry in self._waiting]
 
     def stop(self) -> None:
         self._logger.removeHandler(self)
@@ -352,7 +379,9 @@ class WarningRecorder(logging.Handler):
         text = record.getMessage()
         if text not in self._known:
             self._known.add(text)
-            self._waiting.append({"step": self._keeper.step_now(), "text": text, "source": record.name})
+            entry: JSONObject = {"step": self._keeper.step_now(), "text": text, "source": record.name}
+            check = getattr(record, "check", None)  # the name of the check that found it
+            self._waiting.append(entry if check is None else {**entry, "check": check})
 
     def write_down(self) -> None:
         waiting = self._waiting

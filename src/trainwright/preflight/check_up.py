@@ -174,7 +174,8 @@ def find_what_fits(trainer: AnyTrainer) -> str:
 def log_findings(report: CheckReport) -> None:
     """Logs findings: notes as information, others as warnings."""
     for finding in report.findings:
-        logger.log(logging.INFO if finding.severity == "note" else logging.WARNING, "%s", finding)
+        level = logging.INFO if finding.severity == "note" else logging.WARNING
+        logger.log(level, "%s", finding, extra={"check": finding.check})
 
 
 def known_facts(

@@ -29,6 +29,7 @@ KEEPS_LENGTHS = (*KEEPS_LABELS, "DataCollatorForLanguageModeling", "DataCollator
 POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions|wpe)$")
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification", "ForImageClassification")
 MOST_NAMED = 10  # rows that a finding lists for programs
+MOST_PAIRS = 3  # pairs of equal rows that it shows
 MOST_COMPARED = 1000  # rows that are read completely and compared by content
 MUCH_HELD_OUT = 0.01  # share of the evaluation rows; a few short texts may well be repeated
 
@@ -304,8 +305,8 @@ def rows_in_both(
 def _pairs(train: Rows, rows: Rows, same: _Same) -> str:
     """Names evaluation rows with the matching training rows, and how many training rows were compared."""
     places = list(same.found)
-    pairs = [f"{rows.name_of(place)} is {train.name_of(same.found[place])}" for place in places[:MOST_NAMED]]
-    more = f" and {len(places) - MOST_NAMED} more" if len(places) > MOST_NAMED else ""
+    pairs = [f"{rows.name_of(place)} is {train.name_of(same.found[place])}" for place in places[:MOST_PAIRS]]
+    more = f" and {len(places) - MOST_PAIRS} more" if len(places) > MOST_PAIRS else ""
     seen = "" if len(train) == train.num_rows else f" ({len(train)} of {train.num_rows} training rows compared)"
     return ", ".join(pairs) + more + seen
 

@@ -112,11 +112,12 @@ def facts(record: Record, title: str) -> Iterator[tuple[str, str, str]]:
         older = "; ".join(f"itself of {origin_text(one)}" for one in run.origins[-2:-1])
         yield "Branch of", origin_text(origin), older
     losses = [value for value in record.series("loss")[1] if math.isfinite(value)]
+    doubts = "".join(f", {name}" for name in run.findings)  # beside the metric: a leak makes it worthless
     if best is not None:
-        yield f"Best {readable(best.name).lower()}", f"{best.value:.4g}", f"at step {best.step}"
+        yield f"Best {readable(best.name).lower()}", f"{best.value:.4g}", f"at step {best.step}{doubts}"
         others = [name for name in metrics_of(record, best) if name != best.name and not name.endswith("loss")]
         for name in others[:1]:  # metric of the task
-            yield readable(name), f"{metrics_of(record, best)[name]:.4g}", f"at step {best.step}"
+            yield readable(name), f"{metrics_of(record, best)[name]:.4g}", f"at step {best.step}{doubts}"
     elif losses:
         yield "Loss", f"{losses[-1]:.4g}", "last logged"
     num_resumes = len(record.of("resume"))
@@ -189,7 +190,7 @@ def incidents(record: Record) -> list[Entry]:
 def warnings(record: Record) -> list[Entry]:
     """Returns the warnings other than for bad steps, which repeat the text of an incident."""
     told = {entry["text"] for entry in record.of("incident")}
-    return [entry for entry in record.of("warning") if entry.get("text") not in told]
+    return [entry for entry in record.warnings() if entry["text"] not in told]
 
 
 def marks(record: Record) -> list[Mark]:

@@ -30,6 +30,7 @@ class RunSummary:
     best: str  # name and value of the metric that decides which checkpoint is best
     seconds: float  # training time, without pauses between a stop and a resume
     written_at: float  # seconds since 1970
+    findings: list[str]  # names of the checks that found something in data, model or settings
     origins: list[Entry]  # checkpoints that it branches from, the oldest first
 
 
@@ -81,6 +82,7 @@ def summary(record: Record, name: str, *, arguments: Mapping[str, object] | None
         best="" if best is None else f"{best.name} {best.value:.4g}",
         seconds=sum(_lengths(record.entries)),
         written_at=record.entries[-1].get("time", 0.0) if record.entries else 0.0,
+        findings=list(dict.fromkeys(one["check"] for one in record.findings())),
         origins=origins_of(record),
     )
 

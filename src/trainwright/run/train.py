@@ -65,7 +65,8 @@ def training(trainer: AnyTrainer, resume_from_checkpoint: str | bool | None, tri
     measuring = services.memory_tracker.measuring("train")
     context = make_context(trainer, run, folder)
     run.extensions.add(*build.make_extensions(Moment.DIRECTORY, context), *internals.extensions)
-    with refused, using_run(trainer, run), run.with_extensions(), together, measuring:
+    listening_journal = services.journal.listening()
+    with refused, using_run(trainer, run), listening_journal, run.with_extensions(), together, measuring:
         run.checkpoint = resume.open_checkpoint(wanted, args, engine)
         resume.check_cooldown(run.checkpoint, args)
         origin = resume.find_origin(args)

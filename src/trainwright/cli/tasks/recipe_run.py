@@ -19,14 +19,15 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli.recipe.recipe_reader import OPTIONAL, arguments_class, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree, dump
-from trainwright.cli.tasks import task_builders
+from trainwright.cli.tasks import findings, task_builders
 from trainwright.cli.tasks.adapter import described, save_base_config, with_adapter
 from trainwright.cli.tasks.models import quiet_transformers, remove_learned
 from trainwright.cli.tasks.source import load
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.config.arguments import TrainingArguments
-from trainwright.errors import ArgumentError, CheckpointError, RecipeError, TrainwrightError
+from trainwright.errors import ArgumentError, CheckpointError, DataError, RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
+from trainwright.journal.record import JOURNAL_NAME, read
 from trainwright.run.checks import make_output_dir
 from trainwright.support.door import read_settings
 from trainwright.support.units import count_text
@@ -59,6 +60,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
         RecipeError: data and model do not fit the settings; nothing was trained.
     """
     from trainwright.data.seeding import set_seed
+    from trainwright.run.internals import Internals
     from trainwright.seq2seq_trainer import Seq2SeqTrainer
     from trainwright.trainer import Trainer
 
@@ -98,7 +100,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
         model = with_adapter(parts.model, material)
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         say("lora", f"{count_text(trained)} parameters are trained: {described(recipe.lora)}")
-    return (Seq2SeqTrainer if recipe.spec.generates else Trainer)(
+    trainer = (Seq2SeqTrainer if recipe.spec.generates else Trainer)(
         model=model,
         args=args,
         data_collator=parts.data_collator,
@@ -108,6 +110,12 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
         compute_metrics=parts.compute_metrics,
         preprocess_logits_for_metrics=parts.preprocess_logits,
     )
+    Internals(trainer).services.journal.known_before = [
+        {"text": f"{one.check}: {findings.described(one)}", "source": findings.__name__, "check": one.check}
+        for one in material.found
+        if one.severity != "note"
+    ]
+    return trainer
 
 
 def _refuse_what_cannot_be_downloaded(recipe: Recipe, tree: Tree) -> None:
@@ -175,7 +183,8 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
 
     Returns:
         `output_dir`; `step`, the last one; `train`, metrics of the training; `eval`, of the last evaluation, empty
-        without one; `best_checkpoint` and `checkpoint`, the newest, each None if there is none.
+        without one; `findings` about data, model and settings, each with the name of its check and its text;
+        `best_checkpoint` and `checkpoint`, the newest, each None if there is none.
     """
     trainer = make_trainer(recipe, tree, say)
     args = trainer.args
@@ -195,11 +204,15 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
                 write_text(kept, before)
             raise
     trainer.save_metrics("train", result.metrics)
+    found = read_findings(Path(args.output_dir))
     scores: dict[str, float] = {}
     if trainer.eval_dataset is not None:
         scores = _last_evaluation(trainer) or trainer.evaluate()
         trainer.save_metrics("eval", scores)
         say("result", readable(scores))
+        if found:
+            names = ", ".join(dict.fromkeys(one["check"] for one in found))
+            say("findings", f"{names} (shown above, and kept in {JOURNAL_NAME})")
     trainer.save_model(_internal_call=True)
     trainer.save_state()
     if args.should_save and recipe.model.learn_tokenizer is not None:
@@ -214,9 +227,19 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
         "step": trainer.state.global_step,
         "train": result.metrics,
         "eval": scores,
+        "findings": found,
         "best_checkpoint": trainer.state.best_model_checkpoint,
         "checkpoint": str(store.path(newest[0])) if newest else None,
     }
+
+
+def read_findings(folder: Path) -> list[JSONObject]:
+    """Returns what checks found in a run: the name of each check, and its text; empty without a journal."""
+    try:
+        record = read(folder)
+    except (OSError, DataError):
+        return []
+    return [{"check": one["check"], "text": one["text"]} for one in record.findings()]
 
 
 def upload(trainer: Trainer) -> None:
