@@ -15,8 +15,8 @@ from trainwright._types import IGNORE_INDEX, Batch, counted
 from trainwright.config.fields import value_of
 from trainwright.preflight.check_registry import CheckFacts, check
 from trainwright.preflight.row_checks import (
-    CLASSES_CURE,
     CLASSIFIERS,
+    classes_cure,
     fails_beyond_classes,
     gets_batches_of_collator,
     num_classes,
@@ -263,7 +263,7 @@ def vocabulary(facts: CheckFacts) -> Iterator[Finding]:
     if wrong is not None and "classes" not in facts.found_by:
         yield error(
             f"A label is {wrong}, but the model scores 0 to {number - 1}.",  # type: ignore[operator]
-            CLASSES_CURE,
+            classes_cure(facts.model),
             ends_run=fails_beyond_classes(facts),
         )
 

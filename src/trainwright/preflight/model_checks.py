@@ -70,7 +70,13 @@ def in_the_optimizer(facts: CheckFacts) -> Iterator[Finding]:
         )
     if not trainable:
         said = "No parameter is trainable: all have requires_grad=False."
-        yield error(said, "Unfreeze the head, or add an adapter.")
+        cure = "Unfreeze the head, or add an adapter."
+        if getattr(facts.model, "peft_config", None):
+            cure = (
+                "Load the adapter with PeftModel.from_pretrained(model, path, is_trainable=True), or make a new one "
+                "with inference_mode=False."
+            )
+        yield error(said, cure)
 
 
 @check(when="start", about="embeddings that should be tied and are not")

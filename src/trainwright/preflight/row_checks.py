@@ -81,7 +81,14 @@ def fails_beyond_classes(facts: CheckFacts) -> bool:
     return kind.__name__.endswith(CLASSIFIERS) and gets_batches_of_collator(facts)
 
 
-CLASSES_CURE = "Load the model with the right num_labels, or number the labels from 0 (and mask with -100)."
+def classes_cure(model: nn.Module) -> str:
+    """Returns what to change if a label has no class: a language model's labels are tokens."""
+    if type(model_facts.core_model(model)).__name__.endswith(CLASSIFIERS):
+        return "Load the model with the right num_labels, or number the labels from 0 (and mask with -100)."
+    return (
+        "Make the labels with the tokenizer of this model, or enlarge it first: "
+        "model.resize_token_embeddings(len(tokenizer)). Mask labels that should not count with -100."
+    )
 
 
 @check(when="start", needs=("rows",), about="labels that the model has no class for, anywhere in the data")
@@ -103,7 +110,7 @@ def classes(facts: CheckFacts) -> Iterator[Finding]:
         yield error(
             f"{rows.what}{len(wrong)} {part} {have} beyond the classes of the model, which scores 0 to {limit - 1}: "
             f"{values} in {shown_rows(rows, places, facts.processing_class)}.",
-            CLASSES_CURE,
+            classes_cure(facts.model),
             rows=names_of(rows, places),
             ends_run=is_read and fails_beyond_classes(facts),
         )

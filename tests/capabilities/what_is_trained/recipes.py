@@ -8,19 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
     GptOssConfig,
     GptOssForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
     RobertaConfig,
     RobertaForSequenceClassification,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 from trainwright import Trainer, TrainingArguments
@@ -82,6 +86,12 @@ def mixtral() -> MixtralForCausalLM:
 def qwen() -> Qwen3MoeForCausalLM:
     torch.manual_seed(0)
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**MOE, num_experts=4, moe_intermediate_size=8, head_dim=8))
+
+
+def t5() -> T5ForConditionalGeneration:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": chats.VOCAB, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    return T5ForConditionalGeneration(T5Config(**sizes, pad_token_id=0, decoder_start_token_id=0, eos_token_id=3))
 
 
 def adapted(model: Any, **how: Any) -> Any:
@@ -174,6 +184,18 @@ def all_but_the_norms_frozen(folder: Path) -> Trainer:
     return chat(folder, model=model)
 
 
+@planted(r"in_the_optimizer: No parameter is trainable: all have requires_grad=False\. Load .*is_trainable=True")
+def adapter_loaded_for_inference(folder: Path) -> Trainer:
+    model = adapted(chats.llama(), target_modules=["q_proj"])
+    model.save_pretrained(folder / "adapter")
+    return chat(folder, model=PeftModel.from_pretrained(chats.llama(), folder / "adapter"))
+
+
+@planted(r"adapter_reach: The adapter changes 1 router of experts \(.*mlp.gate\) and nothing else")
+def adapter_on_a_router_alone(folder: Path) -> Trainer:
+    return chat(folder, model=adapted(mixtral(), target_modules=["gate"]))
+
+
 @planted(r"in_the_optimizer: \d+ trainable parameters not in the optimizer")
 def parameters_that_no_optimizer_holds(folder: Path) -> Trainer:
     model = chats.llama()
@@ -242,6 +264,18 @@ def ids_beyond_the_vocabulary(folder: Path) -> Trainer:
     return trainer(folder, bert(), texts(input_ids=[5, 6, chats.VOCAB]))
 
 
+@planted(r"classes: .*labels beyond the classes .*resize_token_embeddings\(len\(tokenizer\)\)")
+def labels_of_another_tokenizer(folder: Path) -> Trainer:
+    rows = [{"input_ids": [5, 6, 7], "labels": [5, 6, chats.VOCAB + 3]}] * 8
+    return trainer(folder, chats.llama(), rows, processing_class=chats.tokenizer())
+
+
+@planted(r"padding_loss: \d+ of the \d+ tokens that count for the loss in the first step are padding")
+def padding_of_answers_that_counts(folder: Path) -> Trainer:
+    rows = [{"input_ids": [5, 6, 7], "labels": [8, 9, 3, 0, 0]}] * 8
+    return trainer(folder, t5(), rows, processing_class=chats.tokenizer())
+
+
 @planted(r"texts_as_numbers: 'input_ids' is a text in train\[\d\]: 'w1 w2'.*[Tt]okenize", refuses=True)
 def texts_in_place_of_ids(folder: Path) -> Trainer:
     return trainer(folder, bert(), texts(input_ids="w1 w2"), processing_class=chats.tokenizer())
@@ -276,6 +310,25 @@ def labels_as_texts(folder: Path) -> Trainer:
 @healthy
 def answers_of_a_chat(folder: Path) -> Trainer:
     return chat(folder)
+
+
+@healthy
+def translations(folder: Path) -> Trainer:
+    rows = [{"input_ids": [5, 6, 7], "labels": [8, 9, 3, -100, -100]}] * 8
+    return trainer(folder, t5(), rows, processing_class=chats.tokenizer())
+
+
+@healthy
+def state_space_model(folder: Path) -> Trainer:
+    torch.manual_seed(0)
+    sizes = {name: chats.SIZES[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers", "pad_token_id")}
+    return chat(folder, model=MambaForCausalLM(MambaConfig(**sizes, state_size=4)))
+
+
+@healthy
+def words_that_are_learned(folder: Path) -> Trainer:
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    return chat(folder, model=get_peft_model(chats.llama(), config))
 
 
 @healthy

@@ -88,6 +88,9 @@ def test_a_healthy_recipe_prints_few_lines_more(
     assert warned(caplog) == []
     language_models = (
         "answers_of_a_chat",
+        "translations",
+        "state_space_model",
+        "words_that_are_learned",
         "plain_text",
         "adapter_on_attention",
         "adapter_on_all_linear",
@@ -158,6 +161,42 @@ def test_a_run_is_the_same_with_it_and_without(tmp_path: Path) -> None:
         trainer.train()
         weights.append([one.detach().clone() for one in trainer.model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+
+
+def test_input_and_labels_of_an_encoder_decoder_are_one_row() -> None:
+    batch = {"input_ids": torch.tensor([[5, 6, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
+    found = read_tokens([{**batch, "labels": torch.tensor([[8, 3, -100]])}], recipes.t5(), chats.tokenizer())
+    assert found is not None
+    assert (found.rows, found.tokens, found.trained, found.trained_padding) == (1, 4, 2, 0)
+    ((before, is_trained), (after, is_counted)) = found.examples[0]
+    assert (is_trained, is_counted, after) == (False, True, "question <|im_end|>") or before
+
+
+def test_the_first_label_of_a_causal_model_never_counts() -> None:
+    ids = torch.tensor([[5, 6, 7], [8, 9, 10]])
+    found = read_tokens([{"input_ids": ids, "labels": ids}], chats.llama(), chats.tokenizer())
+    assert found is not None
+    assert (found.tokens, found.trained) == (6, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("state_space_model", "state space"),
+        ("words_that_are_learned", "(PROMPT_TUNING): prompt"),
+    ],
+)
+def test_kinds_of_modules_have_their_names(name: str, says: str, tmp_path: Path) -> None:
+    assert says in read_parameters(recipes.HEALTHY[name](tmp_path).model).summary
+
+
+def test_all_adapters_that_are_trained_are_named() -> None:
+    model = recipes.adapted(chats.llama(), target_modules=["q_proj"])
+    model.add_adapter("second", recipes.LoraConfig(r=2, target_modules=["up_proj"]))
+    model.base_model.set_adapter(["default", "second"])
+    found = read_parameters(model)
+    assert "LORA and LORA" in found.summary
+    assert {one.kind for one in found.kinds if one.trained} == {"attention", "MLP"}
 
 
 def test_samples_that_share_a_row_are_counted_apart() -> None:

@@ -111,7 +111,14 @@ def _find_mismatches(reach: AdapterReach) -> Iterator[Finding]:
 
 
 def _find_experts(reach: AdapterReach) -> Iterator[Finding]:
-    if reach.routers and not reach.is_router_named:
+    if reach.changes_routers_alone:
+        yield warning(
+            f"The adapter changes {counted(len(reach.routers), 'router')} of experts ({some(reach.routers, 2)}) and "
+            "nothing else: a router chooses experts, and learns nothing itself.",
+            "Name the layers that should learn in target_modules: q_proj, k_proj, v_proj and o_proj for attention; "
+            "gate_proj, up_proj and down_proj, or target_parameters, for MLPs and experts.",
+        )
+    elif reach.routers and not reach.is_router_named:
         yield warning(
             f"The adapter changes {counted(len(reach.routers), 'router')} of experts ({some(reach.routers, 2)}), for "
             "which it was not asked by name: routing may collapse in a fine-tuning.",

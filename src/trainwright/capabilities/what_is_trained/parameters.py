@@ -23,13 +23,17 @@ EXPERTS = "experts"
 ROUTER = "router"
 EMBEDDINGS = "embeddings"
 HEAD = "head"
+STATE_SPACE = "state space"
+PROMPT = "prompt"
 NORMS = "norms"
 OTHER = "other"
-KINDS = (ATTENTION, MLP, EXPERTS, ROUTER, EMBEDDINGS, HEAD, NORMS, OTHER)
+KINDS = (ATTENTION, STATE_SPACE, MLP, EXPERTS, ROUTER, EMBEDDINGS, HEAD, PROMPT, NORMS, OTHER)
+OF_PROMPT = "prompt_encoder"  # of peft: what it learns in place of words
 # Parts of a module's name that tell its kind, the first that fits.
 BY_NAME = (
     (EXPERTS, re.compile(r"experts?")),
-    (ATTENTION, re.compile(r".*(attn|attention|mixer|linear_att).*")),
+    (ATTENTION, re.compile(r".*(attn|attention|linear_att).*")),
+    (STATE_SPACE, re.compile(r"mixer|mamba\d?|ssm")),
     (
         MLP,
         re.compile(r"mlp|ffn|feed_?forward|ff|fc\d?|intermediate|shared_experts?|(up|down|gate|gate_up)_proj|output"),
@@ -61,6 +65,7 @@ class AdapterReach:
     unmatched: tuple[str, ...] = ()  # names in target_modules that are the name of no adapted module
     unsaved: tuple[str, ...] = ()  # names in modules_to_save that are the name of no module
     routers: tuple[str, ...] = ()  # routers that it changes
+    changes_routers_alone: bool = False
     is_router_named: bool = False  # it was asked to
     fused_experts: tuple[str, ...] = ()  # layers of experts in one parameter that it does not change
     wants_all: bool = False  # it was asked to change all linear layers, or an MLP's
@@ -183,6 +188,8 @@ class _Kinds:
     def __call__(self, name: str) -> str:
         owner = name.rpartition(".")[0]
         short = plain(owner)
+        if OF_PROMPT in owner.split("."):
+            return PROMPT
         if any(short == router or short.startswith(f"{router}.") for router in self._routers):
             return ROUTER
         if self._embeddings is not None and (short == self._embeddings or short.startswith(f"{self._embeddings}.")):
@@ -196,9 +203,17 @@ class _Kinds:
             return EMBEDDINGS
         parts = short.split(".")
         for kind, pattern in BY_NAME:
-            if any(pattern.fullmatch(part.lower()) for part in parts):
-                return kind
+            place = next((i for i, part in enumerate(parts) if pattern.fullmatch(part.lower())), None)
+            if place is not None:
+                return self._mixer(name, parts[place]) if kind == STATE_SPACE else kind
         return OTHER
+
+    def _mixer(self, name: str, part: str) -> str:
+        """Returns the kind of a mixer by its class: hybrid models have attention, MLPs and experts under that name."""
+        place = name.split(".").index(part)
+        kind = type(self._modules.get(".".join(name.split(".")[: place + 1]))).__name__.lower()
+        by_class = {"attention": ATTENTION, "mlp": MLP, "moe": EXPERTS}
+        return next((found for word, found in by_class.items() if word in kind), STATE_SPACE)
 
 
 def _names_within(model: nn.Module, core: Any, getter: str) -> str | None:
@@ -250,9 +265,13 @@ def find_reach(model: nn.Module, adapted: Mapping[str, nn.Module], kind_of: _Kin
     configs = getattr(model, "peft_config", None)
     if not configs or not is_instance_of(model, "peft", "PeftModel"):
         return None
-    config = next(iter(configs.values()))
+    active = [configs[name] for name in _active(model) if name in configs] or list(configs.values())
+    config = active[0]
     targets = getattr(config, "target_modules", None)
-    names = {targets} if isinstance(targets, str) else set(targets or ())
+    names: set[str] = {targets} if isinstance(targets, str) else set(targets or ())
+    for other in active[1:]:
+        more = getattr(other, "target_modules", None)
+        names |= {more} if isinstance(more, str) else set(more or ())
     parameters = set(getattr(config, "target_parameters", None) or ())
     reached = [plain(name) for name in adapted]
     all_linear = _changes_all_linear(model, reached)
@@ -268,15 +287,22 @@ def find_reach(model: nn.Module, adapted: Mapping[str, nn.Module], kind_of: _Kin
     changed = {*reached, *whole}
     missed = sorted(name for name in experts if changed.isdisjoint(_ancestors(name)))
     return AdapterReach(
-        kind=str(getattr(config.peft_type, "value", config.peft_type)),
+        kind=" and ".join(str(getattr(one.peft_type, "value", one.peft_type)) for one in active),
         unmatched=unmatched,
         unsaved=unsaved,
         routers=routers,
+        changes_routers_alone=bool(routers) and len(routers) == len(reached),
         is_router_named=_names_routers(targets, parameters) or not all_linear,
         fused_experts=tuple(missed),
         wants_all=all_linear or any(OF_MLP.search(name) for name in names),
         tied=tuple(_tied_alone(model, reached, saved, kind_of, config)),
     )
+
+
+def _active(model: Any) -> list[str]:
+    """Returns the names of the adapters that are trained."""
+    found = getattr(model, "active_adapters", None) or getattr(model, "active_adapter", None) or ()
+    return [found] if isinstance(found, str) else list(found)
 
 
 def _is_named(name: str, modules: list[str]) -> bool:

@@ -1,7 +1,9 @@
 """Which tokens count for the loss of a language model: read from batches as the collator made them.
 
-A token counts if its label is not -100. Padding is what the attention mask leaves out, and the pad tokens at the end of
-a row. Where a batch holds several samples in one row, positions that start again divide them.
+A token counts if its label is not -100; the first of a row never does where a model predicts the next token, since
+nothing comes before it. A row of an encoder-decoder is its input, which does not count, and its labels. Padding is what
+the attention mask leaves out, and the pad tokens at the end of a row. Where a batch holds several samples in one row,
+positions that start again divide them.
 """
 
 from __future__ import annotations
@@ -104,17 +106,30 @@ def is_language_modelling(model: nn.Module, batch: Batch) -> bool:
     """Returns whether a batch has a label for each token, as those of language models have."""
     ids = batch.get("input_ids") if hasattr(batch, "get") else None
     labels = batch.get("labels") if hasattr(batch, "get") else None
-    if not _is_table(ids) or not _is_table(labels) or ids.shape != labels.shape:
+    if not _is_table(ids) or not _is_table(labels):
         return False
     core = model_facts.core_model(model)
-    config = getattr(core, "config", None)
-    if type(core).__name__.endswith(CLASSIFIERS) or getattr(config, "is_encoder_decoder", False):
-        return False  # an encoder-decoder's labels are another text than its inputs
+    if type(core).__name__.endswith(CLASSIFIERS):
+        return False
+    if _has_encoder(core):
+        return len(ids) == len(labels)
+    if ids.shape != labels.shape:
+        return False
     head = core.get_output_embeddings() if hasattr(core, "get_output_embeddings") else None
     if head is not None:
         return True
     counts = labels.ne(IGNORE_INDEX)
     return bool(counts.any()) and bool(ids[counts].eq(labels[counts]).float().mean() > 0.5)
+
+
+def _has_encoder(core: nn.Module) -> bool:
+    """Returns whether a model reads one text and learns to write another: labels are not the inputs again."""
+    return bool(getattr(getattr(core, "config", None), "is_encoder_decoder", False))
+
+
+def _shifts_labels(core: Any) -> bool:
+    """Returns whether a model compares a label with what it says at the place before it."""
+    return not _has_encoder(core) and hasattr(core, "can_generate") and bool(core.can_generate())
 
 
 def _is_table(value: object) -> TypeGuard[torch.Tensor]:
@@ -131,7 +146,11 @@ def read_tokens(batches: Sequence[Batch], model: nn.Module, processing_class: An
     """
     if not batches or not all(is_language_modelling(model, one) for one in batches):
         return None
-    rows = list(_rows(batches, processing_class))
+    core = model_facts.core_model(model)
+    if _has_encoder(core):
+        rows = list(_pairs(batches, processing_class))
+    else:
+        rows = list(_rows(batches, processing_class, shifts=_shifts_labels(core)))
     openings = find_openings(processing_class)
     tokens = Counter[str]()
     trained = Counter[str]()
@@ -153,8 +172,28 @@ def read_tokens(batches: Sequence[Batch], model: nn.Module, processing_class: An
     )
 
 
-def _rows(batches: Sequence[Batch], processing_class: Any) -> Iterator[_Row]:
-    """Yields the samples of batches, up to a number of tokens."""
+def _pairs(batches: Sequence[Batch], processing_class: Any) -> Iterator[_Row]:
+    """Yields the samples of an encoder-decoder, up to a number of tokens: the input, and what it learns to write."""
+    seen = 0
+    pad = _pad_token(processing_class)
+    for batch in batches:
+        mask = _same_shape(batch.get("attention_mask"), batch["input_ids"])
+        both = zip(batch["input_ids"].tolist(), batch["labels"].tolist(), strict=True)
+        for number, (inputs, labels) in enumerate(both):
+            if seen >= MOST_TOKENS:
+                return
+            source = [one for place, one in enumerate(inputs) if mask is None or mask[number, place]]
+            target = [one for one in labels if one != IGNORE_INDEX]
+            end = len(target)
+            while pad is not None and end and target[end - 1] == pad:
+                end -= 1
+            seen += len(inputs) + len(labels)
+            is_trained = [False] * len(source) + [True] * end
+            yield _Row(ids=[*source, *target[:end]], is_trained=is_trained, paddings=len(target) - end)
+
+
+def _rows(batches: Sequence[Batch], processing_class: Any, *, shifts: bool) -> Iterator[_Row]:
+    """Yields the samples of batches, up to a number of tokens; `shifts`: the first label of a row never counts."""
     seen = 0
     pad = _pad_token(processing_class)
     for batch in batches:
@@ -166,6 +205,7 @@ def _rows(batches: Sequence[Batch], processing_class: Any) -> Iterator[_Row]:
                 return
             tokens = ids[number].tolist()
             counts = batch["labels"][number].ne(IGNORE_INDEX).tolist()
+            counts[0] = counts[0] and not shifts
             keep = [True] * len(tokens) if mask is None else mask[number].ne(0).tolist()
             if pad is not None:
                 for place in range(len(tokens) - 1, -1, -1):
