@@ -36,6 +36,7 @@ Kernel: TypeAlias = Callable[
 ELEMENTS = 2**25  # logits that exist at a time: 128 MiB in fp32
 # More on an accelerator: each chunk reads and writes the summed gradient of the layer, which takes time.
 ELEMENTS_ON_ACCELERATORS = 2**27
+TENSORS_OF_LOGITS = 3  # in fp32 that the plain loss holds at its peak
 PACKAGES = {"cce": ("cut_cross_entropy", "cut-cross-entropy"), "liger": ("liger_kernel", "liger-kernel")}
 SMALL_VOCABULARY = 16384  # below it "auto" leaves the loss as it is
 # Relative differences of loss and gradients that rounding may make.
@@ -214,6 +215,26 @@ def without_logits(
         'loss_kernel="%s" is not used with %s: %s. The plain loss is used.', wanted, type(core).__name__, reason
     )
     yield reason
+
+
+def estimate_saving(model: nn.Module, tokens: int) -> tuple[int, int] | None:
+    """Estimates what a kernel would save of the peak of a step, in bytes, and returns it with the number of words.
+
+    Args:
+        model: the model that is trained.
+        tokens: tokens of a micro-batch, with padding.
+
+    Returns:
+        None for a model whose loss no kernel computes. The plain loss holds the logits, their log-softmax and its
+        gradient; the kernel as much of a chunk.
+    """
+    core = core_model(model)
+    swap = _Swap(core, chunked_cross_entropy)
+    if swap.find_obstacle() is not None:
+        return None
+    words = int(swap.head.weight.shape[0])
+    chunk = ELEMENTS if swap.head.weight.is_cpu else ELEMENTS_ON_ACCELERATORS
+    return max(0, tokens * words - chunk) * TENSORS_OF_LOGITS * 4, words
 
 
 _INSTALLED: WeakKeyDictionary[nn.Module, _Swap] = WeakKeyDictionary()
