@@ -573,7 +573,6 @@ IDLE = [
         {"lr_scheduler_type": "constant", "warmup_steps": 5},
         {"lr_scheduler_type": "constant_with_warmup"},
     ),
-    ("epochs_beside_steps", {"num_train_epochs": 5, "max_steps": 9}, {"max_steps": -1}),
     ("settings_of_packing", {"packing_length": 64}, {"packing": "best_fit"}),
     ("settings_of_packing", {"packing_overflow": "split"}, PACKING),
     ("unit_of_shares", {"mixture_unit": "tokens"}, {"mixture": {"a": 1}}),

@@ -35,7 +35,7 @@ def test_the_plan_of_a_run_by_epochs(bench: Bench) -> None:
 def test_the_plan_of_a_run_by_steps(bench: Bench) -> None:
     settings = {
         "max_steps": 8,
-        "num_train_epochs": 3,
+        "num_train_epochs": 5,
         "bf16": True,
         "optim": "adamw_torch",
         "lr_scheduler_type": "cosine",
@@ -48,7 +48,7 @@ def test_the_plan_of_a_run_by_steps(bench: Bench) -> None:
     lines = shown(bench, **settings)
     assert lines[:4] == [
         "batch     2 per device x 1 accumulated x 1 process = 2 samples a step",
-        "length    8 steps, by max_steps",
+        "length    8 steps, by max_steps, so num_train_epochs=5 has no effect",
         "optimizer adamw_torch, learning rate 0.1, cosine after 0 warm-up steps, on cpu in bf16 autocast",
         "schedule  logs every epoch, evaluates every epoch, saves at each best evaluation",
     ]

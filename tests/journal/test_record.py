@@ -127,12 +127,18 @@ def test_what_package_warns_of_in_run_is_written_down_with_its_step(tmp_path: Pa
 
     train(
         make_trainer(
-            tmp_path / "run", max_steps=3, save_strategy="no", journal=True, callbacks=[Warns()], log_level="info"
+            tmp_path / "run",
+            max_steps=3,
+            save_strategy="no",
+            save_total_limit=1,
+            journal=True,
+            callbacks=[Warns()],
+            log_level="info",
         )
     )
     logging.getLogger("trainwright.somewhere").warning("after the run")
     before, warning = read(tmp_path / "run").of("warning")
-    assert (before["step"], before["text"][:16]) == (0, "num_train_epochs"), "said before the journal begins"
+    assert (before["step"], before["text"][:16]) == (0, "save_total_limit"), "said before the journal begins"
     assert (warning["step"], warning["text"]) == (2, "the sky is falling")
     assert warning["source"] == "trainwright.somewhere"
 

@@ -273,7 +273,9 @@ def _length(args: Arguments, plan: StepPlan) -> str:
     if plan.has_open_end:
         return f"until the data ends, {counted(args.num_train_epochs, 'pass')} over data of unknown length"
     if args.max_steps > 0:
-        return f"{counted(plan.max_steps, 'step')}, by max_steps"
+        is_idle = args.num_train_epochs != 3.0 and was_asked_for(args, "num_train_epochs")
+        idle = f", so num_train_epochs={args.num_train_epochs} has no effect" if is_idle else ""
+        return f"{counted(plan.max_steps, 'step')}, by max_steps{idle}"
     each = f"{counted(plan.steps_per_epoch, 'step')} over {counted(plan.num_examples, 'sample')}"
     return f"{counted(plan.max_steps, 'step')}, {counted(args.num_train_epochs, 'epoch')} of {each}"
 

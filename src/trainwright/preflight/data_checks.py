@@ -94,8 +94,6 @@ def labels(facts: CheckFacts) -> Iterator[Finding]:
             f"{model_facts.label_cure(facts.model)} If the labels have another name, set label_names.",
             ends_run=gets_batches_of_collator(facts) and not any(name in batch for name in of_model),
         )
-    elif not facts.is_brief:
-        yield note(f"Labels in the batches: {', '.join(found)}.")
 
 
 @check(when="batch", needs=("batches",), about="labels of a classifier that are fractions or floats")

@@ -112,7 +112,7 @@ def write_frozen(values: dict[str, Any], path: Path, *, asked_by: str, instead: 
         if isinstance(error, OSError):
             raise
         name, reason = _culprit(values["trainer"]["attributes"], pickler) or ("trainer", error)
-        install = "" if pickler is not pickle else ", or install cloudpickle (pip install 'trainwright[eval-async]')"
+        install = "" if pickler is not pickle else ", or install cloudpickle (pip install cloudpickle)"
         raise ArgumentError(
             f"{asked_by} hands the trainer to another process, and its {name} cannot be pickled: {reason!r}. Make "
             f"it of functions and classes at the top of a module, without open files, locks or lambdas{install}; or "

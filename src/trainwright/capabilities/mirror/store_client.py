@@ -69,8 +69,8 @@ def open_client(url: str) -> tuple[FileSystem, str]:
         found, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
     except ImportError as error:
         raise MissingPackageError(
-            f"{shown} cannot be opened: {error}. Install the packages for S3 and GCS with "
-            "pip install 'trainwright[remote]'; others have a package of their own, such as adlfs for az://."
+            f"{shown} cannot be opened: {error}. Install the package for this store: pip install s3fs for s3://, gcsfs "
+            "for gs://, adlfs for az://."
         ) from error
     except ValueError as error:
         raise ArgumentError(f"{shown} cannot be opened: {without_tokens(str(error))}.") from None

@@ -8,7 +8,7 @@ from functools import partial
 
 from trainwright.config.accelerator import AcceleratorConfig
 from trainwright.config.enums import word
-from trainwright.config.fields import RANGES, value_of, was_asked_for
+from trainwright.config.fields import RANGES, value_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, all_set, idle_family, no_effect, rule
 
@@ -161,13 +161,6 @@ def warmup_of_a_constant_rate(args: Arguments) -> str | None:
     if args.warmup_steps > 0 and name in TAKES_NO_WARMUP:
         cure = " Use lr_scheduler_type='constant_with_warmup'." if name == "constant" else ""
         return f"warmup_steps={args.warmup_steps} has no effect with lr_scheduler_type={name!r}.{cure}"
-    return None
-
-
-@rule(Stage.ADVICE, "num_train_epochs", "max_steps")
-def epochs_beside_steps(args: Arguments) -> str | None:
-    if args.max_steps > 0 and args.num_train_epochs != 3.0 and was_asked_for(args, "num_train_epochs"):
-        return f"num_train_epochs={args.num_train_epochs} has no effect: max_steps={args.max_steps} sets the length."
     return None
 
 
