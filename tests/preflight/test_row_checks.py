@@ -23,7 +23,7 @@ from transformers import (
 from trainwright import Trainer
 from trainwright.errors import DataError
 from trainwright.journal.record import read
-from trainwright.preflight.rows import Budget, quoted, rows_of
+from trainwright.preflight.rows import Budget, quoted, rows_of, sample_of
 
 from .._support.small import REFERENCE, data, make_trainer, models
 
@@ -279,6 +279,10 @@ def test_evaluation_rows_are_found_whatever_holds_them(form: str, other: str, tm
     trainer = make_trainer(tmp_path, **classifier(FORMS[form](items), eval_dataset=FORMS[other](items)))
     (finding,) = trainer.check().of("held_out")
     assert finding.evidence.startswith(f"{NUM} of {NUM} evaluation rows are in the training data too, 100.0%: eval[")
+
+
+def test_a_row_is_shown_by_its_text_and_not_by_its_id() -> None:
+    assert sample_of({"id": "a-17", "text": "a film worth seeing", "label": "good"}, None) == "'a film worth seeing'"
 
 
 def test_a_run_keeps_them_in_its_journal(tmp_path: Path) -> None:

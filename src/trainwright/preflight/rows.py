@@ -436,8 +436,11 @@ def quoted(cell: object) -> str:
 
 
 def sample_of(item: Mapping[str, Any], processing_class: Any) -> str:
-    """Returns the text of a row, quoted: decoded from its tokens, or else its first entry."""
-    text = next((cell for cell in item.values() if isinstance(cell, str)), None)
+    """Returns the text of a row, quoted: its longest one, decoded from its tokens, or else its first entry.
+
+    The longest one, since an id or a label may come first.
+    """
+    text = max((cell for cell in item.values() if isinstance(cell, str)), key=len, default=None)
     ids = item.get("input_ids")
     if text is None and ids is not None and hasattr(processing_class, "decode"):
         ids = ids.tolist() if isinstance(ids, torch.Tensor) else list(ids)
