@@ -58,6 +58,12 @@ def test_a_search_finds_what_transformers_finds(tmp_path: Path) -> None:
     assert set(theirs_in) <= set(ours_in)
 
 
+def test_what_is_found_in_the_data_is_said_in_one_trial(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    searcher(tmp_path, log_level="warning", **SAVES).hyperparameter_search(space, n_trials=2, sampler=drawn())
+    (said,) = (one.getMessage() for one in caplog.records if one.name.startswith("trainwright"))
+    assert said.startswith("held_out: 7 of 8 evaluation rows")
+
+
 def test_the_default_objective_is_that_of_transformers() -> None:
     from transformers.trainer_utils import default_compute_objective as theirs
 

@@ -108,7 +108,7 @@ class FirstLook(Extension):
             if finding.ends_run:
                 raise DataError(str(finding))
         if self._trainer.args.should_log:
-            log_findings(report)
+            log_findings(without_repeats(report, Internals(self._trainer)))
 
     def window(self, batches: Sequence[Batch]) -> None:
         """Checks the micro-batches of the first step, before the first forward pass."""
@@ -169,6 +169,16 @@ def find_what_fits(trainer: AnyTrainer) -> str:
     if fitting:
         return f"{need}; this would fit, with {size_text(fitting[0].peak_bytes or 0)}: {fitting[0]}."
     return f"{need}, and no change of settings alone makes it fit."
+
+
+def without_repeats(report: CheckReport, internals: Internals) -> CheckReport:
+    """Returns a report without what an earlier trial of a search said of the same rows."""
+    if not internals.is_searching:
+        return report
+    said = internals.search.said
+    new = tuple(one for one in report.findings if not (one.rows and one.check in said))
+    said.update(one.check for one in new)
+    return replace(report, findings=new)
 
 
 def log_findings(report: CheckReport) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainwright._types import Batch, DataLoaderLike, Item, JSONObject, has_length
+from trainwright._types import Batch, DataLoaderLike, Item, JSONObject, counted, has_length
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config import resolve
 from trainwright.config.fields import value_of
@@ -139,8 +139,8 @@ class TooShort(ModelError):
     @classmethod
     def of(cls, num_steps: int | None) -> TooShort:
         """Returns the error for a run of `num_steps` steps; None if the number is unknown."""
-        steps = "an unknown number of" if num_steps is None else str(num_steps)
-        return cls(f"{SHARE:.0%} of a run of {steps} steps do not pay for it")
+        steps = "of unknown length" if num_steps is None else f"of {counted(num_steps, 'step')}"
+        return cls(f"a run {steps} is too short to gain by it; measuring may take {SHARE:.0%} of a run")
 
 
 class FirstSamples:

@@ -22,7 +22,7 @@ from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.errors import ModelError
 from trainwright.loop.extension import Extension, Run
 from trainwright.optim.factory import steps_in_backward
-from trainwright.preflight.measure import ATTENTION, PAD_TO, SPLIT, Choice, Measurement, in_words
+from trainwright.preflight.measure import ATTENTION, PAD_TO, SPLIT, Choice, Measurement, TooShort, in_words
 from trainwright.preflight.padding import to_multiples
 from trainwright.preflight.trainer_copy import AnyTrainer, left_as_it_was
 from trainwright.run import console
@@ -116,6 +116,8 @@ def choose(trainer: AnyTrainer) -> Choice:
             return Choice(note=f"nothing was measured: {reason}")
         with left_as_it_was(trainer.model), _kept_weights(trainer.model) as restore:
             return Measurement(trainer, restore).choose()
+    except TooShort as error:
+        return Choice(note=f"nothing was measured: {error}")
     except Exception as error:  # from the user's model, data or hooks; the run itself will raise it again
         return Choice(note=f"nothing was kept: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
     finally:

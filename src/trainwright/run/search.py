@@ -60,7 +60,9 @@ def search(
         backend=chosen,
         plan=plan,
         args=trainer.args,
-        callback_states=copy.deepcopy(collect_states(internals.stateful())),
+        callback_states=copy.deepcopy(
+            collect_states([one for one in internals.stateful() if one is not trainer.control])
+        ),
         name=name,
         space=space,
         hp_name=hp_name,

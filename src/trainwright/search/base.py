@@ -153,6 +153,7 @@ class SearchState:
     compute_objective: Callable[[dict[str, float]], Objective]
     objective: Objective = None  # result of the last evaluation of the running trial
     is_under_way: ClassVar[bool] = True
+    said: set[str] = field(default_factory=set)  # checks whose findings in the data were said in an earlier trial
     offer: TrialSpec = field(default_factory=lambda: TrialSpec(id="", params={}))
     outcome: TrialResult = field(default_factory=TrialResult)
 

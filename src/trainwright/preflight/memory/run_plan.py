@@ -12,6 +12,8 @@ from trainwright.support.units import count_text, duration_text, size_text
 
 DISK_BYTES_PER_S = 100e6  # that a save is expected to write, as `max_train_time` does before a save was seen
 
+CHANGE = ("change", "peak", "price")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlan:
@@ -92,7 +94,7 @@ class RunPlan:
         """Yields the lines of the plan for the console."""
         yield self._title()
         yield from (f"  {name:14}{text}" for name, text in self._facts())
-        yield "memory of a process at its peak, predicted:"
+        yield "memory of a process at the moment of its peak, predicted:"
         yield from ("  " + f"{row[0]:16}" + "".join(f"{cell:>22}" for cell in row[1:]) for row in self._memory())
         if self.collectives:
             yield "communication of a step, in each process:"
@@ -102,13 +104,17 @@ class RunPlan:
         yield from (f"  {change}: {size} ({price})" for change, size, price in self._changes())
 
     def _repr_html_(self) -> str:
-        verdict = "changes" if self.budget_bytes is None else self._verdict()
+        changes = (
+            ""
+            if self.budget_bytes is None
+            else html_section(self._verdict(), html_table(self._changes(), header=CHANGE))
+        )
         return html_section(
             self._title(),
             html_table(self._facts()),
-            html_section("memory of a process at its peak", html_table(self._memory())),
+            html_section("memory of a process at the moment of its peak", html_table(self._memory())),
             html_section("communication of a step", html_table(self._messages(), header=("", "calls", "bytes"))),
-            html_section(verdict, html_table(self._changes(), header=("change", "peak", "price"))),
+            changes,
         )
 
     def _title(self) -> str:
@@ -155,9 +161,10 @@ class RunPlan:
         return [(one.name, counted(one.calls, "call"), size_text(one.bytes)) for one in self.collectives]
 
     def _changes(self) -> Iterator[tuple[str, str, str]]:
-        for change in self.changes:
-            text = f"not known: {change.reason}" if change.peak_bytes is None else size_text(change.peak_bytes)
-            yield str(change), text, change.price
+        """Yields the changes that take less memory, if it was asked how much there may be."""
+        for change in self.changes if self.budget_bytes is not None else ():
+            if change.peak_bytes is not None and change.peak_bytes < self.peak_bytes:
+                yield str(change), size_text(change.peak_bytes), change.price
 
     def _verdict(self) -> str:
         budget = f"budget: {size_text(self.budget_bytes or 0)} for each process; "
