@@ -274,3 +274,21 @@ def test_a_leak_is_said_wherever_the_metric_is(tmp_path: Path) -> None:
     assert re.search(r"at step \d+, held_out", write_report(run).read_text(encoding="utf-8"))
     assert found_in_run(run) == [found["text"]]
     assert "8 of 9 eval rows" in body(CardContent(model_name="m", findings=[found["text"]]), has_picture=False)
+
+
+def test_compare_and_runs_know_what_was_trained_and_on_which_rows(tmp_path: Path) -> None:
+    small(tmp_path)
+    rows = (tmp_path / "table.csv").read_text().splitlines()
+    (tmp_path / "other.csv").write_text("\n".join([rows[0], *rows[20:]]) + "\n")
+    for name, table in (("a", "table"), ("b", "table"), ("c", "other")):
+        text = SMALL.replace("output_dir: run", f"output_dir: runs/{name}").replace("table.csv", f"{table}.csv")
+        (tmp_path / f"{name}.yaml").write_text(text.replace("max_steps: 8", "max_steps: 4\n  journal: true"))
+        done("train", str(tmp_path / f"{name}.yaml"))
+    same, other = (["compare", "runs/a", f"runs/{name}", "--output", "page.html"] for name in "bc")
+    assert "not comparable" not in done(*same)
+    shown = done(*other)
+    assert "evaluated on different rows: the metrics are not comparable" in shown
+    assert "data: table.csv | other.csv" in shown
+    assert "evaluated on different rows" in Path("page.html").read_text(encoding="utf-8")
+    assert json.loads(done(*other, "--json"))["comparable_metrics"] is False
+    assert "data=other.csv" in done("runs", "runs")

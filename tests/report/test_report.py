@@ -136,7 +136,7 @@ def test_comparison_says_for_each_pair_where_losses_part_and_which_arguments_dif
     assert str(partings(same)[0]) == "the same losses at all 3 steps that both logged"
     assert first_difference(same) is None
     text = comparison(runs)
-    for said in ("differ for the first time at step 2", "one and two", "part at step 3: 1 and 1.5", "Arguments that"):
+    for said in ("differ for the first time at step 2", "one and two", "part at step 3: 1 and 1.5", "What differs"):
         assert said in text
 
 

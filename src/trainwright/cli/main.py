@@ -289,8 +289,10 @@ def compare(
     """Write an HTML file that shows where runs diverge, and why."""
     from trainwright.report.comparison import comparison, first_difference, partings, read_runs
     from trainwright.report.run_table import (
+        OTHER_ROWS,
         best_of,
         differing_arguments,
+        is_comparable,
         metric_texts,
         metrics_of,
         origin_text,
@@ -317,12 +319,15 @@ def compare(
             "pairs": [dataclasses.asdict(pair) for pair in pairs],
             "origins": origins,
         }
-        put_json({"runs": list(records), **found, "arguments": differing_arguments(records)})
+        same = {"comparable_metrics": is_comparable(records), "arguments": differing_arguments(records)}
+        put_json({"runs": list(records), **found, **same})
         return
     for name, record in records.items():
         echo(f"{name}: {', '.join(metric_texts(metrics_of(record, best_of(record)))) or 'no evaluation'}")
         for origin in origins[name][-1:]:
             echo(f"{name} is a branch of {origin_text(origin)}")
+    if not is_comparable(records):
+        echo(OTHER_ROWS)
     for name, values in differing_arguments(records).items():
         echo(f"{name}: {' | '.join(map(str, values))}")
     for pair in pairs:

@@ -134,6 +134,7 @@ _RUN: dict[str, Check] = {  # of the entry with which a run begins, or goes on
     "data": _values(_data),
     "model": _mapping(**{"class": _text}, parameters=_count, trained_parameters=_count),
     "process": _mapping(),
+    "recipe": _values(_text),
     "branch": _mapping(origins=_list(_mapping(checkpoint=_text, step=parse_step), "checkpoint", "step")),
     "levers": _mapping(rows=_list(_mapping(settings=_mapping()), "lever", "settings", "ratio", "proof", "result")),
 }

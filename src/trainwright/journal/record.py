@@ -272,6 +272,7 @@ class JournalListener:
         self.clock = clock  # clock of the current run
         self._warnings = WarningRecorder(self)
         self.step_now: Callable[[], int] = int
+        self.recipe: JSONObject = {}  # what a configuration file says of the run: task, model, data, adapter
         self.known_before: list[JSONObject] = []  # entries about the data, of before a run: text, source and check
 
     def begin(
@@ -286,6 +287,7 @@ class JournalListener:
         if isinstance(journal, FileJournal):
             _LIVE[os.path.abspath(journal.path)] = journal
         is_first = checkpoint is None or facts.get("branch", {}).get("begins", False)
+        facts = {**facts, "recipe": self.recipe} if self.recipe else facts
         journal.write("start" if is_first else "resume", step=step_now(), checkpoint=checkpoint, **facts)
         for entry in self.known_before:
             journal.write("warning", step=step_now(), **entry)

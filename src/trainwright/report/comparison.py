@@ -11,7 +11,7 @@ from pathlib import Path
 from trainwright.journal.record import Record, read
 from trainwright.report.page import NUM_POINTS, Curve, Mark, document, figure, grid, readable, table
 from trainwright.report.run_page import NOT_DRAWN, facts
-from trainwright.report.run_table import differing_arguments
+from trainwright.report.run_table import OTHER_ROWS, differing_arguments, is_comparable
 
 TOLERANCE = 1e-6  # relative difference that rounding may cause
 
@@ -59,6 +59,7 @@ def comparison(records: dict[str, Record], *, tolerance: float = TOLERANCE) -> s
     rows = dict.fromkeys(name for found in about.values() for name in found)
     differing = differing_arguments(records)
     heading = ("", *records)
+    others = "" if is_comparable(records) else f" The runs were {OTHER_ROWS}."
     return document(
         " / ".join(records),
         [
@@ -74,13 +75,13 @@ def comparison(records: dict[str, Record], *, tolerance: float = TOLERANCE) -> s
                         [heading, *((name, *(found.get(name, "") for found in about.values())) for name in rows)],
                     ),
                     table(
-                        "Arguments that differ",
+                        "What differs",
                         [heading, *((name, *values) for name, values in differing.items())] if differing else [],
                     ),
                 ]
             )
         ],
-        note=f"The losses {said} (to {tolerance:g}, relative).",
+        note=f"The losses {said} (to {tolerance:g}, relative).{others}",
     )
 
 

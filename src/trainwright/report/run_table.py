@@ -12,6 +12,8 @@ from trainwright.journal.entries import Entry
 from trainwright.journal.record import JOURNAL_NAME, Record, flat, read
 from trainwright.support.host import is_process_alive
 
+EVAL_ROWS = "eval_rows"  # in the recipe of a journal
+OTHER_ROWS = "evaluated on different rows: the metrics are not comparable"
 DEPTH = 4  # directories below the one asked about
 NAMES_OF_RUNS = ("output_dir", "run_name", "logging_dir", "hub_model_id", "resume_from_checkpoint", "branch_from")
 MOST_SHOWN = 3  # metrics, and arguments, of a run in the table
@@ -121,11 +123,32 @@ def origin_text(origin: Entry) -> str:
 
 
 def differing_arguments(records: Mapping[str, Record]) -> dict[str, list[object]]:
-    """Returns name -> value in each run for the arguments that differ, except names and directories."""
-    given = [flat(last_start(record).get("arguments", {})) for record in records.values()]
+    """Returns name -> value in each run for what differs: task, model, data, adapter, and arguments.
+
+    Names and directories of runs are left out.
+    """
+    given = [_recipe(record) | flat(last_start(record).get("arguments", {})) for record in records.values()]
     names = dict.fromkeys(name for arguments in given for name in arguments if name not in NAMES_OF_RUNS)
     values = {name: [arguments.get(name) for arguments in given] for name in names}
     return {name: found for name, found in values.items() if any(value != found[0] for value in found[1:])}
+
+
+def _recipe(record: Record) -> dict[str, object]:
+    found = last_start(record).get("recipe", {})
+    return {name: value for name, value in found.items() if name != EVAL_ROWS}
+
+
+def is_comparable(records: Mapping[str, Record]) -> bool:
+    """Returns False if the metrics of runs are from different rows, as far as their journals say."""
+    known = [one for one in map(_evaluated_on, records.values()) if one is not None]
+    return all(one == known[0] for one in known[1:])
+
+
+def _evaluated_on(record: Record) -> object:
+    """Returns what tells the evaluation rows of a run; None if nothing does."""
+    start = last_start(record)
+    data = start.get("data", {}).get("eval", {})
+    return start.get("recipe", {}).get(EVAL_ROWS) or data.get("fingerprint") or data.get("samples")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from trainwright.cli.recipe.yaml_tree import Tree, dump
 from trainwright.cli.tasks import findings, task_builders
 from trainwright.cli.tasks.adapter import described, save_base_config, with_adapter
 from trainwright.cli.tasks.models import quiet_transformers, remove_learned
-from trainwright.cli.tasks.source import load
+from trainwright.cli.tasks.source import TaskSource, digest_rows, load
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import ArgumentError, CheckpointError, DataError, RecipeError, TrainwrightError
@@ -110,12 +110,34 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
         compute_metrics=parts.compute_metrics,
         preprocess_logits_for_metrics=parts.preprocess_logits,
     )
-    Internals(trainer).services.journal.known_before = [
+    journal = Internals(trainer).services.journal
+    journal.recipe = summarize(recipe, material)
+    journal.known_before = [
         {"text": f"{one.check}: {findings.described(one)}", "source": findings.__name__, "check": one.check}
         for one in material.found
         if one.severity != "note"
     ]
     return trainer
+
+
+def summarize(recipe: Recipe, material: TaskSource) -> JSONObject:
+    """Returns what tells a run from others: its task, model, data and adapter, and a digest of the evaluation rows."""
+    data = recipe.data
+    named = [source["path"] for source in data.sources or ()] or data.train or data.dataset
+    summary = {
+        "task": recipe.task,
+        "model": _near(recipe.model.path) if recipe.model.path else recipe.model.config.get("model_type"),
+        "data": ", ".join(map(_near, named)) if isinstance(named, list) else _near(named),
+        "adapter": None if recipe.lora is None else described(recipe.lora),
+        "eval_rows": digest_rows(material.eval) if len(material.eval) else None,
+    }
+    return {name: str(value) for name, value in summary.items() if value is not None}
+
+
+def _near(name: object) -> str:
+    """Returns a path below the working directory as it is seen from there; other names as they are."""
+    near = os.path.relpath(str(name)) if os.path.isabs(str(name)) else str(name)
+    return str(name) if near.startswith("..") else near
 
 
 def _refuse_what_cannot_be_downloaded(recipe: Recipe, tree: Tree) -> None:

@@ -8,6 +8,7 @@ import gzip
 import io
 import random
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -257,6 +258,14 @@ def _within(name: str, columns: Sequence[str]) -> list[str]:
     """Returns the columns that a range means."""
     first, _, last = name.partition("-")
     return [one for one in columns if one.isdigit() and int(first) <= int(one) <= int(last)]
+
+
+def digest_rows(rows: Rows) -> str:
+    """Returns what tells these rows from others, whatever their order; of a dataset, its own fingerprint."""
+    if hasattr(rows, "column_names"):
+        return str(getattr(rows, "_fingerprint", len(rows)))
+    contents = sorted(_content(tuple(row.items())) or 0 for row in rows)
+    return f"{len(rows)}-{zlib.crc32(repr(contents).encode()):08x}"
 
 
 def _content(cells: tuple[object, ...]) -> int | None:
