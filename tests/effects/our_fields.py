@@ -29,6 +29,7 @@ from trainwright.errors import DataError
 from trainwright.preflight import speed
 
 from ..capabilities.async_evaluation.async_evaluations import Held
+from ..capabilities.control.receipts import send_and_wait
 from .bench import Bench, llama, samples, sentences
 from .table import shows
 
@@ -191,10 +192,7 @@ def a_run_takes_commands(bench: Bench) -> None:
     class Sends(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 1 and inbox(args).is_open:
-                inbox(args).send({"words": ["stop"], "by": "me"})
-                while list(inbox(args).folder.glob("new-*")):
-                    time.sleep(0.01)
-                time.sleep(0.05)  # from the disk to the queue
+                send_and_wait(inbox(args), {"words": ["stop"], "by": "me"})
 
     def inbox(args: Any) -> Inbox:
         return Inbox(args.output_dir)
