@@ -1,9 +1,9 @@
 """Tiers of the suite: derives their marks, checks that quick tests stay quick, and keeps cores busy on request.
 
-A test is quick unless a mark takes it out of that tier. Of the others, the first case of each file is a smoke test,
-unless the file marks one itself. `make test` runs the quick and the smoke tests, `make more` the others but for the
-slow ones. While a quick test runs, starting a process and importing a second framework are errors, so that the tier
-stays what it says; the marks are in `pyproject.toml`.
+A test is quick unless a mark takes it out of that tier, or its recorded CPU time (`costs.py`). Of the others, the first
+case of each file is a smoke test, unless it costs too much or the file marks one itself. `make test` runs the quick and
+the smoke tests, `make more` the others but for the slow ones. While a quick test runs, starting a process and importing
+a second framework are errors, so that the tier stays what it says; the marks are in `pyproject.toml`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ from typing import Any
 
 import pytest
 
+from . import costs
+
 NOT_QUICK = ("slow", "gpu", "lint", "more", "examples", "process", "framework", "costly")
 NOT_SMOKE = ("quick", "slow", "gpu", "lint", "more")
+# CPU seconds that a test of `make test` may cost, and the first case of a file with processes or frameworks.
+QUICK_LIMIT_S = 0.25
+SMOKE_LIMIT_S = 3.0
 RULES = Path(__file__).parents[1] / "sources"  # what `make lint` reads from the sources
 FRAMEWORKS = frozenset(
     {
@@ -96,13 +101,15 @@ def _watch_original() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("tiers").addoption(
-        "--busy", action="store_true", help="keep all cores busy with other processes while the tests run"
-    )
+    group = parser.getgroup("tiers")
+    group.addoption("--busy", action="store_true", help="keep all cores busy with other processes while the tests run")
+    group.addoption("--store-costs", action="store_true", help="write what the tests cost to tests/costs.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     sys.addaudithook(_audit)
+    if config.getoption("store_costs"):
+        config.pluginmanager.register(costs.CostRecorder(), "tier-costs")
     if config.getoption("busy") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Load(), "tier-load")
 
@@ -117,7 +124,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if _is_left_to_the_slow_tests(item):
         item.add_marker("slow")
     if not any(item.get_closest_marker(name) for name in NOT_QUICK):
-        item.add_marker("quick")
+        costs_much = costs.cost_s(item) > QUICK_LIMIT_S and not item.get_closest_marker("smoke")
+        item.add_marker("more" if costs_much else "quick")
 
 
 def _is_left_to_the_slow_tests(item: pytest.Item) -> bool:
@@ -137,7 +145,8 @@ def _mark_smoke_tests(items: list[pytest.Item]) -> None:
         if not any(item.get_closest_marker(name) for name in NOT_SMOKE):
             by_file[item.path].append(item)
     for found in by_file.values():
-        if not any(item.get_closest_marker("smoke") for item in found):
+        is_chosen = any(item.get_closest_marker("smoke") for item in found)
+        if not is_chosen and costs.cost_s(found[0]) <= SMOKE_LIMIT_S:
             found[0].add_marker("smoke")
 
 
