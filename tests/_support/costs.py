@@ -1,13 +1,15 @@
 """What tests cost: CPU seconds of those that cost most, in `tests/costs.json`, by which `make test` leaves them out.
 
-`--store-costs` measures the tests that run, with the processes that they start, and writes the file anew for them. A
-test with several cases costs what its cheapest case does: the first test of a process pays for imports of others.
+`--store-costs` measures the tests that run, with the processes that they start, and writes the file anew for them. The
+cost of a test with several cases is the median: the first test of a process pays for imports that others need too.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import statistics
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,7 @@ from . import forked
 
 FILE = Path(__file__).parents[1] / "costs.json"
 ROOT = FILE.parents[1]
-RECORDED_S = 0.2  # what costs less is not in the file
+RECORDED_S = 0.05  # what costs less is not in the file
 _KEY = "cpu_s"
 
 
@@ -48,7 +50,7 @@ class CostRecorder:
     """Measures each test where it runs, and writes the file where the results arrive."""
 
     def __init__(self) -> None:
-        self.measured: dict[str, float] = {}
+        self.measured = defaultdict[str, list[float]](list)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
@@ -65,13 +67,12 @@ class CostRecorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "teardown":
             return
-        name = test_name(report.nodeid)
         seconds = sum(float(value) for key, value in report.user_properties if key == _KEY)  # type: ignore[arg-type]
-        self.measured[name] = min(seconds, self.measured.get(name, seconds))
+        self.measured[test_name(report.nodeid)].append(seconds)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(session.config, "workerinput"):
             return
-        costs = recorded_costs() | self.measured
-        dear = {name: round(costs[name], 1) for name in sorted(costs) if costs[name] >= RECORDED_S}
-        FILE.write_text(json.dumps(dear, indent=0) + "\n", encoding="utf-8")
+        costs = recorded_costs() | {name: statistics.median(seconds) for name, seconds in self.measured.items()}
+        recorded = {name: round(costs[name], 2) for name in sorted(costs) if costs[name] >= RECORDED_S}
+        FILE.write_text(json.dumps(recorded, indent=0) + "\n", encoding="utf-8")
