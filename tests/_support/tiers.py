@@ -172,9 +172,9 @@ def _mark_smoke_tests(items: list[pytest.Item]) -> None:
     for item in items:
         if not any(item.get_closest_marker(name) for name in NOT_SMOKE):
             by_file[item.path].append(item)
-    for found in by_file.values():
-        is_chosen = any(item.get_closest_marker("smoke") for item in found)
-        if not is_chosen and costs.cost_s(found[0]) <= SMOKE_LIMIT_S:
+    chosen = {item.path for item in items if item.get_closest_marker("smoke")}
+    for path, found in by_file.items():
+        if path not in chosen and costs.cost_s(found[0]) <= SMOKE_LIMIT_S:
             found[0].add_marker("smoke")
 
 

@@ -14,6 +14,8 @@ from trainwright.config.rules.stages import Stage, of_stage
 from ..compat.refusals import CALLS, NOT_RUN, PROTECTED, RAISES
 from ..sources.parsed import parse_file
 
+pytestmark = pytest.mark.lint
+
 SRC = Path(__file__).parents[2] / "src" / "trainwright"
 
 # Features that transformers' Trainer does not have: there is nothing to compare. Modules, with all below them.

@@ -6,7 +6,11 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from ..sources.parsed import parse_file
+
+pytestmark = pytest.mark.lint
 
 SRC = Path(__file__).parents[2] / "src" / "trainwright"
 

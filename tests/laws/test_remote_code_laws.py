@@ -54,15 +54,18 @@ def refuses_code(call: ast.Call) -> bool:
     return isinstance(value, ast.Constant) and value.value is False
 
 
+@pytest.mark.lint
 def test_all_that_is_loaded_by_name_refuses_code() -> None:
     assert [place for place, call in found() if not refuses_code(call) and place not in EXCEPTIONS] == []
 
 
+@pytest.mark.lint
 def test_every_exception_is_used() -> None:
     left = {place for place, call in found() if not refuses_code(call)}
     assert EXCEPTIONS.keys() - left == set()
 
 
+@pytest.mark.lint
 def test_no_code_is_trusted_anywhere() -> None:
     for path in SRC.rglob("*.py"):
         assert "trust_remote_code=True" not in path.read_text(encoding="utf-8"), path
@@ -82,6 +85,7 @@ def interpreters(tree: ast.AST) -> Iterator[ast.expr]:
                 yield after
 
 
+@pytest.mark.lint
 def test_every_interpreter_is_started_without_the_working_directory() -> None:
     trees = [parse_file(path) for path in sorted(SRC.rglob("*.py"))]
     words = [ast.unparse(after) for tree in trees for after in interpreters(tree)]
