@@ -255,7 +255,7 @@ def test_whatever_the_store_says_training_goes_on_and_later_attempt_sends_it(
     bench.until_sent_again(10)
 
 
-def test_a_store_that_fails_again_and_again_is_named_once_for_each_cause(
+def test_a_store_that_keeps_failing_is_named_once_for_each_cause(
     bench: Bench, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(6):
