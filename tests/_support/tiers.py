@@ -31,7 +31,7 @@ NOT_SMOKE = ("quick", "slow", "gpu", "lint", "more")
 # the first test of a file with processes or frameworks.
 QUICK_LIMIT_S = 0.2
 CASES_LIMIT_S = 0.5
-SMOKE_LIMIT_S = 2.0
+SMOKE_LIMIT_S = 4.0
 RULES = Path(__file__).parents[1] / "sources"  # what `make lint` reads from the sources
 FRAMEWORKS = frozenset(
     {
