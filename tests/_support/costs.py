@@ -67,7 +67,7 @@ class CostRecorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when != "teardown":
             return
-        seconds = sum(float(value) for key, value in report.user_properties if key == _KEY)  # type: ignore[arg-type]
+        seconds = sum((float(str(value)) for key, value in report.user_properties if key == _KEY), 0.0)
         self.measured[test_name(report.nodeid)].append(seconds)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
