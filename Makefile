@@ -131,7 +131,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(PYTEST) -m lint tests/sources -q $(ARGS)
+	$(PYTEST) -m lint tests/sources tests/laws tests/contract -q $(ARGS)
 	$(BIN)/mkdocs build --strict
 
 # The pages for people, in build/site; a warning is an error.

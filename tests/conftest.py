@@ -46,8 +46,10 @@ def _hermetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
     yield
-    logging.getLogger("trainwright").setLevel(logging.NOTSET)  # a trainer sets its own level, as the original does
-    logging.getLogger("transformers").setLevel(logging.WARNING)
+    # A trainer sets its own level, as the original does; setting one empties the caches of all loggers.
+    for name, level in (("trainwright", logging.NOTSET), ("transformers", logging.WARNING)):
+        if (logger := logging.getLogger(name)).level != level:
+            logger.setLevel(level)
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)

@@ -105,9 +105,25 @@ class Process:
 
     def _wait(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
-            self.returncode = int(self._status.readline())
+            code, cpu_s = self._status.readline().split()
+            self.returncode = int(code)
             self._status.close()
+            _ended.cpu_s += float(cpu_s)
         return self.returncode
+
+
+class _Ended:
+    """CPU seconds of the forks that have ended, which are no children of this process."""
+
+    cpu_s = 0.0
+
+
+_ended = _Ended()
+
+
+def ended_cpu_s() -> float:
+    """Returns the CPU seconds of this process's forks that have ended, with those of their own processes."""
+    return _ended.cpu_s
 
 
 def start(
@@ -239,7 +255,7 @@ def _serve(listener: socket.socket) -> dict[str, Any]:
 
 
 def _keep(descriptors: list[int]) -> None:
-    """Forks the child, in which it returns; tells its pid and then its exit code."""
+    """Forks the child, in which it returns; writes its pid, and at its end the exit code and the CPU seconds."""
     out, err, status, *source = descriptors
     pid = os.fork()
     if pid == 0:
@@ -252,8 +268,9 @@ def _keep(descriptors: list[int]) -> None:
         return
     os.write(status, f"{pid}\n".encode())
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    used = os.times()
     with contextlib.suppress(BrokenPipeError):
-        os.write(status, f"{code}\n".encode())
+        os.write(status, f"{code} {used.children_user + used.children_system:.2f}\n".encode())
     os._exit(0)
 
 

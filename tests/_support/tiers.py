@@ -1,9 +1,10 @@
 """Tiers of the suite: derives their marks, checks that quick tests stay quick, and keeps cores busy on request.
 
-A test is quick unless a mark takes it out of that tier. Of the others, the first case of each file is a smoke test,
-unless the file marks one itself. `make test` runs the quick and the smoke tests, `make more` the others but for the
-slow ones. While a quick test runs, starting a process and importing a second framework are errors, so that the tier
-stays what it says; the marks are in `pyproject.toml`.
+A test is quick unless a mark takes it out of that tier, or its recorded CPU time (`costs.py`): one that costs much is
+left to `make more`, and of many cases those for which there is no time. Of the tests with another mark, the first case
+of each file is a smoke test, unless it costs too much or the file marks one itself. `make test` runs the quick and the
+smoke tests, `make more` the others but for the slow ones. While a quick test runs, starting a process and importing a
+second framework are errors, so that the tier stays what it says; the marks are in `pyproject.toml`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,15 @@ from typing import Any
 
 import pytest
 
+from . import costs
+
 NOT_QUICK = ("slow", "gpu", "lint", "more", "examples", "process", "framework", "costly")
 NOT_SMOKE = ("quick", "slow", "gpu", "lint", "more")
+# CPU seconds in `make test`, by which it takes five minutes on two cores: of a quick test, of all cases of one, and of
+# the first test of a file with processes or frameworks.
+QUICK_LIMIT_S = 0.2
+CASES_LIMIT_S = 0.5
+SMOKE_LIMIT_S = 4.0
 RULES = Path(__file__).parents[1] / "sources"  # what `make lint` reads from the sources
 FRAMEWORKS = frozenset(
     {
@@ -47,6 +55,7 @@ _OF_DEPENDENCIES = frozenset({"deepspeed", "ray", "mlflow"})  # transformers imp
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 # A training asks for its commit and platform, joblib for cores, matplotlib for fonts; all do without an answer.
 _FACTS = ("git", "uname", "lscpu", "fc-list")
+_NEEDS_NO_MARK = pytest.StashKey[bool]()  # set for a quick test, and for one that is only left out for its cost
 _NUM_CASES = pytest.StashKey[defaultdict[tuple[str, str], int]]()  # of each test with the mark `one_in`
 _SPIN = "import os, sys\nwhile os.getppid() == int(sys.argv[1]):\n    sum(range(1000000))"
 
@@ -96,13 +105,15 @@ def _watch_original() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.getgroup("tiers").addoption(
-        "--busy", action="store_true", help="keep all cores busy with other processes while the tests run"
-    )
+    group = parser.getgroup("tiers")
+    group.addoption("--busy", action="store_true", help="keep all cores busy with other processes while the tests run")
+    group.addoption("--store-costs", action="store_true", help="write what the tests cost to tests/costs.json")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     sys.addaudithook(_audit)
+    if config.getoption("store_costs"):
+        config.pluginmanager.register(costs.CostRecorder(), "tier-costs")
     if config.getoption("busy") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Load(), "tier-load")
 
@@ -116,8 +127,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("lint")
     if _is_left_to_the_slow_tests(item):
         item.add_marker("slow")
-    if not any(item.get_closest_marker(name) for name in NOT_QUICK):
-        item.add_marker("quick")
 
 
 def _is_left_to_the_slow_tests(item: pytest.Item) -> bool:
@@ -131,19 +140,48 @@ def _is_left_to_the_slow_tests(item: pytest.Item) -> bool:
     return (num_cases[test] - 1) % mark.args[0] != 0
 
 
+def _mark_quick_tests(items: list[pytest.Item]) -> None:
+    by_test = defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in NOT_QUICK):
+            by_test[costs.test_name(item.nodeid)].append(item)
+    for cases in by_test.values():
+        affordable = affordable_cases(costs.cost_s(cases[0]), len(cases))
+        for index, item in enumerate(cases):
+            item.stash[_NEEDS_NO_MARK] = True
+            item.add_marker("quick" if index in affordable or item.get_closest_marker("smoke") else "more")
+
+
+def affordable_cases(cost_s: float, num_cases: int) -> set[int]:
+    """Returns the cases of a test for which `make test` has time, spread evenly from the first on.
+
+    Args:
+        cost_s: CPU seconds of one case; 0.0 where it costs little.
+        num_cases: of the test; 1 for a test without cases.
+    """
+    if cost_s > QUICK_LIMIT_S:
+        return set()
+    count = num_cases
+    if cost_s:
+        count = min(num_cases, max(1, int(CASES_LIMIT_S / cost_s)))
+    return {index * num_cases // count for index in range(count)}
+
+
 def _mark_smoke_tests(items: list[pytest.Item]) -> None:
     by_file = defaultdict[Path, list[pytest.Item]](list)
     for item in items:
         if not any(item.get_closest_marker(name) for name in NOT_SMOKE):
             by_file[item.path].append(item)
-    for found in by_file.values():
-        if not any(item.get_closest_marker("smoke") for item in found):
+    chosen = {item.path for item in items if item.get_closest_marker("smoke")}
+    for path, found in by_file.items():
+        if path not in chosen and costs.cost_s(found[0]) <= SMOKE_LIMIT_S:
             found[0].add_marker("smoke")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Adds the marks that depend on other tests, before tests are put into another order or selected."""
+    _mark_quick_tests(items)
     _mark_smoke_tests(items)
     found = sorted((FRAMEWORKS - _OF_DEPENDENCIES) & sys.modules.keys())
     if config.getoption("markexpr") == "quick" and found:
@@ -169,7 +207,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Any:
-    if not item.get_closest_marker("quick"):
+    if not item.stash.get(_NEEDS_NO_MARK, False):
         return (yield)
     _now.name = item.nodeid
     _now.pid = os.getpid()

@@ -19,6 +19,7 @@ import trainwright
 from trainwright.support.patches import checkpointed_activations
 
 from .._support.small import data, make_trainer, models
+from ..sources.parsed import parse_file
 
 SRC = Path(trainwright.__file__).parent
 THEIRS = Path(transformers.__file__).parent
@@ -38,7 +39,7 @@ def names_that_go_away() -> set[str]:
 def uses_of(names: set[str]) -> Iterator[str]:
     """Yields where a file of ours reads an attribute, passes a keyword or imports something of such a name."""
     for path in sorted(SRC.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parse_file(path)):
             found: list[str | None] = []
             if isinstance(node, ast.Attribute):
                 found = [node.attr]

@@ -643,9 +643,10 @@ TRIED = [
 
 @pytest.mark.parametrize("settings", TRIED)
 def test_a_rule_reads_the_fields_that_it_is_about_and_no_others(settings):
+    plain = vars(unchecked(**settings))
     for one in RULES:
         args = object.__new__(Recorded)
-        vars(args).update(vars(unchecked(**settings)), read=set())
+        vars(args).update(plain, read=set())
         one.message(args, RunFacts(max_steps=10, has_open_end=True, eval_names=("a",), supports_bf16=False))
         assert vars(args)["read"] <= one.fields, one.name
 

@@ -15,6 +15,8 @@ from trainwright import Trainer
 from trainwright.capability_table import TABLE
 from trainwright.config.fields.our_fields import CORE
 
+from ..sources.parsed import parse_file
+
 SOURCE = Path(trainwright.__file__).parent
 TRAINERS = ("trainer", "copied", "moved", "other")  # what a variable that holds one is called
 MAX_SITES = 43
@@ -63,7 +65,7 @@ def assigned(tree: ast.AST, *owners: str) -> list[tuple[int, str]]:
 
 
 def the_trainer() -> ast.ClassDef:
-    tree = ast.parse((SOURCE / "trainer.py").read_text())
+    tree = parse_file(SOURCE / "trainer.py")
     return next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "Trainer")
 
 
@@ -76,7 +78,7 @@ def sites() -> list[str]:
     own = [site for method in methods() if method.name != "__init__" for site in assigned(method, "self")]
     found = [f"trainer.py:{line} {name}" for line, name in own]
     for path in sorted(SOURCE.rglob("*.py")):
-        tree = ast.parse(path.read_text())
+        tree = parse_file(path)
         place = path.relative_to(SOURCE)
         found += [f"{place}:{line} {name}" for line, name in assigned(tree, *TRAINERS)]
     return found

@@ -12,6 +12,9 @@ import pytest
 from trainwright.config.rules.stages import Stage, of_stage
 
 from ..compat.refusals import CALLS, NOT_RUN, PROTECTED, RAISES
+from ..sources.parsed import parse_file
+
+pytestmark = pytest.mark.lint
 
 SRC = Path(__file__).parents[2] / "src" / "trainwright"
 
@@ -146,7 +149,7 @@ def places() -> list[str]:
     found = []
     for path in sorted(SRC.rglob("*.py")):
         module = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parse_file(path)
         found += [place for place, what in raises(tree, module) if what not in PYTHONS]
     return found
 

@@ -43,7 +43,8 @@ def suite(tmp_path: Path) -> Path:
     (suite / "constraints.txt").write_text("torch==0\n")
     for name in ("requirements-data.txt", "requirements-optim.txt", "requirements-engines.txt"):
         (suite / name).touch()
-    (suite / "tests/sources").mkdir(parents=True)
+    for folder in ("sources", "laws", "contract"):
+        (suite / "tests" / folder).mkdir(parents=True)
     for place, mark in (("test_quick", "quick"), ("sources/test_rule", "lint"), ("test_more", "filterwarnings")):
         source = f"import pytest\n\n@pytest.mark.{mark}\ndef test_passes(): pass\n"
         (suite / "tests" / f"{place}.py").write_text(source)

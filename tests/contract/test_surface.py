@@ -3,7 +3,7 @@
 import inspect
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,9 @@ def without_annotations(method: Callable[..., Any]) -> str:
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_has_its_frozen_signature(name: str) -> None:
-    frozen = surface.TAKES_MORE.get(name, METHODS[name])
-    assert without_annotations(getattr(trainwright.Trainer, name)) == frozen
+def test_each_method_has_its_frozen_signature() -> None:
+    found = {name: without_annotations(getattr(trainwright.Trainer, name)) for name in METHODS}
+    assert found == {name: surface.TAKES_MORE.get(name, frozen) for name, frozen in METHODS.items()}
 
 
 DOCUMENTED = {
@@ -52,34 +51,38 @@ DOCUMENTED = {
 }
 
 
-@pytest.mark.parametrize(("cls", "name"), sorted(DOCUMENTED, key=str), ids=lambda one: getattr(one, "__name__", one))
-def test_a_docstring_says_what_each_parameter_and_the_result_is(cls: type, name: str) -> None:
+def test_each_docstring_says_what_its_parameters_and_the_result_are() -> None:
+    found = {f"{cls.__name__}.{name}": find_undocumented(cls, name) for cls, name in DOCUMENTED}
+    assert {name: missing for name, missing in found.items() if missing} == {}
+
+
+def find_undocumented(cls: type, name: str) -> list[str]:
+    """Returns the parameters of a method that its docstring does not describe, and "Returns" for a missing result."""
     method = inspect.getattr_static(cls, name)
     method = getattr(method, "__func__", method)  # of a class method or a static one
     if not inspect.isfunction(method):
-        return
+        return []
     signature = inspect.signature(method)
     text = inspect.getdoc(getattr(cls, name)) or ""
     taken = [one for one in signature.parameters if one not in ("self", "cls")]
     told = set(re.findall(r"^    (\w+)(?: \(.*?\))?:", text.replace("*", ""), re.MULTILINE))  # also `name (type): ...`
-    assert [one for one in taken if one not in told] == []
-    assert (
-        "\nReturns:" in text
-        or signature.return_annotation in ("None", "NoReturn", inspect.Signature.empty)
-        or not taken
-    )
+    returns_nothing = signature.return_annotation in ("None", "NoReturn", inspect.Signature.empty)
+    says_the_result = "\nReturns:" in text or returns_nothing or not taken
+    return [one for one in taken if one not in told] + ([] if says_the_result else ["Returns"])
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize("name", [name for name in METHODS if hasattr(transformers.Trainer, name)])
-def test_a_method_has_the_signature_of_the_installed_transformers(name: str) -> None:
-    assert METHODS[name] == without_annotations(getattr(transformers.Trainer, name))
-    kinds = [
-        isinstance(inspect.getattr_static(cls, name), staticmethod)
-        for cls in (trainwright.Trainer, transformers.Trainer)
-    ]
-    if name != "metrics_format":  # a plain function in a class body there: it only works when called on the class
-        assert kinds[0] == kinds[1]
+def test_each_method_has_the_signature_of_the_installed_transformers() -> None:
+    names = [name for name in METHODS if hasattr(transformers.Trainer, name)]
+    theirs = {name: without_annotations(getattr(transformers.Trainer, name)) for name in names}
+    assert {name: METHODS[name] for name in names} == theirs
+    # metrics_format is a plain function in a class body there: it only works when called on the class.
+    names.remove("metrics_format")
+    assert find_static(trainwright.Trainer, names) == find_static(transformers.Trainer, names)
+
+
+def find_static(cls: type, names: Iterable[str]) -> set[str]:
+    return {name for name in names if isinstance(inspect.getattr_static(cls, name), staticmethod)}
 
 
 @pytest.mark.framework
@@ -105,10 +108,10 @@ def test_the_older_tokenizer_warns_and_becomes_the_processing_class(tmp_path: Pa
 
 
 @pytest.mark.framework
-@pytest.mark.parametrize(("name", "value"), surface.CLASS_ATTRIBUTES.items())
-def test_a_class_attribute_has_its_value(name: str, value: Any) -> None:
-    assert getattr(trainwright.Trainer, name) is value
-    assert getattr(transformers.Trainer, name) is value
+def test_each_class_attribute_has_its_value() -> None:
+    for name, value in surface.CLASS_ATTRIBUTES.items():
+        assert getattr(trainwright.Trainer, name) is value, name
+        assert getattr(transformers.Trainer, name) is value, name
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +131,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return trainer
 
 
-@pytest.mark.parametrize("name", surface.ATTRIBUTES)
-def test_an_attribute_is_there_before_and_after_training(name: str, fresh: Any, trained: Any) -> None:
-    assert hasattr(fresh, name)
-    assert hasattr(trained, name)
+def test_all_attributes_are_there_before_and_after_training(fresh: Any, trained: Any) -> None:
+    assert [name for name in surface.ATTRIBUTES if not hasattr(fresh, name)] == []
+    assert [name for name in surface.ATTRIBUTES if not hasattr(trained, name)] == []
 
 
 @pytest.mark.parametrize(
@@ -150,30 +152,29 @@ def test_what_was_given_is_what_is_read(name: str, value: Any, tmp_path: Path) -
     assert getattr(doubles.trainer(tmp_path, **{name: value}), name) is value
 
 
-@pytest.mark.parametrize("name", ASSIGNED)
-def test_an_attribute_that_others_assign_can_be_assigned(name: str, tmp_path: Path) -> None:
-    trainer = doubles.trainer(tmp_path)
-    value = getattr(trainer, name)
-    setattr(trainer, name, value)
-    assert getattr(trainer, name) is value or getattr(trainer, name) == value
+def test_attributes_that_others_assign_can_be_assigned(tmp_path: Path) -> None:
+    for name in ASSIGNED:
+        trainer = doubles.trainer(tmp_path)
+        value = getattr(trainer, name)
+        setattr(trainer, name, value)
+        assert getattr(trainer, name) is value or getattr(trainer, name) == value, name
 
 
-@pytest.mark.parametrize("name", surface.STATE)
-def test_the_state_has_its_fields(name: str, trained: Any) -> None:
-    assert hasattr(trained.state, name)
-    assert name in json.loads(next(Path(trained.args.output_dir).glob("*/trainer_state.json")).read_text())
+def test_the_state_has_its_fields(trained: Any) -> None:
+    saved = json.loads(next(Path(trained.args.output_dir).glob("*/trainer_state.json")).read_text())
+    assert [name for name in surface.STATE if not hasattr(trained.state, name)] == []
+    assert [name for name in surface.STATE if name not in saved] == []
 
 
-@pytest.mark.parametrize("name", surface.CONTROL)
-def test_the_control_has_its_flags(name: str, trained: Any) -> None:
-    assert getattr(trained.control, name) in (True, False)
+def test_the_control_has_its_flags(trained: Any) -> None:
+    assert [name for name in surface.CONTROL if getattr(trained.control, name) not in (True, False)] == []
 
 
-@pytest.mark.parametrize("event", [*surface.EVENTS, *surface.EVENTS_OF_OURS])
-def test_a_callback_has_every_event(event: str) -> None:
-    signature = inspect.signature(getattr(trainwright.TrainerCallback, event))
-    assert list(signature.parameters)[:4] == ["self", "args", "state", "control"]
-    assert [one.kind for one in signature.parameters.values()][-1] == inspect.Parameter.VAR_KEYWORD
+def test_a_callback_has_every_event() -> None:
+    for event in (*surface.EVENTS, *surface.EVENTS_OF_OURS):
+        signature = inspect.signature(getattr(trainwright.TrainerCallback, event))
+        assert list(signature.parameters)[:4] == ["self", "args", "state", "control"], event
+        assert [one.kind for one in signature.parameters.values()][-1] == inspect.Parameter.VAR_KEYWORD, event
 
 
 def test_no_event_of_transformers_is_missing() -> None:
@@ -196,20 +197,19 @@ def test_evaluating_and_predicting_return_their_metrics(trained: Any) -> None:
     assert set(trained.evaluate(metric_key_prefix="dev")) >= {"dev_loss", "dev_runtime"}
 
 
-@pytest.mark.parametrize("name", surface.FILES)
-def test_a_checkpoint_has_its_files(name: str, trained: Any) -> None:
-    # config.json: a plain module has no configuration to write.
-    assert (Path(trained.args.output_dir) / "checkpoint-3" / name).is_file() == (name != "config.json")
+def test_a_checkpoint_has_its_files(trained: Any) -> None:
+    folder = Path(trained.args.output_dir) / "checkpoint-3"
+    # A plain module has no configuration to write.
+    assert [name for name in surface.FILES if not (folder / name).is_file()] == ["config.json"]
 
 
 def test_every_published_name_is_there() -> None:
     assert package_names.PUBLIC | package_names.HELPERS == package_names.DONE
 
 
-@pytest.mark.parametrize("name", sorted(package_names.DONE))
-def test_a_name_of_the_package_can_be_imported(name: str) -> None:
-    assert getattr(trainwright, name) is not None
-    assert name in dir(trainwright)
+def test_each_name_of_the_package_can_be_imported() -> None:
+    assert [name for name in package_names.DONE if getattr(trainwright, name, None) is None] == []
+    assert set(dir(trainwright)) >= package_names.DONE
 
 
 def test_what_the_package_lists_can_be_imported() -> None:

@@ -84,11 +84,13 @@ def find_ties(imports: Iterable[Import]) -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.lint
 def test_the_core_imports_nothing_from_outside_but_these() -> None:
     expected = {(importer, module) for importer, modules in TIES.items() for module in modules}
     assert find_ties(read(SOURCE)) == expected
 
 
+@pytest.mark.lint
 def test_a_planted_tie_is_found(tmp_path: Path) -> None:
     for name in ("loop", "capabilities"):
         (tmp_path / name).mkdir()

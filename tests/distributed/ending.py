@@ -6,10 +6,12 @@ import time
 from typing import Any
 
 import torch
+from tests._support.arrival import LIMIT_S, announce
 from tests.parity import data, models
 from torch.utils.data import Dataset
 
 from trainwright import Trainer, TrainerCallback, TrainingArguments, get_last_checkpoint
+from trainwright.distributed.watchdog import Watchdog
 
 FOLDER = sys.argv[1]
 CASE = sys.argv[2]
@@ -17,9 +19,25 @@ RANK = int(os.environ["RANK"])
 AT_STEP = 5
 
 
-def here() -> None:
-    print("HERE", os.getpid(), flush=True)
-    time.sleep(1.0)
+asked: list[Watchdog] = []
+
+
+def be_signalled() -> None:
+    """Waits for one signal, and until this process is to end: the step is still the one that it came in."""
+    if asked:
+        return
+    ask = Watchdog.ask
+
+    def noted(watchdog: Watchdog, number: int) -> None:
+        asked.append(watchdog)
+        ask(watchdog, number)
+
+    Watchdog.ask = noted  # type: ignore[method-assign]
+    announce(os.getpid())
+    end = time.monotonic() + LIMIT_S
+    while not asked or asked[0]._gate is None:
+        assert time.monotonic() < end, "the processes have not agreed on a step"
+        time.sleep(0.01)
 
 
 class Samples(Dataset[dict[str, Any]]):
@@ -45,14 +63,14 @@ class Ends(Trainer):
         if CASE in ("standstill", "late") and RANK == 1 and at:
             time.sleep(600)
         if CASE == "signal in a step" and RANK == 1 and at:
-            here()
+            be_signalled()
         return super().training_step(*args, **kwargs)
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         if CASE == "evaluation" and RANK == 1:
             raise KeyError("no such metric")
         if CASE == "signal in an evaluation" and RANK == 1 and self.state.global_step == 6:
-            here()
+            be_signalled()
         return super().prediction_step(*args, **kwargs)
 
     def _save(self, *args: Any, **kwargs: Any) -> None:

@@ -27,6 +27,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return run(Path(__file__).with_name("same_numbers.py"), str(folder), folder=folder)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("row", ROWS)
 def test_weights_and_logs_are_those_of_transformers(done: Done, row: str) -> None:
     for rank in (0, 1):

@@ -20,6 +20,7 @@ from trainwright.cli.tasks.models import learn
 
 from .._support.small import StopAt
 from ..parity import data, models
+from ..sources.parsed import parse_file
 
 ROOT = Path(__file__).parents[2]
 ALL = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
@@ -182,7 +183,7 @@ def test_pages_and_messages_are_plain_english() -> None:
         if STRANGE.search(line)
     ]
     for path in sorted((ROOT / "src").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parse_file(path)
         prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str))
         found += [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from trainwright.errors import DataError
 from trainwright.preflight import speed
 
 from ..capabilities.async_evaluation.async_evaluations import Held
+from ..capabilities.control.receipts import send_and_wait
 from .bench import Bench, llama, samples, sentences
 from .table import shows
 
@@ -85,20 +85,31 @@ def batches_are_waited_for_so_long(bench: Bench) -> None:
     assert [loader.timeout for loader in loaders] == [2.5, 0.0]
 
 
-@shows("hang_timeout", marks="costly")  # waits
+@shows("hang_timeout")
 def a_standstill_is_noticed(bench: Bench) -> None:
     class Waits(list[Any]):
+        wait_s = 60.0
+
         def __getitem__(self, index: Any) -> Any:
-            time.sleep(1.0)
+            is_noticed.wait(self.wait_s)
             return super().__getitem__(index)
 
+    class Briefly(Waits):
+        wait_s = 0.5
+
+    def notice(watch: Watchdog, message: str) -> None:
+        noticed.append(message)
+        is_noticed.set()
+
     noticed: list[str] = []
-    bench.monkeypatch.setattr(Watchdog, "_give_up", lambda watch, message: noticed.append(message))
+    is_noticed = threading.Event()
+    bench.monkeypatch.setattr(Watchdog, "_give_up", notice)
     bench.train(train_dataset=Waits(samples(2)), max_steps=1, hang_timeout=0.3)
     assert "has finished no step" in noticed[0]
     assert "hang_timeout=0.3" in noticed[0]
     noticed.clear()
-    bench.train(train_dataset=Waits(samples(2)), max_steps=1)
+    is_noticed.clear()
+    bench.train(train_dataset=Briefly(samples(2)), max_steps=1)
     assert noticed == []
 
 
@@ -191,10 +202,7 @@ def a_run_takes_commands(bench: Bench) -> None:
     class Sends(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 1 and inbox(args).is_open:
-                inbox(args).send({"words": ["stop"], "by": "me"})
-                while list(inbox(args).folder.glob("new-*")):
-                    time.sleep(0.01)
-                time.sleep(0.05)  # from the disk to the queue
+                send_and_wait(inbox(args), {"words": ["stop"], "by": "me"})
 
     def inbox(args: Any) -> Inbox:
         return Inbox(args.output_dir)

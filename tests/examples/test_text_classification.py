@@ -121,6 +121,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, inputs: Paths) -> tuple[P
 
 
 @pytest.mark.process
+@pytest.mark.smoke
 def test_learns_and_says_how_to_load_the_model(finished: tuple[Path, str]) -> None:
     output_dir, output = finished
     before = metrics(output_dir, "before")["before_accuracy"]

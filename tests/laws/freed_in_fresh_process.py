@@ -62,15 +62,15 @@ class OwnOptimizer(Trainer):
 
 def sender(folder: Path) -> Any:
     """Returns a callback that sends each command to the run, as `trainwright ctl` does."""
+    from tests.capabilities.control.receipts import send_and_wait
     from trainwright import TrainerCallback
     from trainwright.capabilities.control.inbox import Inbox
 
     class Sends(TrainerCallback):
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             inbox = Inbox(folder)
-            for words in (["save"], ["evaluate"], ["lr", "0.01"], ["log", "1"], ["profile", "1"]):
-                inbox.send({"words": words, "by": "a test"})
-            time.sleep(1.0)  # the thread looks twice a second
+            commands = (["save"], ["evaluate"], ["lr", "0.01"], ["log", "1"], ["profile", "1"])
+            send_and_wait(inbox, *({"words": words, "by": "a test"} for words in commands))
 
     return Sends()
 

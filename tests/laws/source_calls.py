@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from ..sources.parsed import parse_file
+
 SRC = Path(__file__).parents[2] / "src" / "trainwright"
 
 Place = tuple[str, ast.AST]  # dotted name of module, classes and functions -> a node in it
@@ -28,7 +30,7 @@ def source_nodes() -> list[Place]:
     found: list[Place] = []
     for path in sorted(SRC.rglob("*.py")):
         module = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
-        found += nodes(ast.parse(path.read_text(encoding="utf-8")), module)
+        found += nodes(parse_file(path), module)
     return found
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from .source_calls import found_in, places_where, unused, without_row
 
+pytestmark = pytest.mark.lint
+
 STREAMS = ("stdin", "stdout", "stderr", "pipe", "sock", "conn")
 RUNS = ("run", "call", "check_call", "check_output")
 CLIENTS = ("_fs", "_api", "api", "fs")  # of object stores and of the Hub

@@ -12,6 +12,8 @@ import pytest
 
 from .source_calls import found_in, places_where, unused, without_row
 
+pytestmark = pytest.mark.lint
+
 DELETES = ("rmtree", "unlink", "remove", "rmdir", "removedirs", "truncate")
 MOVES = ("rename", "replace", "renames", "move", "link", "symlink", "symlink_to", "hardlink_to")
 WRITES = ("write_text", "write_bytes", "copyfile", "copy", "copy2", "copytree", "touch")

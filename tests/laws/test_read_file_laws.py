@@ -6,6 +6,12 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from ..sources.parsed import parse_file
+
+pytestmark = pytest.mark.lint
+
 SRC = Path(__file__).parents[2] / "src" / "trainwright"
 
 # Function -> why it may read a whole file by itself.
@@ -37,7 +43,7 @@ def found() -> list[str]:
     places = []
     for path in sorted(SRC.rglob("*.py")):
         module = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
-        places += reads(ast.parse(path.read_text(encoding="utf-8")), module)
+        places += reads(parse_file(path), module)
     return places
 
 

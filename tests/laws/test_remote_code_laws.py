@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ..cli.commands import SMALL, call, done, small
+from ..sources.parsed import parse_file
 
 SRC = Path(__file__).parents[2] / "src" / "trainwright"
 LOADERS = ("from_pretrained", "from_config", "load_dataset", "load_dataset_builder", "pipeline")
@@ -43,7 +44,7 @@ def found() -> list[tuple[str, ast.Call]]:
     places = []
     for path in sorted(SRC.rglob("*.py")):
         module = ".".join(path.relative_to(SRC).with_suffix("").parts).removesuffix(".__init__")
-        places += calls(ast.parse(path.read_text(encoding="utf-8")), module)
+        places += calls(parse_file(path), module)
     return places
 
 
@@ -53,15 +54,18 @@ def refuses_code(call: ast.Call) -> bool:
     return isinstance(value, ast.Constant) and value.value is False
 
 
+@pytest.mark.lint
 def test_all_that_is_loaded_by_name_refuses_code() -> None:
     assert [place for place, call in found() if not refuses_code(call) and place not in EXCEPTIONS] == []
 
 
+@pytest.mark.lint
 def test_every_exception_is_used() -> None:
     left = {place for place, call in found() if not refuses_code(call)}
     assert EXCEPTIONS.keys() - left == set()
 
 
+@pytest.mark.lint
 def test_no_code_is_trusted_anywhere() -> None:
     for path in SRC.rglob("*.py"):
         assert "trust_remote_code=True" not in path.read_text(encoding="utf-8"), path
@@ -81,8 +85,9 @@ def interpreters(tree: ast.AST) -> Iterator[ast.expr]:
                 yield after
 
 
+@pytest.mark.lint
 def test_every_interpreter_is_started_without_the_working_directory() -> None:
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SRC.rglob("*.py"))]
+    trees = [parse_file(path) for path in sorted(SRC.rglob("*.py"))]
     words = [ast.unparse(after) for tree in trees for after in interpreters(tree)]
     assert len(words) >= 5
     assert set(words) == {"'-P'"}

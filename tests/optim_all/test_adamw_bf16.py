@@ -65,7 +65,7 @@ def test_with_float32_moments_it_is_the_adamw_of_float32_weights(piece: int, mon
     assert torch.equal(adamw_bf16._join(low.detach(), *rest), high.detach())
 
 
-def test_by_chance_a_value_is_right_on_average_and_at_most_one_bit_off() -> None:
+def test_by_chance_values_are_right_on_average_within_one_bit() -> None:
     value = torch.full((100_000,), 1 + 0.3 / 128)  # three tenths of the way between two values of bfloat16
     noise = torch.Generator().manual_seed(1)
     rounded = adamw_bf16._round_by_chance(value, noise)

@@ -2,13 +2,13 @@
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import optuna
 import torch
 
+from tests._support.arrival import announce
 from tests._support.small import make_trainer
 from tests.search.small import asked_parts, rates, scale
 from trainwright import Trainer
@@ -20,8 +20,7 @@ WAITS = not (FOLDER / "search.json").exists() and "whole" not in sys.argv
 class Watched(Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         if WAITS and self._trial is not None and self._trial.number == 2 and self.state.global_step == 3:
-            print("HERE", flush=True)
-            time.sleep(4)  # long enough for the signal to arrive
+            announce()
         return super().training_step(*args, **kwargs)
 
 

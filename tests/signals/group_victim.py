@@ -5,11 +5,11 @@ LOADER "of the user" is a DataLoader of torch whose workers do not ignore signal
 
 import os
 import sys
-import time
 from typing import Any
 
 import safetensors.torch
 import torch
+from tests._support.arrival import announce
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
@@ -25,11 +25,6 @@ main_pid = os.getpid()
 starts = 0
 
 
-def here() -> None:
-    os.write(1, b"HERE\n")
-    time.sleep(0.4)  # for the signal to arrive here, on a busy machine too
-
-
 def before_a_fork() -> None:
     """Called by `os.fork` in this process."""
     global starts
@@ -37,15 +32,15 @@ def before_a_fork() -> None:
         return
     starts += 1
     if PLACE == "first worker" and starts == 3:  # of the second epoch
-        here()
+        announce()
     if PLACE == "between workers" and starts == 4:
-        here()
+        announce()
 
 
 def in_a_worker() -> None:
     """Called first of all in a new process."""
     if PLACE == "in the worker" and starts == 4:
-        here()
+        announce()
 
 
 class Numbers(Dataset[dict[str, Any]]):
@@ -75,7 +70,7 @@ class Watched(Trainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         if PLACE == "in a step" and self.state.global_step == STEPS_PER_EPOCH + 1:
-            here()
+            announce()
         return super().training_step(*args, **kwargs)
 
 

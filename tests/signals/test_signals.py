@@ -1,7 +1,6 @@
 """Signals end a run in order: the last finished step is saved, the exit code tells, and a resume is exact."""
 
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,8 +30,8 @@ def code_of(number: signal.Signals) -> int:
     return forked.run(["-c", script]).returncode
 
 
-def start(folder: Path, phase: str) -> forked.Process:
-    return forked.start([str(VICTIM), str(folder), phase])
+def start(folder: Path, phase: str, *, num_signals: int = 1) -> forked.Process:
+    return forked.start([str(VICTIM), str(folder), phase, str(num_signals)])
 
 
 def finish(process: forked.Process) -> str:
@@ -96,11 +95,11 @@ def test_a_second_signal_does_not_abort_the_save_of_the_first(
     numbers: Sequence[signal.Signals], tmp_path: Path
 ) -> None:
     """As of GNU timeout, which signals the process and then its group, and of schedulers."""
-    process = start(tmp_path, "save")
+    process = start(tmp_path, "save", num_signals=len(numbers))
     wait_for(process, "HERE")
     for number in numbers:
         process.send_signal(number)
-        time.sleep(0.1)
+        wait_for(process, "ARRIVED")
     said = finish(process)
     assert process.returncode == CODES[numbers[0]], said
     assert f"Interrupted by {numbers[0].name} after step 8, which is saved" in said
@@ -109,10 +108,10 @@ def test_a_second_signal_does_not_abort_the_save_of_the_first(
 
 @pytest.mark.process
 def test_ctrl_c_twice_ends_it_at_once_and_says_what_is_lost(tmp_path: Path) -> None:
-    process = start(tmp_path, "save")
+    process = start(tmp_path, "save", num_signals=2)
     wait_for(process, "HERE")
     process.send_signal(signal.SIGINT)
-    time.sleep(0.1)
+    wait_for(process, "ARRIVED")
     process.send_signal(signal.SIGINT)
     said = finish(process)
     assert process.returncode == -signal.SIGINT

@@ -1,11 +1,11 @@
-"""A training script that is signalled: `victim.py FOLDER PHASE`. It says on stdout when it is in the phase."""
+"""A training script that is signalled: `victim.py FOLDER PHASE [SIGNALS]`. It stays in the phase for that number."""
 
 import random
 import sys
-import time
 from typing import Any
 
 import torch
+from tests._support.arrival import announce
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -13,13 +13,9 @@ from trainwright import Trainer, TrainingArguments, get_last_checkpoint
 
 FOLDER = sys.argv[1]
 PHASE = sys.argv[2]
+NUM_SIGNALS = int(sys.argv[3]) if len(sys.argv) > 3 else 1
 AT_STEP = 5
 NUM_SAMPLES = 48
-
-
-def here() -> None:
-    print("HERE", flush=True)
-    time.sleep(1.0)  # long enough for the signal to arrive in this phase, on a busy machine too
 
 
 class Noisy(Dataset[dict[str, Any]]):
@@ -35,7 +31,7 @@ class Noisy(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         self.reads += 1
         if self.phase == PHASE == "data" and self.reads == 4 * AT_STEP + 3:
-            here()
+            announce(num_signals=NUM_SIGNALS)
         noise = torch.rand(3) + random.random()
         return {"x": torch.full((3,), float(index)) / NUM_SAMPLES + noise, "labels": index % 2}
 
@@ -53,17 +49,17 @@ class Model(nn.Module):
 class Watched(Trainer):
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         if PHASE == "train" and self.state.global_step == AT_STEP:
-            here()
+            announce(num_signals=NUM_SIGNALS)
         return super().training_step(*args, **kwargs)
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         if PHASE == "evaluate" and self.state.global_step == 6:
-            here()
+            announce(num_signals=NUM_SIGNALS)
         return super().prediction_step(*args, **kwargs)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if PHASE == "save" and self.state.global_step == 8:
-            here()
+            announce(num_signals=NUM_SIGNALS)
         super()._save_optimizer_and_scheduler(output_dir)
 
 
@@ -77,7 +73,6 @@ arguments = TrainingArguments(
     save_steps=8,
     eval_strategy="steps",
     eval_steps=6,
-    dataloader_num_workers=int(sys.argv[3]) if len(sys.argv) > 3 else 0,
 )
 trainer = Watched(Model(), arguments, train_dataset=Noisy("data"), eval_dataset=Noisy("none"))
 trainer.train(resume_from_checkpoint=get_last_checkpoint(FOLDER) is not None)

@@ -30,6 +30,11 @@ def parse(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+def parse_file(path: Path) -> ast.Module:
+    """Returns the syntax tree of a file; nobody may change it."""
+    return parse(text(path))
+
+
 def words_in(source: str) -> Iterator[tuple[int, str]]:
     """Yields line and text of each name and string of a source; docstrings are left alone."""
     tree = parse(source)

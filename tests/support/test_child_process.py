@@ -26,7 +26,7 @@ def wait_until_reaped(pid: int) -> None:
 
 @pytest.mark.process
 @pytest.mark.skipif(not os.path.exists("/proc/self"), reason="needs the table of processes")
-def test_a_child_that_takes_longer_to_die_than_is_waited_for_is_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_dies_after_the_wait_for_it_is_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "STOP_LIMIT_S", 0.0)
     child = ChildProcess(SLEEPS, dict(os.environ), max_bytes=1000)
     child.end_group()
@@ -37,7 +37,7 @@ def test_a_child_that_takes_longer_to_die_than_is_waited_for_is_reaped(monkeypat
 
 @pytest.mark.process
 @pytest.mark.skipif(not os.path.exists("/proc/self"), reason="needs the table of processes")
-def test_a_command_that_takes_longer_to_die_than_is_waited_for_is_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_dies_after_the_wait_for_it_is_reaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline, "KILLED_S", 0.0)
     process = subprocess.Popen(SLEEPS, start_new_session=True)
     deadline.end_group(process)

@@ -7,7 +7,6 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from ..._support.two_processes import run as run_ranks
 from ...cli.commands import call
 from ...contract import doubles
 from ..averages.average_runs import ON_CPU
+from .receipts import send_and_wait
 
 STEPS = 8
 AFTER = 3  # a command that is sent at the end of step 3 acts after step 4, once the run has taken it
@@ -52,20 +52,10 @@ class Sends(TrainerCallback):
         self.rates.append(float(kwargs["optimizer"].param_groups[0]["lr"]))
         if state.global_step != self.step:
             return
-        self.numbers = [self.inbox.send(message) for message in self.messages]
-        waiting = [self.inbox.folder / f"new-{number}.json" for number in self.numbers]
-        until(lambda: not any(path.exists() for path in waiting))
-        time.sleep(0.05)  # from the disk to the queue
+        self.numbers = send_and_wait(self.inbox, *self.messages)
 
     def answers(self) -> list[Any]:
         return [self.inbox.answer_to(number) for number in self.numbers]
-
-
-def until(is_so: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def command(*words: Any) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def test_a_rate_of_zero_is_not_a_lost_update(tmp_path: Path) -> None:
     assert len(shares(trainer)) == 1
 
 
-def test_with_logs_by_epoch_each_tenth_step_counts_and_a_resume_keeps_it(tmp_path: Path) -> None:
+def test_with_logs_by_epoch_each_tenth_step_counts_also_after_a_resume(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"logging_strategy": "epoch", "num_train_epochs": 2, "per_device_train_batch_size": 2}
     whole = trained(tmp_path / "whole", **settings)
     stopped = make_trainer(
