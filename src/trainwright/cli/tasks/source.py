@@ -56,6 +56,7 @@ class TaskSource:
     found: list[Finding] = field(default_factory=list)  # findings in the rows
     twice: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by part: file and name of duplicate columns
     is_check: bool = False  # nothing is trained, so that nothing is written into the output directory
+    model: Any = None  # of transformers or peft, if it is loaded already
 
     @property
     def parts(self) -> list[tuple[str, Rows]]:
