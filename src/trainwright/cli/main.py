@@ -677,7 +677,7 @@ def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None,
 def predict(
     model: Model,
     data: Annotated[Path, typer.Option(help="File with rows (-: stdin).", show_default=False)] = Path("-"),
-    out: Annotated[Path, typer.Option(help="JSON lines to write (-: stdout).", show_default=False)] = Path("-"),
+    out: Annotated[Path, typer.Option(help="JSON lines or .csv to write (-: stdout).", show_default=False)] = Path("-"),
     overrides: Overrides = None,
     task: Task = None,
     weights: WhichWeights = "trained",
@@ -688,7 +688,7 @@ def predict(
     """Write the predictions of a trained model, row by row."""
     from trainwright.cli.remote_runs import checkpoint_of
     from trainwright.cli.tasks.applied import applied, rows_at
-    from trainwright.cli.tasks.predict import predict
+    from trainwright.cli.tasks.predict import predict, predict_rows, write_table
 
     if str(out) != "-":
         check_output(out, [data, model], option="--out")
@@ -700,6 +700,11 @@ def predict(
     ):
         if one.note:
             echo(f"From {named_as(model, local, one.note)}", err=True)
+        if out.suffix.lower() == ".csv":
+            with replacing(out) as partial, partial.open("w", encoding="utf-8", newline="") as target:
+                number = write_table(target, predict_rows(one, batch_size, max_new_tokens))
+            _say_predicted(out, number, as_json=as_json)
+            return
         found = (
             json.dumps(row, ensure_ascii=False)
             for row in predict(one, batch_size=batch_size, max_new_tokens=max_new_tokens)
@@ -713,6 +718,10 @@ def predict(
             for line in found:
                 target.write(f"{line}\n")
                 number += 1
+    _say_predicted(out, number, as_json=as_json)
+
+
+def _say_predicted(out: Path, number: int, *, as_json: bool) -> None:
     if as_json:
         _say_written(out, as_json=True, rows=number)
         return
