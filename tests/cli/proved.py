@@ -33,11 +33,12 @@ def write_rows(path: Path, rows: list[dict[str, str]]) -> Path:
     return path
 
 
-def make_base(folder: Path, *, steps: int = 40) -> Path:
+def make_base(folder: Path, *, steps: int = 40, **config: str) -> Path:
     """Trains a chat model in a directory, which answers after 150 steps, and exports it to `base`; returns that."""
     write_rows(folder / "rows.jsonl", ROWS)
     (folder / "base.yaml").write_text(BASE)
-    done("train", str(folder / "base.yaml"), "--max_steps", str(steps))
+    changes = [word for name, value in config.items() for word in ("--set", f"model.config.{name}={value}")]
+    done("train", str(folder / "base.yaml"), "--max_steps", str(steps), *changes)
     done("export", str(folder / "first"), str(folder / "base"))
     return folder / "base"
 

@@ -20,7 +20,7 @@ from trainwright.cli.tasks.export_proof import difference_limit
 from trainwright.cli.tasks.export_weights import Expected, _differs
 from trainwright.hub.model_card import is_untouched
 
-from .commands import call, done
+from .commands import call, done, small
 from .proved import ROWS, TUNED, make_base, tune, write_rows
 
 pytestmark = [
@@ -87,7 +87,7 @@ def refused(*words: str) -> tuple[str, dict[str, Any]]:
 def test_a_merged_export_is_proved_on_held_out_rows_and_its_card_says_so(place: Path) -> None:
     said = done("export", "tuned", "new", "--merge", "--prove")
     assert "16 rows of the hold-out, weights in float32" in said
-    assert "equal next tokens 100 %" in said
+    assert "100 % of the likeliest next ones are equal" in said
     assert " trained, " in said
     card = (place / "new" / "README.md").read_text()
     assert "## Export" in card
@@ -382,3 +382,43 @@ def test_a_small_change_is_there_or_named_in_each_type() -> None:
         assert _differs(one, (base + change).to(dtype), {}) == ""
         assert "the adapter is not in it" in _differs(one, base.to(dtype), {})
         assert "times the change" in _differs(one, (base + 3 * change).to(dtype), {})
+
+
+VARIANTS = {
+    "dora": ({"tie_word_embeddings": "true"}, "use_dora: true, target_modules: all-linear", "fp32"),
+    "bf16 base": ({"tie_word_embeddings": "true"}, "use_rslora: true, target_modules: all-linear", None),
+    "tied head": ({"tie_word_embeddings": "true"}, "target_modules: [q_proj], modules_to_save: [lm_head]", None),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_usual_adapters_are_proved(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes, lora, dtype = VARIANTS[name]
+    make_base(tmp_path, steps=2, **changes)
+    is_half = name == "bf16 base"
+    text = TUNED.replace("{path: base}", "{path: base, dtype: bfloat16}" if is_half else "{path: base}")
+    head, _, tail = text.partition("lora: ")
+    tune(tmp_path, f"{head}lora: {{r: 4, alpha: 64, {lora}}}\n{tail.partition(chr(10))[2]}")
+    words = () if dtype is None else ("--dtype", dtype)
+    proof = json.loads(done("export", "tuned", "new", "--merge", "--prove", *words, "--json"))["proof"]
+    assert proof["holds"]
+    assert proof["dtype"] == ("bfloat16" if is_half else "float32")
+    assert proof["kept"] == pytest.approx(1, abs=0.2 if is_half else 1e-3)
+    assert json.loads(done("export", "tuned", "adapter", "--prove", "--json"))["proof"]["holds"]
+
+
+def test_a_classifier_with_an_adapter_is_proved_with_its_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = small(tmp_path)
+    done("train", str(config))
+    text = config.read_text().partition("data:")
+    rest = text[2].replace("output_dir: run", "output_dir: tuned")
+    (tmp_path / "lora.yaml").write_text(f"task: text-classification\nmodel: {{path: run}}\nlora: {{r: 2}}\ndata:{rest}")
+    done("train", "lora.yaml")
+    proof = json.loads(done("export", "tuned", "new", "--merge", "--prove", "--json"))["proof"]
+    assert proof["holds"]
+    assert {"loss", "accuracy", "f1"} == set(proof["metrics"]["trained"]) == set(proof["metrics"]["exported"])
+    assert proof["rows"] == 16

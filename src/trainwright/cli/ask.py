@@ -62,7 +62,7 @@ def _converse(talk: Conversation, *, as_json: bool) -> None:
             talk.reset()
             echo("The conversation begins anew.", err=True)
         elif text.startswith("/") and text[1:].isalpha():
-            echo(f"{printable(text)} is no command. {HELP}", err=True)
+            echo(f"{printable(text)} is not a command. {HELP}", err=True)
         elif text:
             _ask(talk, text, as_json=as_json, can_go_on=True)
 

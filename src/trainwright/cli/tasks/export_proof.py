@@ -114,13 +114,9 @@ class ExportProof:
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yields the lines for the console: topic and text."""
         yield "proof", f"{counted(self.rows, 'row')} of {self.rows_from}, weights in {self.dtype}"
-        yield (
-            "logits",
-            (
-                f"largest difference {self.largest_difference:.2g}, or {self.relative_difference:.2g} of the largest "
-                f"logit (limit {self.limit:.2g}); equal next tokens {_percent(self.equal_tokens)}"
-            ),
-        )
+        apart = f"{self.largest_difference:.2g}, or {self.relative_difference:.2g} of the largest one"
+        yield "logits", f"largest difference {apart} (limit {self.limit:.2g})"
+        yield "tokens", f"{_percent(self.equal_tokens)} of the likeliest next ones are equal"
         for name, value in self.metrics["trained"].items():
             yield name, f"{value:.4g} trained, {self.metrics['exported'].get(name, math.nan):.4g} exported"
         for one in self.differences:
