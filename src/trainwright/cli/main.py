@@ -139,10 +139,16 @@ def resume(
 ) -> None:
     """Continue a run from its newest intact checkpoint."""
     from trainwright.cli.launch import launched
-    from trainwright.cli.tasks.recipe_run import read_run
+    from trainwright.cli.tasks.recipe_run import find_result, read_run
     from trainwright.cli.tasks.recipe_run import run as carry_out
 
     recipe, tree = read_run(run.absolute(), overrides or (), context.args)
+    if (found := find_result(recipe)) is not None:
+        if as_json:
+            put_json(found)
+            return
+        say("finished", f"at step {found['step']}; nothing was written. Go on with: trainwright extend {run} --steps N")
+        return
     if not launched(recipe, processes, context):
         with answering(as_json) as answer:
             answer |= carry_out(recipe, tree, say)

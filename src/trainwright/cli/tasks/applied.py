@@ -28,7 +28,7 @@ from trainwright.cli.tasks.export import (
 from trainwright.cli.tasks.source import SUFFIXES
 from trainwright.config.arguments import TrainingArguments
 from trainwright.engine import sharded_state
-from trainwright.errors import ArgumentError, CheckpointNotFoundError, DataError
+from trainwright.errors import ArgumentError, CheckpointNotFoundError, DataError, did_you_mean
 from trainwright.support.door import read_json
 
 # Settings of a run that still apply to a finished model.
@@ -157,7 +157,8 @@ def rows_at(data: Path) -> Iterator[Path]:
     """
     if str(data) != "-":
         if not data.exists():
-            raise DataError(f"There is no file {data}.")
+            there = [one.name for one in data.parent.iterdir()] if data.parent.is_dir() else []
+            raise DataError(f"There is no file {data}.{did_you_mean(data.name, there)}")
         yield data
         return
     content = sys.stdin.buffer.read()  # not as text: a byte that is none is an error of the row that has it

@@ -200,7 +200,7 @@ class _Streamer:
         self._is_prompt = True
         self._on_text = on_text
         self._inner: Any = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._inner.on_finalized_text = self._take
+        setattr(self._inner, "on_finalized_text", self._take)  # noqa: B010 -- a method is not assigned to
 
     def put(self, value: torch.Tensor) -> None:
         """Takes new ids; those of the prompt come first."""

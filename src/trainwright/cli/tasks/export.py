@@ -190,16 +190,17 @@ def adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[Mode
     """Yields the layers with an adapter: name in the base model, the layer itself, its adapters, innermost first."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    inside: set[nn.Module] = set()
+    inside: set[Model] = set()
     for name, module in model.named_modules():
-        if not isinstance(module, BaseTunerLayer) or module in inside:
+        layer: Model = module
+        if not isinstance(module, BaseTunerLayer) or layer in inside:
             continue
         adapters: list[Model] = []
-        layer: Model = module
         while isinstance(layer, BaseTunerLayer):
-            adapters.insert(0, layer)
-            inside.add(layer)
-            layer = layer.base_layer
+            shown: Model = layer
+            adapters.insert(0, shown)
+            inside.add(shown)
+            layer = shown.base_layer
         yield name, layer, adapters
 
 

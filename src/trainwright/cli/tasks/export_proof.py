@@ -293,8 +293,9 @@ class _Proof:
         except (OSError, ValueError, RuntimeError, AttributeError, CheckpointError) as error:
             self._found.append(Difference(CONFIG_NAME, f"the model cannot be loaded: {error}"))
             return None
-        if type(model) is not kind:
-            said = f"architectures names {type(model).__name__}, and {kind.__name__} was trained"
+        made: type = type(model)
+        if made is not kind:
+            said = f"architectures names {made.__name__}, and {kind.__name__} was trained"
             self._found.insert(0, Difference(CONFIG_NAME, said))
             return None
         for name in sorted(missing):
@@ -497,8 +498,8 @@ def _positions(model: Model, batch: Batch, logits: torch.Tensor) -> torch.Tensor
     """Returns which positions have an output to compare: (batch) or (batch, tokens), without padding."""
     if logits.ndim == 2:
         return torch.ones(len(logits), dtype=torch.bool)
-    mask = batch.get("attention_mask")
-    labels = batch.get("labels")
+    mask: torch.Tensor | None = batch.get("attention_mask")
+    labels: torch.Tensor | None = batch.get("labels")
     if getattr(_base(model).config, "is_encoder_decoder", False) and labels is not None:
         return (labels != IGNORE_INDEX)[:, : logits.shape[1]]
     if mask is not None and mask.shape == logits.shape[:2]:

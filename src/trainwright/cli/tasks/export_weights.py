@@ -87,17 +87,17 @@ def _walk(module: nn.Module, name: str, layers: Mapping[str, tuple[nn.Module, li
     if isinstance(module, ModulesToSaveWrapper):
         copies: Any = module.modules_to_save
         original = dict(module.original_module.named_parameters())
-        for own, one in copies[module.active_adapters[0]].named_parameters():
-            yield Expected(start + own, one.detach(), original.get(own), is_copy=True)
+        for own, trained in copies[module.active_adapters[0]].named_parameters():
+            yield Expected(start + own, trained.detach(), original.get(own), is_copy=True)
         return
     if isinstance(module, TrainableTokensWrapper):
         inner = f"{start}token_adapter"
-        for one in _walk(module.token_adapter, inner, layers):
-            yield one._replace(name=start + one.name.removeprefix(f"{inner}."))
+        for found in _walk(module.token_adapter, inner, layers):
+            yield found._replace(name=start + found.name.removeprefix(f"{inner}."))
         return
     kept = {own: one for own, one in module.named_buffers(recurse=False) if own in module.state_dict()}
-    for own, one in (*module.named_parameters(recurse=False), *kept.items()):
-        yield Expected(start + own, one.detach())
+    for own, tensor in (*module.named_parameters(recurse=False), *kept.items()):
+        yield Expected(start + own, tensor.detach())
     for own, child in module.named_children():
         yield from _walk(child, start + own, layers)
 
