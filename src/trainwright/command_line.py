@@ -48,6 +48,9 @@ def reporting(*, as_json: bool = False) -> Iterator[None]:
     except OF_THE_USER as error:
         _report(error, as_json=as_json)
         raise typer.Exit(USAGE) from None
+    except BrokenPipeError:
+        # Nobody reads on: typer ends the program without a word.
+        raise
     except (errors.TrainwrightError, OSError) as error:
         _report(error, as_json=as_json)
         raise typer.Exit(FAILED) from None
@@ -94,9 +97,9 @@ def answering(as_json: bool) -> Iterator[dict[str, Any]]:
             put_json(answer)
 
 
-def put(text: str) -> None:
-    """Prints an answer as it is."""
-    typer.echo(text, file=_ANSWERS.get())
+def put(text: str, *, ends: bool = True) -> None:
+    """Prints an answer as it is, at once; without the end of its line if it does not end."""
+    typer.echo(text, file=_ANSWERS.get(), nl=ends)
 
 
 def put_json(value: object) -> None:
@@ -104,9 +107,9 @@ def put_json(value: object) -> None:
     put(for_log(json_text(value)))
 
 
-def echo(text: str, *, err: bool = False) -> None:
+def echo(text: str, *, err: bool = False, ends: bool = True) -> None:
     """Prints text, without the control characters and the keys of others that may be in it; with `err` to stderr."""
-    typer.echo(for_log(text), err=err)
+    typer.echo(for_log(text), err=err, nl=ends)
 
 
 def tell(problem: str) -> None:

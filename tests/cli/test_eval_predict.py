@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 import shutil
@@ -249,6 +250,33 @@ def test_standard_input_is_lines_of_text_or_of_json(runs: Callable[[str], Path])
     assert answers[0] == answers[1]
     assert len(answers[0].splitlines()) == 2
     assert "Standard input is empty" in call("predict", run).output
+
+
+def test_a_line_of_text_is_the_users_message_for_a_chat(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    run = str(runs("chat"))
+    asked = [{"messages": [{"role": "user", "content": text}]} for text in ("red one", "blue two")]
+    expected = done("predict", run, "--data", str(write(tmp_path / "rows.jsonl", asked)), "--max-new-tokens", "5")
+    words = ["predict", run, "--max-new-tokens", "5"]
+    assert CliRunner().invoke(app, words, input="red one\nblue two\n").stdout == expected
+    named = [*words, "--set", "data.columns.instruction=q", "--set", "data.columns.output=a"]
+    assert CliRunner().invoke(app, named, input="red one\nblue two\n").stdout == expected
+
+
+def test_a_table_of_predictions_has_the_columns_of_the_rows(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    run = runs("text-classification")
+    rows = [{"id": 7, "text": "red, one", "label": "even"}, {"id": 8, "text": 'a "b"\nc', "more": [1, "x"]}]
+    file = str(write(tmp_path / "rows.jsonl", rows))
+    said = done("predict", str(run), "--data", file, "--out", str(tmp_path / "out.csv"))
+    assert f"Written: {tmp_path}/out.csv, 2 rows" in said
+    with (tmp_path / "out.csv").open(newline="") as table:
+        found = list(csv.DictReader(table))
+    assert list(found[0]) == ["id", "text", "label", "more", "predicted_label", "predicted_score", "predicted_scores"]
+    assert [row["text"] for row in found] == ["red, one", 'a "b"\nc']
+    assert [row["label"] for row in found] == ["even", ""]
+    assert found[1]["more"] == '[1, "x"]'
+    lines = [json.loads(line) for line in done("predict", str(run), "--data", file).splitlines()]
+    assert [row["predicted_label"] for row in found] == [one["label"] for one in lines]
+    assert json.loads(found[0]["predicted_scores"]) == lines[0]["scores"]
 
 
 def test_lines_of_text_need_no_column_name_of_the_run(runs: Callable[[str], Path], tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ def python(code: str, **environment: str) -> str:
 
 def test_the_commands_are_those_that_the_issue_names() -> None:
     before = ["init", "check", "train", "resume", "branch", "extend", "runs", "report", "compare", "verify", "export"]
-    assert [*before, "eval", "predict", "push", "ctl", "ledger", "replay", "schema", "env"] == COMMANDS
+    assert [*before, "chat", "eval", "predict", "push", "ctl", "ledger", "replay", "env"] == COMMANDS
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS, "diff"])
+@pytest.mark.parametrize("command", ["", *COMMANDS, "diff", "schema"])
 def test_help_fits_a_screen(command: str) -> None:
     shown = call(*command.split(), "--help")
     assert shown.exit_code == 0

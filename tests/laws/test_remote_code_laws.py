@@ -23,7 +23,7 @@ LOADERS = ("from_pretrained", "from_config", "load_dataset", "load_dataset_build
 EXCEPTIONS = {
     "checkpoint.weights.make_pretrained": "a class of transformers itself, which never loads code (checked above it)",
     "seq2seq_trainer.Seq2SeqTrainer.load_generation_config": "GenerationConfig is read from JSON",
-    "cli.tasks.export.merge.PeftModel": "puts weights into a model that is there",
+    "cli.tasks.export.load_adapted.PeftModel": "puts weights into a model that is there",
 }
 
 

@@ -22,6 +22,7 @@ import typer.core
 from trainwright import errors
 from trainwright._types import counted, hide, is_url, printable, replacing, write_text
 from trainwright.capability_table import TABLE, load
+from trainwright.cli.ask import chat
 from trainwright.cli.parameters import Changed, Processes
 from trainwright.cli.written import check_output
 from trainwright.command_line import (
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from trainwright.checkpoint.manifest import Manifest
     from trainwright.cli.recipe.schema import Recipe
     from trainwright.cli.recipe.yaml_tree import Tree
+    from trainwright.cli.tasks.export_proof import ExportProof
 
 WIDE = 100  # characters of a terminal that has room for times
 
@@ -137,10 +139,16 @@ def resume(
 ) -> None:
     """Continue a run from its newest intact checkpoint."""
     from trainwright.cli.launch import launched
-    from trainwright.cli.tasks.recipe_run import read_run
+    from trainwright.cli.tasks.recipe_run import find_result, read_run
     from trainwright.cli.tasks.recipe_run import run as carry_out
 
     recipe, tree = read_run(run.absolute(), overrides or (), context.args)
+    if (found := find_result(recipe)) is not None:
+        if as_json:
+            put_json(found)
+            return
+        say("finished", f"at step {found['step']}; nothing was written. Go on with: trainwright extend {run} --steps N")
+        return
     if not launched(recipe, processes, context):
         with answering(as_json) as answer:
             answer |= carry_out(recipe, tree, say)
@@ -427,38 +435,92 @@ def schema(output: Output = None, as_json: AsJson = False) -> None:
 
 
 def export(
-    checkpoint: Annotated[
-        Any, typer.Argument(help="A checkpoint, or the output directory of a run; a path or a URL.", parser=place)
-    ],
-    folder: Annotated[Path, typer.Argument(help="Directory to write; it must be new or empty.", metavar="DIR")],
+    checkpoint: Annotated[Any, typer.Argument(help="Run or checkpoint; a path or a URL.", parser=place)],
+    folder: Annotated[Path, typer.Argument(help="Directory to write, new or empty.", metavar="DIR")],
     merged: Annotated[bool, typer.Option("--merge", help="Merge an adapter (lora) into the model.")] = False,
-    weights: Annotated[str, typer.Option(help="trained, or average (of a run with `average`).")] = "trained",
+    dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.", metavar="TYPE")] = None,
+    to: Annotated[str | None, typer.Option(help="gguf: also write a file for llama.cpp.", metavar="FORM")] = None,
+    weights: Annotated[str, typer.Option(help="trained or average.", metavar="KIND")] = "trained",
+    prove: Annotated[
+        str | None, typer.Option(help="Compare with the trained model, on FILE or held-out rows.", metavar="[FILE]")
+    ] = None,
+    accepts: Annotated[bool, typer.Option("--accept-differences", help="Write it also where it differs.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write only the model of a checkpoint, for from_pretrained."""
-    from trainwright.checkpoint.weights import export_model
-    from trainwright.cli.tasks.export import chosen, chosen_checkpoint, export_average, merge
-    from trainwright.engine import sharded_state
+    from trainwright.cli.tasks.export import DTYPES
 
     if weights not in ("trained", "average"):
         raise errors.ArgumentError(f"--weights {weights}: write trained or average.")
     if merged and weights == "average":
         raise errors.ArgumentError("--merge takes trained weights: export the average first, then that with --merge.")
+    if dtype is not None and dtype not in DTYPES:
+        raise errors.ArgumentError(f"--dtype {dtype}: write {', '.join(DTYPES)}.")
+    if to not in (None, "gguf"):
+        raise errors.ArgumentError(f"--to {to}: write gguf, or omit it for a directory that from_pretrained loads.")
+    if accepts and prove is None:
+        raise errors.ArgumentError("--accept-differences is for --prove, which finds them.")
+    if prove and not Path(prove).exists():
+        raise errors.DataError(f"There is no file {prove} to prove the export on.")
     from trainwright.cli.remote_runs import checkpoint_of
+    from trainwright.cli.tasks.export import chosen, chosen_checkpoint, has_adapter
+    from trainwright.cli.tasks.export_folder import Export, write_export
 
     with checkpoint_of(checkpoint) as local:
         source, why = chosen_checkpoint(local) if weights == "average" else chosen(local)
         if why:
             echo(f"From {source.name if is_url(checkpoint) else source}: {why}", err=as_json)
-        if weights == "average":
-            written = export_average(source, folder)
-        else:
-            written = merge(source, folder) if merged else export_model(source, folder, parts=sharded_state)
+        if to == "gguf" and not merged and has_adapter(source):
+            raise errors.ArgumentError("--to gguf takes a whole model, and this is an adapter. Add --merge.")
+        asked = Export(
+            source=source,
+            run=local,
+            folder=folder,
+            is_merged=merged,
+            dtype=dtype,
+            weights=weights,
+            is_proved=prove is not None,
+            rows=Path(prove) if prove else None,
+            accepts=accepts,
+        )
+        proof = write_export(asked)
+    _say_exported(folder, proof, to=to, as_json=as_json)
+
+
+def _say_exported(folder: Path, proof: ExportProof | None, *, to: str | None, as_json: bool) -> None:
+    """Reports an export, and makes the file in another form of it."""
+    is_written = proof is None or proof.holds or proof.is_accepted
+    answer: dict[str, Any] = {"written": [], "bytes": 0}
+    for word, line in () if proof is None or as_json else proof.lines():
+        say(word, line)
+    if proof is not None:
+        answer["proof"] = proof.to_dict()
+    if not is_written:
+        assert proof is not None
+        if as_json:
+            put_json(answer)
+        tell(proof.refusal(folder))
+        raise typer.Exit(FAILED)
+    converted = None
+    if to == "gguf":
+        from trainwright.cli.tasks.gguf import convert_to_gguf
+
+        converted = convert_to_gguf(folder)
+        answer["gguf"] = dataclasses.asdict(converted)
+    written = sorted(path for path in folder.rglob("*") if path.is_file())
     size = sum(path.stat().st_size for path in written)
+    answer |= {"written": written, "bytes": size}
     if as_json:
-        put_json({"written": written, "bytes": size})
+        put_json(answer)
+    else:
+        echo(f"Written: {folder}, {counted(len(written), 'file')}, {size_text(size)}")
+    if converted is None:
         return
-    echo(f"Written: {folder}, {counted(len(written), 'file')}, {size_text(size)}")
+    if not converted.is_done:
+        tell(f"No GGUF file was written: llama.cpp's converter is not on the PATH. Run\n\n    {converted.command}")
+        raise typer.Exit(FAILED)
+    if not as_json:
+        echo(f"Converted by llama.cpp: {converted.file}. Its numbers were not compared with the model's.")
 
 
 def verify(
@@ -627,7 +689,7 @@ def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None,
 def predict(
     model: Model,
     data: Annotated[Path, typer.Option(help="File with rows (-: stdin).", show_default=False)] = Path("-"),
-    out: Annotated[Path, typer.Option(help="JSON lines to write (-: stdout).", show_default=False)] = Path("-"),
+    out: Annotated[Path, typer.Option(help="JSON lines or .csv to write (-: stdout).", show_default=False)] = Path("-"),
     overrides: Overrides = None,
     task: Task = None,
     weights: WhichWeights = "trained",
@@ -638,7 +700,7 @@ def predict(
     """Write the predictions of a trained model, row by row."""
     from trainwright.cli.remote_runs import checkpoint_of
     from trainwright.cli.tasks.applied import applied, rows_at
-    from trainwright.cli.tasks.predict import predict
+    from trainwright.cli.tasks.predict import predict, predict_rows, write_table
 
     if str(out) != "-":
         check_output(out, [data, model], option="--out")
@@ -650,6 +712,11 @@ def predict(
     ):
         if one.note:
             echo(f"From {named_as(model, local, one.note)}", err=True)
+        if out.suffix.lower() == ".csv":
+            with replacing(out) as partial, partial.open("w", encoding="utf-8", newline="") as target:
+                number = write_table(target, predict_rows(one, batch_size, max_new_tokens))
+            _say_predicted(out, number, as_json=as_json)
+            return
         found = (
             json.dumps(row, ensure_ascii=False)
             for row in predict(one, batch_size=batch_size, max_new_tokens=max_new_tokens)
@@ -663,6 +730,10 @@ def predict(
             for line in found:
                 target.write(f"{line}\n")
                 number += 1
+    _say_predicted(out, number, as_json=as_json)
+
+
+def _say_predicted(out: Path, number: int, *, as_json: bool) -> None:
     if as_json:
         _say_written(out, as_json=True, rows=number)
         return
@@ -714,6 +785,28 @@ class OneScreen(typer.core.TyperGroup):
         return params
 
 
+class ProveWithoutFile(typer.core.TyperCommand):
+    """A command whose option `--prove` may have no value, which is then the empty text."""
+
+    def make_parser(self, ctx: Any) -> Any:  # classes of click, as above
+        """Returns the parser of the command's words."""
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            words = list(args)
+            for at, word in enumerate(words):
+                if word == "--":
+                    break
+                following = words[at + 1] if at + 1 < len(words) else "-"
+                if word == "--prove" and following.startswith("-"):
+                    words[at] = "--prove="
+            return parse(words)
+
+        setattr(parser, "parse_args", parse_args)  # noqa: B010 -- a method is not assigned to
+        return parser
+
+
 app = typer.Typer(
     cls=OneScreen,
     no_args_is_help=True,
@@ -732,6 +825,7 @@ OWN = (
     compare,
     verify,
     export,
+    chat,
     eval,
     predict,
     push,
@@ -745,7 +839,10 @@ def add_commands() -> None:
     """Adds the commands of the program, and after the one that its row names each command of a capability, by name."""
     entries = sorted((entry for row in TABLE for entry in row.commands), key=lambda entry: entry.name)
     for own in OWN:
-        app.command(context_settings=AS_TYPED if own.__name__ in TAKES_SETTINGS else None)(reported(own))
+        kind = ProveWithoutFile if own is export else None
+        settings = AS_TYPED if own.__name__ in TAKES_SETTINGS else None
+        # The list fits a screen without it, and `init` writes the schema too.
+        app.command(cls=kind, context_settings=settings, hidden=own is schema)(reported(own))
         for entry in entries:
             if entry.after == own.__name__:
                 settings = AS_TYPED if entry.takes_settings else None

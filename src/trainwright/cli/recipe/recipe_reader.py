@@ -214,7 +214,8 @@ def _problem_of_name(path: Path) -> str | None:
         return None
     if full in MEANT:
         return f"{full} is a part of the file, with entries of its own. Did you mean {MEANT[full]}?"
-    return f"{full} is not known.{hint_for_entry(full, known)}"
+    meant = OTHER_NAMES.get(full)
+    return f"{full} is not known.{f' Did you mean {meant}?' if meant else hint_for_entry(full, known)}"
 
 
 def _problems(tree: Tree) -> Found:
@@ -255,11 +256,17 @@ def _problems_of_part(value: object, kind: type, path: Path) -> Found:
             yield inner, f"{'.'.join(inner)}: {problem}"
 
 
+# What others call an entry, and what is not to be mistaken for one of another section with that name.
+OTHER_NAMES = dict.fromkeys(("model.name", "model.id", "model.model", "model.base", "model.repo"), "model.path")
+
+
 def _unknown(value: Mapping[str, object], known: Collection[str], path: Path) -> Found:
     for name in value:
         if name not in known:
             full = ".".join((*path, str(name)))
-            yield (*path, str(name)), f"{full} is not known.{hint_for_entry(str(name), known_paths(), known)}"
+            meant = OTHER_NAMES.get(full)
+            hint = f" Did you mean {meant}?" if meant else hint_for_entry(str(name), known_paths(), known)
+            yield (*path, str(name)), f"{full} is not known.{hint}"
 
 
 def _mismatch(value: object, hint: Any, metadata: Mapping[str, Any]) -> str | None:
@@ -517,7 +524,8 @@ def _beside(path: FilePath) -> str:
     there = sorted(one.name for one in path.parent.iterdir()) if path.parent.is_dir() else []
     if not there:
         return f" {path.parent} is empty or does not exist either."
-    return f" In {path.parent}: {', '.join(there[:8])}{', ...' if len(there) > 8 else ''}."
+    listed = f"{', '.join(there[:8])}{', ...' if len(there) > 8 else ''}"
+    return f"{did_you_mean(path.name, there)} In {path.parent}: {listed}."
 
 
 # -- the section `training`, with the fields of TrainingArguments; and the files of `init`

@@ -11,15 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright._types import RECIPE_NAME, JSONObject
-from trainwright.checkpoint.weights import ADAPTER_FILES, export_model, weight_files
+from trainwright.checkpoint.weights import export_model, weight_files
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.recipe.schema import TASKS, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
-from trainwright.cli.tasks.export import CONFIG_NAME, chosen, chosen_checkpoint, export_average, merge
+from trainwright.cli.tasks.export import (
+    ADAPTER_CONFIG_NAME,
+    CONFIG_NAME,
+    TEMPLATE_NAME,
+    chosen,
+    chosen_checkpoint,
+    export_average,
+    has_adapter,
+    merge,
+)
 from trainwright.cli.tasks.source import SUFFIXES
 from trainwright.config.arguments import TrainingArguments
 from trainwright.engine import sharded_state
-from trainwright.errors import ArgumentError, CheckpointNotFoundError, DataError
+from trainwright.errors import ArgumentError, CheckpointNotFoundError, DataError, did_you_mean
 from trainwright.support.door import read_json
 
 # Settings of a run that still apply to a finished model.
@@ -91,9 +100,52 @@ def applied(
     note = f"{source}: {why}" if why else ""
     with tempfile.TemporaryDirectory() as scratch:
         place = _whole(source, Path(scratch) / "model", weights=weights)
-        tree = _tree(model if run is None else run, task, overrides, scratch=Path(scratch))
-        _point(tree, data, place, output_dir=Path(scratch) / "out")
-        yield Applied(checked(tree, Path.cwd()), tree, place, note)
+        where = model if run is None else run
+        recipe, tree = recipe_at(place, data, run=where, task=task, overrides=overrides, scratch=Path(scratch))
+        yield Applied(recipe, tree, place, note)
+
+
+def recipe_at(
+    place: Path, data: Path, *, run: Path, task: str | None, scratch: Path, overrides: Sequence[str] = ()
+) -> tuple[Recipe, Tree]:
+    """Returns the recipe of a run, or of a task, pointed at a model and at other data.
+
+    Args:
+        place: directory with the model, its tokenizer and its configuration.
+        data: file with rows, or a directory of images.
+        run: directory with the recipe, or of one of its checkpoints.
+        task: task of a model without a recipe; with a recipe, the same task or None.
+        scratch: directory for temporary files.
+        overrides: overrides of the recipe, as given after `--set`.
+
+    Raises:
+        ArgumentError: there is no recipe and no task.
+        RecipeError: the recipe does not fit.
+    """
+    tree = _tree(run, task, overrides, scratch=scratch)
+    _point(tree, data, place, output_dir=scratch / "out")
+    return checked(tree, Path.cwd()), tree
+
+
+def recipe_file(run: Path) -> Path | None:
+    """Returns the recipe of a run, or of the run that a checkpoint is of; None if it has none."""
+    places = (run / RECIPE_NAME, run.absolute().parent / RECIPE_NAME)
+    return next((one for one in places if one.is_file()), None)
+
+
+def guess_task(place: Path) -> str | None:
+    """Returns the task of a model without a recipe, if it writes text: chat with a chat template, else causal-lm."""
+    config = place / CONFIG_NAME
+    adapter = place / ADAPTER_CONFIG_NAME
+    kinds = read_json(config, max_bytes=1 << 24).get("architectures") if config.is_file() else None
+    writes = any(str(kind).endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds or ())
+    if not writes and adapter.is_file():
+        writes = read_json(adapter, max_bytes=1 << 20).get("task_type") == "CAUSAL_LM"
+    if not writes:
+        return None
+    settings = place / "tokenizer_config.json"
+    is_inside = settings.is_file() and read_json(settings, max_bytes=1 << 24).get("chat_template")
+    return "chat" if is_inside or (place / TEMPLATE_NAME).is_file() else "causal-lm"
 
 
 @contextmanager
@@ -105,7 +157,8 @@ def rows_at(data: Path) -> Iterator[Path]:
     """
     if str(data) != "-":
         if not data.exists():
-            raise DataError(f"There is no file {data}.")
+            there = [one.name for one in data.parent.iterdir()] if data.parent.is_dir() else []
+            raise DataError(f"There is no file {data}.{did_you_mean(data.name, there)}")
         yield data
         return
     content = sys.stdin.buffer.read()  # not as text: a byte that is none is an error of the row that has it
@@ -124,7 +177,7 @@ def _whole(source: Path, folder: Path, *, weights: str) -> Path:
         export_average(source, folder)
         source = folder
         folder = folder.with_name("merged")
-    if any((source / name).is_file() for name in ADAPTER_FILES):
+    if has_adapter(source):
         merge(source, folder)
         return folder
     if not weight_files(source) and sharded_state.has_weights(source):
@@ -135,8 +188,7 @@ def _whole(source: Path, folder: Path, *, weights: str) -> Path:
 
 def _tree(model: Path, task: str | None, overrides: Sequence[str], *, scratch: Path) -> Tree:
     """Reads the recipe of a run or of a checkpoint's run; without one, the default recipe of the task."""
-    places = (model / RECIPE_NAME, model.absolute().parent / RECIPE_NAME)
-    path = next((one for one in places if one.is_file()), None)
+    path = recipe_file(model)
     if path is None:
         if task is None:
             raise ArgumentError(

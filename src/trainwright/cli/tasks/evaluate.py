@@ -17,9 +17,11 @@ from trainwright.cli.tasks.applied import Applied, arguments_of
 from trainwright.cli.tasks.models import quiet_transformers
 from trainwright.cli.tasks.source import Row, TaskSource, load
 from trainwright.cli.tasks.task_objects import TaskObjects
+from trainwright.errors import RecipeError
 from trainwright.support.model_facts import shifts_labels
 
 LONGEST_TEXT = 200
+OF_ANSWERS = ("label", "tags", "target")  # roles of columns that a prediction does without
 OF_LABELS = ("text-classification", "image-classification", "token-classification")
 
 
@@ -58,7 +60,7 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
     from trainwright.trainer import Trainer
 
     args = arguments_of(one)
-    material = load(one.recipe, one.tree)
+    material = _load_labelled(one)
     build: Callable[..., TaskObjects] = getattr(task_builders, one.recipe.task.replace("-", "_"))
     with quiet_transformers():
         parts = build(material, args)
@@ -95,6 +97,20 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
         confusion=confusion.tolist() if names else [],
         hardest=hardest,
     )
+
+
+def _load_labelled(one: Applied) -> TaskSource:
+    """Returns the rows; RecipeError for a file without labels names the command that needs none."""
+    try:
+        return load(one.recipe, one.tree)
+    except RecipeError as error:
+        if not any(path[:2] == ("data", "columns") and path[-1] in OF_ANSWERS for path, _ in error.entries):
+            raise
+        said = f"{error}\nAn evaluation compares with labels; `trainwright predict` needs none."
+        found = RecipeError(said)
+        found.problems = error.problems
+        found.entries = error.entries
+        raise found from None
 
 
 def _second_pass(trainer: Any, *, num_labels: int) -> tuple[np.ndarray[Any, Any], Any, list[tuple[int, int]]]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import secrets
+import shutil
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 
-from trainwright._types import TRAINER_STATE_NAME
+from trainwright._types import TRAINER_STATE_NAME, write_text
 from trainwright.capabilities.averages.saved import read_average
 from trainwright.checkpoint.manifest import find_problem
 from trainwright.checkpoint.store import CheckpointStore
@@ -25,6 +32,7 @@ from trainwright.checkpoint.weights import (
     use_umask,
     weight_files,
 )
+from trainwright.cli.tasks.adapter import quantized
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError, needs_package
 from trainwright.state.trainer_state import TrainerState
@@ -32,6 +40,15 @@ from trainwright.support.door import read_json
 
 CONFIG_NAME = "config.json"
 ADAPTER_CONFIG_NAME = "adapter_config.json"
+TEMPLATE_NAME = "chat_template.jinja"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+Model: TypeAlias = Any  # a model of transformers or peft, or a layer of peft: each class has its own methods
+
+
+def has_adapter(folder: Path) -> bool:
+    """Returns whether a directory has the weights of an adapter."""
+    return any((folder / name).is_file() for name in ADAPTER_FILES)
 
 
 def chosen(folder: Path) -> tuple[Path, str]:
@@ -40,8 +57,7 @@ def chosen(folder: Path) -> tuple[Path, str]:
     A directory with a model is used as it is. An unfinished run has none: its best checkpoint is used if it recorded
     one, otherwise the newest intact checkpoint.
     """
-    has_adapter = any((folder / name).is_file() for name in ADAPTER_FILES)
-    if not folder.is_dir() or weight_files(folder) or has_adapter or sharded_state.has_weights(folder):
+    if not folder.is_dir() or weight_files(folder) or has_adapter(folder) or sharded_state.has_weights(folder):
         return folder, ""
     checkpoint, why = chosen_checkpoint(folder)
     return checkpoint, f"{why}, since the run did not end" if why else ""
@@ -112,39 +128,172 @@ def _load_into_model(average: dict[str, torch.Tensor], folder: Path) -> None:
     save_weights(model, folder)
 
 
-def merge(checkpoint: Path, folder: Path) -> list[Path]:
-    """Writes the model of a checkpoint with its adapter merged into its weights.
+def load_adapted(checkpoint: Path, *, bits: str | None = None) -> Model:
+    """Loads the base model of a checkpoint's adapter, with the adapter on it and not merged.
 
     Args:
         checkpoint: directory with the adapter; it, or the run that it is of, has the configuration of the model.
-        folder: directory to write; it must be empty, or missing.
+        bits: "4bit" or "8bit" to load the weights of the base as a run with `model.quantization` does.
 
     Raises:
-        CheckpointError: there is no adapter, or the model that it belongs to cannot be loaded.
+        CheckpointError: the model that the adapter belongs to cannot be loaded.
     """
-    with needs_package("--merge needs the package peft: pip install peft"):
+    with needs_package("An adapter needs the package peft: pip install peft"):
         from peft import PeftModel
     import transformers
     from safetensors import SafetensorError
 
-    from trainwright.cli.tasks.models import quiet_transformers
-
-    if not any((checkpoint / name).is_file() for name in ADAPTER_FILES):
-        raise CheckpointError(f"{checkpoint} has no adapter, so there is nothing to merge. Omit --merge.")
+    settings = checkpoint / ADAPTER_CONFIG_NAME
+    base_name = read_json(settings, max_bytes=1 << 20)["base_model_name_or_path"]
+    _check_base(base_name, settings)
     described = next((one for one in (checkpoint, checkpoint.absolute().parent) if (one / CONFIG_NAME).is_file()), None)
-    base_name = read_json(checkpoint / ADAPTER_CONFIG_NAME, max_bytes=1 << 20)["base_model_name_or_path"]
-    with quiet_transformers(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings of transformers about files read by peft
+    with _quiet():
         try:
             config: Any = transformers.AutoConfig.from_pretrained(described or base_name, trust_remote_code=False)
             config.__dict__.pop("quantization_config", None)
             cls = getattr(transformers, (config.architectures or ["AutoModel"])[0])
-            base = cls.from_pretrained(base_name, config=config, dtype=config.dtype or "auto", trust_remote_code=False)
-            merged = PeftModel.from_pretrained(base, checkpoint).merge_and_unload()
+            given = {"config": config, "dtype": config.dtype or "auto", **quantized(bits)}
+            base = cls.from_pretrained(base_name, trust_remote_code=False, **given)
+            return PeftModel.from_pretrained(base, checkpoint).eval()
         except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
+            raise CheckpointError(f"{checkpoint}: the adapter cannot be loaded: {error}") from error
+
+
+def _check_base(name: str, settings: Path) -> None:
+    """Raises CheckpointError for a base model that was moved away, or has weights that nothing can be merged into."""
+    place = Path(name)
+    if place.is_absolute() and not place.is_dir():
+        raise CheckpointError(
+            f"The base model of the adapter was in {name}, and is not there. Put it back, or write where it is now as "
+            f"base_model_name_or_path in {settings}."
+        )
+    config = place / CONFIG_NAME
+    if config.is_file() and read_json(config, max_bytes=1 << 24).get("quantization_config"):
+        raise CheckpointError(
+            f"The base model in {name} has weights of few bits (quantization_config in its {CONFIG_NAME}), and a merge "
+            "into them would round the adapter away. Write the same model in full precision as base_model_name_or_path "
+            f"in {settings}."
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    from trainwright.cli.tasks.models import quiet_transformers
+
+    with quiet_transformers(), warnings.catch_warnings():
+        # warnings of transformers about files read by peft
+        warnings.simplefilter("ignore")
+        yield
+
+
+def adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, list[Model]]]:
+    """Yields the layers with an adapter: name in the base model, the layer itself, its adapters, innermost first."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    inside: set[Model] = set()
+    for name, module in model.named_modules():
+        layer: Model = module
+        if not isinstance(module, BaseTunerLayer) or layer in inside:
+            continue
+        adapters: list[Model] = []
+        while isinstance(layer, BaseTunerLayer):
+            shown: Model = layer
+            adapters.insert(0, shown)
+            inside.add(shown)
+            layer = shown.base_layer
+        yield name, layer, adapters
+
+
+def merge_layer(layer: nn.Module, adapters: Sequence[Model]) -> None:
+    """Merges adapters into a layer in float32, so that nothing is rounded before the sum is."""
+    if any(parameter.dtype in (torch.bfloat16, torch.float16) for parameter in layer.parameters()):
+        layer.float()
+    for adapter in adapters:
+        adapter.merge()
+
+
+def merge(checkpoint: Path, folder: Path, *, dtype: torch.dtype | None = None) -> list[Path]:
+    """Writes the model of a checkpoint with its adapter merged into its weights.
+
+    Each layer is merged in float32, and rounded once.
+
+    Args:
+        checkpoint: directory with the adapter; it, or the run that it is of, has the configuration of the model.
+        folder: directory to write; it must be empty, or missing.
+        dtype: type of the weights to write; None for that of the base model.
+
+    Raises:
+        CheckpointError: there is no adapter, or the model that it belongs to cannot be loaded.
+    """
+    if not has_adapter(checkpoint):
+        raise CheckpointError(f"{checkpoint} has no adapter, so there is nothing to merge. Omit --merge.")
+    adapted = load_adapted(checkpoint)
+    with _quiet():
+        try:
+            for _, layer, adapters in adapted_layers(adapted):
+                known = next((one.dtype for one in layer.parameters()), None)
+                merge_layer(layer, adapters)
+                layer.to(dtype or known)
+            merged = adapted.merge_and_unload()
+        except (ValueError, RuntimeError, AttributeError) as error:
             raise CheckpointError(f"{checkpoint}: the adapter cannot be merged: {error}") from error
         export_model(checkpoint, folder, parts=sharded_state)  # also refuses a folder that is not empty, or damage
         for name in (*ADAPTER_FILES, ADAPTER_CONFIG_NAME):
             (folder / name).unlink(missing_ok=True)
+        if dtype is not None:
+            _check_range(merged.state_dict(), dtype)
+            merged.to(dtype)
         merged.save_pretrained(folder)
     return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def cast_weights(folder: Path, dtype: torch.dtype) -> None:
+    """Rounds the exported weights to a type, in the files and in the configuration; numbers without fractions stay."""
+    for file in sorted((*folder.rglob(SAFE_WEIGHTS_NAME), *folder.rglob(ADAPTER_WEIGHTS_NAME))):
+        weights = read_file(file)
+        _check_range(weights, dtype)
+        save_file({name: one.to(dtype) if one.is_floating_point() else one for name, one in weights.items()}, file)
+    config = folder / CONFIG_NAME
+    if config.is_file():
+        found = read_json(config, max_bytes=1 << 24)
+        found.pop("torch_dtype", None)
+        found["dtype"] = str(dtype).removeprefix("torch.")
+        write_text(config, json.dumps(found, indent=2, sort_keys=True) + "\n")
+    use_umask(folder)
+
+
+def _check_range(weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None) -> None:
+    """Raises CheckpointError for a weight that a narrower type has no number for."""
+    if dtype is not torch.float16:
+        return
+    for name, one in weights.items():
+        if one.is_floating_point() and one.numel() and float(one.abs().max()) > torch.finfo(dtype).max:
+            raise CheckpointError(f"{name} has weights beyond the range of fp16. Export with --dtype bf16 or fp32.")
+
+
+@contextmanager
+def staged_folder(folder: Path) -> Iterator[Path]:
+    """Yields a partial directory, whose files come to `folder` when the context ends well; else nothing is left.
+
+    Raises:
+        CheckpointError: the directory has files.
+    """
+    is_new = not folder.exists()
+    if not is_new and any(folder.iterdir()):
+        raise CheckpointError(f"{folder} is not empty. Choose another directory.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    mark = f"{os.getpid()}.{secrets.token_hex(4)}.partial"
+    # A directory that is there may be a mount or the working directory, which cannot be replaced by a rename.
+    partial = folder.with_name(f".{folder.name}.{mark}") if is_new else folder / f".{mark}"
+    try:
+        yield partial
+        if is_new:
+            partial.rename(folder)
+            return
+        # The configuration is last: without it no reader takes the directory for a model.
+        for path in sorted(partial.iterdir(), key=lambda path: (path.name == CONFIG_NAME, path.name)):
+            path.rename(folder / path.name)
+        partial.rmdir()
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

@@ -67,7 +67,10 @@ def load_config(
 
 
 def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
-    """Loads the model with pretrained weights, or makes it from scratch."""
+    """Loads the model with pretrained weights, or makes it from scratch, unless there is one already."""
+    if material.model is not None:
+        there: PreTrainedModel = material.model
+        return there
     import torch
     import transformers
 

@@ -5,13 +5,15 @@ Inputs are made as in training, from the same columns; columns with labels may b
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias
 
 import torch
 
-from trainwright._types import JSONObject
+from trainwright._types import JSONObject, json_value
 from trainwright.cli.tasks.applied import Applied, arguments_of
 from trainwright.cli.tasks.chat import rendered_prompt
 from trainwright.cli.tasks.conversations import ConversationError, find_shape
@@ -24,22 +26,31 @@ from trainwright.hub.access import without_retries
 Predict: TypeAlias = Callable[[list[Row]], list[JSONObject]]
 Loaded: TypeAlias = Any  # a model or tokenizer of transformers: each class has its own methods
 MARKS = 8  # guesses for a masked word
+PREFIX = "predicted_"  # of a prediction's column in a table
 
 
 def predict(one: Applied, *, batch_size: int | None = None, max_new_tokens: int = 64) -> Iterator[JSONObject]:
-    """Yields the prediction of each row, in the order of the file.
+    """Returns the prediction of each row, in the order of the file.
 
     Args:
         one: the model and its data.
         batch_size: rows at a time; None for the run's `per_device_eval_batch_size`.
         max_new_tokens: maximum length of a generated text.
 
-    Yields:
-        `row` (from 1) and by task `label`, `score` and `scores`; `value`; `tags` and `scores`; `text`; `answer`.
+    Returns:
+        For each row `row` (from 1) and by task `label`, `score` and `scores`; `value`; `tags` and `scores`; `text`;
+        `answer`.
 
     Raises:
         DataError: a column is missing, or a row cannot be read.
     """
+    return (
+        {"row": number, **found} for number, (_, found) in enumerate(predict_rows(one, batch_size, max_new_tokens), 1)
+    )
+
+
+def predict_rows(one: Applied, batch_size: int | None, max_new_tokens: int) -> Iterator[tuple[Row, JSONObject]]:
+    """Yields each row and its prediction, as `predict` does."""
     args = arguments_of(one)
     material = TaskSource(one.recipe, one.tree, [], [])
     size = batch_size or args.per_device_eval_batch_size
@@ -51,12 +62,28 @@ def predict(one: Applied, *, batch_size: int | None = None, max_new_tokens: int 
     with quiet_transformers(), without_retries():
         work = _Predictor(material, torch.device(args.device), max_new_tokens=max_new_tokens)
     every = _chain(first, rows)
-    number = 0
     while batch := list(islice(every, size)):
         with torch.no_grad():
-            for found in work.by_task(batch):
-                number += 1
-                yield {"row": number, **found}
+            yield from zip(batch, work.by_task(batch), strict=True)
+
+
+def write_table(file: IO[str], found: Iterable[tuple[Row, JSONObject]]) -> int:
+    """Writes predictions as CSV: the columns of the rows, then those of the predictions; returns the number of rows.
+
+    A column of a prediction has the prefix `predicted_`. Lists and objects are JSON in their cell.
+    """
+    rows = [{**row, **{f"{PREFIX}{name}": value for name, value in one.items()}} for row, one in found]
+    names = dict.fromkeys(name for row in rows for name in row if not str(name).startswith(PREFIX))
+    names |= dict.fromkeys(name for row in rows for name in row)
+    writer = csv.writer(file)
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow([_cell(row.get(name)) for name in names])
+    return len(rows)
+
+
+def _cell(value: object) -> object:
+    return json.dumps(json_value(value), ensure_ascii=False) if isinstance(value, (list, tuple, dict)) else value
 
 
 def _rows(material: TaskSource) -> Iterator[Row]:
@@ -68,7 +95,16 @@ def _rows(material: TaskSource) -> Iterator[Row]:
 
 
 def _as_inputs(rows: Iterable[Row], material: TaskSource) -> Iterator[Row]:
-    """Yields lines of text, which have no column, as rows with the column that the model reads."""
+    """Yields lines of text, which have no column, as rows with the column that the model reads.
+
+    Of a chat, a line is the message of the user.
+    """
+    if material.recipe.task == "chat":
+        columns = material.recipe.data.columns
+        role = next((role for role in ("messages", "instruction") if role in columns), "messages")
+        for row in rows:
+            yield {material.recipe.column(role): [{"role": "user", "content": row["text"]}]}
+        return
     role = next((role for role in material.recipe.spec.needs if role in ("text", "source")), "text")
     for row in rows:
         yield {material.recipe.column(role): row["text"]}

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainwright._types import PREFIX_CHECKPOINT_DIR, RECIPE_NAME, JSONObject, counted, write_text
+from trainwright._types import PREFIX_CHECKPOINT_DIR, RECIPE_NAME, TRAINER_STATE_NAME, JSONObject, counted, write_text
 from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli.recipe.recipe_reader import OPTIONAL, arguments_class, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
@@ -29,7 +29,8 @@ from trainwright.errors import ArgumentError, CheckpointError, DataError, Recipe
 from trainwright.hub.access import model_problem, without_retries
 from trainwright.journal.record import JOURNAL_NAME, read
 from trainwright.run.checks import make_output_dir
-from trainwright.support.door import read_settings
+from trainwright.state.trainer_state import TrainerState
+from trainwright.support.door import read_json, read_settings
 from trainwright.support.units import count_text
 
 if TYPE_CHECKING:
@@ -316,7 +317,51 @@ def read_run(folder: Path, overrides: Sequence[str], typed: Sequence[str] = ()) 
     where = str(folder) if is_checkpoint else "auto"
     tree.set(("training", "resume_from_checkpoint"), where, origin="trainwright resume")
     tree.set(("training", "output_dir"), str(run_folder), origin="trainwright resume")  # it may have been moved
-    return checked(tree, run_folder), tree
+    recipe = checked(tree, run_folder)
+    steps = CheckpointStore(run_folder).steps()
+    reached = int(folder.name.rpartition("-")[2]) if is_checkpoint else (steps or [0])[-1]
+    asked = recipe.training.get("max_steps", -1)
+    if 0 < asked < reached:
+        problem = (
+            f"training.max_steps: {asked} is below step {reached}, which the run has reached. Set a larger one, or "
+            f"branch from an earlier step: trainwright branch {run_folder} --at STEP --out DIR."
+        )
+        tree.refuse([(("training", "max_steps"), problem)])
+    return recipe, tree
+
+
+def find_result(recipe: Recipe) -> JSONObject | None:
+    """Returns what `run` returned for a run that has finished as its recipe says; None if there is something to do.
+
+    A run writes `trainer_state.json` into its directory after the model, so that it is the sign of its end.
+    """
+    folder = Path(recipe.training["output_dir"])
+    if recipe.training.get("resume_from_checkpoint") != "auto" or not (folder / TRAINER_STATE_NAME).is_file():
+        return None
+    state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+    steps = CheckpointStore(folder).steps()
+    asked = recipe.training.get("max_steps", -1)
+    if asked > 0:
+        is_done = state.global_step >= asked
+    else:
+        is_done = state.global_step >= state.max_steps > 0
+        is_done = is_done and recipe.training.get("num_train_epochs", 3) <= state.num_train_epochs
+    if not is_done or (steps and steps[-1] != state.global_step):
+        return None
+    return {
+        "output_dir": str(folder),
+        "step": state.global_step,
+        "train": _read_results(folder, "train"),
+        "eval": _read_results(folder, "eval"),
+        "best_checkpoint": state.best_model_checkpoint,
+        "checkpoint": str(CheckpointStore(folder).path(steps[-1])) if steps else None,
+    }
+
+
+def _read_results(folder: Path, name: str) -> JSONObject:
+    path = folder / f"{name}_results.json"
+    found: JSONObject = read_json(path, max_bytes=1 << 24) if path.is_file() else {}
+    return found
 
 
 def readable(scores: dict[str, float]) -> str:

@@ -57,6 +57,7 @@ class TaskSource:
     found: list[Finding] = field(default_factory=list)  # findings in the rows
     twice: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # by part: file and name of duplicate columns
     is_check: bool = False  # nothing is trained, so that nothing is written into the output directory
+    model: Any = None  # of transformers or peft, if it is loaded already
 
     @property
     def parts(self) -> list[tuple[str, Rows]]:
@@ -191,6 +192,7 @@ def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
     _check_columns(material, rows)
     if material.recipe.data.where:
         rows = _at(rows, _chosen(rows, material.recipe.data.where))
+    rows = _without_left_out(material, part, rows)
     if len(rows) == 0:
         return rows
     table = material.table(part, rows)
@@ -199,6 +201,30 @@ def _used(material: TaskSource, part: str, rows: Rows) -> Rows:
         return rows
     places, found = findings.of_conversations(material.shape, table)
     material.found += found
+    return _at(rows, places)
+
+
+def _without_left_out(material: TaskSource, part: str, rows: Rows) -> Rows:
+    """Returns the rows without those of a label that `data.labels` maps to null; adds a finding with their number."""
+    given = material.recipe.data.labels
+    left_out = {str(value) for value, name in given.items() if name is None} if isinstance(given, dict) else set()
+    if not left_out or "label" not in material.recipe.spec.needs:
+        return rows
+    cells = material.column(rows, "label")
+    places = [place for place, cell in enumerate(cells) if str(cell) not in left_out]
+    number = len(cells) - len(places)
+    if number:
+        is_one = number == 1
+        named = ", ".join(sorted(left_out))
+        material.found.append(
+            Finding(
+                "note",
+                f"{counted(number, 'row')} of {part} with the label {named} {'is' if is_one else 'are'} left out, as "
+                "data.labels says (null).",
+                check="labels",
+                entry="data.labels",
+            )
+        )
     return _at(rows, places)
 
 
@@ -800,6 +826,9 @@ class Labels:
 def find_labels(material: TaskSource, role: str) -> Labels:
     """Returns the labels of a column, as listed in the recipe or as found; RecipeError for an unlisted label."""
     given = material.recipe.data.labels
+    if isinstance(given, dict):
+        # A label that is mapped to null has no rows any more; with such entries alone, the others are as found.
+        given = {value: name for value, name in given.items() if name is not None} or None
     found = {name: _values(material.column(rows, role)) for name, rows in material.parts}
     if isinstance(given, dict):
         order = list(dict.fromkeys(map(str, given.values())))

@@ -1,0 +1,124 @@
+"""`trainwright chat`: asks a trained model in the terminal, or line by line for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from trainwright._types import is_url, printable
+from trainwright.command_line import AsJson, amount, answers_alone, echo, place, put
+
+if TYPE_CHECKING:
+    from trainwright.cli.tasks.conversation import Answer, Conversation
+
+HELP = "/reset begins anew, /quit or Ctrl-D ends, Ctrl-C stops an answer."
+PROMPT = "> "
+
+
+def chat(
+    model: Annotated[
+        Any, typer.Argument(help="A run, a checkpoint, or a model; a path or URL.", metavar="RUN", parser=place)
+    ],
+    system: Annotated[str | None, typer.Option(help="System message.", metavar="TEXT")] = None,
+    once: Annotated[str | None, typer.Option(help="Ask this, and end.", metavar="TEXT")] = None,
+    weights: Annotated[str, typer.Option(help="trained or average.", metavar="KIND")] = "trained",
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.", metavar="N")] = 512,
+    temperature: Annotated[
+        float, typer.Option(parser=amount, metavar="NUMBER", help="0: the likeliest token each time.")
+    ] = 0.0,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a trained model, with the template it was trained with."""
+    from trainwright.cli.remote_runs import checkpoint_of
+    from trainwright.cli.tasks.conversation import open_conversation
+
+    settings: dict[str, Any] = {"system": system, "weights": weights, "max_new_tokens": max_new_tokens}
+    with (
+        answers_alone(),
+        checkpoint_of(model) as local,
+        open_conversation(local, **settings, temperature=temperature) as talk,
+    ):
+        if talk.note:
+            echo(talk.note.replace(f"{local.parent}/", "") if is_url(model) else talk.note, err=True)
+        if once is not None:
+            _ask(talk, once, as_json=as_json)
+        else:
+            _converse(talk, as_json=as_json)
+
+
+def _converse(talk: Conversation, *, as_json: bool) -> None:
+    """Asks a line of standard input after the other, until it ends."""
+    is_typed = sys.stdin.isatty() and not as_json
+    if is_typed:
+        echo(HELP, err=True)
+    while (line := _next_line(is_typed)) is not None:
+        text = line.strip()
+        if text == "/quit":
+            return
+        if text == "/reset":
+            talk.reset()
+            echo("The conversation begins anew.", err=True)
+        elif text.startswith("/") and text[1:].isalpha():
+            echo(f"{printable(text)} is not a command. {HELP}", err=True)
+        elif text:
+            _ask(talk, text, as_json=as_json, can_go_on=True)
+
+
+def _next_line(is_typed: bool) -> str | None:
+    """Returns the next line of standard input; None at its end."""
+    while True:
+        if is_typed:
+            echo(PROMPT, err=True, ends=False)
+        try:
+            line = sys.stdin.readline()
+        except KeyboardInterrupt:
+            if not is_typed:
+                raise
+            echo(f"\n{HELP}", err=True)
+            continue
+        if not line and is_typed:
+            echo("", err=True)
+        return line or None
+
+
+def _ask(talk: Conversation, text: str, *, as_json: bool, can_go_on: bool = False) -> None:
+    """Asks a question and prints the answer, piece by piece for a person."""
+    from trainwright.errors import DataError
+
+    try:
+        answer = talk.ask(text, None if as_json else _print_piece)
+    except DataError as error:
+        if not can_go_on:
+            raise
+        if as_json:
+            put(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}, ensure_ascii=False))
+        echo(str(error), err=True)
+        return
+    if as_json:
+        put(printable(json.dumps(answer.to_dict(), ensure_ascii=False)))
+    else:
+        _print_piece("\n")
+    _say_how_it_ended(answer, as_json=as_json, can_go_on=can_go_on)
+
+
+def _say_how_it_ended(answer: Answer, *, as_json: bool, can_go_on: bool) -> None:
+    if answer.is_stopped and not can_go_on:
+        raise KeyboardInterrupt
+    if as_json:
+        return
+    if answer.is_stopped:
+        echo("(stopped)", err=True)
+    if answer.num_forgotten:
+        echo(f"(the first {answer.num_forgotten} messages no longer fit into the model's context)", err=True)
+    if answer.is_cut:
+        echo("(cut off: --max-new-tokens allows longer answers, as far as the model's context does)", err=True)
+
+
+def _print_piece(text: str) -> None:
+    """Writes a piece of an answer to the terminal at once, in the characters that it has."""
+    shown = printable(text, lines=True)
+    encoding = getattr(sys.__stdout__, "encoding", None) or "utf-8"
+    put(shown.encode(encoding, "replace").decode(encoding), ends=False)

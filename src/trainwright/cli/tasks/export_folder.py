@@ -1,0 +1,92 @@
+"""Writes an export: into a partial directory, which gets its name once the model in it is proved, if it is to be."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainwright.checkpoint.weights import export_model
+from trainwright.cli.tasks.export import DTYPES, cast_weights, export_average, merge, staged_folder
+from trainwright.engine import sharded_state
+from trainwright.errors import CheckpointError
+from trainwright.hub.model_card import add_section
+
+if TYPE_CHECKING:
+    from trainwright.cli.tasks.export_proof import ExportProof
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """What is to be exported, and how.
+
+    Attributes:
+        source: directory of the checkpoint, or with the model.
+        run: directory with the recipe, or of one of its checkpoints.
+        folder: directory to write, new or empty.
+        is_merged: merge an adapter into the weights.
+        dtype: fp32, bf16 or fp16; None keeps the types of the weights.
+        weights: "trained" or "average".
+        is_proved: compare the export with the trained model.
+        rows: file to compare them on; None for rows of the run.
+        accepts: write it also where it differs.
+    """
+
+    source: Path
+    run: Path
+    folder: Path
+    is_merged: bool = False
+    dtype: str | None = None
+    weights: str = "trained"
+    is_proved: bool = False
+    rows: Path | None = None
+    accepts: bool = False
+
+
+class _NotProvedError(Exception):
+    """Leaves the partial directory, which is deleted."""
+
+
+def write_export(asked: Export) -> ExportProof | None:
+    """Writes an export; one that differs from the trained model only if that is accepted.
+
+    Returns:
+        The comparison, None if none was asked for. The directory was written if it holds or was accepted.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be exported, or the export not be loaded.
+        RecipeError: the rows to compare on cannot be read.
+    """
+    proof: ExportProof | None = None
+    try:
+        with staged_folder(asked.folder) as partial:
+            _write_model(asked, partial)
+            if not asked.is_proved:
+                return None
+            # Loads torch's data loading, the trainer and the tasks.
+            from trainwright.cli.tasks.export_proof import prove_export
+
+            proof = prove_export(asked.source, partial, run=asked.run, data=asked.rows, weights=asked.weights)
+            proof = dataclasses.replace(proof, is_accepted=asked.accepts and not proof.holds)
+            if not proof.holds and not proof.is_accepted:
+                raise _NotProvedError
+            add_section(partial, "Export", proof.section())
+    except _NotProvedError:
+        return proof
+    return proof
+
+
+def _write_model(asked: Export, partial: Path) -> None:
+    dtype = None if asked.dtype is None else DTYPES[asked.dtype]
+    if asked.is_merged:
+        merge(asked.source, partial, dtype=dtype)
+        return
+    if asked.weights == "average":
+        export_average(asked.source, partial)
+    else:
+        export_model(asked.source, partial, parts=sharded_state)
+    if dtype is not None:
+        if not list(partial.rglob("*.safetensors")):
+            raise CheckpointError(f"{asked.source} has no weights in safetensors, so --dtype cannot round them.")
+        cast_weights(partial, dtype)

@@ -1,0 +1,568 @@
+"""`trainwright export --prove`: compares the model that ships with the model that was trained.
+
+Both are loaded from their own files, with their own tokenizer and template, and read the same rows. What is compared:
+
+- the files: tokens of each row, template, special tokens, quantisation, settings of the adapter;
+- the rows: logits, likeliest next tokens, and the metrics of the run;
+- the weights, layer by layer (`export_weights.py`), which names the module where rows alone would not show it.
+
+The largest difference of logits is given relative to the largest logit, and limited by the type of the weights. In
+float32 it is 1e-4: the sums of a merged layer have another order. In a type that rounds by u (2^-8 in bf16, 2^-11 in
+fp16) the errors of n blocks add up like the steps of a random walk, to c x u x sqrt(n). In random decoders of 1 to 32
+blocks c was between 2.2 and 4.1; the limit has 8. Example: bf16, 28 blocks: 8 x 0.0039 x 5.3 = 0.17.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from trainwright._types import IGNORE_INDEX, JSONObject, counted
+from trainwright.capabilities.averages.saved import read_average
+from trainwright.checkpoint.weights import KEPT
+from trainwright.cli.recipe.recipe_reader import arguments_class, checked, read_tree
+from trainwright.cli.recipe.schema import Recipe
+from trainwright.cli.recipe.yaml_tree import Tree
+from trainwright.cli.tasks import task_builders
+from trainwright.cli.tasks.applied import guess_task, recipe_at, recipe_file
+from trainwright.cli.tasks.conversations import Shape
+from trainwright.cli.tasks.export import ADAPTER_CONFIG_NAME, CONFIG_NAME, TEMPLATE_NAME, has_adapter, load_adapted
+from trainwright.cli.tasks.export_weights import ROUNDINGS, Difference, WeightReport, compare_weights
+from trainwright.cli.tasks.models import quiet_transformers
+from trainwright.cli.tasks.opened import load_whole, open_trained
+from trainwright.cli.tasks.source import TaskSource, load
+from trainwright.cli.tasks.task_objects import TaskObjects
+from trainwright.data.seeding import set_seed
+from trainwright.errors import ArgumentError, CheckpointError, RecipeError
+from trainwright.support.door import read_json
+
+Model: TypeAlias = Any  # of transformers or peft: each class has its own methods
+Batch: TypeAlias = "dict[str, Any]"  # tensors, by name
+NUM_ROWS = 32  # of the run's own data
+MAX_BYTES = 1 << 30  # of logits that are kept for the comparison
+LIMIT_FLOAT32 = 1e-4
+TIMES_ROUNDING = 8
+SMALL = 1 << 24  # bytes of a file of settings
+# Entries of an adapter's configuration that a recipe sets: name there -> name in the recipe.
+ADAPTER_SETTINGS = {"r": "r", "lora_alpha": "alpha", "use_rslora": "use_rslora", "use_dora": "use_dora"}
+NOT_SHOWN = ("runtime", "_per_second")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportProof:
+    """How an exported model compares with the trained one.
+
+    Attributes:
+        holds: whether nothing differs by more than its limit.
+        rows: number of rows that both models read.
+        rows_from: where they are from.
+        dtype: type of the exported weights.
+        trained_dtype: type of the trained weights.
+        largest_difference: of two logits.
+        relative_difference: the same, relative to the largest logit of the trained model.
+        limit: of the relative difference.
+        worst_row: name of the row with the largest difference.
+        equal_tokens: share of positions with the same likeliest token or label.
+        positions: number of positions of which the logits were compared.
+        metrics: by "trained" and "exported", the metrics of the run.
+        tensors: number of tensors of weights that were compared.
+        kept: share of the adapter's change that is in the exported weights; None without an adapter.
+        differences: what differs, the first module first.
+        is_accepted: whether the export was written although it differs.
+    """
+
+    holds: bool
+    rows: int
+    rows_from: str
+    dtype: str
+    trained_dtype: str
+    largest_difference: float
+    relative_difference: float
+    limit: float
+    worst_row: str
+    equal_tokens: float
+    positions: int
+    metrics: Mapping[str, Mapping[str, float]]
+    tensors: int
+    kept: float | None
+    differences: tuple[Difference, ...]
+    is_accepted: bool = False
+
+    def refusal(self, folder: Path) -> str:
+        """Returns why a directory was not written, for a comparison that does not hold."""
+        others = len(self.differences) - 1
+        more = f" There {'is' if others == 1 else 'are'} {counted(others, 'further difference')}." if others else ""
+        return (
+            f"The exported model is not the trained one, so {folder} was not written. The first difference is in "
+            f"{self.differences[0]}.{more} --accept-differences writes it all the same; its card says what differs."
+        )
+
+    def to_dict(self) -> JSONObject:
+        """Returns plain values, for JSON."""
+        return {**dataclasses.asdict(self), "differences": [one._asdict() for one in self.differences]}
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yields the lines for the console: topic and text."""
+        yield "proof", f"{counted(self.rows, 'row')} of {self.rows_from}, weights in {self.dtype}"
+        apart = f"{self.largest_difference:.2g}, or {self.relative_difference:.2g} of the largest one"
+        yield "logits", f"largest difference {apart} (limit {self.limit:.2g})"
+        yield "tokens", f"{_percent(self.equal_tokens)} of the likeliest next ones are equal"
+        for name, value in self.metrics["trained"].items():
+            yield name, f"{value:.4g} trained, {self.metrics['exported'].get(name, math.nan):.4g} exported"
+        for one in self.differences:
+            yield "differs", str(one)
+
+    def section(self) -> str:
+        """Returns a section of a model card, in Markdown."""
+        verdict = "It is the trained model" if self.holds else "It differs from the trained model, which was accepted"
+        lines = [
+            f"{verdict}: the exported files were loaded again and compared with the checkpoint.",
+            "",
+            f"- rows: {self.rows} of {self.rows_from}",
+            f"- weights: {self.dtype}, {self.tensors} tensors compared",
+            f"- largest difference of logits: {self.largest_difference:.3g}, {self.relative_difference:.3g} of the "
+            f"largest logit (limit {self.limit:.2g})",
+            f"- equal next tokens: {_percent(self.equal_tokens)}",
+        ]
+        for name, value in self.metrics["trained"].items():
+            lines.append(f"- {name}: {value:.4g} trained, {self.metrics['exported'].get(name, math.nan):.4g} exported")
+        lines += [f"- differs: {one}" for one in self.differences]
+        return "\n".join(lines)
+
+
+def _percent(share: float) -> str:
+    """Returns a share in percent; 100 % stands for all."""
+    return "100 %" if share == 1 else f"{min(100 * share, 99.99):.4g} %"
+
+
+def difference_limit(dtypes: Sequence[torch.dtype], num_blocks: int) -> float:
+    """Returns the largest relative difference of logits that rounding explains, by the coarsest of some types."""
+    rounding = max(ROUNDINGS.get(dtype, 0.0) for dtype in dtypes)
+    return max(LIMIT_FLOAT32, TIMES_ROUNDING * rounding * math.sqrt(max(num_blocks, 1)))
+
+
+def prove_export(
+    source: Path, folder: Path, *, run: Path, data: Path | None = None, weights: str = "trained"
+) -> ExportProof:
+    """Compares an exported model with the trained one.
+
+    Args:
+        source: directory of the checkpoint, or of the model of a run.
+        folder: directory with the exported model.
+        run: directory with the recipe of the run, or of one of its checkpoints.
+        data: file with rows; None for the rows that the run held out, or else the first that it trained on.
+        weights: "trained" or "average".
+
+    Raises:
+        ArgumentError: the run has no recipe and its model is not one that writes text, or there are no rows.
+        RecipeError: the rows do not fit the task.
+        CheckpointError: the trained model cannot be loaded.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        return _Proof(source, folder, run=run, data=data, weights=weights, scratch=Path(scratch)).make()
+
+
+class _Proof:
+    """A comparison under way."""
+
+    def __init__(
+        self, source: Path, folder: Path, *, run: Path, data: Path | None, weights: str, scratch: Path
+    ) -> None:
+        self._source = source
+        self._folder = folder
+        self._run = run
+        self._weights = weights
+        self._scratch = scratch
+        self._found: list[Difference] = []
+        self._bits: str | None = None
+        file = recipe_file(run)
+        self._task = None if file is not None else guess_task(source)
+        self._file = file
+        self._data = data
+        if file is None and (self._task is None or data is None):
+            raise ArgumentError(
+                f"{run} has no recipe.yaml, so its rows are unknown. Name a file: --prove data.jsonl (for models that "
+                "write text)."
+            )
+
+    def make(self) -> ExportProof:
+        recipe = None if self._file is None else checked(read_tree(self._file), self._file.absolute().parent)
+        self._bits = None if recipe is None else recipe.model.quantization
+        rows, shape, rows_from = self._choose_rows(recipe)
+        trained = self._open_trained()
+        self._check_settings(recipe)
+        exported = self._open_exported(type(_base(trained)))
+        if exported is None:
+            raise _unusable(self._found[0], self._folder)
+        words = self._describe_trained(trained)
+        first = self._evaluate(words, trained, rows, shape)
+        batches = list(_batches(first))
+        names = [str(name) for name in first.parts.train.origin.names]
+        expected = _Reading.take(trained, batches, first.trainer)
+        trained.cpu()
+        second = self._evaluate_exported(exported, rows, shape)
+        if second is not None:
+            self._compare_tokens(first, second, names)
+        got = _Reading.take(exported, batches, first.trainer if second is None else second.trainer)
+        exported.cpu()
+        dtypes = [_dtype(trained), _dtype(exported)]
+        limit = difference_limit(dtypes, int(getattr(_base(trained).config, "num_hidden_layers", 1) or 1))
+        largest, relative, worst = _largest_difference(expected, got)
+        # Before adapters are merged for the comparison of the weights.
+        named = None if relative <= limit else _first_module(trained, exported, batches, limit)
+        weights = self._compare_weights(trained, exported)
+        self._found += weights.differences
+        if named is not None and not weights.differences:
+            self._found.append(named)
+        return ExportProof(
+            holds=not self._found,
+            rows=len(rows),
+            rows_from=rows_from,
+            dtype=_name(dtypes[1]),
+            trained_dtype=_name(dtypes[0]) if self._bits is None else f"{self._bits} and {_name(dtypes[0])}",
+            largest_difference=largest,
+            relative_difference=relative,
+            limit=limit,
+            worst_row=names[worst] if worst < len(names) else "",
+            equal_tokens=_equal_share(expected, got),
+            positions=expected.values.shape[0],
+            metrics={"trained": first.metrics, "exported": {} if second is None else second.metrics},
+            tensors=weights.number,
+            kept=weights.kept,
+            differences=tuple(self._found),
+        )
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def _choose_rows(self, recipe: Recipe | None) -> tuple[Any, Shape | None, str]:
+        """Returns the rows, the columns of their conversations, and where they are from."""
+        if self._data is not None or recipe is None:
+            assert self._data is not None
+            pointed, tree = self._recipe(self._source, self._data)
+            material = load(pointed, tree)
+            return material.train, material.shape, self._data.name
+        assert self._file is not None
+        tree = read_tree(self._file)
+        material = load(checked(tree, self._file.absolute().parent), tree)
+        held = material.eval
+        rows, rows_from = (held, "the hold-out") if len(held) else (material.train, "the training data")
+        rows = rows.select(range(min(NUM_ROWS, len(rows)))) if hasattr(rows, "select") else rows[:NUM_ROWS]
+        return rows, material.shape, rows_from
+
+    def _recipe(self, place: Path, data: Path | None = None) -> tuple[Recipe, Tree]:
+        """Returns the recipe of the run, pointed at a model."""
+        if data is None:
+            # A file that is there; the rows are those that were chosen.
+            data = self._scratch / "rows.jsonl"
+            data.write_text("{}\n", encoding="utf-8")
+        return recipe_at(place, data, run=self._run, task=self._task, scratch=self._scratch)
+
+    # -- models --------------------------------------------------------------------------------------------------------
+
+    def _open_trained(self) -> Model:
+        """Loads the model as it was trained: whole, or its adapter on its base."""
+        return open_trained(self._source, scratch=self._scratch, weights=self._weights, bits=self._bits)
+
+    def _open_exported(self, kind: type) -> Model | None:
+        """Loads the model as a stranger would, from its own directory; None if it cannot be loaded."""
+        config = self._folder / CONFIG_NAME
+        settings = read_json(config, max_bytes=SMALL) if config.is_file() else {}
+        if settings.get("quantization_config"):
+            self._found.append(
+                Difference(
+                    CONFIG_NAME,
+                    "has quantization_config: the export has weights of few bits, and a merge into them rounds the "
+                    "adapter away. Merge into the base model in full precision",
+                )
+            )
+            return None
+        try:
+            if has_adapter(self._folder):
+                return load_adapted(self._folder)
+            model, missing = load_whole(self._folder)
+        except (OSError, ValueError, RuntimeError, AttributeError, CheckpointError) as error:
+            self._found.append(Difference(CONFIG_NAME, f"the model cannot be loaded: {error}"))
+            return None
+        made: type = type(model)
+        if made is not kind:
+            said = f"architectures names {made.__name__}, and {kind.__name__} was trained"
+            self._found.insert(0, Difference(CONFIG_NAME, said))
+            return None
+        for name in sorted(missing):
+            said = "is not in the files of the export, so that it is drawn at random"
+            self._found.append(Difference(name.rpartition(".")[0], said))
+        return model.eval()
+
+    def _check_settings(self, recipe: Recipe | None) -> None:
+        """Compares the adapter's settings with those of the recipe; peft takes the scale of an adapter from there."""
+        if self._bits is not None:
+            said = f"the base was trained on in {self._bits}, and the export has it in full precision"
+            self._found.append(Difference(CONFIG_NAME, said))
+        if recipe is None or recipe.lora is None or not has_adapter(self._source):
+            return
+        places = {self._source: "", self._folder: "the export's "}
+        for place, whose in places.items():
+            path = place / ADAPTER_CONFIG_NAME
+            found = read_json(path, max_bytes=SMALL) if path.is_file() else {}
+            for name, entry in ADAPTER_SETTINGS.items():
+                trained = getattr(recipe.lora, entry)
+                if name in found and found[name] != trained:
+                    said = f"{name} is {found[name]}, and the run trained with {trained} (lora.{entry} in its recipe)"
+                    self._found.append(Difference(f"{whose}{ADAPTER_CONFIG_NAME}", said))
+
+    def _describe_trained(self, model: Model) -> Path:
+        """Returns a directory with the trained model's configuration and tokenizer, and without weights."""
+        place = self._scratch / "trained"
+        place.mkdir()
+        parent = self._source.absolute().parent
+        others = [parent] if has_adapter(self._source) and not (self._source / CONFIG_NAME).is_file() else []
+        for folder in (*others, self._source):
+            for path in sorted(folder.iterdir()):
+                is_wanted = path.name == CONFIG_NAME if folder != self._source else path.suffix in KEPT
+                if is_wanted and path.is_file() and path.stat().st_size < SMALL << 2:
+                    shutil.copyfile(path, place / path.name)
+        if not (place / CONFIG_NAME).is_file():
+            _base(model).config.save_pretrained(place)
+        (place / ADAPTER_CONFIG_NAME).unlink(missing_ok=True)
+        return place
+
+    # -- comparisons ---------------------------------------------------------------------------------------------------
+
+    def _evaluate(self, place: Path, model: Model, rows: Any, shape: Shape | None) -> _Evaluated:
+        recipe, tree = self._recipe(place)
+        material = TaskSource(recipe, tree, rows, [], shape=shape, model=model)
+        return _Evaluated.make(material)
+
+    def _evaluate_exported(self, model: Model, rows: Any, shape: Shape | None) -> _Evaluated | None:
+        try:
+            return self._evaluate(self._folder, model, rows, shape)
+        except RecipeError as error:
+            said = f"the export cannot read the rows: {str(error).strip().splitlines()[-1].strip()}"
+            self._found.append(Difference("tokenizer_config.json", said))
+            return None
+
+    def _compare_tokens(self, first: _Evaluated, second: _Evaluated, names: Sequence[str]) -> None:
+        """Compares what both tokenizers and templates make of the rows."""
+        one: Any = first.parts.processing_class
+        other: Any = second.parts.processing_class
+        file = "tokenizer.json"
+        template = getattr(one, "chat_template", None)
+        if template != getattr(other, "chat_template", None):
+            self._found.append(Difference(TEMPLATE_NAME, "is not the template that the run trained with"))
+            file = TEMPLATE_NAME
+        for mark in ("eos_token_id", "bos_token_id", "pad_token_id"):
+            if getattr(one, mark, None) != getattr(other, mark, None):
+                said = f"{mark} is {getattr(other, mark, None)}, and was {getattr(one, mark, None)}"
+                self._found.append(Difference("tokenizer_config.json", said))
+        if len(first.parts.train) != len(second.parts.train):
+            said = f"makes {len(second.parts.train)} samples of the rows, and the trained one {len(first.parts.train)}"
+            self._found.append(Difference(file, said))
+            return
+        pairs = zip(first.parts.train, second.parts.train, strict=True)
+        apart = [place for place, (a, b) in enumerate(pairs) if a.get("input_ids") != b.get("input_ids")]
+        if apart and file != TEMPLATE_NAME:
+            where = names[apart[0]] if apart[0] < len(names) else "a row"
+            more = f", and of {counted(len(apart) - 1, 'row')} more" if len(apart) > 1 else ""
+            self._found.append(Difference(file, f"makes other tokens of {where}{more}"))
+
+    def _compare_weights(self, trained: Model, exported: Model) -> WeightReport:
+        average: Mapping[str, torch.Tensor] = {}
+        if self._weights == "trained":
+            try:
+                average = read_average(self._source)
+            except CheckpointError:
+                # The run kept none.
+                average = {}
+        if self._bits is not None:
+            trained = load_adapted(self._source)
+        with warnings.catch_warnings():
+            # of peft, about layers that are merged already
+            warnings.simplefilter("ignore")
+            return compare_weights(trained, exported, average=average)
+
+
+def _unusable(found: Difference, folder: Path) -> CheckpointError:
+    return CheckpointError(f"The export cannot be used, so {folder} was not written: {found}.")
+
+
+def _base(model: Model) -> Model:
+    return model.get_base_model() if hasattr(model, "peft_config") and hasattr(model, "get_base_model") else model
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """Returns the type of most weights of a model."""
+    sizes: dict[torch.dtype, int] = {}
+    for one in model.parameters():
+        if one.is_floating_point():
+            sizes[one.dtype] = sizes.get(one.dtype, 0) + one.numel()
+    return max(sizes, key=sizes.__getitem__, default=torch.float32)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# -- rows through models -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Evaluated:
+    """A model, its samples and its metrics."""
+
+    trainer: Any  # a Trainer
+    parts: TaskObjects
+    metrics: dict[str, float]
+
+    @classmethod
+    def make(cls, material: TaskSource) -> _Evaluated:
+        """Encodes the rows with the tokenizer of a model, and evaluates the model on them."""
+        from trainwright.callbacks.progress import PrinterCallback
+        from trainwright.seq2seq_trainer import Seq2SeqTrainer
+        from trainwright.trainer import Trainer
+
+        recipe = material.recipe
+        args = arguments_class(generates=recipe.spec.generates)(**recipe.training)
+        build: Callable[..., TaskObjects] = getattr(task_builders, recipe.task.replace("-", "_"))
+        with quiet_transformers():
+            parts = build(material, args)
+        trainer = (Seq2SeqTrainer if recipe.spec.generates else Trainer)(
+            model=parts.model,
+            args=args,
+            data_collator=parts.data_collator,
+            eval_dataset=parts.train,
+            processing_class=parts.processing_class,
+            compute_metrics=parts.compute_metrics,
+            preprocess_logits_for_metrics=parts.preprocess_logits,
+        )
+        trainer.remove_callback(PrinterCallback)
+        # A masked model hides the same words in both evaluations.
+        set_seed(args.seed)
+        found = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items() if name != "epoch"}
+        metrics = {name: float(value) for name, value in found.items() if not name.endswith(NOT_SHOWN)}
+        return cls(trainer, parts, {name: value for name, value in metrics.items() if name != "runtime"})
+
+
+def _batches(one: _Evaluated) -> Iterator[Batch]:
+    set_seed(one.trainer.args.seed)
+    for batch in one.trainer.get_eval_dataloader():
+        yield {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What a model makes of the rows.
+
+    Attributes:
+        values: logits at some positions, evenly chosen: (positions, outputs), float32.
+        rows: for each of these positions, the number of its row.
+        best: for every position, the likeliest output.
+    """
+
+    values: torch.Tensor
+    rows: torch.Tensor
+    best: torch.Tensor
+
+    @classmethod
+    def take(cls, model: Model, batches: Sequence[Batch], trainer: Any) -> _Reading:
+        values: list[torch.Tensor] = []
+        rows: list[torch.Tensor] = []
+        best: list[torch.Tensor] = []
+        start = 0
+        model.to(trainer.args.device)
+        for batch in batches:
+            with torch.no_grad():
+                logits = model(**trainer._prepare_inputs(dict(batch))).logits.float().cpu()
+            mask = _positions(model, batch, logits)
+            number = torch.arange(len(logits)).view(-1, *[1] * (mask.ndim - 1)).expand(mask.shape)[mask] + start
+            chosen = logits[mask]
+            best.append(chosen.argmax(dim=-1))
+            most = max(1, MAX_BYTES // (4 * chosen.shape[-1] * len(batches)))
+            kept = torch.linspace(0, len(chosen) - 1, min(most, len(chosen))).round().long()
+            values.append(chosen[kept])
+            rows.append(number[kept])
+            start += len(logits)
+        return cls(torch.cat(values), torch.cat(rows), torch.cat(best))
+
+
+def _positions(model: Model, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
+    """Returns which positions have an output to compare: (batch) or (batch, tokens), without padding."""
+    if logits.ndim == 2:
+        return torch.ones(len(logits), dtype=torch.bool)
+    mask: torch.Tensor | None = batch.get("attention_mask")
+    labels: torch.Tensor | None = batch.get("labels")
+    if getattr(_base(model).config, "is_encoder_decoder", False) and labels is not None:
+        return (labels != IGNORE_INDEX)[:, : logits.shape[1]]
+    if mask is not None and mask.shape == logits.shape[:2]:
+        return mask.bool()
+    return torch.ones(logits.shape[:2], dtype=torch.bool)
+
+
+def _largest_difference(one: _Reading, other: _Reading) -> tuple[float, float, int]:
+    """Returns the largest difference of two logits, the same relative to the largest logit, and the row that has it."""
+    if one.values.shape != other.values.shape:
+        return math.inf, math.inf, 0
+    apart = (one.values - other.values).abs().amax(dim=-1)
+    worst = int(apart.nan_to_num(nan=math.inf).argmax())
+    largest = float(apart[worst])
+    return largest, largest / max(float(one.values.abs().max()), 1e-30), int(one.rows[worst])
+
+
+def _equal_share(one: _Reading, other: _Reading) -> float:
+    return float((one.best == other.best).float().mean()) if one.best.shape == other.best.shape else 0.0
+
+
+def _first_module(trained: Model, exported: Model, batches: Sequence[Batch], limit: float) -> Difference:
+    """Returns the first module, in the order in which they end, whose outputs differ."""
+    batch = {
+        name: value for name, value in batches[0].items() if name != "labels" or "decoder_input_ids" not in batches[0]
+    }
+    one = _outputs(trained, batch)
+    other = _outputs(exported, batch)
+    for name, value in other.items():
+        wanted = one.get(name)
+        if wanted is None:
+            continue
+        if wanted.shape != value.shape:
+            return Difference(name, f"its outputs have the shape {tuple(value.shape)}, not {tuple(wanted.shape)}")
+        away = float((wanted - value).abs().max()) / max(float(wanted.abs().max()), 1e-30)
+        if not away <= limit:
+            said = f"its weights are the trained ones, and its outputs differ by {away:.2g} (settings in {CONFIG_NAME})"
+            return Difference(name or "the model", said)
+    return Difference("logits", "differ, and no module's outputs do by more than the limit")
+
+
+def _outputs(model: Model, batch: Batch) -> dict[str, torch.Tensor]:
+    """Returns the output of each module of a base model, by name, in the order in which they end."""
+    found: dict[str, torch.Tensor] = {}
+    hooks = []
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, inputs: object, output: object) -> None:
+            first = output[0] if isinstance(output, (tuple, list)) and output else output
+            if isinstance(first, torch.Tensor) and first.is_floating_point():
+                found.pop(name, None)
+                found[name] = first.detach().float()
+
+        return hook
+
+    for name, module in _base(model).named_modules():
+        plain = name.removesuffix(".base_layer")
+        if not {"lora_A", "lora_B", "lora_dropout", "original_module", "modules_to_save"} & set(name.split(".")):
+            hooks.append(module.register_forward_hook(keep(plain)))
+    try:
+        with torch.no_grad():
+            model(**batch)
+    finally:
+        for one in hooks:
+            one.remove()
+    return found

@@ -1,0 +1,424 @@
+"""A proved export: the model that ships is compared with the trained one, and each planted fault is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from trainwright.capabilities.averages.saved import read_average
+from trainwright.cli.tasks import export, export_folder
+from trainwright.cli.tasks.export_proof import difference_limit
+from trainwright.cli.tasks.export_weights import Expected, _differs
+from trainwright.hub.model_card import is_untouched
+
+from .commands import call, done, small
+from .proved import ROWS, TUNED, make_base, tune, write_rows
+
+pytestmark = [
+    pytest.mark.costly,
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),  # which peft reads
+]
+Fault = Callable[[Path], None]
+WEIGHTS = "model.safetensors"
+QUERY = "model.layers.0.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a base model, and an adapter that was trained on it with a trained copy of the head."""
+    folder = tmp_path_factory.mktemp("made")
+    make_base(folder)
+    tune(folder)
+    return folder
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a copy of the run; the base stays where it was trained on."""
+    shutil.copytree(made / "tuned", tmp_path / "tuned")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[Fault], None]:
+    """Plants a fault: each export is changed after it was written."""
+    write = export_folder._write_model
+
+    def with_fault(fault: Fault) -> None:
+        def write_wrong(asked: Any, partial: Path) -> None:
+            write(asked, partial)
+            fault(partial)
+
+        monkeypatch.setattr(export_folder, "_write_model", write_wrong)
+
+    return with_fault
+
+
+def edit_json(path: Path, **values: Any) -> None:
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({**found, **values}))
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    weights = load_file(folder / WEIGHTS)
+    change(weights)
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def refused(*words: str) -> tuple[str, dict[str, Any]]:
+    """Runs an export that is refused; returns what it says, and its proof."""
+    result = call("export", "tuned", "new", *words, "--json")
+    assert result.exit_code == 1, result.output
+    assert not Path("new").exists()
+    assert [path.name for path in Path().iterdir() if "partial" in path.name] == []
+    return result.stderr, json.loads(result.stdout)["proof"]
+
+
+def test_a_merged_export_is_proved_on_held_out_rows_and_its_card_says_so(place: Path) -> None:
+    said = done("export", "tuned", "new", "--merge", "--prove")
+    assert "16 rows of the hold-out, weights in float32" in said
+    assert "100 % of the likeliest next ones are equal" in said
+    assert " trained, " in said
+    card = (place / "new" / "README.md").read_text()
+    assert "## Export" in card
+    assert "- rows: 16 of the hold-out" in card
+    assert "It is the trained model" in card
+    proof = json.loads(done("export", "tuned", "other", "--merge", "--prove", "--json"))["proof"]
+    assert proof["holds"]
+    assert proof["relative_difference"] < 1e-5
+    assert proof["metrics"]["trained"]["loss"] == pytest.approx(proof["metrics"]["exported"]["loss"], rel=1e-5)
+    assert proof["kept"] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_rounding_is_no_difference(dtype: str, place: Path) -> None:
+    rows = write_rows(place / "new.jsonl", ROWS[:3])
+    words = ("--merge", "--dtype", dtype, "--prove", str(rows), "--json")
+    proof = json.loads(done("export", "tuned", "new", *words))["proof"]
+    assert proof["holds"]
+    assert proof["rows"] == 3
+    assert proof["rows_from"] == "new.jsonl"
+    assert 1e-5 < proof["relative_difference"] < proof["limit"]
+    assert {one.dtype for one in load_file(place / "new" / WEIGHTS).values()} == {export.DTYPES[dtype]}
+    assert json.loads((place / "new" / "config.json").read_text())["dtype"] == proof["dtype"]
+
+
+def test_an_adapter_and_a_whole_model_are_proved_as_they_are(made: Path, place: Path) -> None:
+    assert json.loads(done("export", "tuned", "adapter", "--prove", "--json"))["proof"]["largest_difference"] == 0
+    assert json.loads(done("export", str(made / "first"), "whole", "--prove", "--json"))["proof"]["holds"]
+    rounded = json.loads(done("export", str(made / "first"), "half", "--prove", "--dtype", "bf16", "--json"))["proof"]
+    assert rounded["dtype"] == "bfloat16"
+    assert rounded["holds"]
+
+
+def drop_trained_copy(base: Path) -> Fault:
+    head = load_file(base / WEIGHTS)["lm_head.weight"]
+    return lambda folder: edit_weights(folder, lambda weights: weights.update({"lm_head.weight": head}))
+
+
+def tie_head(base: Path) -> Fault:
+    def fault(folder: Path) -> None:
+        edit_json(folder / "config.json", tie_word_embeddings=True)
+        edit_weights(folder, lambda weights: weights.pop("lm_head.weight"))
+
+    return fault
+
+
+def leave_base(base: Path) -> Fault:
+    known = {name: one for name, one in load_file(base / WEIGHTS).items() if name != "lm_head.weight"}
+    return lambda folder: edit_weights(folder, lambda weights: weights.update(known))
+
+
+def double_change(base: Path) -> Fault:
+    known = load_file(base / WEIGHTS)
+
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        for name in weights:
+            if "q_proj" in name or "v_proj" in name:
+                weights[name] = known[name] + 2 * (weights[name] - known[name])
+
+    return lambda folder: edit_weights(folder, change)
+
+
+def cut_rank(base: Path) -> Fault:
+    known = load_file(base / WEIGHTS)
+
+    def change(weights: dict[str, torch.Tensor]) -> None:
+        name = f"{QUERY}.weight"
+        left, values, right = torch.linalg.svd(weights[name] - known[name])
+        weights[name] = known[name] + left[:, :1] * values[0] @ right[:1]
+
+    return lambda folder: edit_weights(folder, change)
+
+
+def quantize(base: Path) -> Fault:
+    return lambda folder: edit_json(folder / "config.json", quantization_config={"load_in_4bit": True})
+
+
+def change_tokenizer(base: Path) -> Fault:
+    def fault(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        found = json.loads(path.read_text())
+        words = found["model"]["vocab"]
+        words["red"], words["blue"] = words["blue"], words["red"]
+        path.write_text(json.dumps(found))
+
+    return fault
+
+
+def change_template(base: Path) -> Fault:
+    def fault(folder: Path) -> None:
+        path = folder / "chat_template.jinja"
+        path.write_text(path.read_text() + "{{ 'now' }}")
+
+    return fault
+
+
+def change_settings(base: Path) -> Fault:
+    return lambda folder: edit_json(folder / "config.json", rope_parameters={"rope_theta": 2.0, "rope_type": "default"})
+
+
+def rename_class(base: Path) -> Fault:
+    return lambda folder: edit_json(folder / "config.json", architectures=["LlamaModel"])
+
+
+def draw_head(base: Path) -> Fault:
+    return lambda folder: edit_weights(folder, lambda weights: weights.pop("lm_head.weight"))
+
+
+FAULTS = {
+    "modules_to_save": (drop_trained_copy, "lm_head", "the trained copy (modules_to_save) was dropped"),
+    "tied head": (tie_head, "lm_head", "is tied to the input embeddings again"),
+    "untouched base": (leave_base, QUERY, "is the base model's: the adapter is not in it, as in 3 modules more"),
+    "wrong alpha": (double_change, QUERY, "has 2 times the change that was trained: another alpha or rank"),
+    "wrong rank": (cut_rank, QUERY, "differs from the trained layer by"),
+    "tokenizer": (change_tokenizer, "tokenizer.json", "makes other tokens of rows.jsonl:"),
+    "template": (change_template, "chat_template.jinja", "is not the template that the run trained with"),
+    "settings": (change_settings, "model.rotary_emb", "its weights are the trained ones"),
+    "head not saved": (draw_head, "lm_head", "drawn at random"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_named_by_its_module_or_file(
+    name: str, made: Path, place: Path, plant: Callable[[Fault], None]
+) -> None:
+    fault, where, what = FAULTS[name]
+    plant(fault(made / "base"))
+    said, proof = refused("--merge", "--prove")
+    first = proof["differences"][0]
+    assert first["place"] == where
+    assert what in first["text"]
+    assert f"The first difference is in {where}: " in said
+    assert "--accept-differences writes it" in said
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [(quantize, "config.json: has quantization_config"), (rename_class, "was trained")]
+)
+def test_an_export_that_cannot_be_used_is_refused(
+    fault: Callable[[Path], Fault], said: str, made: Path, place: Path, plant: Callable[[Fault], None]
+) -> None:
+    plant(fault(made / "base"))
+    result = call("export", "tuned", "new", "--merge", "--prove", "--accept-differences")
+    assert result.exit_code == 1
+    assert said in result.output
+    assert not Path("new").exists()
+
+
+def test_differences_are_accepted_by_an_option_and_written_into_the_card(
+    made: Path, place: Path, plant: Callable[[Fault], None]
+) -> None:
+    plant(double_change(made / "base"))
+    said = done("export", "tuned", "new", "--merge", "--prove", "--accept-differences", "--json")
+    assert json.loads(said)["proof"]["is_accepted"]
+    card = (place / "new" / "README.md").read_text()
+    assert "It differs from the trained model, which was accepted" in card
+    assert f"- differs: {QUERY}: has 2 times the change" in card
+
+
+def test_settings_of_an_adapter_that_are_not_those_of_the_run_are_named(place: Path) -> None:
+    edit_json(place / "tuned" / "adapter_config.json", lora_alpha=16)
+    _, proof = refused("--merge", "--prove")
+    assert proof["differences"][0] == {
+        "place": "adapter_config.json",
+        "text": "lora_alpha is 16, and the run trained with 8 (lora.alpha in its recipe)",
+    }
+
+
+def test_a_change_that_rounding_removes_is_named(place: Path) -> None:
+    path = place / "tuned" / "adapter_model.safetensors"
+    weights = {name: one * 1e-3 if "lora_B" in name else one for name, one in load_file(path).items()}
+    save_file(weights, path)
+    base = Path(json.loads((place / "tuned" / "adapter_config.json").read_text())["base_model_name_or_path"])
+    shutil.copytree(base, place / "half")
+    edit_weights(place / "half", lambda found: found.update({name: one.bfloat16() for name, one in found.items()}))
+    edit_json(place / "tuned" / "adapter_config.json", base_model_name_or_path=str(place / "half"))
+    _, proof = refused("--merge", "--prove", "--dtype", "bf16")
+    assert "of the adapter's change, which is smaller than the distance" in proof["differences"][0]["text"]
+    assert proof["relative_difference"] < proof["limit"]
+    assert json.loads(done("export", "tuned", "new", "--merge", "--prove", "--dtype", "fp32", "--json"))["proof"][
+        "holds"
+    ]
+
+
+def test_an_average_in_place_of_the_weights_is_named(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Fault], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", ROWS)
+    text = TUNED.replace("path: base", f"path: {made / 'base'}").partition("lora:")
+    tail = (
+        "training: {output_dir: tuned, max_steps: 4, learning_rate: 1e-2, use_cpu: true, save_steps: 4, average: ema}\n"
+    )
+    (tmp_path / "whole.yaml").write_text(text[0] + tail)
+    done("train", "whole.yaml")
+    checkpoint = tmp_path / "tuned" / "checkpoint-4"
+    average = read_average(checkpoint)
+    proved = json.loads(done("export", "tuned", "average", "--weights", "average", "--prove", "--json"))["proof"]
+    assert proved["holds"]
+    plant(lambda folder: edit_weights(folder, lambda found: found.update({name: average[name] for name in found})))
+    result = call("export", str(checkpoint), "new", "--prove", "--json")
+    assert result.exit_code == 1
+    first = json.loads(result.stdout)["proof"]["differences"][0]
+    assert first["place"] == "model.embed_tokens"
+    assert first["text"].startswith("has the average of the weights, and not the trained ones")
+
+
+def test_a_base_model_that_was_moved_away_is_named_with_a_cure(place: Path) -> None:
+    edit_json(place / "tuned" / "adapter_config.json", base_model_name_or_path=str(place / "gone"))
+    said = call("export", "tuned", "new", "--merge").output
+    assert f"The base model of the adapter was in {place / 'gone'}, and is not there" in said
+    assert "base_model_name_or_path" in said
+    assert not Path("new").exists()
+
+
+def test_a_base_of_few_bits_takes_no_merge(made: Path, place: Path) -> None:
+    shutil.copytree(made / "base", place / "small")
+    edit_json(place / "small" / "config.json", quantization_config={"load_in_4bit": True})
+    edit_json(place / "tuned" / "adapter_config.json", base_model_name_or_path=str(place / "small"))
+    said = call("export", "tuned", "new", "--merge").output
+    assert "has weights of few bits (quantization_config" in said
+
+
+def test_an_export_into_an_empty_directory_that_is_there(place: Path) -> None:
+    (place / "here").mkdir()
+    os.chdir(place / "here")
+    done("export", "../tuned", ".", "--merge", "--prove")
+    assert Path("config.json").is_file()
+    assert [path.name for path in Path().iterdir() if path.name.startswith(".")] == []
+
+
+def test_gguf_is_converted_where_the_converter_is_and_else_named_as_a_command(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(place / "bin"))
+    result = call("export", "tuned", "new", "--merge", "--to", "gguf")
+    assert result.exit_code == 1
+    assert "python llama.cpp/convert_hf_to_gguf.py new --outfile new/new.gguf --outtype f32" in result.output
+    assert (place / "new" / WEIGHTS).is_file()
+    assert call("export", "tuned", "adapter", "--to", "gguf").exit_code == 2
+
+    program = place / "bin" / "convert_hf_to_gguf.py"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\nimport sys\nopen(sys.argv[3], 'wb').write(b'GGUF')\n")
+    program.chmod(0o755)
+    said = done("export", "tuned", "other", "--merge", "--to", "gguf")
+    assert "Its numbers were not compared with the model's." in said
+    assert (place / "other" / "other.gguf").is_file()
+    program.write_text(f"#!{sys.executable}\nprint('no such architecture')\nraise SystemExit(3)\n")
+    failed = call("export", "tuned", "third", "--merge", "--to", "gguf")
+    assert failed.exit_code == 1
+    assert "no such architecture" in failed.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--dtype", "int8"), "--dtype int8: write fp32, bf16, fp16."),
+        (("--to", "onnx"), "--to onnx: write gguf"),
+        (("--accept-differences",), "--accept-differences is for --prove"),
+        (("--prove", "gone.jsonl"), "There is no file gone.jsonl"),
+        (("--weights", "best"), "write trained or average"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_early(words: tuple[str, ...], said: str, place: Path) -> None:
+    result = call("export", "tuned", "new", *words)
+    assert result.exit_code == 2
+    assert said in result.output
+
+
+def test_a_model_of_a_script_is_proved_on_a_file(made: Path, place: Path) -> None:
+    shutil.copytree(made / "base", place / "alone" / "model")
+    rows = write_rows(place / "new.jsonl", ROWS[:4])
+    result = call("export", "alone/model", "new", "--prove")
+    assert result.exit_code == 2
+    assert "has no recipe.yaml, so its rows are unknown. Name a file: --prove data.jsonl" in result.output
+    assert json.loads(done("export", "alone/model", "new", "--prove", str(rows), "--json"))["proof"]["holds"]
+    assert not is_untouched((place / "new" / "README.md").read_text())
+
+
+def test_the_limit_follows_the_coarser_type_and_the_depth() -> None:
+    assert difference_limit([torch.float32, torch.float32], 100) == 1e-4
+    assert difference_limit([torch.float32, torch.bfloat16], 28) == pytest.approx(8 * 2**-8 * 28**0.5)
+    assert difference_limit([torch.float16, torch.float32], 4) == pytest.approx(16 * 2**-11)
+
+
+def test_a_small_change_is_there_or_named_in_each_type() -> None:
+    base = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    change = 1e-3 * torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    for dtype in (torch.float32, torch.float16):
+        one = Expected("layer.weight", base + change, base)
+        assert _differs(one, (base + change).to(dtype), {}) == ""
+        assert "the adapter is not in it" in _differs(one, base.to(dtype), {})
+        assert "times the change" in _differs(one, (base + 3 * change).to(dtype), {})
+
+
+VARIANTS = {
+    "dora": ({"tie_word_embeddings": "true"}, "use_dora: true, target_modules: all-linear", "fp32"),
+    "bf16 base": ({"tie_word_embeddings": "true"}, "use_rslora: true, target_modules: all-linear", None),
+    "tied head": ({"tie_word_embeddings": "true"}, "target_modules: [q_proj], modules_to_save: [lm_head]", None),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_usual_adapters_are_proved(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    changes, lora, dtype = VARIANTS[name]
+    make_base(tmp_path, steps=2, **changes)
+    is_half = name == "bf16 base"
+    text = TUNED.replace("{path: base}", "{path: base, dtype: bfloat16}" if is_half else "{path: base}")
+    head, _, tail = text.partition("lora: ")
+    tune(tmp_path, f"{head}lora: {{r: 4, alpha: 64, {lora}}}\n{tail.partition(chr(10))[2]}")
+    words = () if dtype is None else ("--dtype", dtype)
+    proof = json.loads(done("export", "tuned", "new", "--merge", "--prove", *words, "--json"))["proof"]
+    assert proof["holds"]
+    assert proof["dtype"] == ("bfloat16" if is_half else "float32")
+    assert proof["kept"] == pytest.approx(1, abs=0.2 if is_half else 1e-3)
+    assert json.loads(done("export", "tuned", "adapter", "--prove", "--json"))["proof"]["holds"]
+
+
+def test_a_classifier_with_an_adapter_is_proved_with_its_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = small(tmp_path)
+    done("train", str(config))
+    text = config.read_text().partition("data:")
+    rest = text[2].replace("output_dir: run", "output_dir: tuned")
+    (tmp_path / "lora.yaml").write_text(f"task: text-classification\nmodel: {{path: run}}\nlora: {{r: 2}}\ndata:{rest}")
+    done("train", "lora.yaml")
+    proof = json.loads(done("export", "tuned", "new", "--merge", "--prove", "--json"))["proof"]
+    assert proof["holds"]
+    assert {"loss", "accuracy", "f1"} == set(proof["metrics"]["trained"]) == set(proof["metrics"]["exported"])
+    assert proof["rows"] == 16

@@ -1,0 +1,87 @@
+"""What a new user stumbles over: each is answered with what would do, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .commands import SMALL, call, done, small
+
+pytestmark = [pytest.mark.costly, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("finished")
+    done("train", str(small(folder)))
+    return folder / "run"
+
+
+def contents(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_finished_run_is_not_resumed_and_names_the_command_that_goes_on(run: Path) -> None:
+    before = contents(run)
+    shown = done("resume", str(run))
+    assert f"at step 8; nothing was written. Go on with: trainwright extend {run} --steps N" in shown
+    said = json.loads(done("resume", str(run), "--json"))
+    assert said["step"] == 8
+    assert said["checkpoint"] == str(run / "checkpoint-8")
+    assert "eval_accuracy" in said["eval"]
+    assert contents(run) == before
+
+
+def test_a_run_without_its_final_model_is_not_finished(tmp_path: Path) -> None:
+    done("train", str(small(tmp_path)))
+    (tmp_path / "run" / "trainer_state.json").unlink()
+    (tmp_path / "run" / "model.safetensors").unlink()
+    done("resume", str(tmp_path / "run"))
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    assert "finished" not in done("resume", str(tmp_path / "run"), "--set", "training.max_steps=9")
+
+
+def test_fewer_steps_than_the_run_has_is_an_error(run: Path) -> None:
+    before = contents(run)
+    result = call("resume", str(run), "--max_steps", "4")
+    assert result.exit_code == 2
+    assert "4 is below step 8, which the run has reached" in result.output.replace("\n", " ")
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("name", ["name", "id"])
+def test_the_entry_for_a_model_is_its_path(name: str, tmp_path: Path) -> None:
+    text = SMALL.replace("learn_tokenizer:", f"{name}: qwen\n  learn_tokenizer:")
+    said = f"model.{name} is not known. Did you mean model.path?"
+    assert said in call("check", str(small(tmp_path, text))).output
+    assert said in call("check", str(small(tmp_path)), "--set", f"model.{name}=qwen").output
+
+
+def test_a_file_of_almost_that_name_is_meant(run: Path, tmp_path: Path) -> None:
+    path = small(tmp_path)
+    (tmp_path / "table.csv").rename(tmp_path / "tickets.csv")
+    path.write_text(SMALL.replace("table.csv", "ticket.csv"))
+    assert "Did you mean tickets.csv? In " in call("train", str(path)).output
+    assert "Did you mean tickets.csv?" in call("predict", str(run), "--data", str(tmp_path / "ticket.csv")).output
+
+
+def test_an_evaluation_without_labels_names_predict(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "new.csv").write_text("text\na good film\n")
+    result = call("eval", str(run), "--data", str(tmp_path / "new.csv"))
+    assert result.exit_code == 2
+    assert "there is no column 'label'" in result.output
+    assert "`trainwright predict` needs none" in result.output
+
+
+@pytest.mark.parametrize("labels", ['{"N/A": null}', '{"N/A": null, "yes": good, "no": bad}'])
+def test_a_label_that_is_mapped_to_null_leaves_its_rows_out(labels: str, tmp_path: Path) -> None:
+    path = small(tmp_path, SMALL.replace("  max_length: 16", f"  labels: {labels}\n  max_length: 16"))
+    with (tmp_path / "table.csv").open("a") as table:
+        table.write("an odd film,N/A\nanother odd film,N/A\n")
+    shown = done("train", str(path))
+    assert "2 rows of train with the label N/A are left out, as data.labels says (null)." in " ".join(shown.split())
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert sorted(config["label2id"]) == (["no", "yes"] if "good" not in labels else ["bad", "good"])
