@@ -7,8 +7,8 @@ them, on a GPU one step later. Around the first window of a run, the states of a
     torch's generators changed  they are copied before each window, which takes about 1 us
     python's or numpy's too     all are copied before each window, which takes 50 us; few models use them
 
-For a model that uses further generators only in later steps, `is_exact` is false in bundles, since the second run of its
-step reveals the draws.
+For a model that uses further generators only in later steps, `is_exact` is false in bundles, since the second run of
+its step reveals the draws.
 """
 
 from __future__ import annotations
