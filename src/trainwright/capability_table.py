@@ -66,6 +66,19 @@ class Row:
         return load(self.capability)
 
 
+# Services of a trainer, which are imported when they are asked for.
+SERVICES = {
+    "trackers": "trainwright.trackers.registry",
+    "uploads": "trainwright.hub.uploader",
+    "model_card": "trainwright.hub.model_card",
+}
+
+
+def load_service(name: str) -> Any:  # a module outside of the core
+    """Imports and returns the module of a service."""
+    return importlib.import_module(SERVICES[name])
+
+
 def load(place: str) -> Any:
     """Imports and returns what `place` names, as `module:object`."""
     module, _, name = place.partition(":")

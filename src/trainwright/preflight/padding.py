@@ -178,9 +178,19 @@ def other_batches(
     return found
 
 
-def _form_batches(lengths: Lengths, *, batch_size: int = 1, **how: int) -> BatchOrder | None:
+def _form_batches(
+    lengths: Lengths, *, batch_size: int = 1, max_tokens: int | None = None, row_length: int | None = None
+) -> BatchOrder | None:
     """Returns batches formed by length; None if this copy of the package cannot form them so."""
-    plan = SamplingPlan(strategy="random", batch_size=batch_size, micro_batches=1, num_processes=1, seed=0, **how)
+    plan = SamplingPlan(
+        strategy="random",
+        batch_size=batch_size,
+        micro_batches=1,
+        num_processes=1,
+        seed=0,
+        max_tokens=max_tokens,
+        row_length=row_length,
+    )
     batcher = find_batcher(plan)
     return None if batcher is None else batcher.make_order(lengths, seed=0, drop_last=False)
 
