@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from trainwright.capability import Capability, Extension, Moment, Others, RunContext
@@ -54,6 +55,6 @@ def compare_with(trainer: Any, run: Any, other: Any, *, num_steps: int, toleranc
     return compare_values.compare_with(trainer, other, num_steps=num_steps, tolerance=tolerance)
 
 
-METHODS = {"check": check, "prove": prove, "compare_with": compare_with}
+METHODS: dict[str, Callable[..., Any]] = {"check": check, "prove": prove, "compare_with": compare_with}
 FIRST_LOOK = Capability(make=make_first_look, moment=Moment.DIRECTORY, methods=METHODS)
 SPEED = Capability(make=make_speed, moment=Moment.DIRECTORY)
