@@ -48,6 +48,8 @@ class Row:
         rules: module of the rules between its arguments and others.
         file: file of its entry in a checkpoint; most have none of their own, and share one.
         commands: its commands. They are here and not in its `Capability`, since the program imports nothing heavy.
+        batcher: module and function that returns the `Batcher` of a plan (`data/batcher.py`), or None for another plan.
+        batches_by: the argument that asks for this batcher.
     """
 
     name: str
@@ -56,10 +58,25 @@ class Row:
     rules: str = ""
     file: str = ""
     commands: tuple[CommandEntry, ...] = ()
+    batcher: str = ""
+    batches_by: str = ""
 
     def load(self) -> Any:  # a Capability, which is defined above the modules that read the table
         """Imports the module of the capability and returns its `Capability`."""
         return load(self.capability)
+
+
+# Services of a trainer, which are imported when they are asked for.
+SERVICES = {
+    "trackers": "trainwright.trackers.registry",
+    "uploads": "trainwright.hub.uploader",
+    "model_card": "trainwright.hub.model_card",
+}
+
+
+def load_service(name: str) -> Any:  # a module outside of the core
+    """Imports and returns the module of a service."""
+    return importlib.import_module(SERVICES[name])
 
 
 def load(place: str) -> Any:
@@ -88,6 +105,7 @@ def row(
     rules: bool = False,
     file: str = "",
     commands: tuple[CommandEntry, ...] = (),
+    batches_by: str = "",
 ) -> Row:
     """Returns the row of a capability, whose files have the usual names.
 
@@ -97,15 +115,18 @@ def row(
         rules: it has a `rules.py`.
         file: file of its entry in a checkpoint, if it has one of its own.
         commands: its commands.
+        batches_by: the argument that asks for the batches which its `batcher.py` forms; it has no extension then.
     """
     folder = f"{CAPABILITIES}.{name}"
     return Row(
         name=name,
-        capability=f"{folder}.capability:CAPABILITY",
+        capability="" if batches_by else f"{folder}.capability:CAPABILITY",
         fields=f"{folder}.fields:{fields}" if fields else "",
         rules=f"{folder}.rules" if rules else "",
         file=file,
         commands=commands,
+        batcher=f"{folder}.batcher:find_batcher" if batches_by else "",
+        batches_by=batches_by,
     )
 
 
@@ -117,6 +138,8 @@ DIFF = CommandEntry(function=f"{CAPABILITIES}.recorded_values.commands:diff", af
 
 # In the order in which a run makes their extensions: those that another one asks for come before it.
 TABLE: tuple[Row, ...] = (
+    row("token_budget", fields="TokenBudgetFields", rules=True, batches_by="max_tokens_per_batch"),
+    row("packing", fields="PackingFields", rules=True, batches_by="packing"),
     row("lease", fields="LeaseFields"),
     row("quarantine"),
     row("mirror", fields="MirrorFields", rules=True),
@@ -152,3 +175,5 @@ TABLE: tuple[Row, ...] = (
 MADE = tuple(one for one in TABLE if one.capability)  # by a run, not by the user
 RESERVED_NAMES = frozenset(one.name for one in MADE)
 FILES = {one.name: one.file for one in TABLE if one.file}
+# Arguments that ask for batches formed by the lengths of samples.
+BATCHING_FIELDS = tuple(one.batches_by for one in TABLE if one.batches_by)

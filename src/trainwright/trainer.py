@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from trainwright._types import TRAINER_STATE_NAME, Batch, TailBatch, has_length, metric_number, output_loss
-from trainwright.capability_table import find_method
+from trainwright.capability_table import find_method, load_service
 from trainwright.checkpoint import training_state
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.rng import unchanged_random_states
@@ -2408,9 +2408,7 @@ class Trainer:
             private: whether a new repository is private; default `args.hub_private_repo`.
         """
         if self.is_world_process_zero():
-            from trainwright.hub.uploader import Uploader
-
-            uploader = Uploader.for_arguments(
+            uploader = load_service("uploads").Uploader.for_arguments(
                 self.args, self._trainwright.services.journal, token=token, private=private
             )
             self.hub_model_id = uploader.open()
@@ -2455,10 +2453,9 @@ class Trainer:
             dataset: readable names of the datasets.
             dataset_args: their configurations.
         """
-        from trainwright.hub import model_card
-
         if not self.is_world_process_zero():
             return
+        model_card = load_service("model_card")
         given = {
             "language": language,
             "license": license,
@@ -2504,10 +2501,8 @@ class Trainer:
         self.save_model(_internal_call=True)
         if not self.is_world_process_zero():
             return None
-        from trainwright.hub.outbox import repo_name
-
         uploads: Any = self._trainwright.services.uploads
-        name = kwargs.pop("model_name", None) or repo_name(self.args).rpartition("/")[2]
+        name = kwargs.pop("model_name", None) or uploads.model_name
         self.create_model_card(model_name=name, **kwargs)
         self._finish_current_push()
         in_train = self.is_in_train
@@ -2657,10 +2652,10 @@ class Trainer:
                 the packages of `against` cannot be installed, or are the installed ones.
             ProcessFailedError: the 20 steps fail with the installed packages too.
         """
-        from trainwright.preflight import check_up
-
-        return check_up.full_check(
+        check: Callable[..., CheckReport] = find_method("check")
+        return check(
             self,
+            self._trainwright.run,
             plans_memory=memory or budget is not None,
             budget=budget,
             processes=processes,
@@ -2678,9 +2673,8 @@ class Trainer:
         Args:
             num_steps: optimizer steps of each short run.
         """
-        from trainwright.preflight import prove
-
-        return prove.prove(self, num_steps=num_steps)
+        prove: Callable[..., ProofReport] = find_method("prove")
+        return prove(self, self._trainwright.run, num_steps=num_steps)
 
     def compare_with(self, other: Trainer, *, num_steps: int = 2, tolerance: float | None = None) -> ValuesReport:
         """Trains the first steps of this trainer and of another, on copies, and finds the first value that differs.
@@ -2703,9 +2697,8 @@ class Trainer:
             ArgumentError: `num_steps` is below 1.
             ModelError: the trainers need several processes, or memory for the copies is too short.
         """
-        from trainwright.preflight import compare_values
-
-        return compare_values.compare_with(self, other, num_steps=num_steps, tolerance=tolerance)
+        compare: Callable[..., ValuesReport] = find_method("compare_with")
+        return compare(self, self._trainwright.run, other, num_steps=num_steps, tolerance=tolerance)
 
 
 # As defined above: a class whose methods were replaced afterwards has others.

@@ -36,7 +36,6 @@ CHOSEN = (
     "callbacks.progress",
     "config.deprecated",
     "config.fsdp_config",
-    "data.packing",
     "data.streaming.reader",
     "distributed.elastic_store",
     "distributed.watchdog",

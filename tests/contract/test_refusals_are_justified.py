@@ -43,7 +43,7 @@ OURS = (
     "capabilities.mirror",  # copies of checkpoints under a URL
     "loop.extension.Extensions",  # extensions of one's own
     "run.checks.check_extension",
-    "data.packing",
+    "capabilities.packing",
     "data.streaming.lookahead_buffer",
     "data.sampler_factory.training_order",  # batches by length
     "optim.parameter_groups.layer_factors",

@@ -49,11 +49,6 @@ def test_the_core_trains_alone(tmp_path: Path) -> None:
 # Module of the core -> modules outside that it imports, for a type alone (in brackets) or in a function, and why. An
 # entry may only be removed: what lies outside is found through `capability_table.py`.
 TIES = {
-    "run.build": {
-        "trackers.registry": "report_to names trackers",
-        "hub.uploader": "(type) of a service of the trainer",
-    },
-    "run.internals": {"search.base": "(type) of the current search"},
     "run.search": {
         "search.base": "hyperparameter_search is a published method; this module is imported for it alone",
         "search.search_record": "likewise",
@@ -61,13 +56,8 @@ TIES = {
     },
     "trainer": {
         "capabilities.recorded_values.value_comparison": "(type) of compare_with",
-        "hub.model_card": "create_model_card, a published method",
-        "hub.outbox": "push_to_hub, a published method",
-        "hub.uploader": "init_hf_repo, a published method",
         "preflight.check_registry": "(type) of check",
-        "preflight.check_up": "check",
-        "preflight.compare_values": "compare_with",
-        "preflight.prove": "prove, and its type",
+        "preflight.prove": "(type) of prove",
         "search.base": "(type) of hyperparameter_search",
     },
 }

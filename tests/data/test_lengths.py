@@ -13,12 +13,9 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler as OriginalRebal
 
 from trainwright import BatchRebalanceSampler
 from trainwright.data.balanced_batches import cost
-from trainwright.data.length_sampler import TokenBudget, check_lengths, lengths_digest, sample_lengths
-from trainwright.data.packing import PackedDataset, PackedOrder, best_fit_decreasing
-from trainwright.errors import DataError
+from trainwright.data.length_sampler import check_lengths, lengths_digest, sample_lengths
 
 SOME = [3, 9, 16, 2, 5, 5, 12, 1, 7, 4]
-LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
 
 def table(**columns: list[Any]) -> Any:
@@ -85,66 +82,6 @@ def test_fractions_of_lengths_stay_apart() -> None:
     assert found.tolist() == [n / 4 for n in range(10)]
     assert lengths_digest(found) != lengths_digest([0] * 10)
     assert check_lengths([1.5, 2], 2, setting="", cure="").tolist() == [2, 2]
-
-
-def test_lengths_that_are_none_are_refused() -> None:
-    with pytest.raises(DataError, match="Sample 1 of the training data has 0 tokens"):
-        PackedOrder([3, 0], 8, 1, seed=0)
-
-
-def test_a_wrong_column_of_lengths_shows_when_the_sample_is_read() -> None:
-    dataset = PackedDataset([{"input_ids": [1, 2, 3]}], "input_ids", splits_long=False)
-    with pytest.raises(DataError, match="Sample 0 should have 2 tokens, but has 3"):
-        dataset[[[(0, 0, 2)]]]
-
-
-# -- packing and budgets ---------------------------------------------------------------------------------------------
-
-
-def plain_best_fit(lengths: list[int], capacity: int) -> list[int]:
-    """What is free in each row, by the definition."""
-    free: list[int] = []
-    for length in lengths:
-        fits = [i for i, room in enumerate(free) if room >= length]
-        if not fits:
-            free.append(capacity)
-            fits = [len(free) - 1]
-        free[min(fits, key=free.__getitem__)] -= length
-    return sorted(free)
-
-
-@given(LENGTHS, st.integers(40, 100))
-def test_rows_are_filled_by_best_fit(lengths: list[int], capacity: int) -> None:
-    ordered = sorted(lengths, reverse=True)
-    used = np.bincount(best_fit_decreasing(ordered, capacity), weights=ordered)
-    assert sorted((capacity - used).astype(int).tolist()) == plain_best_fit(ordered, capacity)
-
-
-@given(LENGTHS, st.integers(5, 60), st.integers(1, 4), st.integers(0, 3))
-def test_every_token_is_packed_once(lengths: list[int], row_length: int, rows_per_batch: int, epoch: int) -> None:
-    order = PackedOrder(lengths, row_length, rows_per_batch, seed=1, splits_long=True)
-    batches = list(order.indices(epoch))
-    assert len(batches) == len(order)
-    rows = [row for batch in batches for row in batch]
-    assert all(sum(stop - start for _, start, stop in row) <= row_length for row in rows)
-    tokens = [(index, i) for row in rows for index, start, stop in row for i in range(start, stop)]
-    assert sorted(tokens) == [(index, i) for index, length in enumerate(lengths) for i in range(length)]
-
-
-@given(LENGTHS, st.integers(40, 200), st.sampled_from([None, 8]), st.integers(0, 3))
-def test_no_batch_is_above_the_budget(lengths: list[int], budget: int, multiple: int | None, epoch: int) -> None:
-    order = TokenBudget(lengths, budget, seed=1, multiple_of=multiple)
-    batches = list(order.indices(epoch))
-    step = multiple or 1
-    assert len(batches) == len(order)
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    assert all(len(batch) * -(-max(lengths[i] for i in batch) // step) * step <= budget for batch in batches)
-
-
-def test_a_budget_is_used() -> None:
-    lengths = np.random.default_rng(0).lognormal(3.2, 1.1, 4000).astype(int).clip(1, 512)
-    assert lengths.sum() / TokenBudget(lengths, 4096, seed=0).num_tokens(0) > 0.9
-    assert lengths.sum() / PackedOrder(lengths, 512, 4, seed=0).num_tokens(0) > 0.99
 
 
 # -- rebalancing, and sharing a grouped order --------------------------------------------------------------------------

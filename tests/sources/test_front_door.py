@@ -79,7 +79,12 @@ TABLE = (
     ),
     Entry(
         "._attn_implementation",
-        ("data/packing.py", "engine/sequence_parts.py", "capabilities/incidents/contents.py", "support/patches.py"),
+        (
+            "capabilities/packing/packed_rows.py",
+            "engine/sequence_parts.py",
+            "capabilities/incidents/contents.py",
+            "support/patches.py",
+        ),
         "Name of a model's attention; transformers can set it in public, and has nothing to ask for it.",
         "transformers 5.23.0",
     ),

@@ -242,7 +242,7 @@ def sampling(
     args: Arguments, *, batch_size: int, seed: int, num_processes: int, length_of: str | None
 ) -> plans.SamplingPlan:
     """Returns how rows are put in order and shared out; `length_of` names the column of lengths."""
-    packs = value_of(args, "packing") is not None
+    packs = value_if_known(args, "packing") is not None
     return plans.SamplingPlan(
         strategy=word(args.train_sampling_strategy),
         batch_size=batch_size,
@@ -251,7 +251,7 @@ def sampling(
         seed=seed,
         length_of=length_of or "input_ids",
         length_column=args.length_column_name,
-        max_tokens=value_of(args, "max_tokens_per_batch"),
+        max_tokens=value_if_known(args, "max_tokens_per_batch"),
         pad_to=value_of(args, "pad_to_multiple_of"),
         row_length=value_of(args, "packing_length") if packs else None,
         splits_long=packs and value_of(args, "packing_overflow") == "split",

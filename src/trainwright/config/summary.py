@@ -24,6 +24,7 @@ from trainwright.config.fields import (
     batch_formers,
     defaults_of,
     redeclared_fields,
+    value_if_known,
     value_of,
     was_asked_for,
 )
@@ -259,8 +260,8 @@ def arguments_summary(args: Arguments) -> list[str]:
 
 
 def _batch(args: Arguments) -> str:
-    budget = value_of(args, "max_tokens_per_batch")
-    packing = value_of(args, "packing")
+    budget = value_if_known(args, "max_tokens_per_batch")
+    packing = value_if_known(args, "packing")
     if budget is not None:
         return f"up to {budget} tokens"
     if packing is not None:

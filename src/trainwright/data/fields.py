@@ -1,4 +1,4 @@
-"""Arguments of the data that transformers does not have: batches, packing, order, mixture, names of rows."""
+"""Arguments of the data that transformers does not have: batches, order, mixture, names of rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from trainwright.config.setting import (
     NOT_NEGATIVE,
     ORDER,
     FieldGroup,
-    Range,
     fixed,
     not_compared,
     tunable,
@@ -17,14 +16,8 @@ from trainwright.config.setting import (
 
 
 class BatchFields(FieldGroup):
-    """What a batch holds, and how long it is waited for."""
+    """To what a batch is padded, and how long it is waited for."""
 
-    max_tokens_per_batch: int | None = tunable(
-        None,
-        "Batches of samples of similar length, with at most this number of tokens, padding included.",
-        limits=MAYBE_COUNT,
-        place=6,
-    )
     dataloader_timeout: float = tunable(
         0.0,
         "Seconds to wait for a batch of the workers, after which an error shows the stack of the hanging one "
@@ -37,29 +30,6 @@ class BatchFields(FieldGroup):
         "The default collator pads to a multiple of this number of tokens, so there are fewer shapes to compile.",
         limits=MAYBE_COUNT,
         place=16,
-    )
-
-
-class PackingFields(FieldGroup):
-    """Several samples in a row."""
-
-    packing: str | None = tunable(
-        None,
-        "Packs whole samples into rows of packing_length: best_fit (None: one sample a row).",
-        choices=("best_fit",),
-        place=7,
-    )
-    packing_length: int | None = tunable(
-        None,
-        "Tokens of a row that packing fills.",
-        limits=Range(2, whole=True, optional=True),
-        place=8,
-    )
-    packing_overflow: str = tunable(
-        "error",
-        "A sample longer than packing_length: error, or split over rows.",
-        choices=("error", "split"),
-        place=9,
     )
 
 

@@ -16,7 +16,6 @@ from tqdm.auto import tqdm
 from trainwright._types import Batch, DataLoaderLike, DatasetLike, Item, counted
 from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.columns import is_columnar
-from trainwright.data.cursor import OrderKind
 from trainwright.data.epochs import set_epoch_of
 from trainwright.data.mixture import MixtureDataset
 from trainwright.data.order import Order
@@ -33,7 +32,6 @@ logger = logging.getLogger(__name__)
 Items = list[Item]
 Lengths: TypeAlias = "NDArray[np.int64] | NDArray[np.float64]"
 QUIET_S = 2.0  # reading lengths shows progress after this time
-CLASS_WIDTH = 1 / 16  # a token budget draws lengths within this ratio together
 
 
 def get_length_grouped_indices(
@@ -138,6 +136,7 @@ class BatchOrder(Order, Sampler[Any]):  # Any: groups are lists of indices, or r
     seed: int  # base of the order
     num_samples: int  # in all groups together
     unit: str  # the settings that define a group; positions counted in other groups are not comparable
+    batcher: Any = None  # Any: the `Batcher` that formed the groups, which is above this module; None: another way
     epoch: int = 0
     gives_groups = True
 
@@ -222,73 +221,6 @@ def fetch_items(dataset: DatasetLike, indices: Iterable[int]) -> Items:
     """Returns items by index, in one call if the dataset supports it (torch's `__getitems__`)."""
     many = getattr(dataset, "__getitems__", None)
     return list(many(list(indices))) if many is not None else [dataset[index] for index in indices]
-
-
-class TokenBudget(BatchOrder):
-    """Batches of up to `max_tokens` tokens per process, padding included; a longer sample is a DataError.
-
-    The samples are sorted by length, longest first, and cut: a batch that begins with a sample of length L takes N // L
-    samples. To vary the company of samples from epoch to epoch, lengths that differ by less than a sixteenth are
-    treated as the longest of them, and the order within such a class is drawn again. The cuts depend on the classes
-    alone, so every epoch has the same number of batches. The order of batches is drawn, too. The collator pads to a
-    multiple of `multiple_of`.
-
-    Worked example: N = 32, lengths 16 9 8 4 4 4 (all classes of their own but the 4s): batches (16 9) (8 4 4 4), which
-    are 2 x 16 = 32 and 4 x 8 = 32 tokens with padding.
-    """
-
-    def __init__(
-        self, lengths: Sequence[int] | Lengths, max_tokens: int, *, seed: int, multiple_of: int | None = None
-    ) -> None:
-        super().__init__()
-        cure = "Raise the budget, or truncate the samples."
-        checked = check_lengths(lengths, max_tokens, setting="max_tokens_per_batch", cure=cure)
-        multiple = multiple_of or 1
-        self._padded: NDArray[np.int64] = -(-checked // multiple) * multiple
-        self.seed = seed
-        self.num_samples = len(checked)
-        self.unit = f"max_tokens_per_batch={max_tokens}"
-        self._pad_to = multiple_of
-        self._classes = _classes(self._padded)
-        self._starts = _cuts(np.sort(self._classes)[::-1], max_tokens)
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def indices(self, epoch: int) -> Iterable[list[int]]:
-        generator = torch.Generator().manual_seed(self.seed + epoch)
-        drawn = torch.randperm(self.num_samples, generator=generator).numpy()
-        order = drawn[np.argsort(-self._classes[drawn], kind="stable")]
-        ends = np.append(self._starts[1:], self.num_samples)
-        for batch in torch.randperm(len(self), generator=generator).tolist():
-            yield order[self._starts[batch] : ends[batch]].tolist()
-
-    def describe(self) -> OrderKind:
-        lengths = lengths_digest(self._padded)
-        return {"kind": "token_budget", "unit": self.unit, "pad_to": self._pad_to, "lengths": lengths}
-
-    def num_tokens(self, epoch: int) -> int:
-        return sum(len(batch) * int(self._padded[batch].max()) for batch in self.indices(epoch))
-
-
-def _classes(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns for each sample the length of its class, which is the longest length in it."""
-    tops: list[int] = []
-    for length in np.unique(lengths)[::-1].tolist():
-        if not tops or length <= tops[-1] * (1 - CLASS_WIDTH):
-            tops.append(length)
-    ascending: NDArray[np.int64] = np.array(tops[::-1], dtype=np.int64)
-    return ascending[np.searchsorted(ascending, lengths)]
-
-
-def _cuts(widths: Lengths, max_tokens: int) -> NDArray[np.int64]:
-    """Returns the start positions of batches in samples sorted by width, widest first."""
-    starts = []
-    position = 0
-    while position < len(widths):
-        starts.append(position)
-        position += max(max_tokens // int(widths[position]), 1)
-    return np.array(starts, dtype=np.int64)
 
 
 # -- lengths of the samples --------------------------------------------------------------------------------------------

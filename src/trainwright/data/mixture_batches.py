@@ -14,13 +14,12 @@ from functools import cached_property
 from typing import Any
 
 from trainwright._types import DatasetLike
-from trainwright.config.plans import SamplingPlan
+from trainwright.data.batcher import Batcher
 from trainwright.data.cursor import Cursor, OrderKind
 from trainwright.data.length_sampler import BatchedDataset, BatchOrder, Lengths, lengths_digest
 from trainwright.data.mixture_order import MixtureOrder, ShareCurve
 from trainwright.data.order import Exclusion
 from trainwright.data.seeding import seed_of
-from trainwright.data.streaming.lookahead_buffer import formed_by_length
 from trainwright.errors import DataError
 
 PORTION = 1024  # samples per portion, at least
@@ -33,24 +32,23 @@ class MixtureBatches(BatchOrder):
     Args:
         mixture: order of the samples.
         lengths: lengths of all rows, by global index.
-        plan: how batches are formed.
+        batcher: forms batches.
         example: the batches formed from all rows, each used once.
     """
 
     exclusion = Exclusion.SAME_SHARES
 
-    def __init__(self, mixture: MixtureOrder, lengths: Lengths, plan: SamplingPlan, example: BatchOrder) -> None:
+    def __init__(self, mixture: MixtureOrder, lengths: Lengths, batcher: Batcher, example: BatchOrder) -> None:
         super().__init__()
         self.mixture = mixture
         self._lengths = lengths
-        self._plan = plan
+        self.batcher: Batcher = batcher
         self._example = example
         self.seed = mixture.seed
         self.num_samples = mixture.num_samples
         self.samples_per_epoch = mixture.num_samples
         self._portion = max(PORTION, MIN_BATCHES * -(-len(lengths) // len(example)))
         self.unit = f"{example.unit} of portions of {self._portion}"
-        self.packed_input = plan.length_of if plan.row_length is not None else None
         self._counts: list[int] = []  # batches in each known epoch of samples
 
     def __len__(self) -> int:
@@ -85,10 +83,10 @@ class MixtureBatches(BatchOrder):
         for first in range(epoch * size, (epoch + 1) * size, self._portion):
             chosen = self.mixture.at(first, min(first + self._portion, (epoch + 1) * size))
             seed = seed_of((self.seed, first))
-            yield chosen.tolist(), formed_by_length(self._lengths[chosen], self._plan, seed=seed, drop_last=False)
+            yield chosen.tolist(), self.batcher.make_order(self._lengths[chosen], seed=seed, drop_last=False)
 
     def _by_index(self, group: Sequence[Any], chosen: Sequence[int]) -> list[Any]:
-        if self.packed_input is None:
+        if self.batcher.packed_input is None:
             return [chosen[place] for place in group]
         return [[(chosen[place], start, stop) for place, start, stop in row] for row in group]
 

@@ -11,7 +11,9 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from trainwright._types import DatasetLike, has_length
+from trainwright.capability_table import BATCHING_FIELDS
 from trainwright.config.plans import LoaderPlan, MixturePlan, SamplingPlan
+from trainwright.data.batcher import find_batcher
 from trainwright.data.cursor import Cursor, OrderKind, is_same_order, raise_another_order
 from trainwright.data.length_sampler import (
     LengthGroupedSampler,
@@ -36,21 +38,20 @@ LARGE = 2**24  # samples above which "auto" computes the shuffled order: an arra
 def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | None:
     """Returns the sampler for a plan; None for a stream, which cannot form batches by length here (DataError)."""
     if dataset is None or not has_length(dataset) or isinstance(dataset, IterableDataset):
-        if (plan.max_tokens or plan.row_length) is not None and dataset is not None:
+        if dataset is not None and find_batcher(plan) is not None:
             raise DataError(
                 f"The training data is a {type(dataset).__name__}, which is read as a stream, and batches cannot be "
                 "formed by the lengths of unknown samples. Use a dataset with a length, or drop "
-                "max_tokens_per_batch or packing."
+                f"{' or '.join(BATCHING_FIELDS)}."
             )
         return None
     if isinstance(dataset, MixtureDataset) and dataset.curriculum is not None:
         return dataset.curriculum.make_order(dataset, seed=plan.seed, shuffles=plan.strategy != "sequential")
     if plan.mixture is not None:
         return _by_shares(dataset, plan, plan.mixture)
-    if plan.max_tokens is not None or plan.row_length is not None:
-        from trainwright.data.streaming.lookahead_buffer import formed_by_length
-
-        return formed_by_length(_lengths(dataset, plan), plan, seed=plan.seed, drop_last=plan.drop_last)
+    batcher = find_batcher(plan)
+    if batcher is not None:
+        return batcher.make_order(_lengths(dataset, plan), seed=plan.seed, drop_last=plan.drop_last)
     if plan.strategy == "sequential":
         return current("SequentialSampler", SequentialSampler)(dataset)
     if plan.strategy == "group_by_length":
@@ -74,19 +75,18 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
 def _by_shares(dataset: MixtureDataset, plan: SamplingPlan, mixture: MixturePlan) -> Sampler[Any]:
     from trainwright.data.mixture_order import mixture_order
 
-    is_formed = (plan.max_tokens or plan.row_length) is not None
-    lengths = _lengths(dataset, plan) if is_formed or mixture.unit == "tokens" else None
-    if not is_formed or lengths is None:
+    batcher = find_batcher(plan)
+    lengths = _lengths(dataset, plan) if batcher is not None or mixture.unit == "tokens" else None
+    if batcher is None or lengths is None:
         return mixture_order(dataset, mixture, seed=plan.seed, shuffles=plan.strategy != "sequential", lengths=lengths)
     from trainwright.data.mixture_batches import MixtureBatches
-    from trainwright.data.streaming.lookahead_buffer import formed_by_length
 
-    example = formed_by_length(lengths, plan, seed=0, drop_last=False)
+    example = batcher.make_order(lengths, seed=0, drop_last=False)
     in_step = round(len(dataset) / len(example) * plan.micro_batches * plan.num_processes)
     order = mixture_order(
         dataset, replace(mixture, samples_per_step=max(in_step, 1)), seed=plan.seed, shuffles=True, lengths=lengths
     )
-    return MixtureBatches(order, lengths, plan, example)
+    return MixtureBatches(order, lengths, batcher, example)
 
 
 def evaluation_by_length(dataset: DatasetLike, plan: SamplingPlan, generator: torch.Generator) -> LengthGroupedSampler:
@@ -106,7 +106,7 @@ def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:
     """Returns the former of batches by length for a stream; None if the plan does not ask for it."""
     if isinstance(dataset, IterableDataset) and hasattr(dataset, "use") and hasattr(dataset, "names"):
         _use_shares(dataset, plan)
-    if (plan.max_tokens or plan.row_length) is None or not isinstance(dataset, IterableDataset):
+    if not isinstance(dataset, IterableDataset) or find_batcher(plan) is None:
         return None
     from trainwright.data.streaming.lookahead_buffer import BatchFormer
 

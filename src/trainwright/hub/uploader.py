@@ -153,6 +153,11 @@ class Uploader:
         self._failed: set[Path] = set()  # uploads with a logged failure
         self._left: list[Upload] = []  # uploads already reported as missing on the Hub
 
+    @property
+    def model_name(self) -> str:
+        """Name of the repository without its owner."""
+        return self._name.rpartition("/")[2]
+
     @classmethod
     def for_arguments(
         cls, args: Arguments, keeper: JournalListener, *, token: str | None, private: bool | None

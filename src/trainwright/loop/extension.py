@@ -293,7 +293,10 @@ class Extension:
         """Returns the state with which `rewind` goes back to this moment, the beginning of a window."""
 
     def rewind(self, mark: Mark) -> None:
-        """Returns to a mark: the window is retried in smaller micro-batches, dropped, or interrupted by an error."""
+        """Returns to a mark: the window is retried in smaller micro-batches, dropped, or interrupted by an error.
+
+        The mark is None if the extension did not listen to `mark` then.
+        """
 
     def state_dict(self) -> StateDict:
         """Returns its state for a checkpoint: plain values, lists, dicts and tensors. Each process saves its own."""
@@ -326,7 +329,8 @@ class Extension:
     def listens_to(self) -> set[str]:
         """Returns the names of its events; by default, the events that its class overrides.
 
-        An extension that needs an event only in some runs removes it here, so that other runs do not pay for it.
+        An extension that needs an event only in some runs removes it here, so that other runs do not pay for it. It is
+        asked when the run begins, and after `run.extensions.listen_anew()`.
         """
         return {event for event in EVENTS if getattr(type(self), event) is not getattr(Extension, event)}
 
@@ -389,6 +393,7 @@ class Extensions:
     check_save: tuple[Callable[[], None], ...]
     committed: tuple[Callable[[Path], None], ...]
     keeps: tuple[Callable[[], set[int]], ...]
+    mark: tuple[Callable[[], Mark], ...]
     save: tuple[Callable[[Path, Sink], None], ...]
     load: tuple[Callable[[SavedRun], None], ...]
     trained: tuple[Callable[[Run], None], ...]
@@ -412,6 +417,10 @@ class Extensions:
         if any(one is extension for one in self._all):
             self._replace(one for one in self._all if one is not extension)
             extension.close()
+
+    def listen_anew(self) -> None:
+        """Asks all extensions again for their events: one of them needs others from now on."""
+        self._replace(self._all)
 
     def tell_error(self, error: BaseException) -> None:
         """Tells all extensions of the error that ends the run; an error in one becomes a note of it."""
@@ -456,18 +465,19 @@ class Extensions:
             setattr(self, event, methods[::-1] if event in REVERSED else methods)
         self.needs_outputs = any(one.needs_outputs for one in self._all)
         self._rewindable = [one for one, events in heard if "rewind" in events]
+        self._marked = [one for one, events in heard if "mark" in events and "rewind" in events]
         self._sharing = [one for one, events in heard if "share" in events]
         self._stateful = [one for one, events in heard if "state_dict" in events]
 
     def marks(self) -> list[tuple[Extension, Mark]]:
-        """Returns a mark of each extension that can be rewound."""
-        return [(one, one.mark()) for one in self._rewindable]
+        """Returns a mark of each extension that can be rewound and has something to remember."""
+        return [(one, one.mark()) for one in self._marked]
 
     def rewind_to(self, marks: list[tuple[Extension, Mark]]) -> None:
-        """Rewinds the extensions to their marks, in reverse order."""
-        for extension, mark in reversed(marks):
-            if any(one is extension for one in self._rewindable):  # unless it was removed since then
-                extension.rewind(mark)
+        """Rewinds the extensions to their marks, in reverse order; those without a mark to None."""
+        by_extension = {id(one): mark for one, mark in marks}
+        for extension in reversed(self._rewindable):
+            extension.rewind(by_extension.get(id(extension)))
 
     def decision(self, facts: StepFacts) -> Decision:
         """Returns the decision of the first extension that does not let the update be made; else `APPLY`."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from trainwright._types import Batch, SampleIds, has_length
+from trainwright.config.plans import OPEN_END
 from trainwright.errors import DataError
 from trainwright.loop.extension import Run, name_extension
 from trainwright.loop.step import Step, Update, Window, after_step
@@ -135,7 +136,7 @@ def epoch_after(run: Run, window: Window, epoch: int) -> float:
     """
     plan = run.plan
     progress = run.progress
-    if not plan.has_open_end:
+    if plan.max_steps != OPEN_END:
         if run.setup.loader.has_ended_early and run.setup.behaviour.ended_pass_is_an_epoch:
             return epoch + 1.0
         return epoch + (progress.batches_in_epoch + window.num_read) / plan.batches_per_epoch
@@ -186,7 +187,7 @@ def windows(run: Run, hooks: TrainHooks, epoch: int, skipped: int) -> Iterator[W
             samples, num_items = prepared_window(run, hooks, samples)
         is_tail = num_read < size and not run.setup.behaviour.trains_incomplete_window
         yield Window(samples, num_items, num_read, ids, is_tail=is_tail)
-        if num_read < size or (run.plan.has_open_end and loader.has_ended):
+        if num_read < size or (run.plan.max_steps == OPEN_END and loader.has_ended):
             return
 
 

@@ -32,13 +32,8 @@ class MicroBatchPart(NamedTuple):
     rows: slice | None = None  # its rows of the micro-batch; None for all
 
 
-def parts_of(batches: list[Batch], num_parts: int, *, needs_shares: bool) -> list[MicroBatchPart]:
-    """Cuts each micro-batch of a window into `num_parts` (or single samples, if it has fewer).
-
-    Without cuts, samples are only counted if the loss needs the shares.
-    """
-    if num_parts == 1 and (len(batches) == 1 or not needs_shares):
-        return [MicroBatchPart(batch, number=number) for number, batch in enumerate(batches)]
+def parts_of(batches: list[Batch], num_parts: int) -> list[MicroBatchPart]:
+    """Cuts each micro-batch of a window into `num_parts` (or single samples, if it has fewer), with their shares."""
     sizes = [num_samples_of(batch) or 1 for batch in batches]
     total = sum(sizes)
     if num_parts == 1:

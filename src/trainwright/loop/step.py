@@ -11,7 +11,7 @@ import torch
 from trainwright._types import Batch, SampleIds
 from trainwright.errors import ModelError
 from trainwright.loop.extension import Decision, Run, StepFacts
-from trainwright.loop.retry import parts_of
+from trainwright.loop.retry import MicroBatchPart, parts_of
 from trainwright.loop.window import WindowMark, drop_window
 from trainwright.state.progress import FORWARD, OPTIMIZER, OTHER
 from trainwright.support.hooks import TrainHooks
@@ -96,7 +96,10 @@ class Step:
         self.is_whole = False
         if setup.smaller_batches is not None:
             self._before = WindowMark.of(run, random_states=setup.smaller_batches.random_states)
-        parts = parts_of(self._window.batches, progress.num_parts, needs_shares=setup.rule.aux_coefficient != 0.0)
+        if progress.num_parts == 1 and setup.rule.aux_coefficient == 0.0:
+            parts = [MicroBatchPart(batch, number=number) for number, batch in enumerate(self._window.batches)]
+        else:
+            parts = parts_of(self._window.batches, progress.num_parts)
         last = len(parts) - 1
         for i, part in enumerate(parts):
             progress.part = part

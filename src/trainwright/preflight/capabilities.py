@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from trainwright.capability import Capability, Extension, Moment, Others, RunContext
 from trainwright.config.fields import value_of
+
+if TYPE_CHECKING:
+    from trainwright.capabilities.recorded_values.value_comparison import ValuesReport
+    from trainwright.preflight.check_registry import CheckReport
+    from trainwright.preflight.prove import ProofReport
+
+# Any: a trainer and its run, above this package.
 
 
 def make_first_look(context: RunContext, others: Others) -> Extension | None:
@@ -24,5 +34,27 @@ def make_speed(context: RunContext, others: Others) -> Extension | None:
     return SpeedLevers(context.hooks)
 
 
-FIRST_LOOK = Capability(make=make_first_look, moment=Moment.DIRECTORY)
+def check(trainer: Any, run: Any, **how: Any) -> CheckReport:
+    """Looks for likely problems; see `Trainer.check`."""
+    from trainwright.preflight import check_up
+
+    return check_up.full_check(trainer, **how)
+
+
+def prove(trainer: Any, run: Any, *, num_steps: int) -> ProofReport:
+    """Computes pairs of results that must be equal; see `Trainer.prove`."""
+    from trainwright.preflight import prove
+
+    return prove.prove(trainer, num_steps=num_steps)
+
+
+def compare_with(trainer: Any, run: Any, other: Any, *, num_steps: int, tolerance: float | None) -> ValuesReport:
+    """Finds the first value in which two trainings differ; see `Trainer.compare_with`."""
+    from trainwright.preflight import compare_values
+
+    return compare_values.compare_with(trainer, other, num_steps=num_steps, tolerance=tolerance)
+
+
+METHODS: dict[str, Callable[..., Any]] = {"check": check, "prove": prove, "compare_with": compare_with}
+FIRST_LOOK = Capability(make=make_first_look, moment=Moment.DIRECTORY, methods=METHODS)
 SPEED = Capability(make=make_speed, moment=Moment.DIRECTORY)

@@ -21,9 +21,10 @@ import numpy as np
 import torch
 
 from trainwright._types import JSONObject
+from trainwright.config.plans import SamplingPlan
 from trainwright.data.balanced_batches import BatchRebalanceSampler
-from trainwright.data.length_sampler import TokenBudget, get_length_grouped_indices
-from trainwright.data.packing import PackedOrder
+from trainwright.data.batcher import find_batcher
+from trainwright.data.length_sampler import BatchOrder, get_length_grouped_indices
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -163,17 +164,35 @@ def other_batches(
     settings: JSONObject = {"train_sampling_strategy": "group_by_length"}
     found = [OtherBatches("grouping by length", settings, share(num // batch_size, tokens))]
     budget = _multiple(max(batch_size * mean, longest))
-    by_tokens = TokenBudget(lengths, budget, seed=0)
-    settings = {"max_tokens_per_batch": budget}
-    ratio = share(len(by_tokens), by_tokens.num_tokens(0))
-    found.append(OtherBatches("token budget", settings, ratio, "instead of per_device_train_batch_size; "))
-    if packs:
-        row = _multiple(longest)
-        rows = max(round(batch_size * mean / row), 1)
-        packed = PackedOrder(lengths, row, rows, seed=0)
+    by_tokens = _form_batches(lengths, max_tokens=budget)
+    if by_tokens is not None:
+        settings = {"max_tokens_per_batch": budget}
+        ratio = share(len(by_tokens), by_tokens.num_tokens(0))
+        found.append(OtherBatches("token budget", settings, ratio, "instead of per_device_train_batch_size; "))
+    row = _multiple(longest)
+    rows = max(round(batch_size * mean / row), 1)
+    packed = _form_batches(lengths, row_length=row, batch_size=rows) if packs else None
+    if packed is not None:
         settings = {"packing": "best_fit", "packing_length": row, "per_device_train_batch_size": rows}
         found.append(OtherBatches("packing", settings, share(len(packed), packed.num_tokens(0))))
     return found
+
+
+def _form_batches(
+    lengths: Lengths, *, batch_size: int = 1, max_tokens: int | None = None, row_length: int | None = None
+) -> BatchOrder | None:
+    """Returns batches formed by length; None if this copy of the package cannot form them so."""
+    plan = SamplingPlan(
+        strategy="random",
+        batch_size=batch_size,
+        micro_batches=1,
+        num_processes=1,
+        seed=0,
+        max_tokens=max_tokens,
+        row_length=row_length,
+    )
+    batcher = find_batcher(plan)
+    return None if batcher is None else batcher.make_order(lengths, seed=0, drop_last=False)
 
 
 def _multiple(tokens: float) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from trainwright._types import DataLoaderLike
-from trainwright.config.fields import value_of
+from trainwright.config.fields import value_if_known, value_of
 from trainwright.data import columns
 from trainwright.data.row_names import ONE_SOURCE, RowOrigin
 from trainwright.distributed.device import kind_of
@@ -76,7 +76,7 @@ def _batches(
 ) -> Iterator[Sequence[int]] | None:
     """Returns the rows of a run's batches, in order; None if the order is unknown."""
     # Pieces of packed samples are not rows, and a curriculum decides its order during training.
-    is_packed = value_of(trainer.args, "packing") is not None
+    is_packed = value_if_known(trainer.args, "packing") is not None
     has_curriculum = getattr(trainer.train_dataset, "curriculum", None) is not None
     if dataloader is None or facts.plan is None or is_packed or has_curriculum:
         return None

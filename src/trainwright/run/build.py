@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -18,7 +18,7 @@ from trainwright._types import Model, Trial, has_length, hide
 from trainwright.callbacks.dispatch import CallbackHandler
 from trainwright.callbacks.flow import TimeLimits
 from trainwright.capability import Capability, Moment, RunContext
-from trainwright.capability_table import MADE
+from trainwright.capability_table import MADE, load_service
 from trainwright.checkpoint.async_writer import CheckpointWriter
 from trainwright.config import resolve
 from trainwright.config.arguments import TrainingArguments
@@ -54,7 +54,6 @@ from trainwright.support.signatures import POSITIONAL, read_parameters
 if TYPE_CHECKING:
     from trainwright.callbacks.preemption import JITCheckpointCallback
     from trainwright.evaluation.eval_loop import EvalContext
-    from trainwright.hub.uploader import Uploader
 
 WITH_OPTIMIZER = 3  # times the weights: Adam has two moments
 SLOW_DISK = 100e6  # bytes per second assumed for a save until one has been measured
@@ -67,7 +66,7 @@ class Services:
     writer: CheckpointWriter  # writes checkpoints, one at a time
     memory_tracker: TrainerMemoryTracker
     journal: JournalListener = field(default_factory=lambda: JournalListener(Clock()))
-    uploads: Uploader | NoUploads = field(default_factory=lambda: NoUploads())  # an uploader once a repository is open
+    uploads: Uploads = field(default_factory=lambda: NoUploads())  # an uploader once a repository is open
     eval_dataloaders: dict[str, Any] = field(default_factory=dict)  # by the name of the set, if workers are kept
     # `is_<backend>_enabled` and a backend's own engine, as read from the trainer by other code
     flags: SimpleNamespace = field(default_factory=SimpleNamespace)
@@ -102,6 +101,26 @@ class Services:
     def use_clock(self, clock: Clock) -> None:
         """Lets the clock of a run time its callbacks and its journal."""
         self.callback_handler.clock = self.journal.clock = clock
+
+
+class Uploads(Protocol):
+    """Uploads to the Hub, as a run and its trainer use them."""
+
+    @property
+    def in_progress(self) -> object:
+        """Uploads of the last checkpoint; None before the first."""
+
+    def take_up(self) -> None:
+        """Sends what earlier trainings in this directory have left."""
+
+    def abandon_after(self, error: BaseException) -> None:
+        """Lets the process end without waiting if a signal ended a training."""
+
+    def push_checkpoint(self, checkpoint: Path, *args: Any, **kwargs: Any) -> None:
+        """Uploads a checkpoint."""
+
+    def finish(self, *, unless: Callable[[], bool]) -> None:
+        """Waits for uploads and makes up for failed ones; at once when `unless` says so."""
 
 
 class NoUploads:
@@ -201,7 +220,7 @@ def make_callbacks(
     trackers: list[type[Any]] = []
     find_trackers: Any = current("get_reporting_integration_callbacks", None)
     if find_trackers is None and args.report_to not in ([], None):
-        from trainwright.trackers.registry import get_reporting_integration_callbacks as find_trackers
+        find_trackers = load_service("trackers").get_reporting_integration_callbacks
     if find_trackers is not None:
         trackers += find_trackers(args.report_to)
     from trainwright.callbacks import progress

@@ -16,6 +16,7 @@ from trainwright.config.behaviour import behaviour_of
 from trainwright.config.fields import value_of
 from trainwright.config.rules.advice import saving_on_exception
 from trainwright.data import sampler_factory
+from trainwright.data.batcher import Batcher
 from trainwright.data.dataloader import build_dataloader, build_whole
 from trainwright.data.length_sampler import batch_order_of
 from trainwright.engine.base import Engine
@@ -77,41 +78,24 @@ def sampler_of(
 
 
 def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:
-    """Returns the collator for single samples.
-
-    The user's, the default, or tensors only if rows are packed from them.
-    """
-    if getattr(sampler, "packed_input", None) is None or collator is not default:
-        return collator
-    from trainwright.data.packing import as_tensors
-
-    return as_tensors
+    """Returns the collator for single samples: the user's, the default, or the one that the batches need."""
+    batcher = _batcher_of(sampler)
+    return collator if batcher is None else batcher.choose_sample_collator(collator, default=default)
 
 
 def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Model, processing_class: Any) -> Any:
-    """Returns the collator that packs the output of `collate`; ModelError if samples in a row would see each other."""
-    length_of = getattr(sampler, "packed_input", None)  # the entry that the order packs into rows, token by token
-    if length_of is None:
+    """Returns the collator of whole batches; ModelError if the model cannot take them."""
+    batcher = _batcher_of(sampler)
+    if batcher is None:
         return collate
-    from trainwright.data.packing import PackedCollator, find_layout
-
-    takes_positions = "position_ids" in model_facts.forward_parameters(model)
     with unchanged_random_states():
-        layout = find_layout(
-            model,
-            row_length=value_of(args, "packing_length"),
-            num_rows=args.train_batch_size,
-            takes_positions=takes_positions,
-            length_of=length_of,
-        )
-    return PackedCollator(
-        collate,
-        layout,
-        length_of=length_of,
-        pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
-        masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
-        multiple_of=value_of(args, "pad_to_multiple_of"),
-    )
+        return batcher.make_row_collator(args, collate, model, processing_class)
+
+
+def _batcher_of(sampler: Any) -> Batcher | None:
+    """Returns what forms the batches of an order of ours, or of a stream; a user's sampler has none."""
+    batcher = getattr(sampler, "batcher", None)
+    return batcher if isinstance(batcher, Batcher) else None
 
 
 def keeps_all_columns(args: Any, model: Model, named: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ with an underscore that the original publishes (`_get_output_dir`, `_train_batch
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 from trainwright._types import Batch, Model, Optimizer
 from trainwright.engine.base import Engine
@@ -19,9 +19,6 @@ from trainwright.run.parts import PER_PROCESS, with_parts
 from trainwright.run.run import Run
 from trainwright.state.trainer_state import TrainerState
 from trainwright.support.loss_normalization import LossRule
-
-if TYPE_CHECKING:
-    from trainwright.search.base import SearchState
 
 AnyTrainer: TypeAlias = Any  # a Trainer, or a subclass of the user's: the class is above this package
 
@@ -79,13 +76,12 @@ class Internals:
         return is_under_way
 
     @property
-    def search(self) -> SearchState:
+    def search(self) -> Any:  # a `SearchState`, outside of the core
         """The current search; ask `is_searching` first if there may be none."""
-        search: SearchState = self._trainer._trainwright.search
-        return search
+        return self._trainer._trainwright.search
 
     @search.setter
-    def search(self, search: SearchState | NoSearch) -> None:
+    def search(self, search: Any) -> None:
         self._trainer._trainwright.search = search
 
     @property
@@ -168,6 +164,6 @@ class Internals:
         """Returns another trainer with the same objects and hooks but for these, without extensions and a search."""
         return with_parts(self._trainer, {"extensions": [], "search": NoSearch()}, **parts)
 
-    def copied_for_trial(self, search: SearchState, **parts: Any) -> AnyTrainer:
+    def copied_for_trial(self, search: Any, **parts: Any) -> AnyTrainer:
         """Returns another trainer with the same objects and hooks except for these, within this search."""
         return with_parts(self._trainer, {"search": search}, **parts)

@@ -119,7 +119,7 @@ def _newest_in(folder: str) -> str | None:
 
 def run_trial(trainer: Any, offer: TrialSpec, trial: Trial) -> TrialResult:
     """Trains, evaluates if training did not, and frees the resources."""
-    search = Internals(trainer).search
+    search: SearchState = Internals(trainer).search
     search.offer = offer
     search.outcome = TrialResult()
     search.objective = None

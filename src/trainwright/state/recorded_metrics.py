@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import NamedTuple
 
@@ -112,6 +112,7 @@ class RecordedMetrics:
         batch: the micro-batch under way; numbers of a filler batch do not count.
         items: over which the loss of an evaluation's batch is a mean, if a `LossOutput` gives it.
         agreed_bytes: size of a process's message in the next exchange.
+        on_first: called once, before the first number is recorded.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -125,6 +126,7 @@ class RecordedMetrics:
         self.batch: Batch | None = None
         self.items: torch.Tensor | float | None = None
         self.agreed_bytes = 0
+        self.on_first: Callable[[], None] | None = None
 
     def add(
         self, name: str, value: object, weight: object = 1.0, reduce: str = "mean", *, step: int = 0, share: float = 1.0
@@ -147,6 +149,9 @@ class RecordedMetrics:
                 weighing = self._scaled(weighing, share)
             else:
                 number = self._scaled(number, share)
+        if self.on_first is not None:
+            self.on_first()
+            self.on_first = None
         self._entries.append(Entry(name, step, number, weighing))
         self._reductions[name] = reduce
 

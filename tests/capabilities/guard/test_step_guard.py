@@ -12,6 +12,7 @@ import trainwright
 from trainwright.capabilities.guard import step_guard
 from trainwright.capabilities.guard.incident_log import IncidentLog
 from trainwright.capabilities.guard.plan import GuardPlan
+from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.errors import NonFiniteError
 
 from ...contract import doubles
@@ -219,6 +220,38 @@ def test_the_journal_has_each_incident(tmp_path: Path) -> None:
     trained(tmp_path, poison=poison_of(BAD_STEP), settings={"save_strategy": "steps", "save_steps": 8})
     text = "".join(path.read_text() for path in tmp_path.rglob("*.jsonl"))
     assert f"Step {BAD_STEP}: loss or gradient is not finite; the update was skipped" in text
+
+
+class RaisesAt(trainwright.TrainerCallback):
+    """Ends the run with an error when the guard reports a step; notes how many extensions marked each window."""
+
+    trainer: Any
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.num_marks: list[int] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.num_marks.append(len(self.trainer._trainwright.run.extensions.mark))
+
+    def on_incident(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if kwargs["incident"].step == self.step:
+            raise RuntimeError("planned")
+
+
+@pytest.mark.parametrize(("fails_at", "num_skipped"), [(BAD_STEP, 0), (BAD_STEP + 1, 1)])
+def test_windows_are_marked_once_a_step_was_bad(fails_at: int, num_skipped: int, tmp_path: Path) -> None:
+    """The counts in the checkpoint that an error leaves are those of the last finished step."""
+    raises = RaisesAt(fails_at)
+    settings = {"save_on_exception": True, "save_strategy": "steps", "save_steps": 100}
+    poison = poison_of(BAD_STEP) | poison_of(BAD_STEP + 1)
+    raises.trainer = trainer(tmp_path, poison=poison, settings=settings, callbacks=[raises])
+    with pytest.raises(RuntimeError, match="planned"):
+        raises.trainer.train()
+    others = raises.num_marks[0]
+    assert raises.num_marks == [others] * BAD_STEP + [others + 1] * (fails_at - BAD_STEP)
+    saved = Checkpoint(tmp_path / f"checkpoint-{fails_at - 1}").entry("guard").state()
+    assert saved.get("skipped_steps", 0) == num_skipped
 
 
 def test_a_first_gradient_is_one_or_nan() -> None:

@@ -65,6 +65,49 @@ def test_a_model_that_draws_from_numpy(first: int, is_exact: bool, tmp_path: Pat
     assert only_one(tmp_path)["is_exact"] == is_exact
 
 
+class DrawsFromTorch(Model):
+    """Its loss depends on numbers of torch's generator, from its forward pass number `first` on."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first = first
+        self.num = 0
+
+    def forward(self, x: Any, labels: Any = None, constant: Any = None, flat: Any = None) -> dict[str, Any]:
+        self.num += 1
+        if self.num >= self.first:
+            x = x * torch.rand(())
+        return super().forward(x, labels, constant, flat)
+
+
+@pytest.mark.parametrize(("first", "is_exact"), [(1, True), (2, False), (100, True)])
+def test_a_model_that_draws_from_torch(first: int, is_exact: bool, tmp_path: Path) -> None:
+    """Nothing is copied for a model whose first step drew nothing; a bundle says where a later one did."""
+    trained(tmp_path, model=DrawsFromTorch(first), poison={ROW: POISONS["gradient-alone"]}, settings={"max_steps": 4})
+    assert only_one(tmp_path)["is_exact"] == is_exact
+
+
+class NotesListeners(trainwright.TrainerCallback):
+    """The number of listeners to the events of a step, after each step."""
+
+    trainer: Any
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        extensions = self.trainer._trainwright.run.extensions
+        self.found.append((len(extensions.window), len(extensions.after_step)))
+
+
+@pytest.mark.parametrize(("model", "num_copying"), [(doubles.model(Model), 0), (dropping(), 1)])
+def test_random_states_are_copied_only_where_the_model_draws(model: Any, num_copying: int, tmp_path: Path) -> None:
+    notes = NotesListeners()
+    notes.trainer = trainer(tmp_path, model=model, settings={"max_steps": 3}, callbacks=[notes])
+    notes.trainer.train()
+    assert notes.found == [(num_copying, 0)] * 3
+
+
 def folders(output_dir: Path) -> list[Path]:
     found = bundle.bundles(output_dir / "incidents")
     assert [find_problem(folder) for folder in found] == [None] * len(found)

@@ -137,6 +137,38 @@ def test_a_refused_step_takes_its_numbers_along(tmp_path: Path) -> None:
     assert entry["rows"] == 15
 
 
+class RecordsLate(Trainer):
+    """Records its first number in the window after a step, and then runs out of memory once."""
+
+    AFTER = 2
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.is_full = True
+        self.num_marks: list[int] = []
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **how: Any) -> Any:
+        self.num_marks.append(len(self._trainwright.run.extensions.mark))
+        loss = super().compute_loss(model, inputs, return_outputs, **how)
+        if self.state.global_step >= self.AFTER:
+            self.record("rows", len(inputs["labels"]), reduce="sum")
+            if self.is_full:
+                self.is_full = False
+                raise torch.cuda.OutOfMemoryError
+        return loss
+
+
+def test_windows_are_marked_from_the_first_number_on_which_a_retry_drops(tmp_path: Path) -> None:
+    settings = {"max_steps": 4, "logging_steps": 4, "per_device_train_batch_size": 4, "auto_find_batch_size": True}
+    trainer = doubles.trainer(tmp_path, RecordsLate, settings=settings)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "rows" in entry]
+    assert [entry["rows"] for entry in logs] == [8]
+    others = trainer.num_marks[0]
+    # two parts for each of the last two windows
+    assert trainer.num_marks == [others] * (RecordsLate.AFTER + 1) + [others + 1] * 4
+
+
 def test_a_step_that_is_refused_late_takes_its_numbers_along() -> None:
     recorded = RecordedMetrics()
     for step in (1, 2):

@@ -129,10 +129,11 @@ class IncidentLog:
         """Returns the counts for `rewind`."""
         return {"counts": (self.num_skipped, self.num_rollbacks, self.in_a_row), "recent": self._recent}
 
-    def rewind(self, mark: JSONObject) -> None:
-        """Restores the counts of a mark: an error ended the run before the step was done."""
-        self.num_skipped, self.num_rollbacks, self.in_a_row = mark["counts"]
-        self._recent = mark["recent"]
+    def rewind(self, mark: JSONObject | None) -> None:
+        """Restores the counts of a mark: an error ended the run before the step was done. None: all were 0."""
+        before = mark or {"counts": (0, 0, 0), "recent": ()}
+        self.num_skipped, self.num_rollbacks, self.in_a_row = before["counts"]
+        self._recent = before["recent"]
 
     def state(self) -> JSONObject:
         """Returns the counts of bad steps that are not 0."""

@@ -203,6 +203,7 @@ class HostGuard(Extension):
         self._judges_loss = policy == "warn" or (is_alone and policy != "ignore")
         self._reads_loss = self._judges_loss or spikes is not None
         self._loss_mark = LossMark() if policy in DECIDING and not is_alone else None
+        self._has_counts = False  # a step was bad: until then, no window needs a mark
 
     def listens_to(self) -> set[str]:
         """Excludes events that this configuration of the guard does not need."""
@@ -211,6 +212,8 @@ class HostGuard(Extension):
             events -= {"micro_batch"}
         if self._rollback is None:
             events -= {"window", "after_step", "before_save"}
+        if not self._has_counts:
+            events -= {"mark"}
         return events
 
     def micro_batch(self, batch: MicroBatch) -> None:
@@ -234,6 +237,7 @@ class HostGuard(Extension):
         if self._rollback is not None:
             self._rollback.follow(facts.optimizer, facts.scheduler)
             if self._rollback.leaves_out():
+                self._count(facts.run)
                 self._log.count_excluded_step()
                 return Decision.SKIP
         progress = facts.run.progress
@@ -254,14 +258,22 @@ class HostGuard(Extension):
         if not (is_finite or (LOWEST <= norm <= HIGHEST and not self._judges_loss)):
             if self._policy == "ignore":
                 return Decision.APPLY
+            self._count(facts.run)
             return self._refuse(progress, NON_FINITE, self._policy, NOT_FINITE, {"grad_norm": norm})
         if spikes is not None:
             values = {"loss": loss, "grad_norm": norm}
             what = spikes.find(values)
             if what:
+                self._count(facts.run)
                 return self._refuse(progress, SPIKE, spikes.policy, what, values)
         self._log.accept()
         return Decision.APPLY
+
+    def _count(self, run: Run) -> None:
+        """Has each further window marked, from the first bad step on."""
+        if not self._has_counts:
+            self._has_counts = True
+            run.extensions.listen_anew()
 
     def _refuse(self, progress: Progress, kind: str, action: str, what: str, values: dict[str, float]) -> Decision:
         may_end = action != "warn"
@@ -303,6 +315,8 @@ class HostGuard(Extension):
     def begin(self, run: Run) -> None:
         """Remembers the run until its first window, before which the state is copied."""
         self._run = run if self._rollback is not None else None
+        if self._log.state():
+            self._count(run)
 
     def after_step(self, run: Run) -> None:
         """Copies the state after a finished step, if a copy is due."""
@@ -318,7 +332,7 @@ class HostGuard(Extension):
         """Returns the counts of bad steps before a window."""
         return self._log.mark()
 
-    def rewind(self, mark: JSONObject) -> None:
+    def rewind(self, mark: JSONObject | None) -> None:
         """Restores the counts: the current window does not count."""
         self._log.rewind(mark)
 

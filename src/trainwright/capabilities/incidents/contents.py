@@ -100,7 +100,7 @@ def window_losses(hooks: LossHooks, run: RecordedRun, model: Any, window: Window
     assert rule is not None
     before = progress.part_of_micro_batch, progress.share_of_window
     try:
-        for part in parts_of(window.batches, progress.num_parts, needs_shares=rule.aux_coefficient != 0.0):
+        for part in parts_of(window.batches, progress.num_parts):
             progress.part_of_micro_batch = part.of_micro_batch
             progress.share_of_window = part.of_window
             yield _loss(hooks, run, model, window, part)

@@ -1,10 +1,14 @@
 """ForwardStates: random states before the forward passes of the last windows, for the bundle of an incident.
 
 A replay of a bad step needs the states from before its forward passes, but whether a step is bad is only known after
-them, on a GPU one step later. So the states of torch's generators are copied before each window, which takes about 1
-us. For python and numpy a copy takes 50 us, and few models use them. Around the first window of a run, all are
-copied and compared; if python's or numpy's changed, all are copied before each window of the run. For a model that only
-uses these two in later steps, `is_exact` is false in bundles, since the second run of its step reveals the draws.
+them, on a GPU one step later. Around the first window of a run, the states of all generators are copied and compared:
+
+    nothing changed             no copies: the states after a step are those from before it
+    torch's generators changed  they are copied before each window, which takes about 1 us
+    python's or numpy's too     all are copied before each window, which takes 50 us; few models use them
+
+For a model that uses further generators only in later steps, `is_exact` is false in bundles, since the second run of
+its step reveals the draws.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ class ForwardStates:
         capture: returns the states of all generators.
         capture_torch: returns the states of torch's generators.
         same: returns whether two captured states yield the same numbers.
+
+    Attributes:
+        is_needed: the model may draw random numbers: `begin_step` must be called before each window.
     """
 
     def __init__(
@@ -37,6 +44,7 @@ class ForwardStates:
         self._capture_torch = capture_torch
         self._same = same
         self._is_first = True
+        self.is_needed = True
         self._newest: States = {}
         # by the id of a window's list; holding the list itself would keep its batches alive
         self._kept: dict[int, States] = {}
@@ -50,19 +58,23 @@ class ForwardStates:
             del self._kept[next(iter(self._kept))]
 
     def end_step(self) -> None:
-        """Checks, after the first step of a run, whether it used python's or numpy's generator."""
+        """Checks, after the first step of a run, which generators it used."""
         if not self._is_first:
             return
         self._is_first = False
-        if self._same(_of_host(self._newest), _of_host(self._capture_all())):
+        after = self._capture_all()
+        if self._same(_of_host(self._newest), _of_host(after)):
             self._capture = self._capture_torch
+        if self._same(self._newest, after):
+            self.is_needed = False
+            self._kept.clear()
 
     def of(self, batches: Sequence[Any]) -> States | None:
-        """Returns the states before the forward passes of a window, for some or all generators; None if not kept.
+        """Returns the states before the forward passes of a window, for those generators that the model uses.
 
-        `batches` must be the same list object as in the step.
+        `batches` must be the same list object as in the step. None if they were not kept.
         """
-        return self._kept.get(id(batches))
+        return self._kept.get(id(batches)) if self.is_needed else {}
 
 
 def _of_host(states: States) -> States:

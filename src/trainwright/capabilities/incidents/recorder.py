@@ -2,10 +2,10 @@
 
 Training continues.
 
-In a healthy step, only the random states from before the forward passes are copied (`forward_states.py`). When an
-incident is known, its batches are still in the loop, and the weights are still as before the step. The forward
-passes are run again, which shows whether the losses are the same, and finds the first module with a non-finite value;
-parts of the batch then find the samples. A failure of any of this is only logged.
+In a healthy step, only the random states from before the forward passes are copied (`forward_states.py`), and only for
+a model that draws random numbers. When an incident is known, its batches are still in the loop, and the weights are
+still as before the step. The forward passes are run again, which shows whether the losses are the same, and finds the
+first module with a non-finite value; parts of the batch then find the samples. A failure of any of this is only logged.
 """
 
 from __future__ import annotations
@@ -95,14 +95,18 @@ class IncidentRecorder(Extension):
         self._root = self._folder / bundle.FOLDER
         self._is_on = value_of(hooks.args, "incidents")
         self._num_looked_at = 0
+        self._has_compared = False  # the random states around the first step
         self._written: dict[str, Path] = {}  # cause -> bundle, which may have been deleted
 
     # -- events ------------------------------------------------------------------------------------------------------
 
     def listens_to(self) -> set[str]:
-        """Excludes the events of a step if no bundle is wanted."""
+        """Excludes the events of a step if no bundle is wanted, or once the model was seen to draw no random number."""
         events = super().listens_to()
-        return events if self._is_on else events - {"window", "after_step"}
+        if self._has_compared:
+            events -= {"after_step"}
+        states = self._forward_states
+        return events if self._is_on and (states is None or states.is_needed) else events - {"window", "after_step"}
 
     def begin(self, run: Run) -> None:
         """Sets up the copies of random states, and the watchdog of several processes."""
@@ -121,6 +125,8 @@ class IncidentRecorder(Extension):
         """Compares the random states after the first step."""
         assert self._forward_states is not None
         self._forward_states.end_step()
+        self._has_compared = True
+        run.extensions.listen_anew()
 
     def on_error(self, error: BaseException) -> None:
         """Writes the bundle of an error raised inside a step; other errors have none."""
@@ -290,7 +296,7 @@ class IncidentRecorder(Extension):
 
     def _num_losses(self, window: Window | None) -> int:
         """Returns the number of losses of a window, one per micro-batch or part of one."""
-        return 0 if window is None else len(parts_of(window.batches, self._run.progress.num_parts, needs_shares=True))
+        return 0 if window is None else len(parts_of(window.batches, self._run.progress.num_parts))
 
     def _gathered(self, window: Window, seen: Evidence, details: JSONObject) -> tuple[Window, Evidence, JSONObject]:
         """Gathers the weights of a sharded model, and the batch and rank of the process with the worst loss.

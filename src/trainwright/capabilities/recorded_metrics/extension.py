@@ -7,7 +7,7 @@ from pathlib import Path
 from trainwright._types import JSONObject
 from trainwright.capability_table import FILES
 from trainwright.checkpoint.training_state import save_json
-from trainwright.loop.extension import Extension, SavedRun, Sink
+from trainwright.loop.extension import Extension, Run, SavedRun, Sink
 from trainwright.state.progress import Progress
 from trainwright.state.recorded_metrics import REDUCTIONS
 
@@ -29,14 +29,33 @@ class RecordedNumbers(Extension):
         self._progress = progress
         self._writes = writes
         self._is_first = is_first
+        self._has_numbers = False  # of this run: until then, no window needs a mark
+
+    def listens_to(self) -> set[str]:
+        """Excludes the mark of each window until a number is recorded."""
+        events = super().listens_to()
+        return events if self._has_numbers else events - {"mark"}
+
+    def begin(self, run: Run) -> None:
+        """Waits for the first number."""
+
+        def listen() -> None:
+            self._has_numbers = True
+            run.extensions.listen_anew()
+
+        self._progress.recorded.on_first = listen
+
+    def close(self) -> None:
+        """Waits no longer."""
+        self._progress.recorded.on_first = None
 
     def mark(self) -> int:
         """Returns the number of values recorded since the last log."""
         return self._progress.recorded.count
 
-    def rewind(self, mark: int) -> None:
-        """Removes the values recorded since a mark."""
-        self._progress.recorded.rewind(mark)
+    def rewind(self, mark: int | None) -> None:
+        """Removes the values recorded since a mark; all of them, if there was none before the window."""
+        self._progress.recorded.rewind(mark or 0)
 
     def refused(self, step: int) -> None:
         """Removes the values of a step that had no update."""

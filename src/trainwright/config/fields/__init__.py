@@ -12,6 +12,7 @@ from functools import lru_cache
 from inspect import get_annotations
 from typing import Any
 
+from trainwright.capability_table import BATCHING_FIELDS
 from trainwright.config.fields.our_fields import OurFields
 from trainwright.config.fields.own_fields import GenerationFields, OlderFields
 from trainwright.config.fields.shared_fields import SharedFields
@@ -160,7 +161,7 @@ def was_asked_for(args: object, name: str) -> bool:
 
 def batch_formers(args: object) -> list[str]:
     """The settings that are on and form batches by length themselves."""
-    return [name for name in ("max_tokens_per_batch", "packing") if value_of(args, name) is not None]
+    return [name for name in BATCHING_FIELDS if value_of(args, name) is not None]
 
 
 def out_of_range(args: object) -> Iterator[tuple[str, str]]:

@@ -15,7 +15,6 @@ CORE = (
     "trainwright.run.fields:LossFields",
     "trainwright.run.fields:HangFields",
     "trainwright.data.fields:BatchFields",
-    "trainwright.data.fields:PackingFields",
     "trainwright.data.fields:OrderFields",
     "trainwright.data.fields:MixtureFields",
     "trainwright.data.fields:RowNameFields",

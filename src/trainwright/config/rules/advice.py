@@ -65,7 +65,6 @@ def _idle(name: str, members: tuple[str, ...], where: str, *switches: str) -> No
 
 _idle("tracker_settings", OF_TRACKERS, "without report_to", "report_to")
 _idle("hub_settings", OF_THE_HUB, "without push_to_hub", "push_to_hub")
-_idle("settings_of_packing", ("packing_length", "packing_overflow"), "without packing", "packing")
 _idle("unit_of_shares", ("mixture_unit",), "without mixture", "mixture", "mixture_schedule")
 _idle("type_of_schedule", ("mixture_schedule_type",), "without mixture_schedule", "mixture_schedule")
 _idle("tpu_cores", ("tpu_num_cores",), "without a TPU")
@@ -162,10 +161,6 @@ def warmup_of_a_constant_rate(args: Arguments) -> str | None:
         cure = " Use lr_scheduler_type='constant_with_warmup'." if name == "constant" else ""
         return f"warmup_steps={args.warmup_steps} has no effect with lr_scheduler_type={name!r}.{cure}"
     return None
-
-
-_said = "dataloader_drop_last has no effect with max_tokens_per_batch: every batch is as full as it can be."
-all_set(Stage.ADVICE, "last_batch_of_a_budget", _said, "dataloader_drop_last", "max_tokens_per_batch")
 
 
 @rule(Stage.ADVICE, "save_total_limit", "save_keep_every", "save_keep_every_steps")

@@ -8,9 +8,10 @@ from functools import partial
 from numbers import Real
 from typing import Any
 
+from trainwright.capability_table import BATCHING_FIELDS
 from trainwright.config.coerce import parse_factor, parse_share, parse_steps
 from trainwright.config.enums import word
-from trainwright.config.fields import SETTINGS, batch_formers, value_of
+from trainwright.config.fields import batch_formers, value_of
 from trainwright.config.protocol import Arguments
 from trainwright.config.rules.stages import Stage, all_set, rule
 from trainwright.distributed.world import PARALLEL_SIZES
@@ -238,30 +239,7 @@ for _what, _name in (
     rule(Stage.CONSTRUCTION, "dataloader_num_workers", _name, called=f"{_what}_needs_workers")(_check)
 
 
-@rule(Stage.CONSTRUCTION, "max_tokens_per_batch", "packing")
-def one_way_to_form_batches(args: Arguments) -> str | None:
-    budget = value_of(args, "max_tokens_per_batch")
-    packing = value_of(args, "packing")
-    if budget and packing:
-        return (
-            f"max_tokens_per_batch={budget} and packing={packing!r} both form batches by "
-            "length. Keep one: packing leaves almost no padding, a budget works with every model."
-        )
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "per_device_train_batch_size", "max_tokens_per_batch")
-def a_budget_or_a_batch_size(args: Arguments) -> str | None:
-    budget = value_of(args, "max_tokens_per_batch")
-    if budget is None or args.per_device_train_batch_size == SETTINGS["per_device_train_batch_size"].default:
-        return None
-    return (
-        f"max_tokens_per_batch={budget} and per_device_train_batch_size={args.per_device_train_batch_size} both "
-        "set the batch size. Keep only one."
-    )
-
-
-@rule(Stage.CONSTRUCTION, "train_sampling_strategy", "max_tokens_per_batch", "packing")
+@rule(Stage.CONSTRUCTION, "train_sampling_strategy", *BATCHING_FIELDS)
 def formed_batches_have_their_order(args: Arguments) -> str | None:
     asked = batch_formers(args)
     if not asked or args.train_sampling_strategy == "random":
@@ -272,7 +250,7 @@ def formed_batches_have_their_order(args: Arguments) -> str | None:
     )
 
 
-@rule(Stage.CONSTRUCTION, "accelerator_config", "max_tokens_per_batch", "packing")
+@rule(Stage.CONSTRUCTION, "accelerator_config", *BATCHING_FIELDS)
 def formed_batches_stay_whole(args: Arguments) -> str | None:
     asked = batch_formers(args)
     config = args.accelerator_config
@@ -283,17 +261,6 @@ def formed_batches_stay_whole(args: Arguments) -> str | None:
         f"{asked[0]}={getattr(args, asked[0])!r} forms the batches of each process, and "
         f"accelerator_config.{taken_apart[0]}=True cuts batches apart. Drop either."
     )
-
-
-@rule(Stage.CONSTRUCTION, "packing", "packing_length")
-def packing_needs_a_length(args: Arguments) -> str | None:
-    packing = value_of(args, "packing")
-    if packing is not None and value_of(args, "packing_length") is None:
-        return (
-            f"packing={packing!r} fills rows of packing_length tokens, and there is none. Set packing_length, for "
-            "example to the longest sample."
-        )
-    return None
 
 
 EXAMPLE = "{'code': 0.3, 'chat': 'all', 'web': '2 epochs'}"

@@ -15,36 +15,18 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from trainwright._types import Item, SampleIds
 from trainwright.config.plans import SamplingPlan
+from trainwright.data.batcher import Batcher, find_batcher
 from trainwright.data.cursor import OrderKind
 from trainwright.data.excluded import KeptItems
-from trainwright.data.length_sampler import BatchOrder, Lengths, TokenBudget
-from trainwright.data.packing import CURE, PackedOrder
+from trainwright.data.length_sampler import BatchOrder
 from trainwright.data.shards import ChunkPart
 from trainwright.errors import DataError
 
 State = object  # the user's dataset returns it from `state_dict`
-
-
-def formed_by_length(
-    lengths: Sequence[int] | Lengths, plan: SamplingPlan, *, seed: int, drop_last: bool
-) -> TokenBudget | PackedOrder:
-    """Returns batches of samples with these lengths, formed as planned; DataError for an empty or too long sample."""
-    if plan.max_tokens is not None:
-        return TokenBudget(lengths, plan.max_tokens, seed=seed, multiple_of=plan.pad_to)
-    assert plan.row_length is not None
-    return PackedOrder(
-        lengths,
-        plan.row_length,
-        plan.batch_size,
-        seed=seed,
-        splits_long=plan.splits_long,
-        drop_last=drop_last,
-        length_of=plan.length_of,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +37,17 @@ class BatchFormer:
     size: int = 1024  # samples per look-ahead, at least
     min_batches: int = 16  # batches per look-ahead, at least
     block: int = 64  # items read at once
+    batcher: Batcher = field(init=False)
 
-    @property
-    def packed_input(self) -> str | None:
-        """The entry with the tokens that are packed into rows; None if samples are not packed."""
-        return self.plan.length_of if self.plan.row_length is not None else None
+    def __post_init__(self) -> None:
+        batcher = find_batcher(self.plan)
+        assert batcher is not None, "the plan forms no batches by length"
+        object.__setattr__(self, "batcher", batcher)
 
     @property
     def unit(self) -> str:
         """The settings that define a batch."""
-        return f"{formed_by_length([1], self.plan, seed=0, drop_last=False).unit} from look-aheads of {self.size}"
+        return f"{self.batcher.make_order([1], seed=0, drop_last=False).unit} from look-aheads of {self.size}"
 
     def describe(self) -> OrderKind:
         """Returns everything that the batches depend on besides the stream, the seed and the number of processes."""
@@ -76,7 +59,7 @@ class BatchFormer:
 
         `drop_last` drops an incomplete batch of the last look-ahead.
         """
-        return formed_by_length(lengths, self.plan, seed=seed, drop_last=drop_last and self.plan.drop_last)
+        return self.batcher.make_order(lengths, seed=seed, drop_last=drop_last and self.plan.drop_last)
 
     def length(self, item: Item, number: int) -> int:
         """Counts the tokens of an item of the stream, which has no column of lengths.
@@ -84,7 +67,7 @@ class BatchFormer:
         DataError for none or too many.
         """
         name = self.plan.length_of
-        plan = self.plan
+        batcher = self.batcher
         if not isinstance(item, Mapping) or name not in item:
             has = ", ".join(sorted(item)) if isinstance(item, Mapping) else f"a {type(item).__name__}"
             raise DataError(
@@ -93,17 +76,10 @@ class BatchFormer:
                 "input."
             )
         length = len(item[name])
-        setting = "packing_length"
-        limit = plan.row_length
-        cure = CURE
-        if plan.max_tokens is not None:
-            setting = "max_tokens_per_batch"
-            limit = plan.max_tokens
-            cure = "Raise the budget, or truncate the samples."
         if length < 1:
             raise DataError(f"Item {number} of the stream has no tokens. Remove such samples.")
-        if length > (limit or length) and not plan.splits_long:
-            what = f"more than {setting}={limit}. {cure}"
+        if length > batcher.limit and not batcher.splits_long:
+            what = f"more than {batcher.setting}={batcher.limit}. {batcher.cure}"
             raise DataError(f"Item {number} of the stream has {length} tokens, {what}")
         return length
 

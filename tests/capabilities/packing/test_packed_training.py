@@ -14,7 +14,7 @@ from transformers import DataCollatorForTokenClassification
 from trainwright.errors import DataError, ModelError
 from trainwright.support.model_facts import is_causal_lm
 
-from .._support.small import data, make_trainer
+from ..._support.small import data, make_trainer
 
 SMALL = {"vocab_size": 48, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 KEY_VALUE = {"num_key_value_heads": 1}

@@ -28,6 +28,7 @@ from torch.nn.functional import pad
 
 from trainwright._types import IGNORE_INDEX, Batch, DatasetLike, Item, output_logits
 from trainwright.data import length_sampler
+from trainwright.data.batcher import Batcher
 from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.cursor import OrderKind
 from trainwright.data.length_sampler import BatchedDataset, BatchOrder, Lengths, check_lengths, fetch_items
@@ -60,8 +61,10 @@ class PackedOrder(BatchOrder):
         splits_long: bool = False,
         drop_last: bool = False,
         length_of: str = "input_ids",
+        batcher: Batcher | None = None,
     ) -> None:
         super().__init__()
+        self.batcher = batcher
         longest = np.iinfo(np.int64).max if splits_long else row_length
         checked = check_lengths(lengths, longest, setting="packing_length", cure=CURE)
         self.seed = seed

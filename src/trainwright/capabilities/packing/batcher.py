@@ -1,0 +1,82 @@
+"""RowBatcher: forms batches of packed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainwright._types import Model
+from trainwright.capabilities.packing.packed_rows import CURE, PackedCollator, PackedOrder, as_tensors, find_layout
+from trainwright.config.fields import value_of
+from trainwright.config.plans import SamplingPlan
+from trainwright.data.batcher import Batcher
+from trainwright.data.length_sampler import Lengths
+from trainwright.support import model_facts
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatcher(Batcher):
+    """Batches of `batch_size` rows of `row_length` tokens."""
+
+    plan: SamplingPlan
+
+    @property
+    def setting(self) -> str:
+        return "packing_length"
+
+    @property
+    def limit(self) -> int:
+        assert self.plan.row_length is not None
+        return self.plan.row_length
+
+    @property
+    def cure(self) -> str:
+        return CURE
+
+    @property
+    def splits_long(self) -> bool:
+        return self.plan.splits_long
+
+    @property
+    def packed_input(self) -> str:
+        return self.plan.length_of
+
+    def make_order(self, lengths: Sequence[int] | Lengths, *, seed: int, drop_last: bool) -> PackedOrder:
+        return PackedOrder(
+            lengths,
+            self.limit,
+            self.plan.batch_size,
+            seed=seed,
+            splits_long=self.splits_long,
+            drop_last=drop_last,
+            length_of=self.plan.length_of,
+            batcher=self,
+        )
+
+    def choose_sample_collator(self, collator: Any, *, default: Any) -> Any:
+        return as_tensors if collator is default else collator
+
+    def make_row_collator(
+        self, args: Any, collate: Callable[..., Any], model: Model, processing_class: Any
+    ) -> PackedCollator:
+        layout = find_layout(
+            model,
+            row_length=self.limit,
+            num_rows=args.train_batch_size,
+            takes_positions="position_ids" in model_facts.forward_parameters(model),
+            length_of=self.packed_input,
+        )
+        return PackedCollator(
+            collate,
+            layout,
+            length_of=self.packed_input,
+            pad_token_id=getattr(processing_class, "pad_token_id", None) or 0,
+            masks_first=model_facts.shifts_labels(model) or model_facts.is_causal_lm(model),
+            multiple_of=value_of(args, "pad_to_multiple_of"),
+        )
+
+
+def find_batcher(plan: SamplingPlan) -> RowBatcher | None:
+    """Returns the batcher of a plan that packs rows; None for another plan."""
+    return None if plan.row_length is None else RowBatcher(plan)
