@@ -151,9 +151,9 @@ def test_the_index_lists_every_page() -> None:
 def test_the_links_of_the_readme_lead_somewhere() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     links = re.findall(r'(?:\]\(|src="|srcset=")(?!https?:|#)([^)"#]+)', text)
-    assert "docs/pictures/train-light.svg" in links
+    assert "docs/pictures/story-resume-light.svg" in links
     assert [link for link in links if not (ROOT / link).exists()] == []
-    assert "reproduce=" in text.partition("## Install")[0]
+    assert "reproduce=" in text.partition("## What it adds")[0]
 
 
 def test_the_tests_that_the_pages_name_exist() -> None:

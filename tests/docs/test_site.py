@@ -28,6 +28,11 @@ FIRST_PAGE = {
     "custom dataset": "tutorials/own_model/",
     "gradient accumulation": "fine_tune/",
     "confusion matrix": "tutorials/classify/",
+    "lora": "tutorials/converse/",
+    "qlora": "tutorials/converse/",
+    "overfitting": "after_first_result/",
+    "docker": "troubleshooting/",
+    "gguf": "troubleshooting/",
 }
 TYPE = """
 const input = document.querySelector(".md-search__input");

@@ -1,7 +1,8 @@
-"""What the tutorials show besides Python: the Slurm script runs, and the file of the README trains to predictions."""
+"""What the tutorials show besides Python: the Slurm script runs, the files of the README train and answer."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,9 @@ import pytest
 import yaml
 
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
+
+from ..cli.commands import done, small
+from ..cli.proved import make_base
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +73,7 @@ def test_the_slurm_script_trains_in_its_tasks_and_requeues_after_the_signal(tmp_
 
 @pytest.mark.parametrize("page", ["README.md", "docs/tutorials/converse.md"])
 def test_files_of_the_command_line_have_known_entries(page: str, tmp_path: Path) -> None:
-    text = block(page, "yaml")
+    text = block(page, "yaml", "columns" if page == "README.md" else "")
     value = yaml.safe_load(text)
     (tmp_path / "reviews.csv").write_text("review,stars\nfine,5\npoor,1\n")
     (tmp_path / "conversations.jsonl").write_text('{"messages": []}\n')
@@ -77,3 +81,44 @@ def test_files_of_the_command_line_have_known_entries(page: str, tmp_path: Path)
     recipe = checked(read_tree(tmp_path / "config.yaml"), tmp_path)
     assert recipe.task == value["task"]
     assert set(value["training"]) <= set(recipe.training)
+
+
+QUICK = ("--set", "training.num_train_epochs=1", "--set", "training.use_cpu=true", "--set", "training.bf16=false")
+
+
+@pytest.mark.costly
+def test_the_chat_of_the_readme_trains_answers_and_is_proved(tmp_path: Path) -> None:
+    """With a model of a few thousand weights in place of the named one."""
+    base = make_base(tmp_path, steps=2)
+    rows = (json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines())
+    chats = [(("user", row["question"]), ("assistant", row["answer"])) for row in rows]
+    lines = [{"messages": [{"role": role, "content": text} for role, text in one]} for one in chats]
+    (tmp_path / "conversations.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    text = block("README.md", "yaml", "task: chat").replace("Qwen/Qwen3-0.6B, dtype: bfloat16", str(base))
+    (tmp_path / "chat.yaml").write_text(text.replace("eval_share: 0.05", "eval_share: 0.5"))
+    commands = block("README.md", "console", "trainwright chat runs/assistant")
+    for command in ("check", "train"):
+        assert f"$ trainwright {command} chat.yaml" in commands
+        done(command, "chat.yaml", *QUICK)
+    assert json.loads(done("chat", "runs/assistant", "--once", "say green", "--json"))["answer"] is not None
+    export = re.search(r"^\$ trainwright (export .*)$", commands, flags=re.MULTILINE)
+    assert export is not None
+    shown = done(*export[1].split())
+    for line in commands.partition(export[0])[2].splitlines():
+        assert not line or line.split()[0] in [one.split()[0] for one in shown.splitlines()], line
+
+
+@pytest.mark.costly
+def test_the_table_of_the_readme_trains_to_predictions(tmp_path: Path) -> None:
+    small(tmp_path)
+    (tmp_path / "reviews.csv").write_text((tmp_path / "table.csv").read_text().replace("text,label", "review,stars"))
+    text = block("README.md", "yaml", "task: text-classification")
+    tiny = "model: {config: {model_type: bert, hidden_size: 16, num_hidden_layers: 1, num_attention_heads: 2, "
+    tiny += "intermediate_size: 32}, learn_tokenizer: {vocab_size: 64}}"
+    (tmp_path / "config.yaml").write_text(re.sub(r"^model:.*$", tiny, text, flags=re.MULTILINE))
+    done("train", "config.yaml", "--set", "training.use_cpu=true")
+    (tmp_path / "new.csv").write_text("review\nA moving and funny film.\n")
+    done("predict", "runs/reviews", "--data", "new.csv", "--out", "predictions.csv")
+    assert (
+        (tmp_path / "predictions.csv").read_text().splitlines()[0].startswith("review,predicted_label,predicted_score")
+    )
