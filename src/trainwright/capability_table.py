@@ -21,13 +21,11 @@ class CommandEntry:
     Attributes:
         function: module and function; the command has the name of the function.
         after: the command of the program after which it is listed; of several, in alphabetical order.
-        is_hidden: it is not listed.
         takes_settings: further words are settings of a run, such as `--learning_rate 1e-4`.
     """
 
     function: str
     after: str
-    is_hidden: bool = False
     takes_settings: bool = False
 
     @property
@@ -134,7 +132,7 @@ BRANCH = CommandEntry(function="trainwright.cli.table_commands:branch", after="r
 CTL = CommandEntry(function=f"{CAPABILITIES}.control.commands:ctl", after="push")
 LEDGER = CommandEntry(function="trainwright.cli.table_commands:ledger", after="push")
 REPLAY = CommandEntry(function="trainwright.cli.table_commands:replay", after="push")
-DIFF = CommandEntry(function=f"{CAPABILITIES}.recorded_values.commands:diff", after="env", is_hidden=True)
+DIFF = CommandEntry(function=f"{CAPABILITIES}.recorded_values.commands:diff", after="compare")
 
 # In the order in which a run makes their extensions: those that another one asks for come before it.
 TABLE: tuple[Row, ...] = (

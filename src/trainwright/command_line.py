@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, TypeAlias
 
 import typer
 
@@ -135,6 +135,13 @@ def amount(text: str) -> float:
         return parse_number(float(text), least=0)
     except ValueError as error:
         raise typer.BadParameter(f"{error}.") from None
+
+
+# What `place` returns, in signatures of commands: help shows "path".
+if TYPE_CHECKING:
+    AnyPlace: TypeAlias = Any
+else:
+    AnyPlace = Path
 
 
 def place(text: str) -> Path | str:

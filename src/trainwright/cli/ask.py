@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainwright._types import is_url, printable
-from trainwright.command_line import AsJson, amount, answers_alone, echo, place, put
+from trainwright.command_line import AnyPlace, AsJson, amount, answers_alone, echo, place, put
 
 if TYPE_CHECKING:
     from trainwright.cli.tasks.conversation import Answer, Conversation
@@ -20,7 +20,7 @@ PROMPT = "> "
 
 def chat(
     model: Annotated[
-        Any, typer.Argument(help="A run, a checkpoint, or a model; a path or URL.", metavar="RUN", parser=place)
+        AnyPlace, typer.Argument(help="A run, a checkpoint, or a model; a path or URL.", metavar="RUN", parser=place)
     ],
     system: Annotated[str | None, typer.Option(help="System message.", metavar="TEXT")] = None,
     once: Annotated[str | None, typer.Option(help="Ask this, and end.", metavar="TEXT")] = None,

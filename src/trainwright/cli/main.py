@@ -27,6 +27,7 @@ from trainwright.cli.parameters import Changed, Processes
 from trainwright.cli.written import check_output
 from trainwright.command_line import (
     FAILED,
+    AnyPlace,
     AsJson,
     amount,
     answering,
@@ -156,7 +157,7 @@ def resume(
 
 def extend(
     context: typer.Context,
-    run: Annotated[Any, typer.Argument(help="Output directory of the run.", parser=place)],
+    run: Annotated[AnyPlace, typer.Argument(help="Output directory of the run.", parser=place)],
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to add to a run that has ended.", metavar="N")] = None,
     to: Annotated[int | None, typer.Option(min=1, help="Step to end at.", metavar="STEP")] = None,
     shape: Annotated[
@@ -253,7 +254,7 @@ def check(
 
 def report(
     run: Annotated[
-        Any, typer.Argument(help="Output directory or URL of a run or a search, or a journal.jsonl.", parser=place)
+        AnyPlace, typer.Argument(help="Output directory or URL of a run or a search, or a journal.jsonl.", parser=place)
     ],
     output: Output = None,
     watch: Annotated[bool, typer.Option("--watch", help="Keep the page up to date until the run ends.")] = False,
@@ -287,7 +288,10 @@ def _say_written(path: Path, *, as_json: bool, **facts: object) -> None:
 
 
 def compare(
-    runs: Annotated[list[Any], typer.Argument(help="Output directories or URLs of two runs or more.", parser=place)],
+    runs: Annotated[
+        list[AnyPlace],
+        typer.Argument(help="Output directories or URLs of two runs or more.", parser=place),
+    ],
     tolerance: Annotated[
         float, typer.Option(parser=amount, metavar="NUMBER", help="Relative difference of losses to ignore.")
     ] = 1e-6,
@@ -345,7 +349,7 @@ def compare(
 
 
 def runs(
-    folder: Annotated[Any, typer.Argument(help="Directory or URL to search.", metavar="DIR", parser=place)] = ".",
+    folder: Annotated[AnyPlace, typer.Argument(help="Directory or URL to search.", metavar="DIR", parser=place)] = ".",
     as_json: AsJson = False,
 ) -> None:
     """Show the runs below a directory: metrics, arguments, state."""
@@ -435,7 +439,7 @@ def schema(output: Output = None, as_json: AsJson = False) -> None:
 
 
 def export(
-    checkpoint: Annotated[Any, typer.Argument(help="Run or checkpoint; a path or a URL.", parser=place)],
+    checkpoint: Annotated[AnyPlace, typer.Argument(help="Run or checkpoint; a path or a URL.", parser=place)],
     folder: Annotated[Path, typer.Argument(help="Directory to write, new or empty.", metavar="DIR")],
     merged: Annotated[bool, typer.Option("--merge", help="Merge an adapter (lora) into the model.")] = False,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.", metavar="TYPE")] = None,
@@ -525,7 +529,7 @@ def _say_exported(folder: Path, proof: ExportProof | None, *, to: str | None, as
 
 def verify(
     checkpoint: Annotated[
-        Any,
+        AnyPlace,
         typer.Argument(help="A checkpoint, or the directory or URL of a run for all of its checkpoints.", parser=place),
     ],
     accepts: Annotated[
@@ -609,7 +613,7 @@ def intact(manifest: Manifest | None) -> str:
 
 
 Model = Annotated[
-    Any, typer.Argument(help="A run, a checkpoint, or a model; a path or a URL.", metavar="MODEL", parser=place)
+    AnyPlace, typer.Argument(help="A run, a checkpoint, or a model; a path or a URL.", metavar="MODEL", parser=place)
 ]
 Task = Annotated[str | None, typer.Option(help="Task, if MODEL is not a run.", autocompletion=_tasks)]
 WhichWeights = Annotated[str, typer.Option(help="trained or average.", metavar="KIND")]
@@ -689,7 +693,10 @@ def _watch(run: Path, data: Path, *, overrides: Sequence[str], task: str | None,
 def predict(
     model: Model,
     data: Annotated[Path, typer.Option(help="File with rows (-: stdin).", show_default=False)] = Path("-"),
-    out: Annotated[Path, typer.Option(help="JSON lines or .csv to write (-: stdout).", show_default=False)] = Path("-"),
+    out: Annotated[
+        Path,
+        typer.Option("--output", "-o", "--out", help="JSON lines or .csv to write (-: stdout).", show_default=False),
+    ] = Path("-"),
     overrides: Overrides = None,
     task: Task = None,
     weights: WhichWeights = "trained",
@@ -841,16 +848,15 @@ def add_commands() -> None:
     for own in OWN:
         kind = ProveWithoutFile if own is export else None
         settings = AS_TYPED if own.__name__ in TAKES_SETTINGS else None
-        # The list fits a screen without it, and `init` writes the schema too.
-        app.command(cls=kind, context_settings=settings, hidden=own is schema)(reported(own))
+        app.command(cls=kind, context_settings=settings)(reported(own))
         for entry in entries:
             if entry.after == own.__name__:
                 settings = AS_TYPED if entry.takes_settings else None
-                app.command(context_settings=settings, hidden=entry.is_hidden)(reported(load(entry.function)))
+                app.command(context_settings=settings)(reported(load(entry.function)))
 
 
 add_commands()
-app.command(hidden=True)(reported(mcp))  # a program starts it
+app.command()(reported(mcp))
 
 
 def _version(is_asked: bool) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from trainwright import errors
 from trainwright._types import counted
 from trainwright.cli.parameters import Changed, Processes
-from trainwright.command_line import FAILED, AsJson, answering, echo, place, put_json, say
+from trainwright.command_line import FAILED, AnyPlace, AsJson, answering, echo, place, put_json, say
 
 
 def branch(
     context: typer.Context,
-    run: Annotated[Any, typer.Argument(help="Output directory of the run; it stays as it is.", parser=place)],
+    run: Annotated[AnyPlace, typer.Argument(help="Output directory of the run; it stays as it is.", parser=place)],
     at: Annotated[int, typer.Option(min=1, help="Step to start from.", metavar="STEP")],
     out: Annotated[Path, typer.Option(help="Output directory of the new run.", metavar="DIR", file_okay=False)],
     cooldown: Annotated[
