@@ -324,6 +324,8 @@ HOSTILE = {
     "tag of a set": (GOOD + "x: !!set {a, b}", 11, "the tag !!set is not supported"),
     "key that is a list": (GOOD + "? [a, b]\n: 1", 11, "a name belongs before the colon"),
     "bomb as a key": (BOMB + "? *j\n: 1", 10, "aliases (*name) make more than"),
+    "bracket that is not closed": (GOOD + "x: {a: 1\ny:\n  z: 2", 11, "this is not YAML: a { is not closed."),
+    "quote that is not closed": (GOOD + 'x: "a\ny: 2', 11, "this is not YAML: a quote is not closed."),
     "control character": (GOOD + "x: a\0b", 11, "this is not YAML: special characters are not allowed"),
 }
 

@@ -26,6 +26,7 @@ TOO_DEEP = f"values are nested deeper than {DEEPEST} levels"
 LONGEST_NUMBER = 40
 MOST_PARTS = 20_000  # parts of a file, with its aliases expanded
 # Problem in PyYAML's words -> the usual cure.
+NOT_CLOSED = {"flow mapping": "a {", "flow sequence": "a [", "quoted scalar": "a quote"}
 CURES = {
     "mapping values are not allowed": " Entries of one level begin in the same column; quote a text with a colon.",
     "expected <block end>": " Entries of one level begin in the same column.",
@@ -140,8 +141,12 @@ def _value(tree: Tree, text: str) -> Any:  # any YAML value
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        tree.places[("",)] = 1 if mark is None else mark.line + 1
         problem = str(error.problem or error.context)
+        begun = next((text for part, text in NOT_CLOSED.items() if part in str(error.context)), None)
+        if begun is not None and error.context_mark is not None and mark.line > error.context_mark.line:
+            mark = error.context_mark  # the line that is wrong, and not the one where that is noticed
+            problem = f"{begun} is not closed"
+        tree.places[("",)] = 1 if mark is None else mark.line + 1
         cure = next((cure for part, cure in CURES.items() if part in problem), "")
         raise RecipeError(tree.said(("",), f"this is not YAML: {excerpt(problem)}.{cure}")) from None
     except yaml.reader.ReaderError as error:
