@@ -143,8 +143,9 @@ def _value(tree: Tree, text: str) -> Any:  # any YAML value
         mark = error.problem_mark or error.context_mark
         problem = str(error.problem or error.context)
         begun = next((text for part, text in NOT_CLOSED.items() if part in str(error.context)), None)
-        if begun is not None and error.context_mark is not None and mark.line > error.context_mark.line:
-            mark = error.context_mark  # the line that is wrong, and not the one where that is noticed
+        start = error.context_mark
+        if begun is not None and start is not None and mark is not None and mark.line > start.line:
+            mark = start  # the line that is wrong, and not the one where that is noticed
             problem = f"{begun} is not closed"
         tree.places[("",)] = 1 if mark is None else mark.line + 1
         cure = next((cure for part, cure in CURES.items() if part in problem), "")
