@@ -36,7 +36,7 @@ training:
 """
 
 
-def call(*words: str, stdin: str | None = None) -> Result:
+def call(*words: str, stdin: str | bytes | None = None) -> Result:
     """Runs `trainwright ...` here."""
     environment = {"COLUMNS": "80", "LINES": "24"}
     result = CliRunner().invoke(app, list(words), input=stdin, prog_name="trainwright", env=environment)

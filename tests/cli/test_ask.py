@@ -58,7 +58,7 @@ def place(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made
 
 
-def asked(*words: str, stdin: str | None = None) -> Result:
+def asked(*words: str, stdin: str | bytes | None = None) -> Result:
     result = call("chat", *words, stdin=stdin)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -93,6 +93,13 @@ def test_lines_of_standard_input_are_one_conversation(place: Path) -> None:
     other = asked("first", stdin="/help\nsay red\n")
     assert other.stdout == "red it is\n"
     assert "/help is not a command. /reset begins anew" in other.stderr
+
+
+def test_a_line_that_is_no_text_is_said_and_the_next_is_asked(place: Path) -> None:
+    result = asked("first", "--json", stdin=b"say \xff\nsay green\n")
+    first, second = map(json.loads, result.stdout.splitlines())
+    assert "not UTF-8 text" in first["error"]["message"]
+    assert second["answer"] == "green it is"
 
 
 def test_the_system_message_is_that_of_the_run_unless_another_is_given(place: Path) -> None:

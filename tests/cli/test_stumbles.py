@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
+
+from trainwright.cli.tasks.applied import guess_task
 
 from .commands import SMALL, call, done, small
+from .proved import TUNED, make_base, tune
 
 pytestmark = [pytest.mark.costly, pytest.mark.filterwarnings("default")]
 
@@ -85,3 +89,37 @@ def test_a_label_that_is_mapped_to_null_leaves_its_rows_out(labels: str, tmp_pat
     assert "2 rows of train with the label N/A are left out, as data.labels says (null)." in " ".join(shown.split())
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert sorted(config["label2id"]) == (["no", "yes"] if "good" not in labels else ["bad", "good"])
+
+
+def test_a_label_that_is_left_out_and_does_not_occur_is_named(tmp_path: Path) -> None:
+    path = small(tmp_path, SMALL.replace("max_length: 16", 'max_length: 16\n  labels: {"yess": null}'))
+    assert "no row has the label yess, which data.labels leaves out (null). Did you mean yes?" in call(
+        "check", str(path)
+    ).output.replace("\n", " ")
+
+
+def test_a_language_model_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
+    base = make_base(tmp_path, steps=2)
+    weights = load_file(base / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "tuned.yaml").write_text(TUNED)
+    shown = call("train", str(tmp_path / "tuned.yaml"))
+    assert shown.exit_code == 2
+    assert "model.path: the weights lack lm_head.weight, which would be random" in shown.output
+
+
+def test_an_adapter_that_names_no_task_is_that_of_its_base(tmp_path: Path) -> None:
+    base = make_base(tmp_path, steps=2)
+    tune(tmp_path)
+    described = json.loads((tmp_path / "tuned" / "adapter_config.json").read_text())
+    assert guess_task(tmp_path / "tuned") == "chat"
+    described |= {"task_type": None, "base_model_name_or_path": str(base)}
+    (tmp_path / "tuned" / "adapter_config.json").write_text(json.dumps(described))
+    assert guess_task(tmp_path / "tuned") == "chat"
+
+
+def test_an_empty_part_is_not_taken_for_its_defaults(tmp_path: Path) -> None:
+    assert "lora is empty. Write `lora: {}` for its defaults" in call(
+        "check", str(small(tmp_path)), "--set", "lora=null"
+    ).output.replace("\n", " ")

@@ -51,6 +51,8 @@ def chat(
 
 def _converse(talk: Conversation, *, as_json: bool) -> None:
     """Asks a line of standard input after the other, until it ends."""
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is no text is an error of its line alone
     is_typed = sys.stdin.isatty() and not as_json
     if is_typed:
         echo(HELP, err=True)
@@ -89,6 +91,8 @@ def _ask(talk: Conversation, text: str, *, as_json: bool, can_go_on: bool = Fals
     from trainwright.errors import DataError
 
     try:
+        if not text.isprintable() and any("\ud800" <= one <= "\udfff" for one in text):
+            raise DataError("This line of standard input is not UTF-8 text, so it was not asked.")
         answer = talk.ask(text, None if as_json else _print_piece)
     except DataError as error:
         if not can_go_on:
@@ -114,7 +118,7 @@ def _say_how_it_ended(answer: Answer, *, as_json: bool, can_go_on: bool) -> None
     if answer.num_forgotten:
         echo(f"(the first {answer.num_forgotten} messages no longer fit into the model's context)", err=True)
     if answer.is_cut:
-        echo("(cut off: --max-new-tokens allows longer answers, as far as the model's context does)", err=True)
+        echo("(cut off by --max-new-tokens, or by the end of the model's context)", err=True)
 
 
 def _print_piece(text: str) -> None:

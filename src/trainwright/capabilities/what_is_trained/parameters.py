@@ -36,7 +36,9 @@ BY_NAME = (
     (STATE_SPACE, re.compile(r"mixer|mamba\d?|ssm")),
     (
         MLP,
-        re.compile(r"mlp|ffn|feed_?forward|ff|fc\d?|intermediate|shared_experts?|(up|down|gate|gate_up)_proj|output"),
+        re.compile(
+            r"mlp|ffn|feed_?forward|densereludense|ff|fc\d?|intermediate|shared_experts?|(up|down|gate|gate_up)_proj|output"
+        ),
     ),
     (HEAD, re.compile(r"lm_head|score|classifier|cls|qa_outputs|embed_out")),
 )

@@ -151,6 +151,11 @@ def _read(
     problems += _resolve(data, model, training, base, task)
     parts = {"model": _made(ModelPart, model, ("model",)), "data": _made(DataPart, data, ("data",))}
     parts |= {name: _made(kind, value[name] or {}, (name,)) for name, kind in OPTIONAL.items() if name in value}
+    problems += [
+        ((name,), f"{name} is empty. Write `{name}: {{}}` for its defaults, or leave it out for none.")
+        for name in OPTIONAL
+        if name in value and value[name] is None
+    ]
     made = Recipe(task=task, **parts, training=training)
     found = [*_contradictions(made), *(_contradictions_of_task(made) if task in TASKS else ())]
     problems += _problems_of_values(made)

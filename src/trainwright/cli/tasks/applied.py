@@ -140,12 +140,20 @@ def guess_task(place: Path) -> str | None:
     kinds = read_json(config, max_bytes=1 << 24).get("architectures") if config.is_file() else None
     writes = any(str(kind).endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds or ())
     if not writes and adapter.is_file():
-        writes = read_json(adapter, max_bytes=1 << 20).get("task_type") == "CAUSAL_LM"
+        described = read_json(adapter, max_bytes=1 << 20)
+        base = described.get("base_model_name_or_path")
+        writes = described.get("task_type") == "CAUSAL_LM"
+        if not writes and described.get("task_type") is None and isinstance(base, str) and Path(base).is_dir():
+            return guess_task(Path(base)) and ("chat" if _has_template(place) else "causal-lm")
     if not writes:
         return None
+    return "chat" if _has_template(place) else "causal-lm"
+
+
+def _has_template(place: Path) -> bool:
     settings = place / "tokenizer_config.json"
     is_inside = settings.is_file() and read_json(settings, max_bytes=1 << 24).get("chat_template")
-    return "chat" if is_inside or (place / TEMPLATE_NAME).is_file() else "causal-lm"
+    return bool(is_inside) or (place / TEMPLATE_NAME).is_file()
 
 
 @contextmanager

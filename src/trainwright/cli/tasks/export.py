@@ -60,7 +60,7 @@ def chosen(folder: Path) -> tuple[Path, str]:
     if not folder.is_dir() or weight_files(folder) or has_adapter(folder) or sharded_state.has_weights(folder):
         return folder, ""
     checkpoint, why = chosen_checkpoint(folder)
-    return checkpoint, f"{why}, since the run did not end" if why else ""
+    return checkpoint, f"{why}, since {folder.name} itself has no model" if why else ""
 
 
 def chosen_checkpoint(folder: Path) -> tuple[Path, str]:

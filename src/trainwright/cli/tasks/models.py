@@ -19,6 +19,9 @@ from trainwright.cli.tasks.source import ModelConfig, TaskSource, first_line
 from trainwright.config.arguments import TrainingArguments
 from trainwright.config.fields import value_if_known
 from trainwright.errors import MissingPackageError, did_you_mean
+from trainwright.support.findings import Finding, some
+
+WRITES_TEXT = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 
 
 @contextmanager
@@ -82,7 +85,29 @@ def load_model(material: TaskSource, config: ModelConfig) -> PreTrainedModel:
             loaded: PreTrainedModel = kind.from_config(config, dtype=dtype, trust_remote_code=False)
         else:
             given = {"revision": model.revision, "dtype": dtype, **quantized(model.quantization)}
-            loaded = kind.from_pretrained(model.path, config=config, trust_remote_code=False, **given)
+            given["output_loading_info"] = True
+            loaded, info = kind.from_pretrained(model.path, config=config, trust_remote_code=False, **given)
+            missing = sorted(info["missing_keys"])
+            if missing and material.recipe.spec.model_class in WRITES_TEXT:
+                material.wrong(
+                    f"the weights lack {some(missing)}, which would be random, and which an adapter does not train. "
+                    "Take a complete model; if its head shares the embeddings, leave out model.config."
+                    "tie_word_embeddings.",
+                    "model",
+                    "path",
+                )
+            prefix = f"{loaded.base_model_prefix}."
+            inner = [name for name in missing if name.startswith(prefix) and "pooler" not in name]
+            if inner:
+                material.found.append(
+                    Finding(
+                        "warning",
+                        f"the weights lack {some(inner)} of the model itself, which are drawn at random.",
+                        "Take a complete model, or one of the same kind.",
+                        check="missing_weights",
+                        entry="model.path",
+                    )
+                )
         return loaded
     except MissingPackageError:
         raise

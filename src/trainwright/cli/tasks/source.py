@@ -211,6 +211,12 @@ def _without_left_out(material: TaskSource, part: str, rows: Rows) -> Rows:
     if not left_out or "label" not in material.recipe.spec.needs:
         return rows
     cells = material.column(rows, "label")
+    there = {str(cell) for cell in cells}
+    if part == "train" and (absent := sorted(left_out - there)):
+        hint = did_you_mean(absent[0], there)
+        material.wrong(
+            f"no row has the label {absent[0]}, which data.labels leaves out (null).{hint}", "data", "labels"
+        )
     places = [place for place, cell in enumerate(cells) if str(cell) not in left_out]
     number = len(cells) - len(places)
     if number:
