@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trainwright.capabilities.averages.saved import read_average
-from trainwright.cli.tasks import export, export_folder
+from trainwright.cli.tasks import export, export_folder, opened
 from trainwright.cli.tasks.export_proof import difference_limit
 from trainwright.cli.tasks.export_weights import Expected, _differs
 from trainwright.hub.model_card import is_untouched
@@ -422,3 +422,35 @@ def test_a_classifier_with_an_adapter_is_proved_with_its_metrics(
     assert proof["holds"]
     assert {"loss", "accuracy", "f1"} == set(proof["metrics"]["trained"]) == set(proof["metrics"]["exported"])
     assert proof["rows"] == 16
+
+
+@pytest.mark.parametrize("is_recipe", [True, False])
+def test_a_merged_adapter_ends_its_answers_as_it_was_trained_to(
+    is_recipe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_base(tmp_path, steps=2)
+    edit_json(base / "config.json", eos_token_id=1)
+    edit_json(base / "generation_config.json", eos_token_id=1)
+    monkeypatch.chdir(tmp_path)
+    tune(tmp_path)
+    whole = TUNED.partition("lora: ")
+    tune(tmp_path, whole[0] + whole[2].partition("\n")[2].replace("tuned", "whole"), "whole.yaml")
+    trained = json.loads(Path("whole/generation_config.json").read_text())
+    places = ["tuned", "tuned/checkpoint-6"]
+    if not is_recipe:
+        # As a script of another library saves it: adapter and tokenizer.
+        shutil.copytree("tuned/checkpoint-6", "alone/adapter")
+        places = ["alone/adapter"]
+    for number, source in enumerate(places):
+        done("export", source, f"new{number}", "--merge")
+        done("export", source, f"adapter{number}")
+        for folder in (f"new{number}", f"adapter{number}"):
+            model = (
+                export.load_adapted(Path(folder))
+                if folder.startswith("adapter")
+                else opened.load_whole(Path(folder))[0]
+            )
+            found = model.generation_config.eos_token_id
+            assert found[:2] == trained["eos_token_id"] == [2, 13]
+            assert is_recipe == (len(found) == 2)
+            assert model.config.eos_token_id == json.loads(Path("whole/config.json").read_text())["eos_token_id"] == 2

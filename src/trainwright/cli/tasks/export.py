@@ -33,6 +33,7 @@ from trainwright.checkpoint.weights import (
     weight_files,
 )
 from trainwright.cli.tasks.adapter import quantized
+from trainwright.cli.tasks.trained_tokens import restore_tokens
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError, needs_package
 from trainwright.state.trainer_state import TrainerState
@@ -131,6 +132,8 @@ def _load_into_model(average: dict[str, torch.Tensor], folder: Path) -> None:
 def load_adapted(checkpoint: Path, *, bits: str | None = None) -> Model:
     """Loads the base model of a checkpoint's adapter, with the adapter on it and not merged.
 
+    Its special tokens are those that the adapter was trained with.
+
     Args:
         checkpoint: directory with the adapter; it, or the run that it is of, has the configuration of the model.
         bits: "4bit" or "8bit" to load the weights of the base as a run with `model.quantization` does.
@@ -154,6 +157,7 @@ def load_adapted(checkpoint: Path, *, bits: str | None = None) -> Model:
             cls = getattr(transformers, (config.architectures or ["AutoModel"])[0])
             given = {"config": config, "dtype": config.dtype or "auto", **quantized(bits)}
             base = cls.from_pretrained(base_name, trust_remote_code=False, **given)
+            restore_tokens(base, checkpoint)
             return PeftModel.from_pretrained(base, checkpoint).eval()
         except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
             raise CheckpointError(f"{checkpoint}: the adapter cannot be loaded: {error}") from error

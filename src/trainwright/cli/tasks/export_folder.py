@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainwright.checkpoint.weights import export_model
-from trainwright.cli.tasks.export import DTYPES, cast_weights, export_average, merge, staged_folder
+from trainwright.cli.tasks.export import DTYPES, cast_weights, export_average, has_adapter, merge, staged_folder
+from trainwright.cli.tasks.trained_tokens import GENERATION_NAME, find_generation
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError
 from trainwright.hub.model_card import add_section
@@ -86,6 +88,9 @@ def _write_model(asked: Export, partial: Path) -> None:
         export_average(asked.source, partial)
     else:
         export_model(asked.source, partial, parts=sharded_state)
+    recorded = find_generation(asked.source)
+    if has_adapter(partial) and recorded is not None:
+        shutil.copyfile(recorded, partial / GENERATION_NAME)
     if dtype is not None:
         if not list(partial.rglob("*.safetensors")):
             raise CheckpointError(f"{asked.source} has no weights in safetensors, so --dtype cannot round them.")

@@ -13,11 +13,10 @@ from trainwright.checkpoint.weights import export_model, weight_files
 from trainwright.cli.tasks.export import ADAPTER_CONFIG_NAME, CONFIG_NAME, Model, has_adapter, load_adapted
 from trainwright.cli.tasks.models import quiet_transformers
 from trainwright.cli.tasks.source import first_line
+from trainwright.cli.tasks.trained_tokens import TOKENIZER_FILES
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError
 from trainwright.support.door import read_json
-
-TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def open_trained(source: Path, *, scratch: Path, weights: str = "trained", bits: str | None = None) -> Model:
