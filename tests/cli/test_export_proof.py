@@ -223,6 +223,98 @@ def test_a_planted_fault_is_named_by_its_module_or_file(
     assert "--accept-differences writes it" in said
 
 
+def edit_file(name: str, change: Callable[[Any], Any]) -> Fault:
+    def fault(folder: Path) -> None:
+        path = folder / name
+        found = json.loads(path.read_text())
+        change(found)
+        path.write_text(json.dumps(found))
+
+    return fault
+
+
+def swap_words(found: Any) -> None:
+    words = found["model"]["vocab"]
+    words["green"], words["white"] = words["white"], words["green"]
+
+
+def add_tensor(folder: Path) -> None:
+    edit_weights(folder, lambda weights: weights.update(more=torch.ones(3)))
+
+
+def round_weights(folder: Path) -> None:
+    export.cast_weights(folder, torch.bfloat16)
+
+
+# Faults in which both models read the rows alike.
+SETTINGS: dict[str, tuple[Fault, str, str]] = {
+    "no generation": (
+        lambda folder: (folder / "generation_config.json").unlink(),
+        "generation_config.json",
+        "is not in",
+    ),
+    "generation eos": (
+        edit_file("generation_config.json", lambda found: found.update(eos_token_id=5)),
+        "generation_config.json",
+        "eos_token_id is 5, trained with [2, 13]",
+    ),
+    "eos": (
+        edit_file("config.json", lambda found: found.update(eos_token_id=5)),
+        "config.json",
+        "eos_token_id is 5, trained with 2",
+    ),
+    "padding side": (
+        edit_file("tokenizer_config.json", lambda found: found.update(padding_side="left")),
+        "tokenizer_config.json",
+        'padding_side is "left", trained without it',
+    ),
+    "length": (
+        edit_file("tokenizer_config.json", lambda found: found.update(model_max_length=48)),
+        "tokenizer_config.json",
+        "model_max_length is 48, trained with 1000000000000000019884624838656",
+    ),
+    "vocabulary": (
+        edit_file("tokenizer.json", swap_words),
+        "tokenizer.json",
+        "model.vocab.green is 11, trained with 9 (and 1 entry more)",
+    ),
+    "special": (
+        edit_file("tokenizer.json", lambda found: found["added_tokens"][-1].update(special=False)),
+        "tokenizer.json",
+        "added_tokens.<|im_end|>.special is false, trained with true",
+    ),
+    "theta": (
+        edit_file("config.json", lambda found: found["rope_parameters"].update(rope_theta=10000.01)),
+        "config.json",
+        "rope_parameters.rope_theta is 10000.01, trained with 10000.0",
+    ),
+    "tensor": (add_tensor, "model.safetensors", "has the tensor more, which the trained model has not"),
+    "type": (round_weights, "config.json", "the weights are in bfloat16, not in float32, and --dtype was not given"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_changed_is_named_by_its_entry(name: str, place: Path, plant: Callable[[Fault], None]) -> None:
+    fault, where, what = SETTINGS[name]
+    plant(fault)
+    said, proof = refused("--merge", "--prove", str(write_rows(place / "red.jsonl", ROWS[:1])))
+    assert proof["differences"][0]["place"] == where
+    assert what in proof["differences"][0]["text"]
+    assert f"The first difference is in {where}: " in said
+
+
+def test_an_adapter_with_more_tensors_or_other_end_tokens_is_named(place: Path, plant: Callable[[Fault], None]) -> None:
+    def fault(folder: Path) -> None:
+        path = folder / "adapter_model.safetensors"
+        save_file({**load_file(path), "base_model.model.more": torch.ones(2)}, path)
+        edit_json(folder / "generation_config.json", eos_token_id=5)
+
+    plant(fault)
+    _, proof = refused("--prove")
+    assert [one["place"] for one in proof["differences"]][:1] == ["generation_config.json"]
+    assert "has the tensor base_model.model.more" in proof["differences"][-1]["text"]
+
+
 @pytest.mark.parametrize(
     ("fault", "said"), [(quantize, "config.json: has quantization_config"), (rename_class, "was trained")]
 )

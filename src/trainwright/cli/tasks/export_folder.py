@@ -69,7 +69,9 @@ def write_export(asked: Export) -> ExportProof | None:
             # Loads torch's data loading, the trainer and the tasks.
             from trainwright.cli.tasks.export_proof import prove_export
 
-            proof = prove_export(asked.source, partial, run=asked.run, data=asked.rows, weights=asked.weights)
+            proof = prove_export(
+                asked.source, partial, run=asked.run, data=asked.rows, weights=asked.weights, dtype=asked.dtype
+            )
             proof = dataclasses.replace(proof, is_accepted=asked.accepts and not proof.holds)
             if not proof.holds and not proof.is_accepted:
                 raise _NotProvedError

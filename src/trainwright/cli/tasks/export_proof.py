@@ -2,7 +2,8 @@
 
 Both are loaded from their own files, with their own tokenizer and template, and read the same rows. What is compared:
 
-- the files: tokens of each row, template, special tokens, quantisation, settings of the adapter;
+- the files: tokens of each row, template, quantisation, settings of the adapter, and each entry of the configurations
+  and of the tokenizer (`export_settings.py`);
 - the rows: logits, likeliest next tokens, and the metrics of the run;
 - the weights, layer by layer (`export_weights.py`), which names the module where rows alone would not show it.
 
@@ -35,13 +36,28 @@ from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks import task_builders
 from trainwright.cli.tasks.applied import guess_task, recipe_at, recipe_file
+from trainwright.cli.tasks.chat import end_tokens
 from trainwright.cli.tasks.conversations import Shape
-from trainwright.cli.tasks.export import ADAPTER_CONFIG_NAME, CONFIG_NAME, TEMPLATE_NAME, has_adapter, load_adapted
+from trainwright.cli.tasks.export import (
+    ADAPTER_CONFIG_NAME,
+    CONFIG_NAME,
+    DTYPES,
+    TEMPLATE_NAME,
+    has_adapter,
+    load_adapted,
+)
+from trainwright.cli.tasks.export_settings import (
+    compare_settings,
+    compare_tensor_names,
+    compare_tokenizer_files,
+    read_settings_of,
+)
 from trainwright.cli.tasks.export_weights import ROUNDINGS, Difference, WeightReport, compare_weights
 from trainwright.cli.tasks.models import quiet_transformers
 from trainwright.cli.tasks.opened import load_whole, open_trained
 from trainwright.cli.tasks.source import TaskSource, load
 from trainwright.cli.tasks.task_objects import TaskObjects
+from trainwright.cli.tasks.trained_tokens import GENERATION_NAME, find_generation
 from trainwright.data.seeding import set_seed
 from trainwright.errors import ArgumentError, CheckpointError, RecipeError
 from trainwright.support.door import read_json
@@ -152,7 +168,13 @@ def difference_limit(dtypes: Sequence[torch.dtype], num_blocks: int) -> float:
 
 
 def prove_export(
-    source: Path, folder: Path, *, run: Path, data: Path | None = None, weights: str = "trained"
+    source: Path,
+    folder: Path,
+    *,
+    run: Path,
+    data: Path | None = None,
+    weights: str = "trained",
+    dtype: str | None = None,
 ) -> ExportProof:
     """Compares an exported model with the trained one.
 
@@ -162,6 +184,7 @@ def prove_export(
         run: directory with the recipe of the run, or of one of its checkpoints.
         data: file with rows; None for the rows that the run held out, or else the first that it trained on.
         weights: "trained" or "average".
+        dtype: fp32, bf16 or fp16, if the weights were to be rounded to it; None for the types of the trained ones.
 
     Raises:
         ArgumentError: the run has no recipe and its model is not one that writes text, or there are no rows.
@@ -169,19 +192,29 @@ def prove_export(
         CheckpointError: the trained model cannot be loaded.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        return _Proof(source, folder, run=run, data=data, weights=weights, scratch=Path(scratch)).make()
+        return _Proof(source, folder, run=run, data=data, weights=weights, dtype=dtype, scratch=Path(scratch)).make()
 
 
 class _Proof:
     """A comparison under way."""
 
     def __init__(
-        self, source: Path, folder: Path, *, run: Path, data: Path | None, weights: str, scratch: Path
+        self,
+        source: Path,
+        folder: Path,
+        *,
+        run: Path,
+        data: Path | None,
+        weights: str,
+        dtype: str | None,
+        scratch: Path,
     ) -> None:
         self._source = source
         self._folder = folder
         self._run = run
         self._weights = weights
+        self._asked = None if dtype is None else DTYPES[dtype]
+        self._unexpected: set[str] = set()
         self._scratch = scratch
         self._found: list[Difference] = []
         self._bits: str | None = None
@@ -205,6 +238,8 @@ class _Proof:
         if exported is None:
             raise _unusable(self._found[0], self._folder)
         words = self._describe_trained(trained)
+        # Before the models are evaluated, which sets entries of them.
+        settings = [read_settings_of(_base(one)) for one in (trained, exported)]
         first = self._evaluate(words, trained, rows, shape)
         batches = list(_batches(first))
         names = [str(name) for name in first.parts.train.origin.names]
@@ -224,6 +259,7 @@ class _Proof:
         self._found += weights.differences
         if named is not None and not weights.differences:
             self._found.append(named)
+        self._compare_files(words, *settings, dtypes=dtypes, tokenizer=first.parts.processing_class)
         return ExportProof(
             holds=not self._found,
             rows=len(rows),
@@ -289,7 +325,7 @@ class _Proof:
         try:
             if has_adapter(self._folder):
                 return load_adapted(self._folder)
-            model, missing = load_whole(self._folder)
+            model, missing, self._unexpected = load_whole(self._folder)
         except (OSError, ValueError, RuntimeError, AttributeError, CheckpointError) as error:
             self._found.append(Difference(CONFIG_NAME, f"the model cannot be loaded: {error}"))
             return None
@@ -374,6 +410,44 @@ class _Proof:
             where = names[apart[0]] if apart[0] < len(names) else "a row"
             more = f", and of {counted(len(apart) - 1, 'row')} more" if len(apart) > 1 else ""
             self._found.append(Difference(file, f"makes other tokens of {where}{more}"))
+
+    def _compare_files(
+        self,
+        words: Path,
+        trained: Mapping[str, JSONObject],
+        exported: Mapping[str, JSONObject],
+        *,
+        dtypes: Sequence[torch.dtype],
+        tokenizer: Any,
+    ) -> None:
+        """Compares the entries of the settings, and what the files of weights have."""
+        is_adapter = has_adapter(self._folder)
+        wants_file = find_generation(self._source) is not None or (has_adapter(self._source) and not is_adapter)
+        if GENERATION_NAME in trained and wants_file and not (self._folder / GENERATION_NAME).is_file():
+            self._found.append(Difference(GENERATION_NAME, "is not in the export, and the trained model has it"))
+        else:
+            self._found += self._check_ends(exported.get(GENERATION_NAME, {}), tokenizer)
+        self._found += compare_settings(trained, exported)
+        self._found += compare_tokenizer_files(words, self._folder)
+        self._found += compare_tensor_names(
+            self._source, self._folder, self._unexpected, same_types=self._asked is None
+        )
+        wanted = dtypes[0] if self._asked is None or is_adapter else self._asked
+        if dtypes[1] != wanted and self._bits is None:
+            why = "" if self._asked is not None else ", and --dtype was not given"
+            said = f"the weights are in {_name(dtypes[1])}, not in {_name(wanted)}{why}"
+            self._found.append(Difference(CONFIG_NAME, said))
+
+    def _check_ends(self, generation: JSONObject, tokenizer: Any) -> Iterator[Difference]:
+        """Yields a difference if an answer of a chat model would not end where it was trained to."""
+        recipe = None if self._file is None else read_tree(self._file).value
+        if recipe is None or recipe.get("task") != "chat":
+            return
+        own = generation.get("eos_token_id")
+        known = own if isinstance(own, list) else [own]
+        wanted = end_tokens(tokenizer)
+        if not set(wanted) <= set(known):
+            yield Difference(GENERATION_NAME, f"eos_token_id is {own}, trained with {wanted}")
 
     def _compare_weights(self, trained: Model, exported: Model) -> WeightReport:
         average: Mapping[str, torch.Tensor] = {}
