@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -16,11 +17,11 @@ from safetensors.torch import load_file, save_file
 
 from trainwright.capabilities.averages.saved import read_average
 from trainwright.cli.tasks import export, export_folder, opened
-from trainwright.cli.tasks.export_proof import difference_limit
+from trainwright.cli.tasks.export_proof import _moved_metrics, difference_limit
 from trainwright.cli.tasks.export_weights import Expected, _differs
 from trainwright.hub.model_card import is_untouched
 
-from .commands import call, done, small
+from .commands import SMALL, call, done, small
 from .proved import ROWS, TUNED, make_base, tune, write_rows
 
 pytestmark = [
@@ -514,6 +515,8 @@ def test_a_classifier_with_an_adapter_is_proved_with_its_metrics(
     assert proof["holds"]
     assert {"loss", "accuracy", "f1"} == set(proof["metrics"]["trained"]) == set(proof["metrics"]["exported"])
     assert proof["rows"] == 16
+    assert proof["outputs"] == "classes"
+    assert "of the likeliest ones are equal" in done("export", "tuned", "other", "--merge", "--prove")
 
 
 @pytest.mark.parametrize("is_recipe", [True, False])
@@ -546,3 +549,40 @@ def test_a_merged_adapter_ends_its_answers_as_it_was_trained_to(
             assert found[:2] == trained["eos_token_id"] == [2, 13]
             assert is_recipe == (len(found) == 2)
             assert model.config.eos_token_id == json.loads(Path("whole/config.json").read_text())["eos_token_id"] == 2
+
+
+def test_numbers_around_a_constant_are_judged_by_their_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = SMALL.replace("text-classification", "regression")
+    config = small(tmp_path, text)
+    lines = Path("table.csv").read_text().replace(",yes", ",1003.3").replace(",no", ",1000.7")
+    Path("table.csv").write_text(lines)
+    done("train", str(config), "--learning_rate", "0")
+    edit_weights(tmp_path / "run", lambda weights: weights["classifier.bias"].fill_(1001.3))
+    shutil.move("run", "base")
+    head, _, tail = config.read_text().partition("model:")
+    tail = tail.partition("data:")[2].replace("output_dir: run", "output_dir: tuned").replace("1e-2", "1e-3")
+    Path("tuned.yaml").write_text(f"{head}model: {{path: base}}\ndata:{tail}")
+    done("train", "tuned.yaml")
+    said = done("export", "tuned", "new", "--prove")
+    assert "of their spread" in said
+    assert "likeliest" not in said
+    assert "likeliest" not in Path("new/README.md").read_text()
+    result = call("export", "tuned", "half", "--dtype", "bf16", "--prove", "--json")
+    assert result.exit_code == 1
+    proof = json.loads(result.stdout)["proof"]
+    assert proof["equal_tokens"] is None
+    assert proof["relative_to"] == "spread"
+    assert "metric rmse" in [one["place"] for one in proof["differences"]]
+    assert "export with --dtype fp32" in proof["differences"][0]["text"]
+
+
+def test_metrics_may_move_by_the_limit_alone() -> None:
+    def moved(before: dict[str, float], after: dict[str, float], spread: float | None = None) -> list[str]:
+        return [one.place for one in _moved_metrics(before, after, limit=0.05, rows=16, spread=spread)]
+
+    assert moved({"loss": 0.5, "accuracy": 0.9}, {"loss": 0.52, "accuracy": 0.8}) == []
+    assert moved({"loss": 0.5, "accuracy": 0.9}, {"loss": 0.6, "accuracy": 0.7}) == ["metric loss", "metric accuracy"]
+    assert moved({"rmse": 0.06, "pearson": 0.9}, {"rmse": 1.75, "pearson": 0.85}, 2.0) == ["metric rmse"]
+    assert moved({"loss": math.nan}, {"loss": math.nan}) == []
+    assert moved({"loss": 1.0}, {"loss": math.nan}) == ["metric loss"]

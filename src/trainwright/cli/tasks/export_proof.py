@@ -7,10 +7,14 @@ Both are loaded from their own files, with their own tokenizer and template, and
 - the rows: logits, likeliest next tokens, and the metrics of the run;
 - the weights, layer by layer (`export_weights.py`), which names the module where rows alone would not show it.
 
-The largest difference of logits is given relative to the largest logit, and limited by the type of the weights. In
-float32 it is 1e-4: the sums of a merged layer have another order. In a type that rounds by u (2^-8 in bf16, 2^-11 in
-fp16) the errors of n blocks add up like the steps of a random walk, to c x u x sqrt(n). In random decoders of 1 to 32
-blocks c was between 2.2 and 4.1; the limit has 8. Example: bf16, 28 blocks: 8 x 0.0039 x 5.3 = 0.17.
+The largest difference of logits is given relative to the largest logit, or to their spread where a constant is larger
+than that (a price of 1000 +- 5), and limited by the type of the weights. In float32 the limit is 1e-4: the sums of a
+merged layer have another order. In a type that rounds by u (2^-8 in bf16, 2^-11 in fp16) the errors of n blocks add up
+like the steps of a random walk, to c x u x sqrt(n). In random decoders of 1 to 32 blocks c was between 2.2 and 4.1; the
+limit has 8. Example: bf16, 28 blocks: 8 x 0.0039 x 5.3 = 0.17.
+
+A metric may move by the same limit: of itself, or of 1 if it is smaller; of a single output, by twice that of the
+spread, as a squared error has two factors. Two rows may also come out otherwise, which moves an accuracy.
 """
 
 from __future__ import annotations
@@ -85,10 +89,12 @@ class ExportProof:
         dtype: type of the exported weights.
         trained_dtype: type of the trained weights.
         largest_difference: of two logits.
-        relative_difference: the same, relative to the largest logit of the trained model.
+        relative_difference: the same, relative to the largest logit of the trained model, or to their spread.
+        relative_to: "largest" or "spread".
         limit: of the relative difference.
         worst_row: name of the row with the largest difference.
-        equal_tokens: share of positions with the same likeliest token or label.
+        equal_tokens: share of positions with the same likeliest token or class; None for a single output.
+        outputs: "tokens", "classes" or "number".
         positions: number of positions of which the logits were compared.
         metrics: by "trained" and "exported", the metrics of the run.
         tensors: number of tensors of weights that were compared.
@@ -104,9 +110,11 @@ class ExportProof:
     trained_dtype: str
     largest_difference: float
     relative_difference: float
+    relative_to: str
     limit: float
     worst_row: str
-    equal_tokens: float
+    equal_tokens: float | None
+    outputs: str
     positions: int
     metrics: Mapping[str, Mapping[str, float]]
     tensors: int
@@ -130,9 +138,12 @@ class ExportProof:
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yields the lines for the console: topic and text."""
         yield "proof", f"{counted(self.rows, 'row')} of {self.rows_from}, weights in {self.dtype}"
-        apart = f"{self.largest_difference:.2g}, or {self.relative_difference:.2g} of the largest one"
+        whole = "the largest one" if self.relative_to == "largest" else "their spread"
+        apart = f"{self.largest_difference:.2g}, or {self.relative_difference:.2g} of {whole}"
         yield "logits", f"largest difference {apart} (limit {self.limit:.2g})"
-        yield "tokens", f"{_percent(self.equal_tokens)} of the likeliest next ones are equal"
+        if self.equal_tokens is not None:
+            kind = "next ones" if self.outputs == "tokens" else "ones"
+            yield self.outputs, f"{_percent(self.equal_tokens)} of the likeliest {kind} are equal"
         for name, value in self.metrics["trained"].items():
             yield name, f"{value:.4g} trained, {self.metrics['exported'].get(name, math.nan):.4g} exported"
         for one in self.differences:
@@ -146,10 +157,12 @@ class ExportProof:
             "",
             f"- rows: {self.rows} of {self.rows_from}",
             f"- weights: {self.dtype}, {self.tensors} tensors compared",
-            f"- largest difference of logits: {self.largest_difference:.3g}, {self.relative_difference:.3g} of the "
-            f"largest logit (limit {self.limit:.2g})",
-            f"- equal next tokens: {_percent(self.equal_tokens)}",
+            f"- largest difference of logits: {self.largest_difference:.3g}, {self.relative_difference:.3g} of "
+            f"{'the largest logit' if self.relative_to == 'largest' else 'their spread'} (limit {self.limit:.2g})",
         ]
+        if self.equal_tokens is not None:
+            kind = "next tokens" if self.outputs == "tokens" else "classes"
+            lines.append(f"- equal {kind}: {_percent(self.equal_tokens)}")
         for name, value in self.metrics["trained"].items():
             lines.append(f"- {name}: {value:.4g} trained, {self.metrics['exported'].get(name, math.nan):.4g} exported")
         lines += [f"- differs: {one}" for one in self.differences]
@@ -252,13 +265,20 @@ class _Proof:
         exported.cpu()
         dtypes = [_dtype(trained), _dtype(exported)]
         limit = difference_limit(dtypes, int(getattr(_base(trained).config, "num_hidden_layers", 1) or 1))
-        largest, relative, worst = _largest_difference(expected, got)
+        scale, is_spread = _scale(expected.values)
+        largest, worst = _largest_difference(expected, got)
+        relative = largest / scale
+        outputs = _kind_of_outputs(trained, expected)
         # Before adapters are merged for the comparison of the weights.
         named = None if relative <= limit else _first_module(trained, exported, batches, limit)
         weights = self._compare_weights(trained, exported)
         self._found += weights.differences
         if named is not None and not weights.differences:
             self._found.append(named)
+        metrics = {"trained": first.metrics, "exported": {} if second is None else second.metrics}
+        if second is not None:
+            spread = scale if outputs == "number" else None
+            self._found += _moved_metrics(first.metrics, second.metrics, limit=limit, rows=len(rows), spread=spread)
         self._compare_files(words, *settings, dtypes=dtypes, tokenizer=first.parts.processing_class)
         return ExportProof(
             holds=not self._found,
@@ -268,11 +288,13 @@ class _Proof:
             trained_dtype=_name(dtypes[0]) if self._bits is None else f"{self._bits} and {_name(dtypes[0])}",
             largest_difference=largest,
             relative_difference=relative,
+            relative_to="spread" if is_spread else "largest",
             limit=limit,
             worst_row=names[worst] if worst < len(names) else "",
-            equal_tokens=_equal_share(expected, got),
+            equal_tokens=None if outputs == "number" else _equal_share(expected, got),
+            outputs=outputs,
             positions=expected.values.shape[0],
-            metrics={"trained": first.metrics, "exported": {} if second is None else second.metrics},
+            metrics=metrics,
             tensors=weights.number,
             kept=weights.kept,
             differences=tuple(self._found),
@@ -581,14 +603,58 @@ def _positions(model: Model, batch: Batch, logits: torch.Tensor) -> torch.Tensor
     return torch.ones(logits.shape[:2], dtype=torch.bool)
 
 
-def _largest_difference(one: _Reading, other: _Reading) -> tuple[float, float, int]:
-    """Returns the largest difference of two logits, the same relative to the largest logit, and the row that has it."""
+def _kind_of_outputs(model: Model, one: _Reading) -> str:
+    """Returns what the outputs of a model are: "number" for a single one, "tokens" or "classes"."""
+    if one.values.shape[-1] == 1:
+        return "number"
+    return "classes" if "Classification" in type(_base(model)).__name__ else "tokens"
+
+
+def _scale(values: torch.Tensor) -> tuple[float, bool]:
+    """Returns what a difference of logits is relative to, and whether that is their spread.
+
+    It is the largest logit, unless the logits are a constant and less than that around it. Numbers of one type are as
+    coarse as their size, so a spread below 1 % of it is not told from none.
+    """
+    largest = max(float(values.abs().max()), 1e-30)
+    spread = float((values - values.mean()).abs().max())
+    if values.numel() == 1 or not spread < float(values.mean().abs()):
+        return largest, False
+    return max(spread, 0.01 * largest), True
+
+
+def _moved_metrics(
+    trained: Mapping[str, float], exported: Mapping[str, float], *, limit: float, rows: int, spread: float | None
+) -> Iterator[Difference]:
+    """Yields a difference for each metric that moved by more than rounding explains.
+
+    Args:
+        trained: metrics of the trained model.
+        exported: metrics of the exported one.
+        limit: of the relative difference of logits.
+        rows: number of rows.
+        spread: of the outputs of a model with a single one; None for others.
+    """
+    for name, before in trained.items():
+        after = exported.get(name, math.nan)
+        is_share = name != "loss" and spread is None
+        # In the unit of the numbers, or in its square.
+        least = 1.0 if spread is None else {"loss": spread**2, "rmse": spread, "mae": spread}.get(name, 1.0)
+        allowed = (1 if spread is None else 2) * limit * max(abs(before), least) + (2 / rows if is_share else 0.0)
+        if not abs(after - before) <= allowed and not (math.isnan(before) and math.isnan(after)):
+            yield Difference(
+                f"metric {name}", f"is {after:.4g}, and {before:.4g} when trained (may move by {allowed:.2g})"
+            )
+
+
+def _largest_difference(one: _Reading, other: _Reading) -> tuple[float, int]:
+    """Returns the largest difference of two logits, and the row that has it."""
     if one.values.shape != other.values.shape:
-        return math.inf, math.inf, 0
+        return math.inf, 0
     apart = (one.values - other.values).abs().amax(dim=-1)
     worst = int(apart.nan_to_num(nan=math.inf).argmax())
     largest = float(apart[worst])
-    return largest, largest / max(float(one.values.abs().max()), 1e-30), int(one.rows[worst])
+    return largest, int(one.rows[worst])
 
 
 def _equal_share(one: _Reading, other: _Reading) -> float:
@@ -612,7 +678,8 @@ def _first_module(trained: Model, exported: Model, batches: Sequence[Batch], lim
         if not away <= limit:
             said = f"its weights are the trained ones, and its outputs differ by {away:.2g} (settings in {CONFIG_NAME})"
             return Difference(name or "the model", said)
-    return Difference("logits", "differ, and no module's outputs do by more than the limit")
+    cure = "" if _dtype(exported) == torch.float32 else ". This type is too coarse for them: export with --dtype fp32"
+    return Difference("logits", f"differ, and no module's outputs do by more than the limit{cure}")
 
 
 def _outputs(model: Model, batch: Batch) -> dict[str, torch.Tensor]:
