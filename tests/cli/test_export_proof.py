@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -586,3 +587,61 @@ def test_metrics_may_move_by_the_limit_alone() -> None:
     assert moved({"rmse": 0.06, "pearson": 0.9}, {"rmse": 1.75, "pearson": 0.85}, 2.0) == ["metric rmse"]
     assert moved({"loss": math.nan}, {"loss": math.nan}) == []
     assert moved({"loss": 1.0}, {"loss": math.nan}) == ["metric loss"]
+
+
+def test_what_is_cheap_to_refuse_is_refused_before_the_merge(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_folder, "_write_model", lambda *_: pytest.fail("the model was written"))
+    Path("dangling").symlink_to("nowhere")
+    assert "is a link to nowhere, which is not there" in call("export", "tuned", "dangling", "--merge").output
+    Path("file").write_text("")
+    assert "file is a file" in call("export", "tuned", "file", "--merge").output
+    assert "file/new cannot be written" in call("export", "tuned", "file/new", "--merge").output
+    assert call("export", "tuned", "new", "--prove", str(write_rows(place / "bad.jsonl", [{"x": "y"}]))).exit_code == 2
+    recipe = place / "tuned" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("rows.jsonl", "gone.jsonl"))
+    result = call("export", "tuned", "new", "--merge", "--prove")
+    assert result.exit_code == 2
+    assert "The rows of the run cannot be read" in result.output
+    assert "gone.jsonl" in result.output
+    assert "--prove FILE" in result.output
+    edit_json(place / "tuned" / "adapter_config.json", base_model_name_or_path=str(place / "away"))
+    assert "and is not there" in call("export", "tuned", "new", "--merge", "--prove").output
+    assert not Path("new").exists()
+
+
+def test_rows_of_a_file_do_when_those_of_the_run_are_gone(place: Path) -> None:
+    recipe = place / "tuned" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("rows.jsonl", "gone.jsonl"))
+    rows = write_rows(place / "new.jsonl", ROWS[:3])
+    assert json.loads(done("export", "tuned", "new", "--merge", "--prove", str(rows), "--json"))["proof"]["holds"]
+
+
+def test_partial_directories_of_ended_processes_are_removed(place: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(60)
+    (place / "here").mkdir()
+    gone = [f".new.{ended.pid}.0123abcd.partial", f"here/.{ended.pid}.0123abcd.partial"]
+    kept = [f".new.{os.getppid()}.0123abcd.partial", f".other.{ended.pid}.0123abcd.partial", ".new.partial"]
+    for name in (*gone, *kept):
+        (place / name).mkdir()
+        (place / name / "file").write_text("")
+    link = place / f".new.{ended.pid}.0123abce.partial"
+    link.symlink_to("tuned")
+    done("export", "tuned", "new")
+    done("export", "tuned", "here")
+    assert not any((place / name).exists() for name in gone)
+    assert all((place / name / "file").is_file() for name in kept)
+    assert link.is_symlink()
+    assert (place / "tuned" / "config.json").is_file()
+
+
+def test_a_checkpoint_that_its_run_deletes_meanwhile_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(asked: Any, partial: Path) -> None:
+        shutil.rmtree(asked.source)
+        raise FileNotFoundError(asked.source)
+
+    monkeypatch.setattr(export_folder, "_write_model", write)
+    result = call("export", "tuned/checkpoint-6", "new")
+    assert result.exit_code == 1
+    assert "was deleted while it was exported" in result.output
+    assert "save_total_limit" in result.output

@@ -148,7 +148,7 @@ def load_adapted(checkpoint: Path, *, bits: str | None = None) -> Model:
 
     settings = checkpoint / ADAPTER_CONFIG_NAME
     base_name = read_json(settings, max_bytes=1 << 20)["base_model_name_or_path"]
-    _check_base(base_name, settings)
+    check_base(checkpoint)
     described = next((one for one in (checkpoint, checkpoint.absolute().parent) if (one / CONFIG_NAME).is_file()), None)
     with _quiet():
         try:
@@ -163,8 +163,10 @@ def load_adapted(checkpoint: Path, *, bits: str | None = None) -> Model:
             raise CheckpointError(f"{checkpoint}: the adapter cannot be loaded: {error}") from error
 
 
-def _check_base(name: str, settings: Path) -> None:
+def check_base(checkpoint: Path) -> None:
     """Raises CheckpointError for a base model that was moved away, or has weights that nothing can be merged into."""
+    settings = checkpoint / ADAPTER_CONFIG_NAME
+    name = str(read_json(settings, max_bytes=1 << 20)["base_model_name_or_path"])
     place = Path(name)
     if place.is_absolute() and not place.is_dir():
         raise CheckpointError(
@@ -280,15 +282,26 @@ def staged_folder(folder: Path) -> Iterator[Path]:
     """Yields a partial directory, whose files come to `folder` when the context ends well; else nothing is left.
 
     Raises:
-        CheckpointError: the directory has files.
+        CheckpointError: the directory has files, or cannot be written.
     """
+    if folder.is_symlink() and not folder.exists():
+        raise CheckpointError(
+            f"{folder} is a link to {os.readlink(folder)}, which is not there. Choose another directory."
+        )
     is_new = not folder.exists()
+    if not is_new and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file. Choose a directory.")
+    sweep_partial(folder)
     if not is_new and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty. Choose another directory.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     mark = f"{os.getpid()}.{secrets.token_hex(4)}.partial"
     # A directory that is there may be a mount or the working directory, which cannot be replaced by a rename.
     partial = folder.with_name(f".{folder.name}.{mark}") if is_new else folder / f".{mark}"
+    try:
+        # Now, and not after an hour of merging: it may not be allowed.
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be written: {error.strerror}. Choose another directory.") from error
     try:
         yield partial
         if is_new:
@@ -301,3 +314,23 @@ def staged_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def sweep_partial(folder: Path) -> None:
+    """Removes the partial directories that ended processes left for an export to `folder`; a link is left alone."""
+    inside = [(folder, r"\.")] if folder.is_dir() else []
+    for place, start in ((folder.absolute().parent, rf"\.{re.escape(folder.name)}\."), *inside):
+        for path in list(place.iterdir()) if place.is_dir() else ():
+            found = re.fullmatch(rf"{start}(\d+)\.[0-9a-f]{{8}}\.partial", path.name)
+            if found and path.is_dir() and not path.is_symlink() and not _is_running(int(found[1])):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True

@@ -25,6 +25,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -63,7 +64,7 @@ from trainwright.cli.tasks.source import TaskSource, load
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.cli.tasks.trained_tokens import GENERATION_NAME, find_generation
 from trainwright.data.seeding import set_seed
-from trainwright.errors import ArgumentError, CheckpointError, RecipeError
+from trainwright.errors import ArgumentError, CheckpointError, DataError, RecipeError
 from trainwright.support.door import read_json
 
 Model: TypeAlias = Any  # of transformers or peft: each class has its own methods
@@ -180,20 +181,14 @@ def difference_limit(dtypes: Sequence[torch.dtype], num_blocks: int) -> float:
     return max(LIMIT_FLOAT32, TIMES_ROUNDING * rounding * math.sqrt(max(num_blocks, 1)))
 
 
-def prove_export(
-    source: Path,
-    folder: Path,
-    *,
-    run: Path,
-    data: Path | None = None,
-    weights: str = "trained",
-    dtype: str | None = None,
-) -> ExportProof:
-    """Compares an exported model with the trained one.
+@contextmanager
+def prepared_proof(
+    source: Path, *, run: Path, data: Path | None = None, weights: str = "trained", dtype: str | None = None
+) -> Iterator[Callable[[Path], ExportProof]]:
+    """Reads the rows of a comparison, and yields what compares the model in a directory with the trained one.
 
     Args:
         source: directory of the checkpoint, or of the model of a run.
-        folder: directory with the exported model.
         run: directory with the recipe of the run, or of one of its checkpoints.
         data: file with rows; None for the rows that the run held out, or else the first that it trained on.
         weights: "trained" or "average".
@@ -201,29 +196,24 @@ def prove_export(
 
     Raises:
         ArgumentError: the run has no recipe and its model is not one that writes text, or there are no rows.
+        DataError: the rows of the run are not there any more.
         RecipeError: the rows do not fit the task.
         CheckpointError: the trained model cannot be loaded.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        return _Proof(source, folder, run=run, data=data, weights=weights, dtype=dtype, scratch=Path(scratch)).make()
+        proof = _Proof(source, run=run, data=data, weights=weights, dtype=dtype, scratch=Path(scratch))
+        proof.read_rows()
+        yield proof.make
 
 
 class _Proof:
     """A comparison under way."""
 
     def __init__(
-        self,
-        source: Path,
-        folder: Path,
-        *,
-        run: Path,
-        data: Path | None,
-        weights: str,
-        dtype: str | None,
-        scratch: Path,
+        self, source: Path, *, run: Path, data: Path | None, weights: str, dtype: str | None, scratch: Path
     ) -> None:
         self._source = source
-        self._folder = folder
+        self._folder = scratch
         self._run = run
         self._weights = weights
         self._asked = None if dtype is None else DTYPES[dtype]
@@ -231,6 +221,8 @@ class _Proof:
         self._scratch = scratch
         self._found: list[Difference] = []
         self._bits: str | None = None
+        self._recipe_of_run: Recipe | None = None
+        self._rows: tuple[Any, Shape | None, str] = ([], None, "")
         file = recipe_file(run)
         self._task = None if file is not None else guess_task(source)
         self._file = file
@@ -241,10 +233,25 @@ class _Proof:
                 "write text)."
             )
 
-    def make(self) -> ExportProof:
-        recipe = None if self._file is None else checked(read_tree(self._file), self._file.absolute().parent)
+    def read_rows(self) -> None:
+        """Reads the rows, before the export is written: it may take long, and they may be gone."""
+        try:
+            self._recipe_of_run = None if self._file is None else self._read_recipe()
+            self._rows = self._choose_rows(self._recipe_of_run)
+        except RecipeError as error:
+            if self._data is not None:
+                raise
+            said = (error.entries[0][1] if error.entries else str(error)).strip().rstrip(".")
+            raise DataError(
+                f"The rows of the run cannot be read: {said}. Name a file of such rows to compare on: --prove FILE."
+            ) from error
+
+    def make(self, folder: Path) -> ExportProof:
+        """Compares the model in a directory with the trained one."""
+        self._folder = folder
+        recipe = self._recipe_of_run
         self._bits = None if recipe is None else recipe.model.quantization
-        rows, shape, rows_from = self._choose_rows(recipe)
+        rows, shape, rows_from = self._rows
         trained = self._open_trained()
         self._check_settings(recipe)
         exported = self._open_exported(type(_base(trained)))
@@ -301,6 +308,13 @@ class _Proof:
         )
 
     # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def _read_recipe(self) -> Recipe:
+        assert self._file is not None
+        if self._data is None:
+            return checked(read_tree(self._file), self._file.absolute().parent)
+        # Without the files that the run trained on, which may be gone.
+        return self._recipe(self._source, self._data)[0]
 
     def _choose_rows(self, recipe: Recipe | None) -> tuple[Any, Shape | None, str]:
         """Returns the rows, the columns of their conversations, and where they are from."""
