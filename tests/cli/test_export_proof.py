@@ -645,3 +645,22 @@ def test_a_checkpoint_that_its_run_deletes_meanwhile_is_named(place: Path, monke
     assert result.exit_code == 1
     assert "was deleted while it was exported" in result.output
     assert "save_total_limit" in result.output
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_an_adapter_in_another_type_than_its_base_is_proved(
+    dtype: str, place: Path, plant: Callable[[Fault], None]
+) -> None:
+    proof = json.loads(done("export", "tuned", "rounded", "--dtype", dtype, "--prove", "--json"))["proof"]
+    assert proof["holds"]
+    assert proof["dtype"] == {"bf16": "bfloat16", "fp16": "float16"}[dtype]
+    assert proof["kept"] == pytest.approx(1, abs=0.01)
+
+    def fault(folder: Path) -> None:
+        path = folder / "adapter_model.safetensors"
+        weights = load_file(path)
+        save_file({name: one * 2 if "lora_B" in name else one for name, one in weights.items()}, path)
+
+    plant(fault)
+    _, proof = refused("--dtype", dtype, "--prove")
+    assert "times the change that was trained" in proof["differences"][0]["text"]

@@ -260,7 +260,8 @@ def cast_weights(folder: Path, dtype: torch.dtype) -> None:
         _check_range(weights, dtype)
         save_file({name: one.to(dtype) if one.is_floating_point() else one for name, one in weights.items()}, file)
     config = folder / CONFIG_NAME
-    if config.is_file():
+    # Beside an adapter it is that of the base, whose weights are elsewhere and not rounded.
+    if config.is_file() and not has_adapter(folder):
         found = read_json(config, max_bytes=1 << 24)
         found.pop("torch_dtype", None)
         found["dtype"] = str(dtype).removeprefix("torch.")

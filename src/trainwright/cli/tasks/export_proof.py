@@ -57,7 +57,13 @@ from trainwright.cli.tasks.export_settings import (
     compare_tokenizer_files,
     read_settings_of,
 )
-from trainwright.cli.tasks.export_weights import ROUNDINGS, Difference, WeightReport, compare_weights
+from trainwright.cli.tasks.export_weights import (
+    ROUNDINGS,
+    Difference,
+    WeightReport,
+    compare_weights,
+    round_adapter,
+)
 from trainwright.cli.tasks.models import quiet_transformers
 from trainwright.cli.tasks.opened import load_whole, open_trained
 from trainwright.cli.tasks.source import TaskSource, load
@@ -271,13 +277,18 @@ class _Proof:
         got = _Reading.take(exported, batches, first.trainer if second is None else second.trainer)
         exported.cpu()
         dtypes = [_dtype(trained), _dtype(exported)]
-        limit = difference_limit(dtypes, int(getattr(_base(trained).config, "num_hidden_layers", 1) or 1))
+        is_rounded = self._asked is not None and has_adapter(self._folder)
+        rounded = [] if self._asked is None or not is_rounded else [self._asked]
+        limit = difference_limit([*dtypes, *rounded], int(getattr(_base(trained).config, "num_hidden_layers", 1) or 1))
         scale, is_spread = _scale(expected.values)
         largest, worst = _largest_difference(expected, got)
         relative = largest / scale
         outputs = _kind_of_outputs(trained, expected)
         # Before adapters are merged for the comparison of the weights.
         named = None if relative <= limit else _first_module(trained, exported, batches, limit)
+        if rounded:
+            # The base stays as it is, and the adapter alone is in another type.
+            round_adapter(trained, rounded[0])
         weights = self._compare_weights(trained, exported)
         self._found += weights.differences
         if named is not None and not weights.differences:
@@ -291,7 +302,7 @@ class _Proof:
             holds=not self._found,
             rows=len(rows),
             rows_from=rows_from,
-            dtype=_name(dtypes[1]),
+            dtype=_name(rounded[0] if rounded else dtypes[1]),
             trained_dtype=_name(dtypes[0]) if self._bits is None else f"{self._bits} and {_name(dtypes[0])}",
             largest_difference=largest,
             relative_difference=relative,
