@@ -356,6 +356,8 @@ def test_a_change_that_rounding_removes_is_named(place: Path) -> None:
     save_file(weights, path)
     base = Path(json.loads((place / "tuned" / "adapter_config.json").read_text())["base_model_name_or_path"])
     shutil.copytree(base, place / "half")
+    # The adapter is not the one whose loss was recorded.
+    (place / "tuned" / "trainer_state.json").unlink()
     edit_weights(place / "half", lambda found: found.update({name: one.bfloat16() for name, one in found.items()}))
     edit_json(place / "tuned" / "adapter_config.json", base_model_name_or_path=str(place / "half"))
     _, proof = refused("--merge", "--prove", "--dtype", "bf16")
@@ -664,3 +666,22 @@ def test_an_adapter_in_another_type_than_its_base_is_proved(
     plant(fault)
     _, proof = refused("--dtype", dtype, "--prove")
     assert "times the change that was trained" in proof["differences"][0]["text"]
+
+
+@pytest.mark.parametrize("source", ["tuned", "tuned/checkpoint-6"])
+def test_a_base_that_changed_since_the_training_is_named(source: str, made: Path, place: Path) -> None:
+    shutil.copytree(made / "base", place / "other")
+    edit_weights(place / "other", lambda weights: weights[f"{QUERY}.weight"].mul_(3))
+    settings = place / source / "adapter_config.json"
+    settings.write_text(settings.read_text().replace(str(made / "base"), str(place / "other")))
+    if source != "tuned":
+        # As one that accepted the change of the file.
+        done("verify", source, "--accept")
+    result = call("export", source, "new", "--merge", "--prove", "--json")
+    assert result.exit_code == 1
+    first = json.loads(result.stdout)["proof"]["differences"][0]
+    assert first["place"] == "base model"
+    assert f"with the adapter on {place / 'other'}, the loss of the hold-out is" in first["text"]
+    assert "the base (model.path) or the rows changed since the training" in first["text"]
+    rows = write_rows(place / "new.jsonl", ROWS[:3])
+    assert json.loads(done("export", source, "new", "--merge", "--prove", str(rows), "--json"))["proof"]["holds"]

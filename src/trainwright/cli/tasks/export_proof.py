@@ -33,7 +33,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from trainwright._types import IGNORE_INDEX, JSONObject, counted
+from trainwright._types import IGNORE_INDEX, TRAINER_STATE_NAME, JSONObject, counted
 from trainwright.capabilities.averages.saved import read_average
 from trainwright.checkpoint.weights import KEPT
 from trainwright.cli.recipe.recipe_reader import arguments_class, checked, read_tree
@@ -80,6 +80,8 @@ MAX_BYTES = 1 << 30  # of logits that are kept for the comparison
 LIMIT_FLOAT32 = 1e-4
 TIMES_ROUNDING = 8
 SMALL = 1 << 24  # bytes of a file of settings
+MAX_STATE = 1 << 30  # bytes of the state of a run, with its history
+LEAST_LOSS = 1e-3  # relative difference of a loss from the recorded one, which another machine may have computed
 # Entries of an adapter's configuration that a recipe sets: name there -> name in the recipe.
 ADAPTER_SETTINGS = {"r": "r", "lora_alpha": "alpha", "use_rslora": "use_rslora", "use_dora": "use_dora"}
 NOT_SHOWN = ("runtime", "_per_second")
@@ -228,6 +230,7 @@ class _Proof:
         self._found: list[Difference] = []
         self._bits: str | None = None
         self._recipe_of_run: Recipe | None = None
+        self._is_whole_hold_out = False
         self._rows: tuple[Any, Shape | None, str] = ([], None, "")
         file = recipe_file(run)
         self._task = None if file is not None else guess_task(source)
@@ -297,6 +300,7 @@ class _Proof:
         if second is not None:
             spread = scale if outputs == "number" else None
             self._found += _moved_metrics(first.metrics, second.metrics, limit=limit, rows=len(rows), spread=spread)
+        self._found += self._check_base(first.metrics.get("loss", math.nan), dtypes[0])
         self._compare_files(words, *settings, dtypes=dtypes, tokenizer=first.parts.processing_class)
         return ExportProof(
             holds=not self._found,
@@ -339,6 +343,7 @@ class _Proof:
         material = load(checked(tree, self._file.absolute().parent), tree)
         held = material.eval
         rows, rows_from = (held, "the hold-out") if len(held) else (material.train, "the training data")
+        self._is_whole_hold_out = 0 < len(held) <= NUM_ROWS
         rows = rows.select(range(min(NUM_ROWS, len(rows)))) if hasattr(rows, "select") else rows[:NUM_ROWS]
         return rows, material.shape, rows_from
 
@@ -485,6 +490,28 @@ class _Proof:
             said = f"the weights are in {_name(dtypes[1])}, not in {_name(wanted)}{why}"
             self._found.append(Difference(CONFIG_NAME, said))
 
+    def _check_base(self, loss: float, dtype: torch.dtype) -> Iterator[Difference]:
+        """Yields a difference if an adapter on its base has another loss than the run recorded on the same rows."""
+        recipe = self._recipe_of_run
+        if recipe is None or not self._is_whole_hold_out or not has_adapter(self._source):
+            return
+        training = recipe.training
+        # Words that are masked at random, other weights than the last ones, and losses that are not computed again.
+        is_other = recipe.task == "masked-lm" or self._bits is not None or self._weights != "trained"
+        if is_other or any(training.get(name) for name in ("load_best_model_at_end", "label_smoothing_factor")):
+            return
+        recorded = _recorded_loss(self._source)
+        rounding = max([ROUNDINGS.get(dtype, 0.0)] + [2.0**-8] * bool(training.get("bf16") or training.get("fp16")))
+        allowed = max(LEAST_LOSS, 2 * rounding) * max(abs(recorded or 0.0), 1.0)
+        if recorded is not None and not abs(loss - recorded) <= allowed:
+            name = read_json(self._source / ADAPTER_CONFIG_NAME, max_bytes=SMALL)["base_model_name_or_path"]
+            yield Difference(
+                "base model",
+                f"with the adapter on {name}, the loss of the hold-out is {loss:.4g}, and the run recorded "
+                f"{recorded:.4g}: the base (model.path) or the rows changed since the training. Put back what it "
+                "trained on, or compare on other rows: --prove FILE",
+            )
+
     def _check_ends(self, generation: JSONObject, tokenizer: Any) -> Iterator[Difference]:
         """Yields a difference if an answer of a chat model would not end where it was trained to."""
         recipe = None if self._file is None else read_tree(self._file).value
@@ -510,6 +537,21 @@ class _Proof:
             # of peft, about layers that are merged already
             warnings.simplefilter("ignore")
             return compare_weights(trained, exported, average=average)
+
+
+def _recorded_loss(source: Path) -> float | None:
+    """Returns the loss of the last evaluation at the step of a checkpoint, or of the model of a run; None without."""
+    own = source / TRAINER_STATE_NAME
+    if not own.is_file():
+        return None
+    step = read_json(own, max_bytes=MAX_STATE).get("global_step")
+    of_run = source.absolute().parent / TRAINER_STATE_NAME
+    for path in (own, of_run):
+        entries = read_json(path, max_bytes=MAX_STATE).get("log_history") or [] if path.is_file() else []
+        for entry in reversed(entries):
+            if entry.get("step") == step and isinstance(entry.get("eval_loss"), float):
+                return float(entry["eval_loss"])
+    return None
 
 
 def _unusable(found: Difference, folder: Path) -> CheckpointError:
