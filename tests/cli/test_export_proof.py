@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +17,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from trainwright.capabilities.averages.saved import read_average
-from trainwright.cli.tasks import export, export_folder
-from trainwright.cli.tasks.export_proof import difference_limit
+from trainwright.cli.tasks import export, export_folder, opened
+from trainwright.cli.tasks.export_proof import _moved_metrics, difference_limit
 from trainwright.cli.tasks.export_weights import Expected, _differs
 from trainwright.hub.model_card import is_untouched
 
-from .commands import call, done, small
+from .commands import SMALL, call, done, small
 from .proved import ROWS, TUNED, make_base, tune, write_rows
 
 pytestmark = [
@@ -223,6 +225,98 @@ def test_a_planted_fault_is_named_by_its_module_or_file(
     assert "--accept-differences writes it" in said
 
 
+def edit_file(name: str, change: Callable[[Any], Any]) -> Fault:
+    def fault(folder: Path) -> None:
+        path = folder / name
+        found = json.loads(path.read_text())
+        change(found)
+        path.write_text(json.dumps(found))
+
+    return fault
+
+
+def swap_words(found: Any) -> None:
+    words = found["model"]["vocab"]
+    words["green"], words["white"] = words["white"], words["green"]
+
+
+def add_tensor(folder: Path) -> None:
+    edit_weights(folder, lambda weights: weights.update(more=torch.ones(3)))
+
+
+def round_weights(folder: Path) -> None:
+    export.cast_weights(folder, torch.bfloat16)
+
+
+# Faults in which both models read the rows alike.
+SETTINGS: dict[str, tuple[Fault, str, str]] = {
+    "no generation": (
+        lambda folder: (folder / "generation_config.json").unlink(),
+        "generation_config.json",
+        "is not in",
+    ),
+    "generation eos": (
+        edit_file("generation_config.json", lambda found: found.update(eos_token_id=5)),
+        "generation_config.json",
+        "eos_token_id is 5, trained with [2, 13]",
+    ),
+    "eos": (
+        edit_file("config.json", lambda found: found.update(eos_token_id=5)),
+        "config.json",
+        "eos_token_id is 5, trained with 2",
+    ),
+    "padding side": (
+        edit_file("tokenizer_config.json", lambda found: found.update(padding_side="left")),
+        "tokenizer_config.json",
+        'padding_side is "left", trained without it',
+    ),
+    "length": (
+        edit_file("tokenizer_config.json", lambda found: found.update(model_max_length=48)),
+        "tokenizer_config.json",
+        "model_max_length is 48, trained with 1000000000000000019884624838656",
+    ),
+    "vocabulary": (
+        edit_file("tokenizer.json", swap_words),
+        "tokenizer.json",
+        "model.vocab.green is 11, trained with 9 (and 1 entry more)",
+    ),
+    "special": (
+        edit_file("tokenizer.json", lambda found: found["added_tokens"][-1].update(special=False)),
+        "tokenizer.json",
+        "added_tokens.<|im_end|>.special is false, trained with true",
+    ),
+    "theta": (
+        edit_file("config.json", lambda found: found["rope_parameters"].update(rope_theta=10000.01)),
+        "config.json",
+        "rope_parameters.rope_theta is 10000.01, trained with 10000.0",
+    ),
+    "tensor": (add_tensor, "model.safetensors", "has the tensor more, which the trained model has not"),
+    "type": (round_weights, "config.json", "the weights are in bfloat16, not in float32, and --dtype was not given"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_that_changed_is_named_by_its_entry(name: str, place: Path, plant: Callable[[Fault], None]) -> None:
+    fault, where, what = SETTINGS[name]
+    plant(fault)
+    said, proof = refused("--merge", "--prove", str(write_rows(place / "red.jsonl", ROWS[:1])))
+    assert proof["differences"][0]["place"] == where
+    assert what in proof["differences"][0]["text"]
+    assert f"The first difference is in {where}: " in said
+
+
+def test_an_adapter_with_more_tensors_or_other_end_tokens_is_named(place: Path, plant: Callable[[Fault], None]) -> None:
+    def fault(folder: Path) -> None:
+        path = folder / "adapter_model.safetensors"
+        save_file({**load_file(path), "base_model.model.more": torch.ones(2)}, path)
+        edit_json(folder / "generation_config.json", eos_token_id=5)
+
+    plant(fault)
+    _, proof = refused("--prove")
+    assert [one["place"] for one in proof["differences"]][:1] == ["generation_config.json"]
+    assert "has the tensor base_model.model.more" in proof["differences"][-1]["text"]
+
+
 @pytest.mark.parametrize(
     ("fault", "said"), [(quantize, "config.json: has quantization_config"), (rename_class, "was trained")]
 )
@@ -262,6 +356,8 @@ def test_a_change_that_rounding_removes_is_named(place: Path) -> None:
     save_file(weights, path)
     base = Path(json.loads((place / "tuned" / "adapter_config.json").read_text())["base_model_name_or_path"])
     shutil.copytree(base, place / "half")
+    # The adapter is not the one whose loss was recorded.
+    (place / "tuned" / "trainer_state.json").unlink()
     edit_weights(place / "half", lambda found: found.update({name: one.bfloat16() for name, one in found.items()}))
     edit_json(place / "tuned" / "adapter_config.json", base_model_name_or_path=str(place / "half"))
     _, proof = refused("--merge", "--prove", "--dtype", "bf16")
@@ -422,3 +518,170 @@ def test_a_classifier_with_an_adapter_is_proved_with_its_metrics(
     assert proof["holds"]
     assert {"loss", "accuracy", "f1"} == set(proof["metrics"]["trained"]) == set(proof["metrics"]["exported"])
     assert proof["rows"] == 16
+    assert proof["outputs"] == "classes"
+    assert "of the likeliest ones are equal" in done("export", "tuned", "other", "--merge", "--prove")
+
+
+@pytest.mark.parametrize("is_recipe", [True, False])
+def test_a_merged_adapter_ends_its_answers_as_it_was_trained_to(
+    is_recipe: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = make_base(tmp_path, steps=2)
+    edit_json(base / "config.json", eos_token_id=1)
+    edit_json(base / "generation_config.json", eos_token_id=1)
+    monkeypatch.chdir(tmp_path)
+    tune(tmp_path)
+    whole = TUNED.partition("lora: ")
+    tune(tmp_path, whole[0] + whole[2].partition("\n")[2].replace("tuned", "whole"), "whole.yaml")
+    trained = json.loads(Path("whole/generation_config.json").read_text())
+    places = ["tuned", "tuned/checkpoint-6"]
+    if not is_recipe:
+        # As a script of another library saves it: adapter and tokenizer.
+        shutil.copytree("tuned/checkpoint-6", "alone/adapter")
+        places = ["alone/adapter"]
+    for number, source in enumerate(places):
+        done("export", source, f"new{number}", "--merge")
+        done("export", source, f"adapter{number}")
+        for folder in (f"new{number}", f"adapter{number}"):
+            model = (
+                export.load_adapted(Path(folder))
+                if folder.startswith("adapter")
+                else opened.load_whole(Path(folder))[0]
+            )
+            found = model.generation_config.eos_token_id
+            assert found[:2] == trained["eos_token_id"] == [2, 13]
+            assert is_recipe == (len(found) == 2)
+            assert model.config.eos_token_id == json.loads(Path("whole/config.json").read_text())["eos_token_id"] == 2
+
+
+def test_numbers_around_a_constant_are_judged_by_their_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = SMALL.replace("text-classification", "regression")
+    config = small(tmp_path, text)
+    lines = Path("table.csv").read_text().replace(",yes", ",1003.3").replace(",no", ",1000.7")
+    Path("table.csv").write_text(lines)
+    done("train", str(config), "--learning_rate", "0")
+    edit_weights(tmp_path / "run", lambda weights: weights["classifier.bias"].fill_(1001.3))
+    shutil.move("run", "base")
+    head, _, tail = config.read_text().partition("model:")
+    tail = tail.partition("data:")[2].replace("output_dir: run", "output_dir: tuned").replace("1e-2", "1e-3")
+    Path("tuned.yaml").write_text(f"{head}model: {{path: base}}\ndata:{tail}")
+    done("train", "tuned.yaml")
+    said = done("export", "tuned", "new", "--prove")
+    assert "of their spread" in said
+    assert "likeliest" not in said
+    assert "likeliest" not in Path("new/README.md").read_text()
+    result = call("export", "tuned", "half", "--dtype", "bf16", "--prove", "--json")
+    assert result.exit_code == 1
+    proof = json.loads(result.stdout)["proof"]
+    assert proof["equal_tokens"] is None
+    assert proof["relative_to"] == "spread"
+    assert "metric rmse" in [one["place"] for one in proof["differences"]]
+    assert "export with --dtype fp32" in proof["differences"][0]["text"]
+
+
+def test_metrics_may_move_by_the_limit_alone() -> None:
+    def moved(before: dict[str, float], after: dict[str, float], spread: float | None = None) -> list[str]:
+        return [one.place for one in _moved_metrics(before, after, limit=0.05, rows=16, spread=spread)]
+
+    assert moved({"loss": 0.5, "accuracy": 0.9}, {"loss": 0.52, "accuracy": 0.8}) == []
+    assert moved({"loss": 0.5, "accuracy": 0.9}, {"loss": 0.6, "accuracy": 0.7}) == ["metric loss", "metric accuracy"]
+    assert moved({"rmse": 0.06, "pearson": 0.9}, {"rmse": 1.75, "pearson": 0.85}, 2.0) == ["metric rmse"]
+    assert moved({"loss": math.nan}, {"loss": math.nan}) == []
+    assert moved({"loss": 1.0}, {"loss": math.nan}) == ["metric loss"]
+
+
+def test_what_is_cheap_to_refuse_is_refused_before_the_merge(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_folder, "_write_model", lambda *_: pytest.fail("the model was written"))
+    Path("dangling").symlink_to("nowhere")
+    assert "is a link to nowhere, which is not there" in call("export", "tuned", "dangling", "--merge").output
+    Path("file").write_text("")
+    assert "file is a file" in call("export", "tuned", "file", "--merge").output
+    assert "file/new cannot be written" in call("export", "tuned", "file/new", "--merge").output
+    assert call("export", "tuned", "new", "--prove", str(write_rows(place / "bad.jsonl", [{"x": "y"}]))).exit_code == 2
+    recipe = place / "tuned" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("rows.jsonl", "gone.jsonl"))
+    result = call("export", "tuned", "new", "--merge", "--prove")
+    assert result.exit_code == 2
+    assert "The rows of the run cannot be read" in result.output
+    assert "gone.jsonl" in result.output
+    assert "--prove FILE" in result.output
+    edit_json(place / "tuned" / "adapter_config.json", base_model_name_or_path=str(place / "away"))
+    assert "and is not there" in call("export", "tuned", "new", "--merge", "--prove").output
+    assert not Path("new").exists()
+
+
+def test_rows_of_a_file_do_when_those_of_the_run_are_gone(place: Path) -> None:
+    recipe = place / "tuned" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("rows.jsonl", "gone.jsonl"))
+    rows = write_rows(place / "new.jsonl", ROWS[:3])
+    assert json.loads(done("export", "tuned", "new", "--merge", "--prove", str(rows), "--json"))["proof"]["holds"]
+
+
+def test_partial_directories_of_ended_processes_are_removed(place: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(60)
+    (place / "here").mkdir()
+    gone = [f".new.{ended.pid}.0123abcd.partial", f"here/.{ended.pid}.0123abcd.partial"]
+    kept = [f".new.{os.getppid()}.0123abcd.partial", f".other.{ended.pid}.0123abcd.partial", ".new.partial"]
+    for name in (*gone, *kept):
+        (place / name).mkdir()
+        (place / name / "file").write_text("")
+    link = place / f".new.{ended.pid}.0123abce.partial"
+    link.symlink_to("tuned")
+    done("export", "tuned", "new")
+    done("export", "tuned", "here")
+    assert not any((place / name).exists() for name in gone)
+    assert all((place / name / "file").is_file() for name in kept)
+    assert link.is_symlink()
+    assert (place / "tuned" / "config.json").is_file()
+
+
+def test_a_checkpoint_that_its_run_deletes_meanwhile_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(asked: Any, partial: Path) -> None:
+        shutil.rmtree(asked.source)
+        raise FileNotFoundError(asked.source)
+
+    monkeypatch.setattr(export_folder, "_write_model", write)
+    result = call("export", "tuned/checkpoint-6", "new")
+    assert result.exit_code == 1
+    assert "was deleted while it was exported" in result.output
+    assert "save_total_limit" in result.output
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_an_adapter_in_another_type_than_its_base_is_proved(
+    dtype: str, place: Path, plant: Callable[[Fault], None]
+) -> None:
+    proof = json.loads(done("export", "tuned", "rounded", "--dtype", dtype, "--prove", "--json"))["proof"]
+    assert proof["holds"]
+    assert proof["dtype"] == {"bf16": "bfloat16", "fp16": "float16"}[dtype]
+    assert proof["kept"] == pytest.approx(1, abs=0.01)
+
+    def fault(folder: Path) -> None:
+        path = folder / "adapter_model.safetensors"
+        weights = load_file(path)
+        save_file({name: one * 2 if "lora_B" in name else one for name, one in weights.items()}, path)
+
+    plant(fault)
+    _, proof = refused("--dtype", dtype, "--prove")
+    assert "times the change that was trained" in proof["differences"][0]["text"]
+
+
+@pytest.mark.parametrize("source", ["tuned", "tuned/checkpoint-6"])
+def test_a_base_that_changed_since_the_training_is_named(source: str, made: Path, place: Path) -> None:
+    shutil.copytree(made / "base", place / "other")
+    edit_weights(place / "other", lambda weights: weights[f"{QUERY}.weight"].mul_(3))
+    settings = place / source / "adapter_config.json"
+    settings.write_text(settings.read_text().replace(str(made / "base"), str(place / "other")))
+    if source != "tuned":
+        # As one that accepted the change of the file.
+        done("verify", source, "--accept")
+    result = call("export", source, "new", "--merge", "--prove", "--json")
+    assert result.exit_code == 1
+    first = json.loads(result.stdout)["proof"]["differences"][0]
+    assert first["place"] == "base model"
+    assert f"with the adapter on {place / 'other'}, the loss of the hold-out is" in first["text"]
+    assert "the base (model.path) or the rows changed since the training" in first["text"]
+    rows = write_rows(place / "new.jsonl", ROWS[:3])
+    assert json.loads(done("export", source, "new", "--merge", "--prove", str(rows), "--json"))["proof"]["holds"]

@@ -310,10 +310,20 @@ def overflow_detection(model: nn.Module) -> Iterator[None]:
 
 
 def align_special_tokens(model: nn.Module, processing_class: object) -> dict[str, int]:
+    """Sets pad, bos and eos in a model's configuration to the tokenizer's, and says so. Returns the changes.
+
+    Not undone after training: the saved model must know the tokens it was trained with.
+    """
+    changed = follow_tokenizer(model, processing_class)
+    if changed:
+        logger.warning("The model's special tokens now follow the tokenizer's: %s.", changed)
+    return changed
+
+
+def follow_tokenizer(model: nn.Module, processing_class: object) -> dict[str, int]:
     """Sets pad, bos and eos in a model's configuration to the tokenizer's, if the tokenizer has them.
 
-    Further end tokens that the configuration lists stay. Returns the changes. Not undone after training: the
-    saved model must know the tokens it was trained with.
+    Further end tokens that the configuration lists stay. Returns the changes.
     """
     is_processor = is_instance_of(processing_class, "transformers.processing_utils", "ProcessorMixin")
     tokenizer = getattr(processing_class, "tokenizer", None) if is_processor else processing_class
@@ -328,8 +338,6 @@ def align_special_tokens(model: nn.Module, processing_class: object) -> dict[str
         for config, keeps_several in zip(configs, (False, True), strict=True):
             if token is not None and config is not None and _align(config, name, token, keeps_several=keeps_several):
                 changed[name] = token
-    if changed:
-        logger.warning("The model's special tokens now follow the tokenizer's: %s.", changed)
     return changed
 
 

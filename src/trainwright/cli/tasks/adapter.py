@@ -106,9 +106,11 @@ def described(part: LoraPart) -> str:
 
 
 def save_base_config(model: nn.Module, folder: Path) -> None:
-    """Writes the base model's configuration next to an adapter; a later merge reads its class and labels from it."""
+    """Writes the base model's settings next to an adapter; a later merge reads class, labels and end tokens there."""
     if is_instance_of(model, "peft", "PeftModel"):
         base: Any = model.get_base_model()  # type: ignore[operator]
         config = base.config
         config.architectures = [type(base).__name__]
         config.save_pretrained(folder)
+        if getattr(base, "generation_config", None) is not None:
+            base.generation_config.save_pretrained(folder)

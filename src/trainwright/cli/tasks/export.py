@@ -33,6 +33,7 @@ from trainwright.checkpoint.weights import (
     weight_files,
 )
 from trainwright.cli.tasks.adapter import quantized
+from trainwright.cli.tasks.trained_tokens import restore_tokens
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError, needs_package
 from trainwright.state.trainer_state import TrainerState
@@ -131,6 +132,8 @@ def _load_into_model(average: dict[str, torch.Tensor], folder: Path) -> None:
 def load_adapted(checkpoint: Path, *, bits: str | None = None) -> Model:
     """Loads the base model of a checkpoint's adapter, with the adapter on it and not merged.
 
+    Its special tokens are those that the adapter was trained with.
+
     Args:
         checkpoint: directory with the adapter; it, or the run that it is of, has the configuration of the model.
         bits: "4bit" or "8bit" to load the weights of the base as a run with `model.quantization` does.
@@ -145,7 +148,7 @@ def load_adapted(checkpoint: Path, *, bits: str | None = None) -> Model:
 
     settings = checkpoint / ADAPTER_CONFIG_NAME
     base_name = read_json(settings, max_bytes=1 << 20)["base_model_name_or_path"]
-    _check_base(base_name, settings)
+    check_base(checkpoint)
     described = next((one for one in (checkpoint, checkpoint.absolute().parent) if (one / CONFIG_NAME).is_file()), None)
     with _quiet():
         try:
@@ -154,13 +157,16 @@ def load_adapted(checkpoint: Path, *, bits: str | None = None) -> Model:
             cls = getattr(transformers, (config.architectures or ["AutoModel"])[0])
             given = {"config": config, "dtype": config.dtype or "auto", **quantized(bits)}
             base = cls.from_pretrained(base_name, trust_remote_code=False, **given)
+            restore_tokens(base, checkpoint)
             return PeftModel.from_pretrained(base, checkpoint).eval()
         except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
             raise CheckpointError(f"{checkpoint}: the adapter cannot be loaded: {error}") from error
 
 
-def _check_base(name: str, settings: Path) -> None:
+def check_base(checkpoint: Path) -> None:
     """Raises CheckpointError for a base model that was moved away, or has weights that nothing can be merged into."""
+    settings = checkpoint / ADAPTER_CONFIG_NAME
+    name = str(read_json(settings, max_bytes=1 << 20)["base_model_name_or_path"])
     place = Path(name)
     if place.is_absolute() and not place.is_dir():
         raise CheckpointError(
@@ -254,7 +260,8 @@ def cast_weights(folder: Path, dtype: torch.dtype) -> None:
         _check_range(weights, dtype)
         save_file({name: one.to(dtype) if one.is_floating_point() else one for name, one in weights.items()}, file)
     config = folder / CONFIG_NAME
-    if config.is_file():
+    # Beside an adapter it is that of the base, whose weights are elsewhere and not rounded.
+    if config.is_file() and not has_adapter(folder):
         found = read_json(config, max_bytes=1 << 24)
         found.pop("torch_dtype", None)
         found["dtype"] = str(dtype).removeprefix("torch.")
@@ -276,15 +283,26 @@ def staged_folder(folder: Path) -> Iterator[Path]:
     """Yields a partial directory, whose files come to `folder` when the context ends well; else nothing is left.
 
     Raises:
-        CheckpointError: the directory has files.
+        CheckpointError: the directory has files, or cannot be written.
     """
+    if folder.is_symlink() and not folder.exists():
+        raise CheckpointError(
+            f"{folder} is a link to {os.readlink(folder)}, which is not there. Choose another directory."
+        )
     is_new = not folder.exists()
+    if not is_new and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file. Choose a directory.")
+    sweep_partial(folder)
     if not is_new and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty. Choose another directory.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
     mark = f"{os.getpid()}.{secrets.token_hex(4)}.partial"
     # A directory that is there may be a mount or the working directory, which cannot be replaced by a rename.
     partial = folder.with_name(f".{folder.name}.{mark}") if is_new else folder / f".{mark}"
+    try:
+        # Now, and not after an hour of merging: it may not be allowed.
+        partial.mkdir(parents=True)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be written: {error.strerror}. Choose another directory.") from error
     try:
         yield partial
         if is_new:
@@ -297,3 +315,23 @@ def staged_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
+
+
+def sweep_partial(folder: Path) -> None:
+    """Removes the partial directories that ended processes left for an export to `folder`; a link is left alone."""
+    inside = [(folder, r"\.")] if folder.is_dir() else []
+    for place, start in ((folder.absolute().parent, rf"\.{re.escape(folder.name)}\."), *inside):
+        for path in list(place.iterdir()) if place.is_dir() else ():
+            found = re.fullmatch(rf"{start}(\d+)\.[0-9a-f]{{8}}\.partial", path.name)
+            if found and path.is_dir() and not path.is_symlink() and not _is_running(int(found[1])):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainwright.checkpoint.weights import export_model
-from trainwright.cli.tasks.export import DTYPES, cast_weights, export_average, merge, staged_folder
+from trainwright.cli.tasks.export import (
+    DTYPES,
+    cast_weights,
+    check_base,
+    export_average,
+    has_adapter,
+    merge,
+    staged_folder,
+)
+from trainwright.cli.tasks.trained_tokens import GENERATION_NAME, find_generation
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError
 from trainwright.hub.model_card import add_section
@@ -54,27 +66,46 @@ def write_export(asked: Export) -> ExportProof | None:
     Returns:
         The comparison, None if none was asked for. The directory was written if it holds or was accepted.
 
+    What is cheap to refuse is refused before anything is merged: the directory, the base of an adapter, the rows.
+
     Raises:
         CheckpointError: the checkpoint cannot be exported, or the export not be loaded.
+        DataError: the rows of the run are not there any more.
         RecipeError: the rows to compare on cannot be read.
     """
     proof: ExportProof | None = None
     try:
-        with staged_folder(asked.folder) as partial:
+        with staged_folder(asked.folder) as partial, ExitStack() as stack:
+            if has_adapter(asked.source) and (asked.is_merged or asked.is_proved):
+                check_base(asked.source)
+            prove = _prepare_proof(asked, stack) if asked.is_proved else None
             _write_model(asked, partial)
-            if not asked.is_proved:
+            if prove is None:
                 return None
-            # Loads torch's data loading, the trainer and the tasks.
-            from trainwright.cli.tasks.export_proof import prove_export
-
-            proof = prove_export(asked.source, partial, run=asked.run, data=asked.rows, weights=asked.weights)
+            proof = prove(partial)
             proof = dataclasses.replace(proof, is_accepted=asked.accepts and not proof.holds)
             if not proof.holds and not proof.is_accepted:
                 raise _NotProvedError
             add_section(partial, "Export", proof.section())
     except _NotProvedError:
         return proof
+    except (CheckpointError, OSError) as error:
+        if asked.source.is_dir():
+            raise
+        raise CheckpointError(
+            f"{asked.source} was deleted while it was exported, by a run that keeps fewer checkpoints "
+            "(save_total_limit). Export again, of a newer one or when the run has ended."
+        ) from error
     return proof
+
+
+def _prepare_proof(asked: Export, stack: ExitStack) -> Callable[[Path], ExportProof]:
+    # Loads torch's data loading, the trainer and the tasks.
+    from trainwright.cli.tasks.export_proof import prepared_proof
+
+    return stack.enter_context(
+        prepared_proof(asked.source, run=asked.run, data=asked.rows, weights=asked.weights, dtype=asked.dtype)
+    )
 
 
 def _write_model(asked: Export, partial: Path) -> None:
@@ -86,6 +117,9 @@ def _write_model(asked: Export, partial: Path) -> None:
         export_average(asked.source, partial)
     else:
         export_model(asked.source, partial, parts=sharded_state)
+    recorded = find_generation(asked.source)
+    if has_adapter(partial) and recorded is not None:
+        shutil.copyfile(recorded, partial / GENERATION_NAME)
     if dtype is not None:
         if not list(partial.rglob("*.safetensors")):
             raise CheckpointError(f"{asked.source} has no weights in safetensors, so --dtype cannot round them.")

@@ -2,14 +2,19 @@
 
 Both are loaded from their own files, with their own tokenizer and template, and read the same rows. What is compared:
 
-- the files: tokens of each row, template, special tokens, quantisation, settings of the adapter;
+- the files: tokens of each row, template, quantisation, settings of the adapter, and each entry of the configurations
+  and of the tokenizer (`export_settings.py`);
 - the rows: logits, likeliest next tokens, and the metrics of the run;
 - the weights, layer by layer (`export_weights.py`), which names the module where rows alone would not show it.
 
-The largest difference of logits is given relative to the largest logit, and limited by the type of the weights. In
-float32 it is 1e-4: the sums of a merged layer have another order. In a type that rounds by u (2^-8 in bf16, 2^-11 in
-fp16) the errors of n blocks add up like the steps of a random walk, to c x u x sqrt(n). In random decoders of 1 to 32
-blocks c was between 2.2 and 4.1; the limit has 8. Example: bf16, 28 blocks: 8 x 0.0039 x 5.3 = 0.17.
+The largest difference of logits is given relative to the largest logit, or to their spread where a constant is larger
+than that (a price of 1000 +- 5), and limited by the type of the weights. In float32 the limit is 1e-4: the sums of a
+merged layer have another order. In a type that rounds by u (2^-8 in bf16, 2^-11 in fp16) the errors of n blocks add up
+like the steps of a random walk, to c x u x sqrt(n). In random decoders of 1 to 32 blocks c was between 2.2 and 4.1; the
+limit has 8. Example: bf16, 28 blocks: 8 x 0.0039 x 5.3 = 0.17.
+
+A metric may move by the same limit: of itself, or of 1 if it is smaller; of a single output, by twice that of the
+spread, as a squared error has two factors. Two rows may also come out otherwise, which moves an accuracy.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -27,7 +33,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from trainwright._types import IGNORE_INDEX, JSONObject, counted
+from trainwright._types import IGNORE_INDEX, TRAINER_STATE_NAME, JSONObject, counted
 from trainwright.capabilities.averages.saved import read_average
 from trainwright.checkpoint.weights import KEPT
 from trainwright.cli.recipe.recipe_reader import arguments_class, checked, read_tree
@@ -35,15 +41,36 @@ from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks import task_builders
 from trainwright.cli.tasks.applied import guess_task, recipe_at, recipe_file
+from trainwright.cli.tasks.chat import end_tokens
 from trainwright.cli.tasks.conversations import Shape
-from trainwright.cli.tasks.export import ADAPTER_CONFIG_NAME, CONFIG_NAME, TEMPLATE_NAME, has_adapter, load_adapted
-from trainwright.cli.tasks.export_weights import ROUNDINGS, Difference, WeightReport, compare_weights
+from trainwright.cli.tasks.export import (
+    ADAPTER_CONFIG_NAME,
+    CONFIG_NAME,
+    DTYPES,
+    TEMPLATE_NAME,
+    has_adapter,
+    load_adapted,
+)
+from trainwright.cli.tasks.export_settings import (
+    compare_settings,
+    compare_tensor_names,
+    compare_tokenizer_files,
+    read_settings_of,
+)
+from trainwright.cli.tasks.export_weights import (
+    ROUNDINGS,
+    Difference,
+    WeightReport,
+    compare_weights,
+    round_adapter,
+)
 from trainwright.cli.tasks.models import quiet_transformers
 from trainwright.cli.tasks.opened import load_whole, open_trained
 from trainwright.cli.tasks.source import TaskSource, load
 from trainwright.cli.tasks.task_objects import TaskObjects
+from trainwright.cli.tasks.trained_tokens import GENERATION_NAME, find_generation
 from trainwright.data.seeding import set_seed
-from trainwright.errors import ArgumentError, CheckpointError, RecipeError
+from trainwright.errors import ArgumentError, CheckpointError, DataError, RecipeError
 from trainwright.support.door import read_json
 
 Model: TypeAlias = Any  # of transformers or peft: each class has its own methods
@@ -53,6 +80,8 @@ MAX_BYTES = 1 << 30  # of logits that are kept for the comparison
 LIMIT_FLOAT32 = 1e-4
 TIMES_ROUNDING = 8
 SMALL = 1 << 24  # bytes of a file of settings
+MAX_STATE = 1 << 30  # bytes of the state of a run, with its history
+LEAST_LOSS = 1e-3  # relative difference of a loss from the recorded one, which another machine may have computed
 # Entries of an adapter's configuration that a recipe sets: name there -> name in the recipe.
 ADAPTER_SETTINGS = {"r": "r", "lora_alpha": "alpha", "use_rslora": "use_rslora", "use_dora": "use_dora"}
 NOT_SHOWN = ("runtime", "_per_second")
@@ -69,10 +98,12 @@ class ExportProof:
         dtype: type of the exported weights.
         trained_dtype: type of the trained weights.
         largest_difference: of two logits.
-        relative_difference: the same, relative to the largest logit of the trained model.
+        relative_difference: the same, relative to the largest logit of the trained model, or to their spread.
+        relative_to: "largest" or "spread".
         limit: of the relative difference.
         worst_row: name of the row with the largest difference.
-        equal_tokens: share of positions with the same likeliest token or label.
+        equal_tokens: share of positions with the same likeliest token or class; None for a single output.
+        outputs: "tokens", "classes" or "number".
         positions: number of positions of which the logits were compared.
         metrics: by "trained" and "exported", the metrics of the run.
         tensors: number of tensors of weights that were compared.
@@ -88,9 +119,11 @@ class ExportProof:
     trained_dtype: str
     largest_difference: float
     relative_difference: float
+    relative_to: str
     limit: float
     worst_row: str
-    equal_tokens: float
+    equal_tokens: float | None
+    outputs: str
     positions: int
     metrics: Mapping[str, Mapping[str, float]]
     tensors: int
@@ -114,9 +147,12 @@ class ExportProof:
     def lines(self) -> Iterator[tuple[str, str]]:
         """Yields the lines for the console: topic and text."""
         yield "proof", f"{counted(self.rows, 'row')} of {self.rows_from}, weights in {self.dtype}"
-        apart = f"{self.largest_difference:.2g}, or {self.relative_difference:.2g} of the largest one"
+        whole = "the largest one" if self.relative_to == "largest" else "their spread"
+        apart = f"{self.largest_difference:.2g}, or {self.relative_difference:.2g} of {whole}"
         yield "logits", f"largest difference {apart} (limit {self.limit:.2g})"
-        yield "tokens", f"{_percent(self.equal_tokens)} of the likeliest next ones are equal"
+        if self.equal_tokens is not None:
+            kind = "next ones" if self.outputs == "tokens" else "ones"
+            yield self.outputs, f"{_percent(self.equal_tokens)} of the likeliest {kind} are equal"
         for name, value in self.metrics["trained"].items():
             yield name, f"{value:.4g} trained, {self.metrics['exported'].get(name, math.nan):.4g} exported"
         for one in self.differences:
@@ -130,10 +166,12 @@ class ExportProof:
             "",
             f"- rows: {self.rows} of {self.rows_from}",
             f"- weights: {self.dtype}, {self.tensors} tensors compared",
-            f"- largest difference of logits: {self.largest_difference:.3g}, {self.relative_difference:.3g} of the "
-            f"largest logit (limit {self.limit:.2g})",
-            f"- equal next tokens: {_percent(self.equal_tokens)}",
+            f"- largest difference of logits: {self.largest_difference:.3g}, {self.relative_difference:.3g} of "
+            f"{'the largest logit' if self.relative_to == 'largest' else 'their spread'} (limit {self.limit:.2g})",
         ]
+        if self.equal_tokens is not None:
+            kind = "next tokens" if self.outputs == "tokens" else "classes"
+            lines.append(f"- equal {kind}: {_percent(self.equal_tokens)}")
         for name, value in self.metrics["trained"].items():
             lines.append(f"- {name}: {value:.4g} trained, {self.metrics['exported'].get(name, math.nan):.4g} exported")
         lines += [f"- differs: {one}" for one in self.differences]
@@ -151,40 +189,49 @@ def difference_limit(dtypes: Sequence[torch.dtype], num_blocks: int) -> float:
     return max(LIMIT_FLOAT32, TIMES_ROUNDING * rounding * math.sqrt(max(num_blocks, 1)))
 
 
-def prove_export(
-    source: Path, folder: Path, *, run: Path, data: Path | None = None, weights: str = "trained"
-) -> ExportProof:
-    """Compares an exported model with the trained one.
+@contextmanager
+def prepared_proof(
+    source: Path, *, run: Path, data: Path | None = None, weights: str = "trained", dtype: str | None = None
+) -> Iterator[Callable[[Path], ExportProof]]:
+    """Reads the rows of a comparison, and yields what compares the model in a directory with the trained one.
 
     Args:
         source: directory of the checkpoint, or of the model of a run.
-        folder: directory with the exported model.
         run: directory with the recipe of the run, or of one of its checkpoints.
         data: file with rows; None for the rows that the run held out, or else the first that it trained on.
         weights: "trained" or "average".
+        dtype: fp32, bf16 or fp16, if the weights were to be rounded to it; None for the types of the trained ones.
 
     Raises:
         ArgumentError: the run has no recipe and its model is not one that writes text, or there are no rows.
+        DataError: the rows of the run are not there any more.
         RecipeError: the rows do not fit the task.
         CheckpointError: the trained model cannot be loaded.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        return _Proof(source, folder, run=run, data=data, weights=weights, scratch=Path(scratch)).make()
+        proof = _Proof(source, run=run, data=data, weights=weights, dtype=dtype, scratch=Path(scratch))
+        proof.read_rows()
+        yield proof.make
 
 
 class _Proof:
     """A comparison under way."""
 
     def __init__(
-        self, source: Path, folder: Path, *, run: Path, data: Path | None, weights: str, scratch: Path
+        self, source: Path, *, run: Path, data: Path | None, weights: str, dtype: str | None, scratch: Path
     ) -> None:
         self._source = source
-        self._folder = folder
+        self._folder = scratch
         self._run = run
         self._weights = weights
+        self._asked = None if dtype is None else DTYPES[dtype]
+        self._unexpected: set[str] = set()
         self._scratch = scratch
         self._found: list[Difference] = []
         self._bits: str | None = None
+        self._recipe_of_run: Recipe | None = None
+        self._is_whole_hold_out = False
+        self._rows: tuple[Any, Shape | None, str] = ([], None, "")
         file = recipe_file(run)
         self._task = None if file is not None else guess_task(source)
         self._file = file
@@ -195,16 +242,33 @@ class _Proof:
                 "write text)."
             )
 
-    def make(self) -> ExportProof:
-        recipe = None if self._file is None else checked(read_tree(self._file), self._file.absolute().parent)
+    def read_rows(self) -> None:
+        """Reads the rows, before the export is written: it may take long, and they may be gone."""
+        try:
+            self._recipe_of_run = None if self._file is None else self._read_recipe()
+            self._rows = self._choose_rows(self._recipe_of_run)
+        except RecipeError as error:
+            if self._data is not None:
+                raise
+            said = (error.entries[0][1] if error.entries else str(error)).strip().rstrip(".")
+            raise DataError(
+                f"The rows of the run cannot be read: {said}. Name a file of such rows to compare on: --prove FILE."
+            ) from error
+
+    def make(self, folder: Path) -> ExportProof:
+        """Compares the model in a directory with the trained one."""
+        self._folder = folder
+        recipe = self._recipe_of_run
         self._bits = None if recipe is None else recipe.model.quantization
-        rows, shape, rows_from = self._choose_rows(recipe)
+        rows, shape, rows_from = self._rows
         trained = self._open_trained()
         self._check_settings(recipe)
         exported = self._open_exported(type(_base(trained)))
         if exported is None:
             raise _unusable(self._found[0], self._folder)
         words = self._describe_trained(trained)
+        # Before the models are evaluated, which sets entries of them.
+        settings = [read_settings_of(_base(one)) for one in (trained, exported)]
         first = self._evaluate(words, trained, rows, shape)
         batches = list(_batches(first))
         names = [str(name) for name in first.parts.train.origin.names]
@@ -216,33 +280,56 @@ class _Proof:
         got = _Reading.take(exported, batches, first.trainer if second is None else second.trainer)
         exported.cpu()
         dtypes = [_dtype(trained), _dtype(exported)]
-        limit = difference_limit(dtypes, int(getattr(_base(trained).config, "num_hidden_layers", 1) or 1))
-        largest, relative, worst = _largest_difference(expected, got)
+        is_rounded = self._asked is not None and has_adapter(self._folder)
+        rounded = [] if self._asked is None or not is_rounded else [self._asked]
+        limit = difference_limit([*dtypes, *rounded], int(getattr(_base(trained).config, "num_hidden_layers", 1) or 1))
+        scale, is_spread = _scale(expected.values)
+        largest, worst = _largest_difference(expected, got)
+        relative = largest / scale
+        outputs = _kind_of_outputs(trained, expected)
         # Before adapters are merged for the comparison of the weights.
         named = None if relative <= limit else _first_module(trained, exported, batches, limit)
+        if rounded:
+            # The base stays as it is, and the adapter alone is in another type.
+            round_adapter(trained, rounded[0])
         weights = self._compare_weights(trained, exported)
         self._found += weights.differences
         if named is not None and not weights.differences:
             self._found.append(named)
+        metrics = {"trained": first.metrics, "exported": {} if second is None else second.metrics}
+        if second is not None:
+            spread = scale if outputs == "number" else None
+            self._found += _moved_metrics(first.metrics, second.metrics, limit=limit, rows=len(rows), spread=spread)
+        self._found += self._check_base(first.metrics.get("loss", math.nan), dtypes[0])
+        self._compare_files(words, *settings, dtypes=dtypes, tokenizer=first.parts.processing_class)
         return ExportProof(
             holds=not self._found,
             rows=len(rows),
             rows_from=rows_from,
-            dtype=_name(dtypes[1]),
+            dtype=_name(rounded[0] if rounded else dtypes[1]),
             trained_dtype=_name(dtypes[0]) if self._bits is None else f"{self._bits} and {_name(dtypes[0])}",
             largest_difference=largest,
             relative_difference=relative,
+            relative_to="spread" if is_spread else "largest",
             limit=limit,
             worst_row=names[worst] if worst < len(names) else "",
-            equal_tokens=_equal_share(expected, got),
+            equal_tokens=None if outputs == "number" else _equal_share(expected, got),
+            outputs=outputs,
             positions=expected.values.shape[0],
-            metrics={"trained": first.metrics, "exported": {} if second is None else second.metrics},
+            metrics=metrics,
             tensors=weights.number,
             kept=weights.kept,
             differences=tuple(self._found),
         )
 
     # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def _read_recipe(self) -> Recipe:
+        assert self._file is not None
+        if self._data is None:
+            return checked(read_tree(self._file), self._file.absolute().parent)
+        # Without the files that the run trained on, which may be gone.
+        return self._recipe(self._source, self._data)[0]
 
     def _choose_rows(self, recipe: Recipe | None) -> tuple[Any, Shape | None, str]:
         """Returns the rows, the columns of their conversations, and where they are from."""
@@ -256,6 +343,7 @@ class _Proof:
         material = load(checked(tree, self._file.absolute().parent), tree)
         held = material.eval
         rows, rows_from = (held, "the hold-out") if len(held) else (material.train, "the training data")
+        self._is_whole_hold_out = 0 < len(held) <= NUM_ROWS
         rows = rows.select(range(min(NUM_ROWS, len(rows)))) if hasattr(rows, "select") else rows[:NUM_ROWS]
         return rows, material.shape, rows_from
 
@@ -289,7 +377,7 @@ class _Proof:
         try:
             if has_adapter(self._folder):
                 return load_adapted(self._folder)
-            model, missing = load_whole(self._folder)
+            model, missing, self._unexpected = load_whole(self._folder)
         except (OSError, ValueError, RuntimeError, AttributeError, CheckpointError) as error:
             self._found.append(Difference(CONFIG_NAME, f"the model cannot be loaded: {error}"))
             return None
@@ -375,6 +463,66 @@ class _Proof:
             more = f", and of {counted(len(apart) - 1, 'row')} more" if len(apart) > 1 else ""
             self._found.append(Difference(file, f"makes other tokens of {where}{more}"))
 
+    def _compare_files(
+        self,
+        words: Path,
+        trained: Mapping[str, JSONObject],
+        exported: Mapping[str, JSONObject],
+        *,
+        dtypes: Sequence[torch.dtype],
+        tokenizer: Any,
+    ) -> None:
+        """Compares the entries of the settings, and what the files of weights have."""
+        is_adapter = has_adapter(self._folder)
+        wants_file = find_generation(self._source) is not None or (has_adapter(self._source) and not is_adapter)
+        if GENERATION_NAME in trained and wants_file and not (self._folder / GENERATION_NAME).is_file():
+            self._found.append(Difference(GENERATION_NAME, "is not in the export, and the trained model has it"))
+        else:
+            self._found += self._check_ends(exported.get(GENERATION_NAME, {}), tokenizer)
+        self._found += compare_settings(trained, exported)
+        self._found += compare_tokenizer_files(words, self._folder)
+        self._found += compare_tensor_names(
+            self._source, self._folder, self._unexpected, same_types=self._asked is None
+        )
+        wanted = dtypes[0] if self._asked is None or is_adapter else self._asked
+        if dtypes[1] != wanted and self._bits is None:
+            why = "" if self._asked is not None else ", and --dtype was not given"
+            said = f"the weights are in {_name(dtypes[1])}, not in {_name(wanted)}{why}"
+            self._found.append(Difference(CONFIG_NAME, said))
+
+    def _check_base(self, loss: float, dtype: torch.dtype) -> Iterator[Difference]:
+        """Yields a difference if an adapter on its base has another loss than the run recorded on the same rows."""
+        recipe = self._recipe_of_run
+        if recipe is None or not self._is_whole_hold_out or not has_adapter(self._source):
+            return
+        training = recipe.training
+        # Words that are masked at random, other weights than the last ones, and losses that are not computed again.
+        is_other = recipe.task == "masked-lm" or self._bits is not None or self._weights != "trained"
+        if is_other or any(training.get(name) for name in ("load_best_model_at_end", "label_smoothing_factor")):
+            return
+        recorded = _recorded_loss(self._source)
+        rounding = max([ROUNDINGS.get(dtype, 0.0)] + [2.0**-8] * bool(training.get("bf16") or training.get("fp16")))
+        allowed = max(LEAST_LOSS, 2 * rounding) * max(abs(recorded or 0.0), 1.0)
+        if recorded is not None and not abs(loss - recorded) <= allowed:
+            name = read_json(self._source / ADAPTER_CONFIG_NAME, max_bytes=SMALL)["base_model_name_or_path"]
+            yield Difference(
+                "base model",
+                f"with the adapter on {name}, the loss of the hold-out is {loss:.4g}, and the run recorded "
+                f"{recorded:.4g}: the base (model.path) or the rows changed since the training. Put back what it "
+                "trained on, or compare on other rows: --prove FILE",
+            )
+
+    def _check_ends(self, generation: JSONObject, tokenizer: Any) -> Iterator[Difference]:
+        """Yields a difference if an answer of a chat model would not end where it was trained to."""
+        recipe = None if self._file is None else read_tree(self._file).value
+        if recipe is None or recipe.get("task") != "chat":
+            return
+        own = generation.get("eos_token_id")
+        known = own if isinstance(own, list) else [own]
+        wanted = end_tokens(tokenizer)
+        if not set(wanted) <= set(known):
+            yield Difference(GENERATION_NAME, f"eos_token_id is {own}, trained with {wanted}")
+
     def _compare_weights(self, trained: Model, exported: Model) -> WeightReport:
         average: Mapping[str, torch.Tensor] = {}
         if self._weights == "trained":
@@ -389,6 +537,21 @@ class _Proof:
             # of peft, about layers that are merged already
             warnings.simplefilter("ignore")
             return compare_weights(trained, exported, average=average)
+
+
+def _recorded_loss(source: Path) -> float | None:
+    """Returns the loss of the last evaluation at the step of a checkpoint, or of the model of a run; None without."""
+    own = source / TRAINER_STATE_NAME
+    if not own.is_file():
+        return None
+    step = read_json(own, max_bytes=MAX_STATE).get("global_step")
+    of_run = source.absolute().parent / TRAINER_STATE_NAME
+    for path in (own, of_run):
+        entries = read_json(path, max_bytes=MAX_STATE).get("log_history") or [] if path.is_file() else []
+        for entry in reversed(entries):
+            if entry.get("step") == step and isinstance(entry.get("eval_loss"), float):
+                return float(entry["eval_loss"])
+    return None
 
 
 def _unusable(found: Difference, folder: Path) -> CheckpointError:
@@ -507,14 +670,58 @@ def _positions(model: Model, batch: Batch, logits: torch.Tensor) -> torch.Tensor
     return torch.ones(logits.shape[:2], dtype=torch.bool)
 
 
-def _largest_difference(one: _Reading, other: _Reading) -> tuple[float, float, int]:
-    """Returns the largest difference of two logits, the same relative to the largest logit, and the row that has it."""
+def _kind_of_outputs(model: Model, one: _Reading) -> str:
+    """Returns what the outputs of a model are: "number" for a single one, "tokens" or "classes"."""
+    if one.values.shape[-1] == 1:
+        return "number"
+    return "classes" if "Classification" in type(_base(model)).__name__ else "tokens"
+
+
+def _scale(values: torch.Tensor) -> tuple[float, bool]:
+    """Returns what a difference of logits is relative to, and whether that is their spread.
+
+    It is the largest logit, unless the logits are a constant and less than that around it. Numbers of one type are as
+    coarse as their size, so a spread below 1 % of it is not told from none.
+    """
+    largest = max(float(values.abs().max()), 1e-30)
+    spread = float((values - values.mean()).abs().max())
+    if values.numel() == 1 or not spread < float(values.mean().abs()):
+        return largest, False
+    return max(spread, 0.01 * largest), True
+
+
+def _moved_metrics(
+    trained: Mapping[str, float], exported: Mapping[str, float], *, limit: float, rows: int, spread: float | None
+) -> Iterator[Difference]:
+    """Yields a difference for each metric that moved by more than rounding explains.
+
+    Args:
+        trained: metrics of the trained model.
+        exported: metrics of the exported one.
+        limit: of the relative difference of logits.
+        rows: number of rows.
+        spread: of the outputs of a model with a single one; None for others.
+    """
+    for name, before in trained.items():
+        after = exported.get(name, math.nan)
+        is_share = name != "loss" and spread is None
+        # In the unit of the numbers, or in its square.
+        least = 1.0 if spread is None else {"loss": spread**2, "rmse": spread, "mae": spread}.get(name, 1.0)
+        allowed = (1 if spread is None else 2) * limit * max(abs(before), least) + (2 / rows if is_share else 0.0)
+        if not abs(after - before) <= allowed and not (math.isnan(before) and math.isnan(after)):
+            yield Difference(
+                f"metric {name}", f"is {after:.4g}, and {before:.4g} when trained (may move by {allowed:.2g})"
+            )
+
+
+def _largest_difference(one: _Reading, other: _Reading) -> tuple[float, int]:
+    """Returns the largest difference of two logits, and the row that has it."""
     if one.values.shape != other.values.shape:
-        return math.inf, math.inf, 0
+        return math.inf, 0
     apart = (one.values - other.values).abs().amax(dim=-1)
     worst = int(apart.nan_to_num(nan=math.inf).argmax())
     largest = float(apart[worst])
-    return largest, largest / max(float(one.values.abs().max()), 1e-30), int(one.rows[worst])
+    return largest, int(one.rows[worst])
 
 
 def _equal_share(one: _Reading, other: _Reading) -> float:
@@ -538,7 +745,8 @@ def _first_module(trained: Model, exported: Model, batches: Sequence[Batch], lim
         if not away <= limit:
             said = f"its weights are the trained ones, and its outputs differ by {away:.2g} (settings in {CONFIG_NAME})"
             return Difference(name or "the model", said)
-    return Difference("logits", "differ, and no module's outputs do by more than the limit")
+    cure = "" if _dtype(exported) == torch.float32 else ". This type is too coarse for them: export with --dtype fp32"
+    return Difference("logits", f"differ, and no module's outputs do by more than the limit{cure}")
 
 
 def _outputs(model: Model, batch: Batch) -> dict[str, torch.Tensor]:

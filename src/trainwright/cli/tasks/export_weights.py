@@ -102,6 +102,19 @@ def _walk(module: nn.Module, name: str, layers: Mapping[str, tuple[nn.Module, li
         yield from _walk(child, start + own, layers)
 
 
+def round_adapter(model: nn.Module, dtype: torch.dtype) -> None:
+    """Rounds the weights of an adapter to a type, in place; the base, and the types in memory, stay as they are."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
+
+    for module in model.modules():
+        if not isinstance(module, (BaseTunerLayer, ModulesToSaveWrapper, TrainableTokensWrapper)):
+            continue
+        for name, one in module.named_parameters():
+            if not {"base_layer", "original_module"} & set(name.split(".")):
+                one.data = one.data.to(dtype).to(one.dtype)
+
+
 def compare_weights(
     trained: nn.Module, exported: nn.Module, *, average: Mapping[str, torch.Tensor] | None = None
 ) -> WeightReport:

@@ -6,18 +6,17 @@ Nothing is merged and nothing is written but temporary files.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainwright.capabilities.averages.saved import read_average
 from trainwright.checkpoint.weights import export_model, weight_files
 from trainwright.cli.tasks.export import ADAPTER_CONFIG_NAME, CONFIG_NAME, Model, has_adapter, load_adapted
 from trainwright.cli.tasks.models import quiet_transformers
 from trainwright.cli.tasks.source import first_line
+from trainwright.cli.tasks.trained_tokens import TOKENIZER_FILES
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError
 from trainwright.support.door import read_json
-
-TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def open_trained(source: Path, *, scratch: Path, weights: str = "trained", bits: str | None = None) -> Model:
@@ -40,7 +39,7 @@ def open_trained(source: Path, *, scratch: Path, weights: str = "trained", bits:
             place = scratch / "whole"
             export_model(source, place, parts=sharded_state)
         try:
-            model, missing = load_whole(place)
+            model, missing, _ = load_whole(place)
         except (OSError, ValueError, RuntimeError, AttributeError) as error:
             raise CheckpointError(f"The model in {source} cannot be loaded: {first_line(error)}") from error
         if missing:
@@ -50,15 +49,23 @@ def open_trained(source: Path, *, scratch: Path, weights: str = "trained", bits:
     return model.eval()
 
 
-def load_whole(folder: Path) -> tuple[Model, set[str]]:
-    """Loads a whole model by the class that its configuration names; also returns the weights that have no file."""
+class Loaded(NamedTuple):
+    """A model from its files."""
+
+    model: Model
+    missing: set[str]  # weights of the model that are in no file
+    unexpected: set[str]  # tensors in the files that the model does not use
+
+
+def load_whole(folder: Path) -> Loaded:
+    """Loads a whole model by the class that its configuration names."""
     import transformers
 
     kinds = read_json(folder / CONFIG_NAME, max_bytes=1 << 24).get("architectures")
     kind: Any = getattr(transformers, str((kinds or ["AutoModel"])[0]))
     with quiet_transformers():
         model, info = kind.from_pretrained(folder, dtype="auto", output_loading_info=True, trust_remote_code=False)
-    return model, set(info["missing_keys"])
+    return Loaded(model, set(info["missing_keys"]), set(info["unexpected_keys"]))
 
 
 def open_tokenizer(source: Path) -> Any:
