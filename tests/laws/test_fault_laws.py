@@ -28,6 +28,8 @@ NOT_HERE = {
     "lost_updates": "tests/capabilities/lost_updates",
     "what_is_trained": "tests/capabilities/what_is_trained",
     "slow_ranks": "tests/capabilities/slow_ranks",
+    "packing": "tests/capabilities/packing",
+    "token_budget": "tests/capabilities/token_budget",
 }
 ENTRIES = "laws/test_hostile_entry_laws.py::test_a_wrong_value_in_any_place_is_named_or_does_no_harm"
 PARTNERS = "laws/test_partners_that_hang.py"
@@ -58,6 +60,8 @@ HANGS = {
     "lost_updates": "counts in the process that trains",
     "what_is_trained": "reads the first batch of the process that trains",
     "slow_ranks": "measures with the messages of a log",
+    "packing": "forms batches in the process that trains",
+    "token_budget": "forms batches in the process that trains",
 }
 # Capability -> the test with files of a stranger, or why it reads none.
 HOSTILE = {
@@ -80,6 +84,8 @@ HOSTILE = {
     "recorded_values": f"{VALUES}::test_a_wrong_value_in_any_place_is_an_error_or_a_difference",
     "what_is_trained": "keeps no state",
     "lost_updates": "capabilities/lost_updates/test_lost_updates.py::test_a_strangers_state_begins_at_zero",
+    "packing": "keeps no state",
+    "token_budget": "keeps no state",
     "slow_ranks": "keeps no state",
 }
 

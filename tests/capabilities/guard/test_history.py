@@ -114,7 +114,7 @@ def test_a_guard_decides_by_the_accepted_values_of_both_histories(stream: str) -
         norm = abs(STREAMS[stream](draw, step))
         meter = SimpleNamespace(read_loss_of_this_step=lambda loss=loss: loss)
         progress = SimpleNamespace(meter=meter, state=TrainerState(), window=None, clock=Clock())
-        run: Any = SimpleNamespace(progress=progress)
+        run: Any = SimpleNamespace(progress=progress, extensions=SimpleNamespace(listen_anew=lambda: None))
         is_spike = len(losses) >= 5 and (by_definition(losses, loss, 3.0) or by_definition(norms, norm, 3.0))
         decision = guard.decide(StepFacts(run, norm, None, None))
         assert (decision is Decision.SKIP) == is_spike

@@ -379,7 +379,7 @@ def test_a_missing_package_is_named_with_the_command(monkeypatch: pytest.MonkeyP
         raise ImportError("Install s3fs to access S3")
 
     monkeypatch.setattr(fsspec.core, "url_to_fs", lacks)
-    with pytest.raises(MissingPackageError, match=r"Install s3fs.*pip install 'trainwright\[remote\]'"):
+    with pytest.raises(MissingPackageError, match=r"Install s3fs.*pip install s3fs for s3://"):
         RemoteStore("s3://bucket/run")
 
 
