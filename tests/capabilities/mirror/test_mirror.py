@@ -180,6 +180,11 @@ class Bench:
     def until_sent(self, step: int) -> None:
         until(lambda: any(one.get("step") == step for one in self.told))
 
+    def until_copies_are(self, *names: str) -> None:
+        """Waits while time passes, as `until_sent_again` does."""
+        store = RemoteStore(self.url)
+        until(lambda: (self.clock.advance(1), [copy.name for copy in store.copies()] == [*names])[1])
+
     def until_sent_again(self, step: int) -> None:
         """As `until_sent`, while time passes: the thread may begin its pause after the test has gone on."""
         until(lambda: (self.clock.advance(1), any(one.get("step") == step for one in self.told))[1])
@@ -650,7 +655,7 @@ def test_copies_have_the_number_of_their_lease_and_the_last_stays(
     bench.until_sent(10)
     bench.claim.number = 4  # lost, and taken again
     bench.save(10, content="anew")
-    until(lambda: [copy.name for copy in RemoteStore(bench.url).copies()] == ["checkpoint-10-4"])
+    bench.until_copies_are("checkpoint-10-4")
     assert bench.steps() == [10]
 
 
