@@ -89,9 +89,7 @@ def test_within_run_a_warning_is_shown_once_and_by_the_first_process(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
-    monkeypatch.setattr(
-        PackageHandler, "said", []
-    )  # a run that another test left in its steps may not be collected yet
+    monkeypatch.setattr(PackageHandler, "said", [])  # a run that another test left may be alive
     logger = logging.getLogger("trainwright.x")
 
     def shown(*messages: str, level: int = logging.WARNING) -> list[str]:
