@@ -21,6 +21,7 @@ from trainwright.cli.tasks import export, export_folder, opened
 from trainwright.cli.tasks.export_proof import _moved_metrics, difference_limit
 from trainwright.cli.tasks.export_weights import Expected, _differs
 from trainwright.hub.model_card import is_untouched
+from trainwright.support.scratch import owner_mark
 
 from .commands import SMALL, call, done, small
 from .proved import ROWS, TUNED, make_base, tune, write_rows
@@ -622,12 +623,19 @@ def test_partial_directories_of_ended_processes_are_removed(place: Path) -> None
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait(60)
     (place / "here").mkdir()
-    gone = [f".new.{ended.pid}.0123abcd.partial", f"here/.{ended.pid}.0123abcd.partial"]
-    kept = [f".new.{os.getppid()}.0123abcd.partial", f".other.{ended.pid}.0123abcd.partial", ".new.partial"]
+    machine = owner_mark().rpartition("-")[0]
+    elsewhere = f"01234567-{machine.partition('-')[2]}"
+    gone = [f".new.{machine}-{ended.pid}-0123abcd.partial", f"here/.{machine}-{ended.pid}-0123abcd.partial"]
+    kept = [
+        f".new.{machine}-{os.getppid()}-0123abcd.partial",
+        f".new.{elsewhere}-{ended.pid}-0123abcd.partial",
+        f".other.{machine}-{ended.pid}-0123abcd.partial",
+        ".new.partial",
+    ]
     for name in (*gone, *kept):
         (place / name).mkdir()
         (place / name / "file").write_text("")
-    link = place / f".new.{ended.pid}.0123abce.partial"
+    link = place / f".new.{machine}-{ended.pid}-0123abce.partial"
     link.symlink_to("tuned")
     done("export", "tuned", "new")
     done("export", "tuned", "here")

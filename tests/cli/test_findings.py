@@ -14,8 +14,8 @@ import pytest
 from trainwright.cli.recipe.recipe_reader import checked, read_tree
 from trainwright.cli.tasks.source import load
 from trainwright.errors import RecipeError
-from trainwright.hub.model_card import CardContent, body, found_in_run
-from trainwright.journal.record import read
+from trainwright.hub.model_card import CardContent, body
+from trainwright.journal.record import read, read_findings
 from trainwright.report.run_page import write_report
 from trainwright.support.findings import Finding
 
@@ -272,7 +272,7 @@ def test_a_leak_is_said_wherever_the_metric_is(tmp_path: Path) -> None:
     assert row["findings"] == ["held_out"]
     assert "held_out" in done("runs", str(tmp_path))
     assert re.search(r"at step \d+, held_out", write_report(run).read_text(encoding="utf-8"))
-    assert found_in_run(run) == [found["text"]]
+    assert [one["text"] for one in read_findings(run)] == [found["text"]]
     assert "8 of 9 eval rows" in body(CardContent(model_name="m", findings=[found["text"]]), has_picture=False)
 
 

@@ -89,7 +89,6 @@ EXCEPTIONS = OWN_WRITERS | {
     "cli.tasks.applied": TEMPORARY,
     "cli.tasks.export.merge": NAMED_BY_USER,
     "cli.tasks.export.staged_folder": "its own directory under a random name, whose files go " + NAMED_BY_USER,
-    "cli.tasks.export.sweep_partial": "directories by the pattern of its own, of ended processes; " + LINK_ITSELF,
     "cli.tasks.export_folder._write_model": "a fixed name in the directory of `staged_folder`",
     "cli.tasks.export_proof._Proof": TEMPORARY,
     "cli.tasks.gguf.convert_to_gguf": "a file of one name, in a directory that this command has just written",

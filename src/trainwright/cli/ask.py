@@ -91,8 +91,7 @@ def _ask(talk: Conversation, text: str, *, as_json: bool, can_go_on: bool = Fals
     from trainwright.errors import DataError
 
     try:
-        if not text.isprintable() and any("\ud800" <= one <= "\udfff" for one in text):
-            raise DataError("This line of standard input is not UTF-8 text, so it was not asked.")
+        _check_text(text)
         answer = talk.ask(text, None if as_json else _print_piece)
     except DataError as error:
         if not can_go_on:
@@ -106,6 +105,16 @@ def _ask(talk: Conversation, text: str, *, as_json: bool, can_go_on: bool = Fals
     else:
         _print_piece("\n")
     _say_how_it_ended(answer, as_json=as_json, can_go_on=can_go_on)
+
+
+def _check_text(text: str) -> None:
+    """Raises DataError for a line with bytes that are no text."""
+    from trainwright.errors import DataError
+
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise DataError("This line of standard input is not UTF-8 text, so it was not asked.") from None
 
 
 def _say_how_it_ended(answer: Answer, *, as_json: bool, can_go_on: bool) -> None:

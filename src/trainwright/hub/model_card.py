@@ -15,8 +15,7 @@ from torch import nn
 from trainwright._types import JSONObject, printable, write_text
 from trainwright.config.coerce import output_path
 from trainwright.config.protocol import Arguments
-from trainwright.errors import DataError
-from trainwright.journal.record import installed, read
+from trainwright.journal.record import installed, read_findings
 from trainwright.support.door import read_settings
 
 if TYPE_CHECKING:
@@ -289,17 +288,9 @@ def collect(
         losses=losses_of(log_history),
         settings=settings(args),
         versions={name: version for name in PACKAGES if (version := installed(name)) is not None},
-        findings=found_in_run(Path(output_path(args))),
+        findings=[one["text"] for one in read_findings(output_path(args))],
         is_adapter=hasattr(model, "peft_config"),
     )
-
-
-def found_in_run(folder: Path) -> list[str]:
-    """Returns what checks found in the run of an output directory; empty without a journal."""
-    try:
-        return [one["text"] for one in read(folder).findings()]
-    except (OSError, DataError):
-        return []
 
 
 def base_of(model: nn.Module) -> str | None:

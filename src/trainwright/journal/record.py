@@ -238,6 +238,14 @@ def read(path: str | Path, run_id: str | None = None) -> Record:
     return of_one_run([entry for entry in entries if entry["run"] == run_id])
 
 
+def read_findings(folder: str | Path) -> list[Entry]:
+    """Returns the findings of the last run in a directory; none without a journal that can be read."""
+    try:
+        return read(folder).findings()
+    except (OSError, DataError):
+        return []
+
+
 def lines(path: Path) -> Iterator[Entry]:
     """Yields the entries of a file, without lines that a killed process did not finish, or that are no entries."""
     with open(path, "rb") as file:

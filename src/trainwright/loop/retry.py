@@ -32,7 +32,7 @@ class MicroBatchPart(NamedTuple):
     rows: slice | None = None  # its rows of the micro-batch; None for all
 
 
-def parts_of(batches: list[Batch], num_parts: int) -> list[MicroBatchPart]:
+def split_batches(batches: list[Batch], num_parts: int) -> list[MicroBatchPart]:
     """Cuts each micro-batch of a window into `num_parts` (or single samples, if it has fewer), with their shares."""
     sizes = [num_samples_of(batch) or 1 for batch in batches]
     total = sum(sizes)

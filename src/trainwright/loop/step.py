@@ -11,7 +11,7 @@ import torch
 from trainwright._types import Batch, SampleIds
 from trainwright.errors import ModelError
 from trainwright.loop.extension import Decision, Run, StepFacts
-from trainwright.loop.retry import MicroBatchPart, parts_of
+from trainwright.loop.retry import MicroBatchPart, split_batches
 from trainwright.loop.window import WindowMark, drop_window
 from trainwright.state.progress import FORWARD, OPTIMIZER, OTHER
 from trainwright.support.hooks import TrainHooks
@@ -99,7 +99,7 @@ class Step:
         if progress.num_parts == 1 and setup.rule.aux_coefficient == 0.0:
             parts = [MicroBatchPart(batch, number=number) for number, batch in enumerate(self._window.batches)]
         else:
-            parts = parts_of(self._window.batches, progress.num_parts)
+            parts = split_batches(self._window.batches, progress.num_parts)
         last = len(parts) - 1
         for i, part in enumerate(parts):
             progress.part = part

@@ -79,20 +79,20 @@ def sampler_of(
 
 def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:
     """Returns the collator for single samples: the user's, the default, or the one that the batches need."""
-    batcher = _batcher_of(sampler)
+    batcher = _find_batcher(sampler)
     return collator if batcher is None else batcher.choose_sample_collator(collator, default=default)
 
 
 def row_collator(args: Any, sampler: Any, collate: Callable[..., Any], model: Model, processing_class: Any) -> Any:
     """Returns the collator of whole batches; ModelError if the model cannot take them."""
-    batcher = _batcher_of(sampler)
+    batcher = _find_batcher(sampler)
     if batcher is None:
         return collate
     with unchanged_random_states():
         return batcher.make_row_collator(args, collate, model, processing_class)
 
 
-def _batcher_of(sampler: Any) -> Batcher | None:
+def _find_batcher(sampler: Any) -> Batcher | None:
     """Returns what forms the batches of an order of ours, or of a stream; a user's sampler has none."""
     batcher = getattr(sampler, "batcher", None)
     return batcher if isinstance(batcher, Batcher) else None

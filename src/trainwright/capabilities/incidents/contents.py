@@ -32,7 +32,7 @@ from trainwright.engine.base import Engine
 from trainwright.errors import BundleError
 from trainwright.journal import record
 from trainwright.loop.extension import Run
-from trainwright.loop.retry import MicroBatchPart, parts_of
+from trainwright.loop.retry import MicroBatchPart, split_batches
 from trainwright.loop.step import Window
 from trainwright.support.loss_normalization import LossOutput, LossRule
 from trainwright.support.tensor_tree import find_batch_size
@@ -100,7 +100,7 @@ def window_losses(hooks: LossHooks, run: RecordedRun, model: Any, window: Window
     assert rule is not None
     before = progress.part_of_micro_batch, progress.share_of_window
     try:
-        for part in parts_of(window.batches, progress.num_parts):
+        for part in split_batches(window.batches, progress.num_parts):
             progress.part_of_micro_batch = part.of_micro_batch
             progress.share_of_window = part.of_window
             yield _loss(hooks, run, model, window, part)

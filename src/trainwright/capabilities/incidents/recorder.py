@@ -36,7 +36,7 @@ from trainwright.engine.base import Engine
 from trainwright.errors import BadStepError, BundleError, DataError
 from trainwright.loop.extension import Extension, Run
 from trainwright.loop.incident import Incident
-from trainwright.loop.retry import parts_of
+from trainwright.loop.retry import split_batches
 from trainwright.loop.step import Window
 from trainwright.support.tensor_tree import find_batch_size, tensors_of
 
@@ -296,7 +296,7 @@ class IncidentRecorder(Extension):
 
     def _num_losses(self, window: Window | None) -> int:
         """Returns the number of losses of a window, one per micro-batch or part of one."""
-        return 0 if window is None else len(parts_of(window.batches, self._run.progress.num_parts))
+        return 0 if window is None else len(split_batches(window.batches, self._run.progress.num_parts))
 
     def _gathered(self, window: Window, seen: Evidence, details: JSONObject) -> tuple[Window, Evidence, JSONObject]:
         """Gathers the weights of a sharded model, and the batch and rank of the process with the worst loss.

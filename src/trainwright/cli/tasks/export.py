@@ -38,10 +38,12 @@ from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError, needs_package
 from trainwright.state.trainer_state import TrainerState
 from trainwright.support.door import read_json
+from trainwright.support.scratch import owner_mark, remove_left
 
 CONFIG_NAME = "config.json"
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 TEMPLATE_NAME = "chat_template.jinja"
+PARTIAL = ".partial"  # end of the name of a directory that is written
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Model: TypeAlias = Any  # a model of transformers or peft, or a layer of peft: each class has its own methods
@@ -292,12 +294,15 @@ def staged_folder(folder: Path) -> Iterator[Path]:
     is_new = not folder.exists()
     if not is_new and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file. Choose a directory.")
-    sweep_partial(folder)
+    # A directory that is there may be a mount or the working directory, which cannot be replaced by a rename.
+    beside = (folder.absolute().parent, f".{folder.name}.")
+    places = [beside] if is_new else [beside, (folder, ".")]
+    for place, start in places:
+        remove_left(place, start, PARTIAL)
+    place, start = places[-1]
     if not is_new and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty. Choose another directory.")
-    mark = f"{os.getpid()}.{secrets.token_hex(4)}.partial"
-    # A directory that is there may be a mount or the working directory, which cannot be replaced by a rename.
-    partial = folder.with_name(f".{folder.name}.{mark}") if is_new else folder / f".{mark}"
+    partial = place / f"{start}{owner_mark()}-{secrets.token_hex(4)}{PARTIAL}"
     try:
         # Now, and not after an hour of merging: it may not be allowed.
         partial.mkdir(parents=True)
@@ -315,23 +320,3 @@ def staged_folder(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-def sweep_partial(folder: Path) -> None:
-    """Removes the partial directories that ended processes left for an export to `folder`; a link is left alone."""
-    inside = [(folder, r"\.")] if folder.is_dir() else []
-    for place, start in ((folder.absolute().parent, rf"\.{re.escape(folder.name)}\."), *inside):
-        for path in list(place.iterdir()) if place.is_dir() else ():
-            found = re.fullmatch(rf"{start}(\d+)\.[0-9a-f]{{8}}\.partial", path.name)
-            if found and path.is_dir() and not path.is_symlink() and not _is_running(int(found[1])):
-                shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True
-    return True

@@ -55,7 +55,7 @@ from trainwright.cli.tasks.export_settings import (
     compare_settings,
     compare_tensor_names,
     compare_tokenizer_files,
-    read_settings_of,
+    read_model_settings,
 )
 from trainwright.cli.tasks.export_weights import (
     ROUNDINGS,
@@ -268,7 +268,7 @@ class _Proof:
             raise _unusable(self._found[0], self._folder)
         words = self._describe_trained(trained)
         # Before the models are evaluated, which sets entries of them.
-        settings = [read_settings_of(_base(one)) for one in (trained, exported)]
+        settings = [read_model_settings(_base(one)) for one in (trained, exported)]
         first = self._evaluate(words, trained, rows, shape)
         batches = list(_batches(first))
         names = [str(name) for name in first.parts.train.origin.names]

@@ -50,7 +50,7 @@ LONGEST = 60  # characters of a value that is shown
 MAX_BYTES = 1 << 28  # of a file of a tokenizer
 
 
-def read_settings_of(model: Any) -> dict[str, JSONObject]:
+def read_model_settings(model: Any) -> dict[str, JSONObject]:
     """Returns the entries of a model's configuration and of its generation, by the names of their files."""
     generation = getattr(model, "generation_config", None)
     found = {CONFIG_NAME: model.config.to_dict()}

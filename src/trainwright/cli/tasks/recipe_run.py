@@ -25,9 +25,9 @@ from trainwright.cli.tasks.models import quiet_transformers, remove_learned
 from trainwright.cli.tasks.source import TaskSource, digest_rows, load
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.config.arguments import TrainingArguments
-from trainwright.errors import ArgumentError, CheckpointError, DataError, RecipeError, TrainwrightError
+from trainwright.errors import ArgumentError, CheckpointError, RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
-from trainwright.journal.record import JOURNAL_NAME, read
+from trainwright.journal.record import JOURNAL_NAME, read_findings
 from trainwright.run.checks import make_output_dir
 from trainwright.state.trainer_state import TrainerState
 from trainwright.support.door import read_json, read_settings
@@ -196,8 +196,7 @@ def names_the_resume(folder: Path, say: Say) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit):
         if CheckpointStore(folder).steps():
-            near = os.path.relpath(folder)
-            say("stopped", f"continue with: trainwright resume {folder if near.startswith('..') else near}")
+            say("stopped", f"continue with: trainwright resume {_near(folder.absolute())}")
         raise
 
 
@@ -227,7 +226,7 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
                 write_text(kept, before)
             raise
     trainer.save_metrics("train", result.metrics)
-    found = read_findings(Path(args.output_dir))
+    found = [{"check": one["check"], "text": one["text"]} for one in read_findings(str(args.output_dir))]
     scores: dict[str, float] = {}
     if trainer.eval_dataset is not None:
         scores = _last_evaluation(trainer) or trainer.evaluate()
@@ -254,15 +253,6 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
         "best_checkpoint": trainer.state.best_model_checkpoint,
         "checkpoint": str(store.path(newest[0])) if newest else None,
     }
-
-
-def read_findings(folder: Path) -> list[JSONObject]:
-    """Returns what checks found in a run: the name of each check, and its text; empty without a journal."""
-    try:
-        record = read(folder)
-    except (OSError, DataError):
-        return []
-    return [{"check": one["check"], "text": one["text"]} for one in record.findings()]
 
 
 def upload(trainer: Trainer) -> None:

@@ -8,7 +8,6 @@ import gzip
 import io
 import random
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from trainwright.cli.recipe.schema import DataPart, Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
 from trainwright.cli.tasks import findings, hold_out
 from trainwright.cli.tasks.conversations import Shape, find_shape
-from trainwright.data.identity import SampleId, fingerprint
+from trainwright.data.identity import SampleId, as_hex, fingerprint
 from trainwright.data.row_names import ONE_SOURCE, row_names
 from trainwright.errors import DataError, MissingPackageError, RecipeError, did_you_mean, needs_package
 from trainwright.hub.access import dataset_problem, offline, without_retries
@@ -297,7 +296,7 @@ def digest_rows(rows: Rows) -> str:
     if hasattr(rows, "column_names"):
         return str(getattr(rows, "_fingerprint", len(rows)))
     contents = sorted(_content(tuple(row.items())) or 0 for row in rows)
-    return f"{len(rows)}-{zlib.crc32(repr(contents).encode()):08x}"
+    return f"{len(rows)}-{as_hex(fingerprint(contents))}"
 
 
 def _content(cells: tuple[object, ...]) -> int | None:
