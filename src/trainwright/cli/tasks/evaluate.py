@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +10,9 @@ import torch
 from torch import nn
 
 from trainwright._types import IGNORE_INDEX, JSONObject
-from trainwright.callbacks.progress import PrinterCallback
-from trainwright.cli.tasks import task_builders
 from trainwright.cli.tasks.applied import Applied, arguments_of
-from trainwright.cli.tasks.models import quiet_transformers
 from trainwright.cli.tasks.source import Row, TaskSource, load
-from trainwright.cli.tasks.task_objects import TaskObjects
+from trainwright.cli.tasks.task_trainer import make_evaluator
 from trainwright.errors import RecipeError
 from trainwright.support.model_facts import shifts_labels
 
@@ -56,24 +52,9 @@ def evaluate(one: Applied, *, num_hardest: int = 10) -> Evaluation:
     Raises:
         RecipeError: the data do not fit the task of the model.
     """
-    from trainwright.seq2seq_trainer import Seq2SeqTrainer
-    from trainwright.trainer import Trainer
-
     args = arguments_of(one)
     material = _load_labelled(one)
-    build: Callable[..., TaskObjects] = getattr(task_builders, one.recipe.task.replace("-", "_"))
-    with quiet_transformers():
-        parts = build(material, args)
-    trainer = (Seq2SeqTrainer if one.recipe.spec.generates else Trainer)(
-        model=parts.model,
-        args=args,
-        data_collator=parts.data_collator,
-        eval_dataset=parts.train,
-        processing_class=parts.processing_class,
-        compute_metrics=parts.compute_metrics,
-        preprocess_logits_for_metrics=parts.preprocess_logits,
-    )
-    trainer.remove_callback(PrinterCallback)  # the caller shows the metrics
+    parts, trainer = make_evaluator(material, args)
     found = trainer.evaluate()
     metrics = {name.removeprefix("eval_"): value for name, value in found.items() if name != "epoch"}
     config: Any = parts.model.config  # each kind of model has its own class

@@ -298,7 +298,8 @@ def staged_folder(folder: Path) -> Iterator[Path]:
     beside = (folder.absolute().parent, f".{folder.name}.")
     places = [beside] if is_new else [beside, (folder, ".")]
     for place, start in places:
-        remove_left(place, start, PARTIAL)
+        if place.is_dir():
+            remove_left(place, start, PARTIAL)
     place, start = places[-1]
     if not is_new and any(folder.iterdir()):
         raise CheckpointError(f"{folder} is not empty. Choose another directory.")

@@ -39,7 +39,6 @@ from trainwright.checkpoint.weights import KEPT
 from trainwright.cli.recipe.recipe_reader import arguments_class, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
-from trainwright.cli.tasks import task_builders
 from trainwright.cli.tasks.applied import guess_task, recipe_at, recipe_file
 from trainwright.cli.tasks.chat import end_tokens
 from trainwright.cli.tasks.conversations import Shape
@@ -64,10 +63,10 @@ from trainwright.cli.tasks.export_weights import (
     compare_weights,
     round_adapter,
 )
-from trainwright.cli.tasks.models import quiet_transformers
 from trainwright.cli.tasks.opened import load_whole, open_trained
 from trainwright.cli.tasks.source import TaskSource, load
 from trainwright.cli.tasks.task_objects import TaskObjects
+from trainwright.cli.tasks.task_trainer import make_evaluator
 from trainwright.cli.tasks.trained_tokens import GENERATION_NAME, find_generation
 from trainwright.data.seeding import set_seed
 from trainwright.errors import ArgumentError, CheckpointError, DataError, RecipeError
@@ -589,30 +588,14 @@ class _Evaluated:
     @classmethod
     def make(cls, material: TaskSource) -> _Evaluated:
         """Encodes the rows with the tokenizer of a model, and evaluates the model on them."""
-        from trainwright.callbacks.progress import PrinterCallback
-        from trainwright.seq2seq_trainer import Seq2SeqTrainer
-        from trainwright.trainer import Trainer
-
         recipe = material.recipe
         args = arguments_class(generates=recipe.spec.generates)(**recipe.training)
-        build: Callable[..., TaskObjects] = getattr(task_builders, recipe.task.replace("-", "_"))
-        with quiet_transformers():
-            parts = build(material, args)
-        trainer = (Seq2SeqTrainer if recipe.spec.generates else Trainer)(
-            model=parts.model,
-            args=args,
-            data_collator=parts.data_collator,
-            eval_dataset=parts.train,
-            processing_class=parts.processing_class,
-            compute_metrics=parts.compute_metrics,
-            preprocess_logits_for_metrics=parts.preprocess_logits,
-        )
-        trainer.remove_callback(PrinterCallback)
+        parts, trainer = make_evaluator(material, args)
         # A masked model hides the same words in both evaluations.
         set_seed(args.seed)
         found = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items() if name != "epoch"}
         metrics = {name: float(value) for name, value in found.items() if not name.endswith(NOT_SHOWN)}
-        return cls(trainer, parts, {name: value for name, value in metrics.items() if name != "runtime"})
+        return cls(trainer, parts, metrics)
 
 
 def _batches(one: _Evaluated) -> Iterator[Batch]:

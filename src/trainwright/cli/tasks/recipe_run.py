@@ -19,11 +19,11 @@ from trainwright.checkpoint.store import CheckpointStore
 from trainwright.cli.recipe.recipe_reader import OPTIONAL, arguments_class, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree, dump
-from trainwright.cli.tasks import findings, task_builders
+from trainwright.cli.tasks import findings
 from trainwright.cli.tasks.adapter import described, save_base_config, with_adapter
-from trainwright.cli.tasks.models import quiet_transformers, remove_learned
+from trainwright.cli.tasks.models import remove_learned
 from trainwright.cli.tasks.source import TaskSource, digest_rows, load
-from trainwright.cli.tasks.task_objects import TaskObjects
+from trainwright.cli.tasks.task_trainer import make_objects, make_task_trainer
 from trainwright.config.arguments import TrainingArguments
 from trainwright.errors import ArgumentError, CheckpointError, RecipeError, TrainwrightError
 from trainwright.hub.access import model_problem, without_retries
@@ -62,8 +62,6 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
     """
     from trainwright.data.seeding import set_seed
     from trainwright.run.internals import Internals
-    from trainwright.seq2seq_trainer import Seq2SeqTrainer
-    from trainwright.trainer import Trainer
 
     # Where the original's numbers are asked for, the task changes none.
     of_task = {} if "reproduce" in recipe.training else recipe.spec.training
@@ -85,9 +83,8 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
                 )
             ]
         )
-    build: Callable[..., TaskObjects] = getattr(task_builders, recipe.task.replace("-", "_"))
-    with quiet_transformers(), without_retries():
-        parts = build(material, args)
+    with without_retries():
+        parts = make_objects(material, args)
     for note in material.notes if found is None else ():
         say("note", note)
     held = "" if parts.eval is None else f", {len(parts.eval)} to evaluate on"
@@ -101,16 +98,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
         model = with_adapter(parts.model, material)
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         say("lora", f"{count_text(trained)} parameters are trained: {described(recipe.lora)}")
-    trainer = (Seq2SeqTrainer if recipe.spec.generates else Trainer)(
-        model=model,
-        args=args,
-        data_collator=parts.data_collator,
-        train_dataset=parts.train,
-        eval_dataset=parts.eval,
-        processing_class=parts.processing_class,
-        compute_metrics=parts.compute_metrics,
-        preprocess_logits_for_metrics=parts.preprocess_logits,
-    )
+    trainer = make_task_trainer(recipe, args, parts, model=model, train_dataset=parts.train, eval_dataset=parts.eval)
     journal = Internals(trainer).services.journal
     journal.recipe = summarize(recipe, material)
     journal.known_before = [

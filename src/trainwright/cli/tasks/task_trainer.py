@@ -1,0 +1,55 @@
+"""The trainer of a task, from the objects that the task makes of rows: for a run, or to evaluate a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trainwright.cli.recipe.schema import Recipe
+from trainwright.cli.tasks import task_builders
+from trainwright.cli.tasks.models import quiet_transformers
+from trainwright.cli.tasks.source import TaskSource
+from trainwright.cli.tasks.task_objects import TaskObjects
+from trainwright.config.arguments import TrainingArguments
+
+if TYPE_CHECKING:
+    from trainwright.trainer import Trainer
+
+
+def make_objects(material: TaskSource, args: TrainingArguments) -> TaskObjects:
+    """Loads the model of a task and encodes its rows; RecipeError if they do not fit."""
+    build: Callable[..., TaskObjects] = getattr(task_builders, material.recipe.task.replace("-", "_"))
+    with quiet_transformers():
+        return build(material, args)
+
+
+def make_task_trainer(recipe: Recipe, args: TrainingArguments, parts: TaskObjects, **data_and_model: Any) -> Trainer:
+    """Makes the trainer of a task.
+
+    Args:
+        recipe: says whether the task generates.
+        args: the settings.
+        parts: collator, metrics and tokenizer of the task.
+        data_and_model: `model`, `train_dataset` and `eval_dataset`, as the constructor takes them.
+    """
+    from trainwright.seq2seq_trainer import Seq2SeqTrainer
+    from trainwright.trainer import Trainer
+
+    return (Seq2SeqTrainer if recipe.spec.generates else Trainer)(
+        args=args,
+        data_collator=parts.data_collator,
+        processing_class=parts.processing_class,
+        compute_metrics=parts.compute_metrics,
+        preprocess_logits_for_metrics=parts.preprocess_logits,
+        **data_and_model,
+    )
+
+
+def make_evaluator(material: TaskSource, args: TrainingArguments) -> tuple[TaskObjects, Trainer]:
+    """Returns the objects of rows, and a trainer that evaluates a model on them; the caller shows the metrics."""
+    from trainwright.callbacks.progress import PrinterCallback
+
+    parts = make_objects(material, args)
+    trainer = make_task_trainer(material.recipe, args, parts, model=parts.model, eval_dataset=parts.train)
+    trainer.remove_callback(PrinterCallback)
+    return parts, trainer
