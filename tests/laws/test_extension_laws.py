@@ -384,6 +384,30 @@ def test_an_extension_may_leave_out_an_event() -> None:
     assert table.marks() == []
 
 
+def test_one_that_came_within_a_window_is_not_rewound_and_one_without_a_mark_is() -> None:
+    rewound: list[tuple[str, Any]] = []
+
+    class Rewinds(Extension):
+        def __init__(self, name: str, *, is_marked: bool) -> None:
+            self.name = name
+            self._is_marked = is_marked
+
+        def listens_to(self) -> set[str]:
+            return super().listens_to() - (set() if self._is_marked else {"mark"})
+
+        def mark(self) -> str:
+            return f"mark of {self.name}"
+
+        def rewind(self, mark: Any) -> None:
+            rewound.append((self.name, mark))
+
+    table = Extensions([Rewinds("marked", is_marked=True), Rewinds("quiet", is_marked=False)])
+    marks = table.marks()
+    table.add(Rewinds("late", is_marked=True))
+    table.rewind_to(marks)
+    assert rewound == [("quiet", None), ("marked", "mark of marked")]
+
+
 # -- decisions --------------------------------------------------------------------------------------------------------
 
 

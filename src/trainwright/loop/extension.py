@@ -394,6 +394,7 @@ class Extensions:
     committed: tuple[Callable[[Path], None], ...]
     keeps: tuple[Callable[[], set[int]], ...]
     mark: tuple[Callable[[], Mark], ...]
+    unmarked: list[tuple[Extension, Mark]]  # extensions that can be rewound, with None
     save: tuple[Callable[[Path, Sink], None], ...]
     load: tuple[Callable[[SavedRun], None], ...]
     trained: tuple[Callable[[Run], None], ...]
@@ -464,20 +465,23 @@ class Extensions:
             methods = tuple(getattr(one, event) for one, events in heard if event in events)
             setattr(self, event, methods[::-1] if event in REVERSED else methods)
         self.needs_outputs = any(one.needs_outputs for one in self._all)
-        self._rewindable = [one for one, events in heard if "rewind" in events]
-        self._marked = [one for one, events in heard if "mark" in events and "rewind" in events]
+        self._rewindable = [(one, "mark" in events) for one, events in heard if "rewind" in events]
+        self.unmarked = [(one, None) for one, _ in self._rewindable]
         self._sharing = [one for one, events in heard if "share" in events]
         self._stateful = [one for one, events in heard if "state_dict" in events]
 
     def marks(self) -> list[tuple[Extension, Mark]]:
-        """Returns a mark of each extension that can be rewound and has something to remember."""
-        return [(one, one.mark()) for one in self._marked]
+        """Returns a mark of each extension that can be rewound; None for one that has nothing to remember.
+
+        Where `mark` is empty, it is `unmarked`, which no step has to make.
+        """
+        return [(one, one.mark() if is_marked else None) for one, is_marked in self._rewindable]
 
     def rewind_to(self, marks: list[tuple[Extension, Mark]]) -> None:
-        """Rewinds the extensions to their marks, in reverse order; those without a mark to None."""
-        by_extension = {id(one): mark for one, mark in marks}
-        for extension in reversed(self._rewindable):
-            extension.rewind(by_extension.get(id(extension)))
+        """Rewinds the extensions to their marks, in reverse order, unless they were added or removed since then."""
+        for extension, mark in reversed(marks):
+            if any(one is extension for one, _ in self._rewindable):
+                extension.rewind(mark)
 
     def decision(self, facts: StepFacts) -> Decision:
         """Returns the decision of the first extension that does not let the update be made; else `APPLY`."""

@@ -39,7 +39,7 @@ class WindowMark:
             tokens=progress.tokens,
             total_flos=state.total_flos,
             total_tokens=state.num_input_tokens_seen,
-            extensions=run.extensions.marks() if run.extensions.mark else [],
+            extensions=run.extensions.marks() if run.extensions.mark else run.extensions.unmarked,
             random_states=None if random_states is None else random_states.capture(),
         )
 

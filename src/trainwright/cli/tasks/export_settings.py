@@ -66,7 +66,8 @@ def compare_settings(trained: Mapping[str, JSONObject], exported: Mapping[str, J
 def compare_tokenizer_files(trained: Path, exported: Path) -> Iterator[Difference]:
     """Yields a difference for each file of a tokenizer that is not the one that was saved with the trained model."""
     for name in OF_TOKENIZER:
-        one, other = trained / name, exported / name
+        one = trained / name
+        other = exported / name
         if not one.is_file() and not other.is_file():
             continue
         if not other.is_file():
@@ -102,7 +103,8 @@ def compare_tensor_names(
     if extra:
         more = f", and {counted(len(extra) - 1, 'tensor')} more" if extra[1:] else ""
         yield Difference("model.safetensors", f"has the tensor {extra[0]}{more}, which the trained model has not")
-    one, other = _tensors(trained / ADAPTER_WEIGHTS_NAME), _tensors(exported / ADAPTER_WEIGHTS_NAME)
+    one = _tensors(trained / ADAPTER_WEIGHTS_NAME)
+    other = _tensors(exported / ADAPTER_WEIGHTS_NAME)
     for name, kind in other.items() if one else ():
         if name not in one:
             yield Difference(ADAPTER_WEIGHTS_NAME, f"has the tensor {name}, which the trained adapter has not")
@@ -136,7 +138,8 @@ def _by_content(settings: Any) -> Any:
 def _compare_entries(
     file: str, trained: Any, exported: Any, *, may_change: frozenset[str] = frozenset()
 ) -> Iterator[Difference]:
-    one, other = dict(_entries(trained, may_change)), dict(_entries(exported, may_change))
+    one = dict(_entries(trained, may_change))
+    other = dict(_entries(exported, may_change))
     apart = [name for name in dict.fromkeys((*one, *other)) if one.get(name) != other.get(name)]
     if not apart:
         return
