@@ -279,6 +279,18 @@ def test_a_table_of_predictions_has_the_columns_of_the_rows(runs: Callable[[str]
     assert json.loads(found[0]["predicted_scores"]) == lines[0]["scores"]
 
 
+def test_a_table_keeps_no_column_in_silence_and_has_a_form_that_is_written(
+    runs: Callable[[str], Path], tmp_path: Path
+) -> None:
+    file = str(write(tmp_path / "rows.jsonl", [{"text": "red one", "predicted_label": "even"}]))
+    words = ("predict", str(runs("text-classification")), "--data", file, "--output")
+    taken = call(*words, str(tmp_path / "out.csv"))
+    assert "already have the column 'predicted_label'" in taken.output.replace("\n", " ")
+    assert not (tmp_path / "out.csv").exists()
+    other = call(*words, str(tmp_path / "out.tsv"))
+    assert (other.exit_code, "predictions are written as .jsonl or .csv" in other.output) == (2, True)
+
+
 def test_lines_of_text_need_no_column_name_of_the_run(runs: Callable[[str], Path], tmp_path: Path) -> None:
     run = str(runs("text-classification"))
     (tmp_path / "new.txt").write_text("red one\nblue two\n")

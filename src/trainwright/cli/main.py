@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from trainwright.cli.recipe.yaml_tree import Tree
     from trainwright.cli.tasks.export_proof import ExportProof
 
+OTHER_TABLES = (".tsv", ".xlsx", ".xls", ".parquet", ".arrow")  # files that are no JSON lines, and no CSV
 WIDE = 100  # characters of a terminal that has room for times
 
 
@@ -710,7 +711,9 @@ def predict(
     from trainwright.cli.tasks.predict import predict, predict_rows, write_table
 
     if str(out) != "-":
-        check_output(out, [data, model], option="--out")
+        check_output(out, [data, model], option="--output")
+    if out.suffix.lower() in OTHER_TABLES:
+        raise errors.ArgumentError(f"--output {out}: predictions are written as .jsonl or .csv, not {out.suffix}.")
     with (
         answers_alone(),
         rows_at(data) as file,

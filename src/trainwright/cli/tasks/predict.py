@@ -70,9 +70,14 @@ def predict_rows(one: Applied, batch_size: int | None, max_new_tokens: int) -> I
 def write_table(file: IO[str], found: Iterable[tuple[Row, JSONObject]]) -> int:
     """Writes predictions as CSV: the columns of the rows, then those of the predictions; returns the number of rows.
 
-    A column of a prediction has the prefix `predicted_`. Lists and objects are JSON in their cell.
+    A column of a prediction has the prefix `predicted_`; of a row that has such a column too, DataError. Lists and
+    objects are JSON in their cell.
     """
-    rows = [{**row, **{f"{PREFIX}{name}": value for name, value in one.items()}} for row, one in found]
+    pairs = list(found)
+    both = sorted({name for row, one in pairs for name in (f"{PREFIX}{key}" for key in one) if name in row})
+    if both:
+        raise DataError(f"The rows already have the column {both[0]!r}, which a prediction would replace. Rename it.")
+    rows = [{**row, **{f"{PREFIX}{name}": value for name, value in one.items()}} for row, one in pairs]
     names = dict.fromkeys(name for row in rows for name in row if not str(name).startswith(PREFIX))
     names |= dict.fromkeys(name for row in rows for name in row)
     writer = csv.writer(file)
