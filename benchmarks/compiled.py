@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +25,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
-from harness import print_json, print_table, silence, versions  # noqa: E402
+from harness import print_json, print_table, run_apart, silence, versions  # noqa: E402
 
 SUBJECTS = (
     "hand, not compiled",
@@ -142,12 +140,8 @@ def main() -> int:
         return 0
     found: dict[str, dict[str, float]] = {}
     for name in SUBJECTS + OF_12_LAYERS:
-        command = [sys.executable, "-W", "ignore", __file__, "--alone", name, "--backend", backend]
         caches = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"} if name in OF_12_LAYERS else {}
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **caches})
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr)
-        found[name] = json.loads(done.stdout.splitlines()[-1])
+        found[name] = run_apart(__file__, "--alone", name, "--backend", backend, environment=caches)
         found[name]["ratio"] = round(found[name]["ms_per_step"] / found["hand, not compiled"]["ms_per_step"], 2)
     whole, regional = (found[name]["compile_s"] for name in OF_12_LAYERS)
     print_json(

@@ -10,9 +10,11 @@ import contextlib
 import gc
 import io
 import json
+import os
 import platform
 import resource
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -207,6 +209,16 @@ def versions(*packages: str) -> dict[str, str]:
     for package in packages:
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
+    return found
+
+
+def run_apart(script: str, *words: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What a script prints as its last line, a JSON object, in a process of its own; RuntimeError if it fails."""
+    command = [sys.executable, "-W", "ignore", script, *words]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **(environment or {})})
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

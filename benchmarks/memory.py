@@ -13,7 +13,6 @@ import argparse
 import importlib
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
-from harness import peak_bytes, print_json, print_table, silence, versions  # noqa: E402
+from harness import peak_bytes, print_json, print_table, run_apart, silence, versions  # noqa: E402
 
 NAMES = ("hand", "trainwright", "transformers")
 NUM_STEPS = 6
@@ -70,12 +69,7 @@ def run_alone(name: str, *, is_small: bool) -> dict[str, int]:
 
 
 def apart(name: str, *, is_small: bool) -> dict[str, int]:
-    command = [sys.executable, "-W", "ignore", __file__, "--alone", name, *(["--small"] if is_small else [])]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr)
-    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_apart(__file__, "--alone", name, *(["--small"] if is_small else []))
 
 
 def main() -> int:

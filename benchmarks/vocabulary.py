@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent)]
 
-from harness import peak_bytes, print_json, print_table, silence, versions  # noqa: E402
+from harness import peak_bytes, print_json, print_table, run_apart, silence, versions  # noqa: E402
 
 SUBJECTS: dict[str, tuple[str, dict[str, Any]]] = {
     "transformers": ("transformers", {}),
@@ -80,11 +79,7 @@ def main() -> None:
     found: dict[str, dict[str, float]] = {}
     for name in SUBJECTS:
         more = ["--small"] if given.small else []
-        command = [sys.executable, "-W", "ignore", __file__, "--alone", name, *more]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr)
-        found[name] = json.loads(done.stdout.splitlines()[-1])
+        found[name] = run_apart(__file__, "--alone", name, *more)
     print_json(
         {
             "benchmark": "vocabulary",
