@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,6 +22,7 @@ import pytest
 from trainwright import TrainerCallback
 
 from .._support.small import accuracy, data, make_trainer, module
+from .._support.subprocesses import run_python
 from .freed_in_fresh_process import ROWS
 
 SCRIPT = Path(__file__).with_name("freed_in_fresh_process.py")
@@ -229,14 +227,6 @@ def test_all_is_freed_after_a_search(no_collection: None, tmp_path: Path) -> Non
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("row", ROWS)
 def test_all_is_freed_after_the_first_training_of_a_process(row: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, SCRIPT, row, tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_python(str(SCRIPT), row, str(tmp_path), timeout_s=180)
     told = [line.removeprefix("ALIVE ") for line in done.stdout.splitlines() if line.startswith("ALIVE ")]
     assert [json.loads(line) for line in told] == [[]]

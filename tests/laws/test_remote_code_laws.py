@@ -19,10 +19,11 @@ from ..sources.parsed import parse_file
 
 SRC = Path(__file__).parents[2] / "src" / "trainwright"
 LOADERS = ("from_pretrained", "from_config", "load_dataset", "load_dataset_builder", "pipeline")
+# Classes that are made from JSON, which names no code.
+READS_JSON = ("GenerationConfig",)
 # Function -> why it need not pass `trust_remote_code=False`.
 EXCEPTIONS = {
     "checkpoint.weights.make_pretrained": "a class of transformers itself, which never loads code (checked above it)",
-    "seq2seq_trainer.Seq2SeqTrainer.load_generation_config": "GenerationConfig is read from JSON",
     "cli.tasks.export.load_adapted.PeftModel": "puts weights into a model that is there",
 }
 
@@ -34,9 +35,9 @@ def calls(node: ast.AST, place: str) -> Iterator[tuple[str, ast.Call]]:
         if isinstance(child, ast.Call):
             function = child.func
             name = getattr(function, "attr", getattr(function, "id", ""))
-            if name in LOADERS:
-                of_peft = isinstance(function, ast.Attribute) and ast.unparse(function.value) == "PeftModel"
-                yield f"{place}.PeftModel" if of_peft else place, child
+            loaded = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
+            if name in LOADERS and loaded not in READS_JSON:
+                yield f"{place}.PeftModel" if loaded == "PeftModel" else place, child
         yield from calls(child, inner)
 
 

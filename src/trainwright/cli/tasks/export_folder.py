@@ -74,6 +74,7 @@ def write_export(asked: Export) -> ExportProof | None:
         RecipeError: the rows to compare on cannot be read.
     """
     proof: ExportProof | None = None
+    existed = asked.source.is_dir()
     try:
         with staged_folder(asked.folder) as partial, ExitStack() as stack:
             if has_adapter(asked.source) and (asked.is_merged or asked.is_proved):
@@ -90,7 +91,7 @@ def write_export(asked: Export) -> ExportProof | None:
     except _NotProvedError:
         return proof
     except (CheckpointError, OSError) as error:
-        if asked.source.is_dir():
+        if not existed or asked.source.is_dir():
             raise
         raise CheckpointError(
             f"{asked.source} was deleted while it was exported, by a run that keeps fewer checkpoints "

@@ -5,6 +5,7 @@ Of each file the first entry that differs is named. What an export may change is
 
 from __future__ import annotations
 
+import filecmp
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -74,7 +75,7 @@ def compare_tokenizer_files(trained: Path, exported: Path) -> Iterator[Differenc
             yield Difference(name, "is not in the export, and was saved with the trained model")
         elif not one.is_file():
             yield Difference(name, "was not saved with the trained model")
-        elif one.read_bytes() == other.read_bytes():
+        elif filecmp.cmp(one, other, shallow=False):
             continue
         elif not name.endswith(".json"):
             yield Difference(name, "is not the file that was saved with the trained model")
