@@ -15,7 +15,7 @@ import pytest
 
 from trainwright import TrainerCallback
 from trainwright.journal.record import read
-from trainwright.trackers import base
+from trainwright.trackers import base, registry
 from trainwright.trackers.base import ENDS
 from trainwright.trackers.registry import get_reporting_integration_callbacks
 
@@ -32,6 +32,14 @@ SETTINGS: dict[str, Any] = {
     "save_strategy": "steps",
     "save_steps": 2,
     "log_level": "warning",
+}
+# Services that take no values by step, and the test of each.
+TOLD_OTHERWISE = {
+    "azure_ml": "test_azure",
+    "codecarbon": "test_codecarbon",
+    "dagshub": "test_dagshub",
+    "flyte": "test_flyte",
+    "kubeflow": "test_kubeflow",
 }
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "dvclive": "dvclive"}
 CURVES = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_samples_per_second")
@@ -67,6 +75,12 @@ def journal_values(folder: Path, service: Service) -> Values:
 def shown(service: Service, seen: Any, folder: Path) -> Values:
     names = set(service.names(dict.fromkeys(CURVES, 0.0)))
     return {key: value for key, value in service.read(seen, folder).items() if key[0] in names}
+
+
+def test_every_tracker_is_held_to_the_laws_or_has_its_own_test() -> None:
+    assert {service.name for service in SERVICES} | TOLD_OTHERWISE.keys() == registry.TRACKERS.keys()
+    own = Path(__file__).with_name("test_other_services.py").read_text()
+    assert [test for test in TOLD_OTHERWISE.values() if f"def {test}" not in own] == []
 
 
 def test_the_values_are_those_of_the_journal_also_after_failure_and_resume(
