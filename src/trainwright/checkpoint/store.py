@@ -41,7 +41,7 @@ from trainwright.checkpoint.manifest import (
     links_that_leave,
 )
 from trainwright.errors import CheckpointError, CheckpointNotFoundError, NonFiniteWeightsError
-from trainwright.support.door import parse_json
+from trainwright.support.door import MALFORMED, parse_json
 from trainwright.support.host import is_process_alive
 
 logger = logging.getLogger(__name__)
@@ -54,6 +54,7 @@ _BESIDE = re.compile(
 
 MIN_BYTES = 1 << 20  # smaller files save little, and people edit them in place
 PIECE = 1 << 18  # elements compared at once, so that they stay in the cache
+MAX_HEADER = 100_000_000  # bytes of a safetensors file, as that library has it
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}  # of safetensors
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 NOT_WEIGHTS = ("optimizer", "rng_state")  # prefixes of names
@@ -90,51 +91,69 @@ class WeightCheck:
 
     def first_in(self, path: Path) -> str | None:
         """Returns the first non-finite tensor of a weight file; None for all other files, which are not read."""
-        from safetensors import SafetensorError
-
         if path.name.startswith(NOT_WEIGHTS) or not any(path.match(pattern) for pattern in WEIGHTS):
             return None
         try:
-            try:
-                return self._first_of(_tensors_of(path))
-            except (MemoryError, OSError):  # no room to map the whole file
-                return self._first_of(_pieces_of(path)) if path.suffix == ".safetensors" else None
-        # the user's own file of that name
-        except (SafetensorError, pickle.UnpicklingError, RuntimeError, AttributeError):
-            return None
-
-    def _first_of(self, named: Iterable[tuple[str, torch.Tensor]]) -> str | None:
-        return next((name for name, one in named if name not in self.buffers and not _is_finite(one)), None)
+            if path.suffix == ".safetensors":
+                return _first_in_safetensors(path, self.buffers)
+            named = torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
+            return next((name for name, one in named if name not in self.buffers and not _is_finite(one)), None)
+        except (pickle.UnpicklingError, OSError, *MALFORMED):
+            return None  # the user's own file of that name, or no room to map one of torch
 
 
-def _pieces_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the floating-point tensors of a safetensors file in pieces of `PIECE` elements, through one buffer."""
+@dataclass(frozen=True, slots=True, order=True)
+class _Values:
+    """Where the values of a tensor are in the data of a safetensors file, in bytes."""
+
+    start: int
+    end: int
+    name: str
+    dtype: str
+
+
+def _first_in_safetensors(path: Path, buffers: frozenset[str]) -> str | None:
+    """Returns the first non-finite tensor of a file, which may have thousands of small ones.
+
+    Neighbours of one type are compared together, through one buffer: there may be no room to map the whole file.
+    """
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes > MAX_HEADER:
+            raise ValueError(f"its header has {header_bytes} bytes")
         header = parse_json(file.read(header_bytes))
-        for name, about in header.items():
-            dtype = FLOATS.get(about.get("dtype"))
-            if dtype is None:  # metadata, and numbers that cannot be infinite
-                continue
-            start, end = about["data_offsets"]
-            file.seek(8 + header_bytes + start)
-            left = end - start
+        tensors = sorted(
+            _Values(*about["data_offsets"], name, about["dtype"])
+            for name, about in header.items()
+            if name != "__metadata__" and name not in buffers and about["dtype"] in FLOATS
+        )
+        for neighbours in _neighbours(tensors):
+            dtype = FLOATS[neighbours[0].dtype]
+            place = neighbours[0].start
+            left = neighbours[-1].end - place
+            file.seek(8 + header_bytes + place)
             buffer = bytearray(min(left, PIECE * dtype.itemsize))
             while left > 0:
                 size = file.readinto(memoryview(buffer)[: min(left, len(buffer))])
+                values = torch.frombuffer(buffer, dtype=dtype, count=size // dtype.itemsize)
+                if not _is_finite(values):
+                    first = place + int(torch.isfinite(values).logical_not().nonzero()[0]) * dtype.itemsize
+                    return next(one.name for one in neighbours if one.start <= first < one.end)
+                place += size
                 left -= size
-                yield name, torch.frombuffer(buffer, dtype=dtype, count=size // dtype.itemsize)
+    return None
 
 
-def _tensors_of(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    if path.suffix == ".safetensors":
-        from safetensors import safe_open
-
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 -- not a mapping
-                yield name, file.get_tensor(name)
-    else:
-        yield from torch.load(path, map_location="cpu", weights_only=True, mmap=True).items()
+def _neighbours(tensors: Iterable[_Values]) -> Iterator[list[_Values]]:
+    """Yields tensors of one type that follow each other without a gap."""
+    found: list[_Values] = []
+    for one in tensors:
+        if found and (one.start, one.dtype) != (found[-1].end, found[-1].dtype):
+            yield found
+            found = []
+        found.append(one)
+    if found:
+        yield found
 
 
 def _is_finite(tensor: object) -> bool:

@@ -73,6 +73,9 @@ def test_guarded_runs_write_finite_weights_only(tmp_path: Path) -> None:
     assert store.non_finite() == set()
 
 
+DTYPES = {"float": torch.float32, "half": torch.bfloat16, "count": torch.int64}
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("place", [0, PIECE, PIECE + 4])
 def test_each_element_is_looked_at(place: int, dtype: torch.dtype, tmp_path: Path) -> None:
@@ -90,6 +93,36 @@ def test_each_element_is_looked_at(place: int, dtype: torch.dtype, tmp_path: Pat
         tensors["b"][place] = value
         safetensors.torch.save_file(tensors, path)
         assert check.find(tmp_path) == ("model.safetensors", "b")
+
+
+def test_the_tensor_of_thousands_that_is_not_finite_is_named(tmp_path: Path) -> None:
+    tensors = {
+        f"layer.{number}.{kind}": torch.ones(number % 4, dtype=DTYPES[kind]) for number in range(600) for kind in DTYPES
+    }
+    tensors |= {f"mask.{number}": torch.full((2,), -torch.inf) for number in range(3)}
+    check = WeightCheck(buffers=frozenset(name for name in tensors if "mask" in name))
+    path = tmp_path / "model.safetensors"
+    safetensors.torch.save_file(tensors, path)
+    assert check.find(tmp_path) is None
+    for name in ("layer.1.float", "layer.599.float", "layer.301.half"):
+        bad = tensors | {name: tensors[name].clone().fill_(torch.nan)}
+        safetensors.torch.save_file(bad, path)
+        assert check.first_in(path) == name
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"12",
+        b"\xff" * 8,
+        b"\x02\0\0\0\0\0\0\0[]",
+        (40).to_bytes(8, "little") + b'{"a":{"dtype":"F32","data_offsets":[0,8]}}',
+    ],
+)
+def test_a_file_of_that_name_which_is_no_safetensors_is_not_looked_at(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    assert WeightCheck().find(tmp_path) is None
 
 
 def test_torch_files_are_looked_at_and_others_are_not(tmp_path: Path) -> None:
