@@ -14,15 +14,19 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from trainwright.capabilities.averages.saved import read_average
 from trainwright.cli.tasks import export, export_folder, opened
 from trainwright.cli.tasks.export_proof import _moved_metrics, difference_limit
 from trainwright.cli.tasks.export_weights import Expected, _differs
+from trainwright.errors import CheckpointError
 from trainwright.hub.model_card import is_untouched
 from trainwright.support.scratch import owner_mark
 
+from .._support.subprocesses import run_python
 from .commands import SMALL, call, done, small
 from .proved import ROWS, TUNED, make_base, tune, write_rows
 
@@ -207,7 +211,7 @@ FAULTS = {
     "wrong rank": (cut_rank, QUERY, "differs from the trained layer by"),
     "tokenizer": (change_tokenizer, "tokenizer.json", "makes other tokens of rows.jsonl:"),
     "template": (change_template, "chat_template.jinja", "is not the template that the run trained with"),
-    "settings": (change_settings, "model.rotary_emb", "its weights are the trained ones"),
+    "settings": (change_settings, "model.rotary_emb", "no weight is away by more than rounding"),
     "head not saved": (draw_head, "lm_head", "drawn at random"),
 }
 
@@ -484,6 +488,7 @@ def test_a_small_change_is_there_or_named_in_each_type() -> None:
 VARIANTS = {
     "dora": ({"tie_word_embeddings": "true"}, "use_dora: true, target_modules: all-linear", "fp32"),
     "bf16 base": ({"tie_word_embeddings": "true"}, "use_rslora: true, target_modules: all-linear", None),
+    "autocast": ({}, "target_modules: [q_proj]", "bf16"),
     "tied head": ({"tie_word_embeddings": "true"}, "target_modules: [q_proj], modules_to_save: [lm_head]", None),
 }
 
@@ -496,13 +501,95 @@ def test_usual_adapters_are_proved(name: str, tmp_path: Path, monkeypatch: pytes
     is_half = name == "bf16 base"
     text = TUNED.replace("{path: base}", "{path: base, dtype: bfloat16}" if is_half else "{path: base}")
     head, _, tail = text.partition("lora: ")
-    tune(tmp_path, f"{head}lora: {{r: 4, alpha: 64, {lora}}}\n{tail.partition(chr(10))[2]}")
+    rest = tail.partition("\n")[2]
+    if name == "autocast":
+        rest = rest.replace("use_cpu: true", "use_cpu: true, bf16: true")
+        dtype = None
+    tune(tmp_path, f"{head}lora: {{r: 4, alpha: 64, {lora}}}\n{rest}")
     words = () if dtype is None else ("--dtype", dtype)
     proof = json.loads(done("export", "tuned", "new", "--merge", "--prove", *words, "--json"))["proof"]
     assert proof["holds"]
     assert proof["dtype"] == ("bfloat16" if is_half else "float32")
     assert proof["kept"] == pytest.approx(1, abs=0.2 if is_half else 1e-3)
-    assert json.loads(done("export", "tuned", "adapter", "--prove", "--json"))["proof"]["holds"]
+    for source in ("tuned", "tuned/checkpoint-6"):
+        folder = source.replace("/", "-") + "-adapter"
+        assert json.loads(done("export", source, folder, "--prove", "--json"))["proof"]["holds"]
+
+
+def test_a_row_that_was_lost_is_found_beside_a_large_change() -> None:
+    base = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
+    change = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
+    one = Expected("embed_tokens.weight", base + change, base)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        found = (base + change).to(dtype)
+        assert _differs(one, found, {}) == ""
+        found[7] = 0
+        assert "of its change" in _differs(one, found, {})
+
+
+ADDED = {
+    "saved": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "alone": {},
+    "tokens": {"trainable_token_indices": [14, 15]},
+}
+
+
+@pytest.mark.parametrize("name", [*ADDED, "head lost"])
+def test_an_adapter_with_added_tokens_is_put_on_a_base_without_them(name: str, made: Path, tmp_path: Path) -> None:
+    model: Any = AutoModelForCausalLM.from_pretrained(made / "base")
+    size = model.get_input_embeddings().num_embeddings
+    model.resize_token_embeddings(size + 2)
+    given = ADDED.get(name, {"target_modules": ["q_proj", "embed_tokens"]})
+    config = LoraConfig(**{"r": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", **given})
+    adapted = get_peft_model(model, config).eval()
+    with pytest.warns(UserWarning, match="save_embedding_layers"):
+        adapted.save_pretrained(tmp_path / "adapter")
+    if name == "head lost":
+        with pytest.raises(CheckpointError, match="lack the rows of the head"):
+            export.load_adapted(tmp_path / "adapter")
+        return
+    ids = torch.arange(size - 2, size + 2)[None]
+    export.merge(tmp_path / "adapter", tmp_path / "merged")
+    with torch.no_grad():
+        expected = adapted(ids).logits
+        assert torch.equal(export.load_adapted(tmp_path / "adapter")(ids).logits, expected)
+        torch.testing.assert_close(opened.load_whole(tmp_path / "merged")[0].eval()(ids).logits, expected)
+
+
+def test_a_base_with_sampling_values_alone_is_tuned_saved_and_exported(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Published models have them; transformers refuses to save such settings once the end tokens have changed."""
+    place = tmp_path
+    monkeypatch.chdir(place)
+    for name in ("base", "rows.jsonl"):
+        (shutil.copytree if name == "base" else shutil.copyfile)(made / name, place / name)
+    edit_json(place / "base" / "generation_config.json", temperature=0.9, top_p=0.6, do_sample=None, eos_token_id=1)
+    tune(place)
+    whole = TUNED.partition("lora: ")
+    tune(place, whole[0] + whole[2].partition("\n")[2].replace("tuned", "whole"), "whole.yaml")
+    done("export", "tuned", "new", "--merge", "--prove")
+    done("export", "whole", "other", "--prove")
+    for folder in ("tuned", "whole", "whole/checkpoint-6", "new", "other"):
+        found = json.loads((place / folder / "generation_config.json").read_text())
+        assert (found["temperature"], found["top_p"]) == (0.9, 0.6)
+        assert found["eos_token_id"][0] == 2
+
+
+def test_sigterm_leaves_nothing_behind(place: Path, tmp_path: Path) -> None:
+    script = """
+import signal, sys
+from pathlib import Path
+from trainwright.cli.main import app
+from trainwright.cli.tasks import export_folder
+export_folder._write_model = lambda *_: signal.raise_signal(signal.SIGTERM)
+app(["export", "tuned", "new", "--merge", "--prove"])
+"""
+    (tmp_path / "temporary").mkdir()
+    before = set(place.iterdir())
+    run_python("-c", script, cwd=place, code=143, TMPDIR=str(tmp_path / "temporary"))
+    assert set(place.iterdir()) == before
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_a_classifier_with_an_adapter_is_proved_with_its_metrics(
@@ -582,12 +669,16 @@ def test_numbers_around_a_constant_are_judged_by_their_spread(tmp_path: Path, mo
 
 
 def test_metrics_may_move_by_the_limit_alone() -> None:
-    def moved(before: dict[str, float], after: dict[str, float], spread: float | None = None) -> list[str]:
+    def moved(
+        before: dict[str, float], after: dict[str, float], spread: tuple[float, float] | None = None
+    ) -> list[str]:
         return [one.place for one in _moved_metrics(before, after, limit=0.05, rows=16, spread=spread)]
 
     assert moved({"loss": 0.5, "accuracy": 0.9}, {"loss": 0.52, "accuracy": 0.8}) == []
     assert moved({"loss": 0.5, "accuracy": 0.9}, {"loss": 0.6, "accuracy": 0.7}) == ["metric loss", "metric accuracy"]
-    assert moved({"rmse": 0.06, "pearson": 0.9}, {"rmse": 1.75, "pearson": 0.85}, 2.0) == ["metric rmse"]
+    assert moved({"rmse": 0.06, "pearson": 0.9}, {"rmse": 1.75, "pearson": 0.85}, (2.0, 1.0)) == ["metric rmse"]
+    assert moved({"pearson": 0.9}, {"pearson": 0.6}, (2.0, 1.0)) == ["metric pearson"]
+    assert moved({"pearson": 0.9}, {"pearson": 0.6}, (2.0, 0.1)) == []
     assert moved({"loss": math.nan}, {"loss": math.nan}) == []
     assert moved({"loss": 1.0}, {"loss": math.nan}) == ["metric loss"]
 
@@ -625,12 +716,13 @@ def test_partial_directories_of_ended_processes_are_removed(place: Path) -> None
     (place / "here").mkdir()
     machine = owner_mark().rpartition("-")[0]
     elsewhere = f"01234567-{machine.partition('-')[2]}"
-    gone = [f".new.{machine}-{ended.pid}-0123abcd.partial", f"here/.{machine}-{ended.pid}-0123abcd.partial"]
+    gone = [f".{name}.{machine}-{ended.pid}-0123abcd.partial" for name in ("new", "other", "with.dots")]
+    gone += [f"here/.{machine}-{ended.pid}-0123abcd.partial"]
     kept = [
         f".new.{machine}-{os.getppid()}-0123abcd.partial",
         f".new.{elsewhere}-{ended.pid}-0123abcd.partial",
-        f".other.{machine}-{ended.pid}-0123abcd.partial",
         ".new.partial",
+        "new.partial",
     ]
     for name in (*gone, *kept):
         (place / name).mkdir()

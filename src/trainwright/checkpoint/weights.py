@@ -46,6 +46,7 @@ SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
 WEIGHTS_NAME = "pytorch_model.bin"
 WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
 ADAPTER_WEIGHTS_NAME = "adapter_model.safetensors"
+GENERATION_NAME = "generation_config.json"
 ADAPTER_FILES = (ADAPTER_WEIGHTS_NAME, "adapter_model.bin")
 MAX_INDEX_BYTES = 256 << 20
 # Files a model needs besides its weights: settings, vocabularies, templates, adapters.
@@ -139,9 +140,44 @@ def _save_description(model: nn.Module, folder: Path) -> None:
     configs: list[Pretrained] = [getattr(model, name, None) for name in ("config", "generation_config")]
     adapters = getattr(model, "peft_config", None)
     configs += adapters.values() if isinstance(adapters, dict) else ()
-    for config in configs:
-        if hasattr(config, "save_pretrained"):
-            config.save_pretrained(folder)
+    with keep_generation(model, folder):
+        for config in configs:
+            if hasattr(config, "save_pretrained"):
+                config.save_pretrained(folder)
+
+
+@contextmanager
+def keep_generation(model: Any, folder: Path) -> Iterator[None]:
+    """Within it, a model can be saved whose settings of the generation transformers refuses; they are written as is.
+
+    Sampling values without `do_sample=True`, which many published models have, are refused once another entry has
+    changed, such as the end tokens: a training would be lost at its first save.
+
+    Args:
+        model: any; those without such settings are left alone.
+        folder: directory that it is saved in.
+    """
+    config = getattr(model, "__dict__", {}).get("generation_config")
+    cls = optional_class("transformers.generation.configuration_utils", "GenerationConfig")
+    if cls is None or not isinstance(config, cls) or _is_saved(config):
+        yield
+        return
+    model.generation_config = cls()
+    try:
+        yield
+    finally:
+        model.generation_config = config
+    if (folder / GENERATION_NAME).is_file():
+        config.to_json_file(folder / GENERATION_NAME)
+
+
+def _is_saved(config: Any) -> bool:
+    """Returns whether settings of the generation contradict each other in nothing."""
+    try:
+        config.validate(strict=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _without_repetitions(model: nn.Module, state_dict: Weights) -> dict[str, torch.Tensor]:
@@ -154,7 +190,8 @@ def _without_repetitions(model: nn.Module, state_dict: Weights) -> dict[str, tor
 
 def _save_pretrained(saver: Callable[..., object], folder: Path, state_dict: Weights | None) -> None:
     model = getattr(saver, "__self__", None)
-    with _without_progress_bars(), _as_a_whole(model) if state_dict is not None else nullcontext():
+    whole = _as_a_whole(model) if state_dict is not None else nullcontext()
+    with _without_progress_bars(), whole, keep_generation(model, folder):
         saver(folder, state_dict=state_dict)
     use_umask(folder)
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from trainwright._types import JSONObject, is_instance_of
+from trainwright.checkpoint.weights import keep_generation
 from trainwright.cli.recipe.schema import LoraPart
 from trainwright.cli.tasks.source import TaskSource, first_line
 from trainwright.distributed.device import accelerator, placed, supports_bf16
@@ -113,4 +114,5 @@ def save_base_config(model: nn.Module, folder: Path) -> None:
         config.architectures = [type(base).__name__]
         config.save_pretrained(folder)
         if getattr(base, "generation_config", None) is not None:
-            base.generation_config.save_pretrained(folder)
+            with keep_generation(base, folder):
+                base.generation_config.save_pretrained(folder)

@@ -25,6 +25,7 @@ from trainwright.checkpoint.weights import (
     ADAPTER_WEIGHTS_NAME,
     SAFE_WEIGHTS_NAME,
     export_model,
+    keep_generation,
     make_pretrained,
     read_file,
     save_file,
@@ -157,12 +158,44 @@ def load_adapted(checkpoint: Path, *, bits: str | None = None) -> Model:
             config: Any = transformers.AutoConfig.from_pretrained(described or base_name, trust_remote_code=False)
             config.__dict__.pop("quantization_config", None)
             cls = getattr(transformers, (config.architectures or ["AutoModel"])[0])
+            if described is not None:
+                # The run may have added tokens; the files have the rows of before.
+                own = transformers.AutoConfig.from_pretrained(base_name, trust_remote_code=False)
+                config.get_text_config().vocab_size = own.get_text_config().vocab_size
             given = {"config": config, "dtype": config.dtype or "auto", **quantized(bits)}
             base = cls.from_pretrained(base_name, trust_remote_code=False, **given)
+            _resize_embeddings(base, checkpoint)
             restore_tokens(base, checkpoint)
             return PeftModel.from_pretrained(base, checkpoint).eval()
         except (OSError, ValueError, RuntimeError, AttributeError, SafetensorError) as error:
             raise CheckpointError(f"{checkpoint}: the adapter cannot be loaded: {error}") from error
+
+
+def _resize_embeddings(base: Any, checkpoint: Path) -> None:
+    """Gives a base model rows for the tokens that a run has added; their values are in the adapter's files."""
+    from safetensors import safe_open
+
+    path = checkpoint / ADAPTER_WEIGHTS_NAME
+    embeddings = base.get_input_embeddings()
+    if not path.is_file() or embeddings is None:
+        return
+    with safe_open(path, framework="pt") as file:
+        shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118 -- not a mapping
+
+    def rows_of(layer: Any) -> int | None:
+        name = next(name for name, module in base.named_modules() if module is layer)
+        return next((shape[0] for key, shape in shapes.items() if f".{name}." in key and key.endswith(".weight")), None)
+
+    rows = rows_of(embeddings)
+    if rows in (None, embeddings.num_embeddings):
+        return
+    base.resize_token_embeddings(rows, mean_resizing=False)
+    head = base.get_output_embeddings()
+    if head is not None and head.weight is not base.get_input_embeddings().weight and rows_of(head) is None:
+        raise CheckpointError(
+            f"{checkpoint}: the run added tokens, and the adapter's files lack the rows of the head for them, which "
+            "peft saves with it alone. Train again with the head (lm_head) in modules_to_save."
+        )
 
 
 def check_base(checkpoint: Path) -> None:
@@ -251,7 +284,8 @@ def merge(checkpoint: Path, folder: Path, *, dtype: torch.dtype | None = None) -
         if dtype is not None:
             _check_range(merged.state_dict(), dtype)
             merged.to(dtype)
-        merged.save_pretrained(folder)
+        with keep_generation(merged, folder):
+            merged.save_pretrained(folder)
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -280,6 +314,15 @@ def _check_range(weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None)
             raise CheckpointError(f"{name} has weights beyond the range of fp16. Export with --dtype bf16 or fp32.")
 
 
+def _remove_partial(place: Path) -> None:
+    """Removes what exports of ended processes left in a directory, whatever they were to be called."""
+    if not place.is_dir():
+        return
+    names = [name.removesuffix(PARTIAL) for name in os.listdir(place) if name.endswith(PARTIAL)]
+    for start in {name[: name.rindex(".") + 1] for name in names if name.startswith(".")}:
+        remove_left(place, start, PARTIAL)
+
+
 @contextmanager
 def staged_folder(folder: Path) -> Iterator[Path]:
     """Yields a partial directory, whose files come to `folder` when the context ends well; else nothing is left.
@@ -295,14 +338,13 @@ def staged_folder(folder: Path) -> Iterator[Path]:
     if not is_new and not folder.is_dir():
         raise CheckpointError(f"{folder} is a file. Choose a directory.")
     # A directory that is there may be a mount or the working directory, which cannot be replaced by a rename.
-    beside = (folder.absolute().parent, f".{folder.name}.")
-    places = [beside] if is_new else [beside, (folder, ".")]
-    for place, start in places:
-        if place.is_dir():
-            remove_left(place, start, PARTIAL)
-    place, start = places[-1]
-    if not is_new and any(folder.iterdir()):
-        raise CheckpointError(f"{folder} is not empty. Choose another directory.")
+    place = folder.absolute().parent if is_new else folder
+    for one in {place, folder.absolute().parent}:
+        _remove_partial(one)
+    if not is_new and (names := sorted(path.name for path in folder.iterdir())):
+        hidden = f": it has {names[0]}" if all(name.startswith(".") for name in names) else ""
+        raise CheckpointError(f"{folder} is not empty{hidden}. Choose another directory.")
+    start = f".{folder.name}." if is_new else "."
     partial = place / f"{start}{owner_mark()}-{secrets.token_hex(4)}{PARTIAL}"
     try:
         # Now, and not after an hour of merging: it may not be allowed.
@@ -312,7 +354,12 @@ def staged_folder(folder: Path) -> Iterator[Path]:
     try:
         yield partial
         if is_new:
-            partial.rename(folder)
+            try:
+                partial.rename(folder)
+            except OSError as error:
+                if not folder.exists():
+                    raise
+                raise CheckpointError(f"{folder} was made meanwhile. Choose another directory.") from error
             return
         # The configuration is last: without it no reader takes the directory for a model.
         for path in sorted(partial.iterdir(), key=lambda path: (path.name == CONFIG_NAME, path.name)):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainwright.checkpoint.weights import export_model
+from trainwright.checkpoint.weights import GENERATION_NAME, export_model
 from trainwright.cli.tasks.export import (
+    CONFIG_NAME,
     DTYPES,
     cast_weights,
     check_base,
@@ -20,7 +23,7 @@ from trainwright.cli.tasks.export import (
     merge,
     staged_folder,
 )
-from trainwright.cli.tasks.trained_tokens import GENERATION_NAME, find_generation
+from trainwright.cli.tasks.trained_tokens import find_recorded
 from trainwright.engine import sharded_state
 from trainwright.errors import CheckpointError
 from trainwright.hub.model_card import add_section
@@ -60,6 +63,23 @@ class _NotProvedError(Exception):
     """Leaves the partial directory, which is deleted."""
 
 
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Within it SIGTERM ends the process as Ctrl-C does, so that what is half written is deleted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def write_export(asked: Export) -> ExportProof | None:
     """Writes an export; one that differs from the trained model only if that is accepted.
 
@@ -76,7 +96,7 @@ def write_export(asked: Export) -> ExportProof | None:
     proof: ExportProof | None = None
     existed = asked.source.is_dir()
     try:
-        with staged_folder(asked.folder) as partial, ExitStack() as stack:
+        with _ended_in_order(), staged_folder(asked.folder) as partial, ExitStack() as stack:
             if has_adapter(asked.source) and (asked.is_merged or asked.is_proved):
                 check_base(asked.source)
             prove = _prepare_proof(asked, stack) if asked.is_proved else None
@@ -118,9 +138,11 @@ def _write_model(asked: Export, partial: Path) -> None:
         export_average(asked.source, partial)
     else:
         export_model(asked.source, partial, parts=sharded_state)
-    recorded = find_generation(asked.source)
-    if has_adapter(partial) and recorded is not None:
-        shutil.copyfile(recorded, partial / GENERATION_NAME)
+    # A checkpoint with an adapter has no settings of the model: they are in its run.
+    for name in (CONFIG_NAME, GENERATION_NAME) if has_adapter(partial) else ():
+        recorded = find_recorded(asked.source, name)
+        if recorded is not None:
+            shutil.copyfile(recorded, partial / name)
     if dtype is not None:
         if not list(partial.rglob("*.safetensors")):
             raise CheckpointError(f"{asked.source} has no weights in safetensors, so --dtype cannot round them.")

@@ -14,8 +14,9 @@ layer adds in another order. In a type that rounds by u (2^-8 in bf16, 2^-11 in 
 the steps of a random walk, to c x u x sqrt(n). In random decoders of 1 to 32 blocks c was between 0.6 and 6.5
 (`benchmarks/export_rounding.py`); the limit has 8. Example: bf16, 28 blocks: 8 x 0.0039 x 5.3 = 0.17.
 
-A metric may change by the same limit, times its value or 1, whichever is larger. The loss of a single output may change
-by twice that, because a squared error has two factors. An accuracy may change by two more rows.
+A metric may change by the same limit, times its value or 1, whichever is larger. Metrics of a single output may change
+by twice that, because a squared error has two factors, and a correlation by more if the outputs are nearly constant. An
+accuracy may change by two more rows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ from torch import nn
 
 from trainwright._types import IGNORE_INDEX, TRAINER_STATE_NAME, JSONObject, counted
 from trainwright.capabilities.averages.saved import read_average
-from trainwright.checkpoint.weights import KEPT
+from trainwright.checkpoint.weights import GENERATION_NAME, KEPT
 from trainwright.cli.recipe.recipe_reader import arguments_class, checked, read_tree
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree
@@ -68,10 +68,11 @@ from trainwright.cli.tasks.opened import load_whole, open_trained
 from trainwright.cli.tasks.source import TaskSource, load
 from trainwright.cli.tasks.task_objects import TaskObjects
 from trainwright.cli.tasks.task_trainer import make_evaluator
-from trainwright.cli.tasks.trained_tokens import GENERATION_NAME, find_generation
+from trainwright.cli.tasks.trained_tokens import find_recorded
 from trainwright.data.seeding import set_seed
 from trainwright.errors import ArgumentError, CheckpointError, DataError, RecipeError
 from trainwright.support.door import read_json
+from trainwright.support.scratch import make_scratch_folder
 
 Model: TypeAlias = Any  # of transformers or peft: each class has its own methods
 Batch: TypeAlias = "dict[str, Any]"  # tensors, by name
@@ -84,6 +85,7 @@ MAX_STATE = 1 << 30  # bytes of the state of a run, with its history
 LEAST_LOSS = 1e-3  # relative difference of a loss from the recorded one, which another machine may have computed
 # Entries of an adapter's configuration that a recipe sets: name there -> name in the recipe.
 ADAPTER_SETTINGS = {"r": "r", "lora_alpha": "alpha", "use_rslora": "use_rslora", "use_dora": "use_dora"}
+FULL_PRECISION = {"bf16": False, "fp16": False, "bf16_full_eval": False, "fp16_full_eval": False}
 NOT_SHOWN = ("runtime", "_per_second")
 
 
@@ -209,10 +211,13 @@ def prepared_proof(
         RecipeError: the rows do not fit the task.
         CheckpointError: the trained model cannot be loaded.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        proof = _Proof(source, run=run, data=data, weights=weights, dtype=dtype, scratch=Path(scratch))
+    scratch = make_scratch_folder("proof")
+    try:
+        proof = _Proof(source, run=run, data=data, weights=weights, dtype=dtype, scratch=scratch)
         proof.read_rows()
         yield proof.make
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 class _Proof:
@@ -267,7 +272,8 @@ class _Proof:
         exported = self._open_exported(type(_base(trained)))
         if exported is None:
             raise _unusable(self._found[0], self._folder)
-        words = self._describe_trained(trained)
+        words = self._describe(trained, self._source)
+        read_from = self._folder if (self._folder / CONFIG_NAME).is_file() else self._describe(exported, self._folder)
         # Before the models are evaluated, which sets entries of them.
         settings = [read_model_settings(_base(one)) for one in (trained, exported)]
         first = self._evaluate(words, trained, rows, shape)
@@ -275,7 +281,7 @@ class _Proof:
         names = [str(name) for name in first.parts.train.origin.names]
         expected = _Reading.take(trained, batches, first.trainer)
         trained.cpu()
-        second = self._evaluate_exported(exported, rows, shape)
+        second = self._evaluate_exported(read_from, exported, rows, shape)
         if second is not None:
             self._compare_tokens(first, second, names)
         got = _Reading.take(exported, batches, first.trainer if second is None else second.trainer)
@@ -299,7 +305,7 @@ class _Proof:
             self._found.append(named)
         metrics = {"trained": first.metrics, "exported": {} if second is None else second.metrics}
         if second is not None:
-            spread = scale if outputs == "number" else None
+            spread = (scale, float(expected.values.std())) if outputs == "number" else None
             self._found += _moved_metrics(first.metrics, second.metrics, limit=limit, rows=len(rows), spread=spread)
         self._found += self._check_base(first.metrics.get("loss", math.nan), dtypes[0])
         self._compare_files(words, *settings, dtypes=dtypes, tokenizer=first.parts.processing_class)
@@ -410,15 +416,14 @@ class _Proof:
                     said = f"{name} is {found[name]}, and the run trained with {trained} (lora.{entry} in its recipe)"
                     self._found.append(Difference(f"{whose}{ADAPTER_CONFIG_NAME}", said))
 
-    def _describe_trained(self, model: Model) -> Path:
-        """Returns a directory with the trained model's configuration and tokenizer, and without weights."""
-        place = self._scratch / "trained"
+    def _describe(self, model: Model, whole: Path) -> Path:
+        """Returns a directory with the configuration and the tokenizer of a model, and without its weights."""
+        place = self._scratch / ("trained" if whole == self._source else "exported")
         place.mkdir()
-        parent = self._source.absolute().parent
-        others = [parent] if has_adapter(self._source) and not (self._source / CONFIG_NAME).is_file() else []
-        for folder in (*others, self._source):
+        is_of_run = whole == self._source and has_adapter(whole) and not (whole / CONFIG_NAME).is_file()
+        for folder in (*([whole.absolute().parent] if is_of_run else []), whole):
             for path in sorted(folder.iterdir()):
-                is_wanted = path.name == CONFIG_NAME if folder != self._source else path.suffix in KEPT
+                is_wanted = path.name == CONFIG_NAME if folder != whole else path.suffix in KEPT
                 if is_wanted and path.is_file() and path.stat().st_size < SMALL << 2:
                     shutil.copyfile(path, place / path.name)
         if not (place / CONFIG_NAME).is_file():
@@ -433,9 +438,9 @@ class _Proof:
         material = TaskSource(recipe, tree, rows, [], shape=shape, model=model)
         return _Evaluated.make(material)
 
-    def _evaluate_exported(self, model: Model, rows: Any, shape: Shape | None) -> _Evaluated | None:
+    def _evaluate_exported(self, place: Path, model: Model, rows: Any, shape: Shape | None) -> _Evaluated | None:
         try:
-            return self._evaluate(self._folder, model, rows, shape)
+            return self._evaluate(place, model, rows, shape)
         except RecipeError as error:
             said = f"the export cannot read the rows: {str(error).strip().splitlines()[-1].strip()}"
             self._found.append(Difference("tokenizer_config.json", said))
@@ -476,7 +481,9 @@ class _Proof:
     ) -> None:
         """Compares the entries of the settings, and what the files of weights have."""
         is_adapter = has_adapter(self._folder)
-        wants_file = find_generation(self._source) is not None or (has_adapter(self._source) and not is_adapter)
+        wants_file = find_recorded(self._source, GENERATION_NAME) is not None or (
+            has_adapter(self._source) and not is_adapter
+        )
         if GENERATION_NAME in trained and wants_file and not (self._folder / GENERATION_NAME).is_file():
             self._found.append(Difference(GENERATION_NAME, "is not in the export, and the trained model has it"))
         else:
@@ -538,7 +545,7 @@ class _Proof:
         with warnings.catch_warnings():
             # of peft, about layers that are merged already
             warnings.simplefilter("ignore")
-            return compare_weights(trained, exported, average=average)
+            return compare_weights(trained, exported, average=average, dtype=self._asked)
 
 
 def _recorded_loss(source: Path) -> float | None:
@@ -592,7 +599,8 @@ class _Evaluated:
     def make(cls, material: TaskSource) -> _Evaluated:
         """Encodes the rows with the tokenizer of a model, and evaluates the model on them."""
         recipe = material.recipe
-        args = arguments_class(generates=recipe.spec.generates)(**recipe.training)
+        # Without autocast, which would round every layer's outputs: the limits are those of the weights' types.
+        args = arguments_class(generates=recipe.spec.generates)(**{**recipe.training, **FULL_PRECISION})
         parts, trainer = make_evaluator(material, args)
         # A masked model hides the same words in both evaluations.
         set_seed(args.seed)
@@ -677,7 +685,12 @@ def _scale(values: torch.Tensor) -> tuple[float, bool]:
 
 
 def _moved_metrics(
-    trained: Mapping[str, float], exported: Mapping[str, float], *, limit: float, rows: int, spread: float | None
+    trained: Mapping[str, float],
+    exported: Mapping[str, float],
+    *,
+    limit: float,
+    rows: int,
+    spread: tuple[float, float] | None,
 ) -> Iterator[Difference]:
     """Yields a difference for each metric that moved by more than rounding explains.
 
@@ -686,13 +699,16 @@ def _moved_metrics(
         exported: metrics of the exported one.
         limit: of the relative difference of logits.
         rows: number of rows.
-        spread: of the outputs of a model with a single one; None for others.
+        spread: of a model with a single output, what a difference of outputs is relative to, and their standard
+            deviation, on which correlations depend; None for others.
     """
+    scale, deviation = spread or (1.0, 1.0)
     for name, before in trained.items():
         after = exported.get(name, math.nan)
         is_share = name != "loss" and spread is None
         # In the unit of the numbers, or in its square.
-        least = 1.0 if spread is None else {"loss": spread**2, "rmse": spread, "mae": spread}.get(name, 1.0)
+        units = {"loss": scale**2, "rmse": scale, "mae": scale}
+        least = units.get(name, max(1.0, scale / max(deviation, 1e-30)))
         allowed = (1 if spread is None else 2) * limit * max(abs(before), least)
         if is_share:
             # Rounding may change the class of two rows.
@@ -732,7 +748,9 @@ def _first_module(trained: Model, exported: Model, batches: Sequence[Batch], lim
             return Difference(name, f"its outputs have the shape {tuple(value.shape)}, not {tuple(wanted.shape)}")
         away = float((wanted - value).abs().max()) / max(float(wanted.abs().max()), 1e-30)
         if not away <= limit:
-            said = f"its weights are the trained ones, and its outputs differ by {away:.2g} (settings in {CONFIG_NAME})"
+            said = (
+                f"its outputs differ by {away:.2g}, though no weight is away by more than rounding: see {CONFIG_NAME}"
+            )
             return Difference(name or "the model", said)
     cure = "" if _dtype(exported) == torch.float32 else ". This type is too coarse for them: export with --dtype fp32"
     return Difference("logits", f"differ, and no module's outputs do by more than the limit{cure}")

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import JSONObject, counted
-from trainwright.checkpoint.weights import ADAPTER_WEIGHTS_NAME, weight_files
+from trainwright.checkpoint.weights import ADAPTER_WEIGHTS_NAME, GENERATION_NAME, weight_files
 from trainwright.cli.tasks.export import CONFIG_NAME
 from trainwright.cli.tasks.export_weights import Difference
-from trainwright.cli.tasks.trained_tokens import GENERATION_NAME
 from trainwright.errors import CheckpointError
 from trainwright.support.door import read_json
 

@@ -1,12 +1,9 @@
 """The weights of an export beside the trained ones, layer by layer, and what became of those that differ.
 
 A layer with an adapter is expected to be its base plus the adapter's change, summed in float32 and rounded once to the
-type of the export. What may differ is a part of that change, so that a change of any size is either there or named:
+type of the export. Each number may be one step of that type away, and as far as another order of the sum moves it:
 
-    allowed = part x |change| + slack x |weights|          (norms over the layer)
-
-`part` is 1 % in float32, where another order of the sum moves the last digits only, and 25 % in a half-precision type,
-where a change that is as small as the distance between two numbers is rounded to none or to twice itself.
+    allowed = 2 u |weight| + 1e-4 x largest change of the layer          (u of `ROUNDINGS`)
 """
 
 from __future__ import annotations
@@ -22,8 +19,8 @@ from trainwright._types import counted
 from trainwright.cli.tasks.export import adapted_layers, merge_layer
 
 ROUNDINGS = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-PARTS = {torch.float32: 0.01}
-PART_OF_HALF = 0.25
+ORDER_OF_SUM = 1e-4
+LEAST_TIMES = 0.02  # that an adapter of another alpha or rank is away from its own change
 LEAST_KEPT = 0.5  # of the adapter's change, by its projection
 
 
@@ -116,7 +113,11 @@ def round_adapter(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def compare_weights(
-    trained: nn.Module, exported: nn.Module, *, average: Mapping[str, torch.Tensor] | None = None
+    trained: nn.Module,
+    exported: nn.Module,
+    *,
+    average: Mapping[str, torch.Tensor] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> WeightReport:
     """Compares the weights of two models; adapters on them are merged in place.
 
@@ -124,6 +125,7 @@ def compare_weights(
         trained: the model as it was trained.
         exported: the model as it was loaded from the export.
         average: the averaged weights of the checkpoint, which may have been exported in their place.
+        dtype: type that the files were to have; transformers loads some layers in float32 all the same.
     """
     there = {one.name: one.trained for one in trained_weights(exported)}
     tied = _tied_head(exported)
@@ -142,6 +144,8 @@ def compare_weights(
             change = one.trained.float() - one.base.float()
             dot += float(((found.float() - one.base.float()) * change).sum())
             square += float((change * change).sum())
+        if dtype is not None and found.is_floating_point() and torch.equal(found.to(dtype).to(found.dtype), found):
+            found = found.to(dtype)
         cause = _differs(one, found, average or {})
         if cause and one.name == tied:
             cause = (
@@ -191,14 +195,16 @@ def _differs(one: Expected, found: torch.Tensor, average: Mapping[str, torch.Ten
     found = found.float()
     if not bool(torch.isfinite(found).all()):
         return "has values that are not finite"
-    slack = max(5 * ROUNDINGS[torch.float32], 0.05 * ROUNDINGS.get(found_dtype, 0.0)) * float(wanted.norm())
+    rounding = ROUNDINGS.get(found_dtype, 0.0)
+    slack = max(5 * ROUNDINGS[torch.float32], 0.05 * rounding) * float(wanted.norm())
     base = None if one.base is None else one.base.to(found_dtype).float()
     change = torch.zeros(()) if base is None else wanted - base
     size = float(change.norm())
-    part = 0.0 if one.is_copy else PARTS.get(found_dtype, PART_OF_HALF)
-    away = float((found - wanted).norm())
-    if away <= part * size + slack:
+    moved = 0.0 if one.is_copy or not change.numel() else ORDER_OF_SUM * float(change.abs().max())
+    apart = (found - wanted).abs()
+    if bool((apart <= 2 * rounding * wanted.abs() + moved).all()):
         return ""
+    away = float(apart.norm())
     if one.name in average and float((found - average[one.name].float().to(found_dtype).float()).norm()) <= slack:
         return "has the average of the weights, and not the trained ones"
     if base is not None and float((found - base).norm()) <= 0.05 * size + slack:
@@ -211,7 +217,7 @@ def _differs(one: Expected, found: torch.Tensor, average: Mapping[str, torch.Ten
         whole = one.trained.float() - start
         times = float(((found - start) * whole).sum() / (whole * whole).sum())
         rest = float((found - start - times * whole).norm())
-        if rest <= 0.1 * abs(times) * size + ROUNDINGS.get(found_dtype, 0.0) * float(wanted.norm()):
+        if abs(times - 1) > LEAST_TIMES and rest <= 0.1 * abs(times) * size + rounding * float(wanted.norm()):
             return f"has {times:.3g} times the change that was trained: another alpha or rank"
         return f"differs from the trained layer by {away / size:.2g} of its change: another rank, alpha or adapter"
     return f"differs from the trained layer by {away / max(float(wanted.norm()), 1e-30):.2g} of its size"

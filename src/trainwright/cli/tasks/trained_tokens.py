@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR
+from trainwright.checkpoint.weights import GENERATION_NAME
 from trainwright.support.patches import follow_tokenizer
 
-GENERATION_NAME = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
-def find_generation(checkpoint: Path) -> Path | None:
-    """Returns the recorded settings of the generation: in a directory, or in the run that a checkpoint is of."""
+def find_recorded(checkpoint: Path, name: str) -> Path | None:
+    """Returns a file with settings of a model: in a directory, or in the run that a checkpoint is of."""
     places = [checkpoint]
     whole = checkpoint.absolute()
     if whole.name.startswith(f"{PREFIX_CHECKPOINT_DIR}-"):
         places.append(whole.parent)
-    return next((one / GENERATION_NAME for one in places if (one / GENERATION_NAME).is_file()), None)
+    return next((one / name for one in places if (one / name).is_file()), None)
 
 
 def restore_tokens(model: Any, checkpoint: Path) -> None:
@@ -38,7 +38,7 @@ def restore_tokens(model: Any, checkpoint: Path) -> None:
     """
     from transformers import AutoTokenizer, GenerationConfig
 
-    recorded = find_generation(checkpoint)
+    recorded = find_recorded(checkpoint, GENERATION_NAME)
     if recorded is not None and getattr(model, "generation_config", None) is not None:
         model.generation_config = GenerationConfig.from_pretrained(recorded.parent)
     if not any((checkpoint / name).is_file() for name in TOKENIZER_FILES):
