@@ -1864,8 +1864,8 @@ class Trainer:
         collator, which may run in another process, adds the entry `"_metrics"` to its batch: `{name: value}`, or
         `{name: {"value": ..., "weight": ..., "reduce": ...}}`; it is recorded and removed before `forward`.
 
-        If a guard refuses the update of a step, the numbers of the step are dropped. Numbers recorded since the last
-        log are saved in checkpoints. Outside of training and evaluation, nothing is recorded.
+        If a guard refuses the update of a step, the numbers recorded in it until then are dropped. Numbers recorded
+        since the last log are saved in checkpoints. Outside of training and evaluation, nothing is recorded.
 
         Args:
             name: name of the logged value; an evaluation adds its prefix (`eval_...`).

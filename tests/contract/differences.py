@@ -351,6 +351,14 @@ STAYING: tuple[Row, ...] = (
         shown_by="chaos/test_two_runs.py::test_a_second_process_is_refused_and_one_after_a_signal_is_not",
     ),
     Row(
+        original=(
+            "a `generation_config` with sampling values and no `do_sample`, of which another entry changed, ends the "
+            "run at its first save"
+        ),
+        ours="it is saved as it is",
+        shown_by="cli/test_export_proof.py::test_a_base_with_sampling_values_alone_is_tuned_saved_and_exported",
+    ),
+    Row(
         original="saving blocks training",
         ours="training continues while a copy in memory is written",
         shown_by="effects/our_fields.py::a_save_is_behind_training_s_back_or_not",

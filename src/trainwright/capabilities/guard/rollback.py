@@ -68,7 +68,7 @@ class MemorySnapshot:
         self._scheduler = scheduler
 
     def keep(self, run: Progress, *, is_saved: bool) -> None:
-        """Copies the state after a finished step: the first one, every `every` steps, and with each checkpoint."""
+        """Copies the state: before the first step, every `every` steps, and with each checkpoint."""
         step = run.state.global_step
         if step == self._step or not (self._step is None or is_saved or step % self._every == 0):
             return
