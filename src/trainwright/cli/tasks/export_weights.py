@@ -202,7 +202,8 @@ def _differs(one: Expected, found: torch.Tensor, average: Mapping[str, torch.Ten
     size = float(change.norm())
     moved = 0.0 if one.is_copy or not change.numel() else ORDER_OF_SUM * float(change.abs().max())
     apart = (found - wanted).abs()
-    if bool((apart <= 2 * rounding * wanted.abs() + moved).all()):
+    is_away = apart > 2 * rounding * wanted.abs() + moved
+    if not bool(is_away.any()):
         return ""
     away = float(apart.norm())
     if one.name in average and float((found - average[one.name].float().to(found_dtype).float()).norm()) <= slack:
@@ -219,5 +220,10 @@ def _differs(one: Expected, found: torch.Tensor, average: Mapping[str, torch.Ten
         rest = float((found - start - times * whole).norm())
         if abs(times - 1) > LEAST_TIMES and rest <= 0.1 * abs(times) * size + rounding * float(wanted.norm()):
             return f"has {times:.3g} times the change that was trained: another alpha or rank"
+    rows = is_away.reshape(len(is_away), -1).any(dim=1) if is_away.ndim > 1 else is_away
+    if 2 * int(rows.sum()) < rows.numel():
+        first = int(rows.nonzero()[0])
+        return f"differs from the trained layer in {int(rows.sum())} of {rows.numel()} rows, the first is {first}"
+    if one.base is not None and size and not one.is_copy:
         return f"differs from the trained layer by {away / size:.2g} of its change: another rank, alpha or adapter"
     return f"differs from the trained layer by {away / max(float(wanted.norm()), 1e-30):.2g} of its size"
