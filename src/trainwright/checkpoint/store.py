@@ -123,7 +123,7 @@ def _first_in_safetensors(path: Path, buffers: frozenset[str]) -> str | None:
             raise ValueError(f"its header has {header_bytes} bytes")
         header = parse_json(file.read(header_bytes))
         tensors = sorted(
-            _Values(*about["data_offsets"], name, about["dtype"])
+            _Values(about["data_offsets"][0], about["data_offsets"][1], name, about["dtype"])
             for name, about in header.items()
             if name != "__metadata__" and name not in buffers and about["dtype"] in FLOATS
         )

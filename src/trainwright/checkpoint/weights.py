@@ -157,8 +157,8 @@ def keep_generation(model: Any, folder: Path) -> Iterator[None]:
         model: any; those without such settings are left alone.
         folder: directory that it is saved in.
     """
-    config = getattr(model, "__dict__", {}).get("generation_config")
-    cls = optional_class("transformers.generation.configuration_utils", "GenerationConfig")
+    config: Pretrained = getattr(model, "__dict__", {}).get("generation_config")
+    cls: Pretrained = optional_class("transformers.generation.configuration_utils", "GenerationConfig")
     if cls is None or not isinstance(config, cls) or _is_saved(config):
         yield
         return
