@@ -38,7 +38,7 @@ from trainwright.config import resolve
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
-from trainwright.data import bad_sample, columns, length_sampler, mixture
+from trainwright.data import bad_sample, columns, length_sampler, sources
 from trainwright.data.row_names import ONE_SOURCE, NamesOf
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
@@ -217,7 +217,7 @@ class Trainer:
             self.model = model
             self.model_init = model_init
             makes_loader = not is_overridden(self, "get_train_dataloader")  # an override may accept a dict
-            self.train_dataset = mixture.as_mixture(train_dataset) if makes_loader else train_dataset
+            self.train_dataset = sources.adapt_data(train_dataset) if makes_loader else train_dataset
             self.eval_dataset = eval_dataset
             self.processing_class = build.one_processing_class(processing_class, tokenizer)
             self.compute_loss_func = compute_loss_func
@@ -694,7 +694,9 @@ class Trainer:
         """
         if self.train_dataset is None:
             raise DataError("Training needs a train_dataset; pass one to Trainer.")
-        self.train_dataset = checks.mixed(self.args, self.train_dataset)  # it may have been assigned since construction
+        self.train_dataset = checks.adapt_train_data(
+            self.args, self.train_dataset
+        )  # it may have been assigned since construction
         return self._get_dataloader(
             self.train_dataset, "Training", self._train_batch_size, self._get_train_sampler, is_training=True
         )

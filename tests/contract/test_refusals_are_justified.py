@@ -86,16 +86,9 @@ OURS = (
     "support.door",
     "search.search_record",  # files that others may have written
     # Several datasets together, and the ledger of samples.
-    "run.checks.check_mixture",
-    "config.coerce.parse_share",
-    "data.mixture",
-    "data.mixture_batches",
-    "data.mixture_order",
-    "run.console.source_lines",
+    "capabilities.mixture",
     "capabilities.ledger.sample_losses",
-    "run.checks.check_curriculum",
-    "capabilities.curriculum.curriculum",
-    "capabilities.curriculum.extension",
+    "capabilities.curriculum",
 )
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (

@@ -12,7 +12,7 @@ of one micro-batch, both are the same copy, since nothing draws in between:
 
 Windows of several micro-batches have two copies, for two purposes: the other fetches of the window draw in between.
 A resume could start from the first copy and fetch the window again, but only if its batches can be reproduced. A stream
-stores its position after the window, not before it, and samples newly put in quarantine change the window's own
+stores its position after the window, not before it, and samples newly excluded change the window's own
 batches.
 
 From a user's dataloader, or any iterable, a batch is fetched when it is trained, as in a loop by hand. It may itself
@@ -39,11 +39,11 @@ from trainwright.data.bad_sample import name_sample, number_text
 from trainwright.data.columns import draws_random_numbers, is_columnar
 from trainwright.data.cursor import Cursor, LoaderState
 from trainwright.data.excluded import Sample
-from trainwright.data.mixture import MixtureDataset
 from trainwright.data.positions import position_of
 from trainwright.data.prepared_dataloader import DevicePrefetcher, PreparedDataLoader, started_in_epoch, watched
 from trainwright.data.seeding import SeededItems
 from trainwright.data.shards import RankShare
+from trainwright.data.sources import IndexedSources
 
 _END: Any = object()
 RandomStates = Any  # states of python, numpy and torch, as copied by `checkpoint.rng`
@@ -381,7 +381,7 @@ def seeds_this_process(dataloader: Any) -> bool:
 
 def _is_plain(dataset: Any) -> bool:
     """Returns True for data held in memory: a list, tensors, or Arrow columns without a transform on the fly."""
-    if isinstance(dataset, MixtureDataset):
+    if isinstance(dataset, IndexedSources):
         return all(map(_is_plain, dataset.sources.values()))
     if is_columnar(dataset):
         return bool(dataset.format["type"] != "custom")

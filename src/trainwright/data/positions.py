@@ -28,9 +28,9 @@ from trainwright.data.prepared_dataloader import host_batches
 from trainwright.data.sample_ids import dispatched_parts
 from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.shards import RankShare
+from trainwright.data.sources import SourceStream
 from trainwright.data.streaming.stream_state import (
     EpochProgress,
-    is_mixture_stream,
     is_shuffled_stream,
     progress_at,
 )
@@ -267,7 +267,9 @@ class IndexedPosition(LoaderPosition):
 
     def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: DatasetLike) -> str:
         num_samples = len(self._batches.order)
-        order = order_of_checkpoint(cursor, now, num_samples=num_samples, dataset=dataset)
+        order = order_of_checkpoint(
+            cursor, now, forms_groups=self._gives_groups, num_samples=num_samples, dataset=dataset
+        )
         self._batches.finish(cursor.epoch, order)
         return f"epoch {cursor.epoch + 1} is finished in the order it began with; the new order begins after it"
 
@@ -303,7 +305,7 @@ class StreamPosition(LoaderPosition):
         self._ahead = dataloader.origin  # origin of the batch that is already fetched
         self.chunk: int = self._items.chunk_size
         self.num_missing = self._items.num_missing
-        self.names_rows = not (is_mixture_stream(self._items.source) and is_shuffled_stream(self._items.source))
+        self.names_rows = not (isinstance(self._items.source, SourceStream) and is_shuffled_stream(self._items.source))
 
     def seek(self, epoch: int, skip_batches: int) -> None:
         items = self._items

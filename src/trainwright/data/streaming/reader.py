@@ -32,6 +32,7 @@ from trainwright.data.excluded import NO_PLACES, KeptItems, Sample
 from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.seeding import seed_from, seed_of, seed_worker
 from trainwright.data.shards import ChunkPart, RankShare
+from trainwright.data.sources import SourceStream
 from trainwright.data.streaming.chunks import Chunk, OpenStream, chunks_of_batches, chunks_of_items
 from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.data.streaming.stream_state import (
@@ -42,7 +43,6 @@ from trainwright.data.streaming.stream_state import (
     Split,
     StreamPlace,
     is_hf_stream,
-    is_mixture_stream,
     is_shuffled_stream,
     keeps_state,
 )
@@ -300,13 +300,13 @@ class StreamReader:
         items = self._start_iterator(position)
         if self.splits_itself and any(isinstance(one, int) for one in self.stream.excluded):
             raise DataError(NO_PLACES)
-        is_mixture = is_mixture_stream(source)
+        numbers_items = isinstance(source, SourceStream)
         kept = KeptItems(
             items,
             position,
             lambda: self.stream.excluded,
-            number=source.sample if is_mixture else None,
-            names_items=is_mixture or (self.stream.has_places and not self.splits_itself),
+            number=source.sample if numbers_items else None,
+            names_items=numbers_items or (self.stream.has_places and not self.splits_itself),
         )
         return OpenStream(
             items=kept,

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from torch.utils.data import Sampler
 
-from trainwright.config.coerce import parse_share
-from trainwright.config.plans import MixturePlan
+from trainwright.capabilities.mixture.dataset import MixtureDataset, SourceUse
+from trainwright.capabilities.mixture.plan import MixturePlan
+from trainwright.capabilities.mixture.rules import parse_share
 from trainwright.data.cursor import Cursor, OrderKind
 from trainwright.data.length_sampler import Lengths
-from trainwright.data.mixture import MixtureDataset, SourceUse
 from trainwright.data.order import Exclusion, FeistelOrder, Order
 from trainwright.data.seeding import seed_of
 from trainwright.errors import DataError
