@@ -31,7 +31,7 @@ OURS = (
     "capabilities.guard.rollback",  # the command line, the journal, checks before a run, going back
     "capabilities.incidents.bundle",
     "capabilities.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
-    "data.excluded",
+    "data.sample_filter",
     "data.positions.LoaderPosition.exclude",
     "data.streaming.reader.StreamItems.exclude",
     "data.identity",

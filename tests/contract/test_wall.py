@@ -87,3 +87,19 @@ def test_a_planted_tie_is_found(tmp_path: Path) -> None:
     (tmp_path / "capabilities" / "guard.py").touch()
     (tmp_path / "loop" / "step.py").write_text("def f():\n    from trainwright.capabilities import guard")
     assert find_ties(read(tmp_path)) == {("loop.step", "capabilities.guard")}
+
+
+# What a run can do with its data, and none of it is the data's own: `data/` finds these through the table.
+OPTIONS = re.compile("mixture|curricul|quarantine|packing|ledger", re.IGNORECASE)
+# The help of `id_column` says which files have the names of rows.
+NAMED_IN = {"fields.py": 2}
+
+
+@pytest.mark.lint
+def test_data_names_no_option() -> None:
+    folder = SOURCE / "data"
+    counts = {
+        path.relative_to(folder).as_posix(): len(OPTIONS.findall(path.read_text(encoding="utf-8")))
+        for path in folder.rglob("*.py")
+    }
+    assert {name: number for name, number in counts.items() if number} == NAMED_IN

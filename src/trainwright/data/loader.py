@@ -38,9 +38,9 @@ from trainwright.config.plans import OPEN_END
 from trainwright.data.bad_sample import name_sample, number_text
 from trainwright.data.columns import draws_random_numbers, is_columnar
 from trainwright.data.cursor import Cursor, LoaderState
-from trainwright.data.excluded import Sample
 from trainwright.data.positions import position_of
 from trainwright.data.prepared_dataloader import DevicePrefetcher, PreparedDataLoader, started_in_epoch, watched
+from trainwright.data.sample_filter import SampleFilter
 from trainwright.data.seeding import SeededItems
 from trainwright.data.shards import RankShare
 from trainwright.data.sources import IndexedSources
@@ -247,9 +247,9 @@ class Loader:
         if isinstance(self._watched, PreparedDataLoader):
             self._watched.end_workers()
 
-    def exclude(self, samples: set[Sample], num_samples: int) -> None:
+    def exclude(self, sample_filter: SampleFilter, num_samples: int) -> None:
         """Excludes samples from the next step on; see `LoaderPosition.exclude` for the errors."""
-        self.position.exclude_later(samples, num_samples)
+        self.position.exclude_later(sample_filter, num_samples)
         self.is_stale = self.position.is_stale
 
     def refresh(self, epoch: int, batches: int) -> int:

@@ -15,6 +15,7 @@ import pytest
 from trainwright.capabilities.mixture.dataset import MixtureDataset
 from trainwright.capabilities.mixture.order import MixtureOrder, ShareCurve, mixture_order
 from trainwright.capabilities.mixture.plan import MixturePlan
+from trainwright.capabilities.quarantine.sample_filter import QuarantinedSamples
 from trainwright.config.plans import LoaderPlan, SamplingPlan
 from trainwright.data.batches import EpochBatches
 from trainwright.data.dataloader import build_dataloader
@@ -343,7 +344,7 @@ def test_a_row_in_quarantine_gives_its_place_to_another_of_its_source() -> None:
     batches = EpochBatches(order_of((0, SHARES)), 10)
     before = flat(batches)
     left_out = {*range(100, 1_000), 1_000, 10_999, 11_000, 20_000}
-    batches.exclude(left_out, len(THREE))
+    batches.exclude(QuarantinedSamples(frozenset(left_out)), len(THREE))
     batches.seek(0)
     after = flat(batches)
     assert not left_out & set(after)
