@@ -1774,7 +1774,7 @@ class Trainer:
             num_non_finite = num_non_finite if behaviour_of(self.args).reports_nonfinite_losses else 0
             run.check_parameters(self.optimizer, finds_new=False)
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
-            self.log(step_logs(loss, grad_norm, rate, num_non_finite) | run.extensions.logged(), start_time)
+            self.log(step_logs(loss, grad_norm, rate, num_non_finite) | run.extensions.reporting.logged(), start_time)
         if self.control.should_evaluate:
             progress.clock.mark(EVALUATION)
             metrics = self._evaluate(trial, ignore_keys_for_eval)
@@ -1795,9 +1795,9 @@ class Trainer:
         """Adds the operations counted since the last call to `state.total_flos`; all processes must call it."""
         extensions = self._trainwright.run.extensions
         extensions.settle_all()
-        mine = extensions.shares() if self._trainwright.run.progress.has_others else []
+        mine = extensions.reporting.shares() if self._trainwright.run.progress.has_others else []
         if rows := self._trainwright.run.progress.settle([number for numbers in mine for number in numbers]):
-            extensions.tell_shared(mine, rows)
+            extensions.reporting.tell_shared(mine, rows)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs values and calls the callbacks; adds the epoch, and the number of tokens if they are counted.
@@ -1840,8 +1840,8 @@ class Trainer:
         try:
             with run.progress.evaluating_all_parts():
                 metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
-                if run.extensions.evaluated:
-                    metrics = {**metrics, **run.extensions.evaluated_beside(run, evaluate)}
+                if run.extensions.reporting.evaluated:
+                    metrics = {**metrics, **run.extensions.reporting.evaluate_further(run, evaluate)}
         except RuntimeError as error:
             if not self._trainwright.services.engine.is_out_of_memory(error):
                 raise
