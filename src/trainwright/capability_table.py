@@ -74,6 +74,7 @@ SERVICES = {
     "trackers": "trainwright.trackers.registry",
     "uploads": "trainwright.hub.uploader",
     "model_card": "trainwright.hub.model_card",
+    "search": "trainwright.search.trials",
 }
 
 

@@ -2187,11 +2187,9 @@ class Trainer:
         """
         if trial is None or not self._trainwright.search.is_under_way:
             return output_path(self.args)
-        from trainwright.run import search
-
-        return search.folder_of_trial(
-            output_path(self.args), self._trainwright.search.offer, trial, hp_name=self.hp_name
-        )
+        offer = self._trainwright.search.offer
+        folder: str = load_service("search").folder_of_trial(output_path(self.args), offer, trial, hp_name=self.hp_name)
+        return folder
 
     @takes_metrics_too
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -2563,9 +2561,7 @@ class Trainer:
             SearchSpaceError, MissingModelError, DataError: the search is invalid; no trial was started.
             SearchError: no trial finished.
         """
-        from trainwright.run import search
-
-        return search.search(
+        best: BestRun | list[BestRun] = load_service("search").search(
             self,
             space=hp_space,
             compute_objective=compute_objective,
@@ -2575,6 +2571,7 @@ class Trainer:
             hp_name=hp_name,
             options=kwargs,
         )
+        return best
 
     def _hp_search_setup(self, trial: Any) -> None:
         """Applies the settings of a trial to the arguments; no effect outside of a search.
@@ -2583,17 +2580,17 @@ class Trainer:
             trial: trial of the search's backend (of Optuna, a dict of Ray or W&B), or None.
         """
         if trial is not None and self._trainwright.search.is_under_way:
-            from trainwright.run import search
-
+            search = load_service("search")
             search.use_arguments(self, search.arguments_of_trial(self._trainwright.search))
 
     def _name_and_params(self, trial: Any) -> tuple[str | None, dict[str, Any] | None]:
         """Returns the name and the parameters of a trial, for the record of the run."""
         if trial is None:
             return None, None
-        from trainwright.run import search
-
-        return search.name_and_params(trial, self._trainwright.search)
+        found: tuple[str | None, dict[str, Any]] = load_service("search").name_and_params(
+            trial, self._trainwright.search
+        )
+        return found
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
         """Reports the metrics of a trial to the search, which may end it early; no effect outside of a search.
@@ -2604,9 +2601,7 @@ class Trainer:
             metrics: metrics of the evaluation.
         """
         if trial is not None and self._trainwright.search.is_under_way:
-            from trainwright.run import search
-
-            search.report(self, trial, metrics)
+            load_service("search").report(self, trial, metrics)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes a whole checkpoint into a directory of the backend, so that a trial can continue from it.

@@ -41,7 +41,9 @@ OURS = (
     "run.checks.check_id_column",  # names of rows that are kept from run to run
     "capabilities.quarantine",
     "capabilities.mirror",  # copies of checkpoints under a URL
-    "loop.extension.Extensions",  # extensions of one's own
+    "loop.extension.Extensions",
+    "loop.extension.SaveListeners",
+    "loop.extension.ReportListeners",  # extensions of one's own
     "run.checks.check_extension",
     "capabilities.packing",
     "data.streaming.lookahead_buffer",

@@ -49,11 +49,6 @@ def test_the_core_trains_alone(tmp_path: Path) -> None:
 # Module of the core -> modules outside that it imports, for a type alone (in brackets) or in a function, and why. An
 # entry may only be removed: what lies outside is found through `capability_table.py`.
 TIES = {
-    "run.search": {
-        "search.base": "hyperparameter_search is a published method; this module is imported for it alone",
-        "search.search_record": "likewise",
-        "trackers.registry": "likewise",
-    },
     "trainer": {
         "capabilities.recorded_values.value_comparison": "(type) of compare_with",
         "preflight.check_registry": "(type) of check",
