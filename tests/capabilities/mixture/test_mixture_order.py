@@ -21,7 +21,7 @@ from trainwright.data.batches import EpochBatches
 from trainwright.data.dataloader import build_dataloader
 from trainwright.data.sampler_factory import training_order
 from trainwright.data.shards import RankShare
-from trainwright.errors import ArgumentError, DataError
+from trainwright.errors import ArgumentError, CheckpointError, DataError
 
 from ..._support.small import Diary, StopAt, data, make_trainer, module, trained_trainer
 
@@ -338,6 +338,33 @@ def test_lines_about_the_sources(tmp_path: Path, caplog: Any, capsys: Any) -> No
     assert "source    a: 6 rows, 90.0% of the samples, 7.83 visits of each row" in shown
     assert "each row of 'a' is seen 7.83 times" in caplog.text
     assert "25 % of the rows of 'b'" in caplog.text
+
+
+GOOD = [[0, [0.5, 0.5], [0.5, 0.5]], [8, [1.0, 0.0], [1.0, 0.0]]]
+STRANGE_SHARES = {
+    "no JSON": "[[0",
+    "no list": '{"0": [0.5, 0.5]}',
+    "nothing": "[]",
+    "a text as a position": json.dumps([["0", *GOOD[0][1:]]]),
+    "a first position above 0": json.dumps(GOOD[1:]),
+    "positions out of order": json.dumps([GOOD[0], GOOD[0]]),
+    "another number of sources": json.dumps([GOOD[0], [8, [1.0], [1.0]]]),
+    "no number": json.dumps([[0, ["a", "b"], [0.5, 0.5]]]),
+    "not a number": "[[0, [NaN, 0.5], [0.5, 0.5]]]",
+    "a share below 0": json.dumps([[0, [-1.0, 2.0], [0.5, 0.5]]]),
+    "a sum below 1": json.dumps([[0, [0.1, 0.1], [0.5, 0.5]]]),
+    "deep": "[" * 10_000,
+}
+
+
+@pytest.mark.parametrize("name", STRANGE_SHARES)
+def test_shares_that_no_run_writes_are_refused(name: str) -> None:
+    with pytest.raises(CheckpointError, match="shares of a mixture in the checkpoint"):
+        ShareCurve.from_json(STRANGE_SHARES[name])
+
+
+def test_shares_that_a_run_writes_are_read() -> None:
+    assert ShareCurve.from_json(json.dumps(GOOD)).to_json() == json.dumps(GOOD)
 
 
 def test_a_row_in_quarantine_gives_its_place_to_another_of_its_source() -> None:
