@@ -24,6 +24,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from trainwright import capability_table
 from trainwright.support import log_handler
 
 __version__ = "0.3.0.dev0"
@@ -280,13 +281,23 @@ def _at_original_path(path: str, name: str) -> Any:
     raise AttributeError(f"module 'trainwright.{path}' has no attribute {name!r}")
 
 
+def _at_former_path(path: str, name: str) -> Any:
+    """Returns a name from where a module of a capability is now."""
+    if name.startswith("__"):
+        raise AttributeError(f"module 'trainwright.{path}' has no attribute {name!r}")
+    return getattr(importlib.import_module(capability_table.FORMER_MODULES[path]), name)
+
+
 class _OriginalPaths:
-    """Finds the modules of `ORIGINAL_PATHS` that have no file; asked last, when no other finder knows an import."""
+    """Finds the modules of `ORIGINAL_PATHS` that have no file, and former paths of modules.
+
+    It is asked last, when no other finder knows an import.
+    """
 
     @staticmethod
     def find_spec(fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         package, _, path_there = fullname.partition(".")
-        if package != __name__ or path_there not in ORIGINAL_PATHS:
+        if package != __name__ or path_there not in (*ORIGINAL_PATHS, *capability_table.FORMER_MODULES):
             return None
         is_package = any(path.startswith(f"{path_there}.") for path in ORIGINAL_PATHS)
         return ModuleSpec(fullname, _OriginalPaths, is_package=is_package)  # type: ignore[arg-type]
@@ -298,6 +309,9 @@ class _OriginalPaths:
     @staticmethod
     def exec_module(module: ModuleType) -> None:
         path = module.__name__.partition(".")[2]
+        if path in capability_table.FORMER_MODULES:
+            module.__getattr__ = functools.partial(_at_former_path, path)  # type: ignore[method-assign]
+            return
         module.__getattr__ = functools.partial(_at_original_path, path)  # type: ignore[method-assign]
 
 

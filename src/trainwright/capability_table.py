@@ -7,8 +7,8 @@ capability is one folder and one row here; deleting both removes it. `capability
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 CAPABILITIES = "trainwright.capabilities"
@@ -48,6 +48,9 @@ class Row:
         commands: its commands. They are here and not in its `Capability`, since the program imports nothing heavy.
         batcher: module and function that returns the `Batcher` of a plan (`data/batcher.py`), or None for another plan.
         batches_by: the argument that asks for this batcher.
+        data_handler: module and object of its `DataHandler` (`data/sources.py`), for training data of its own form.
+        former_modules: where its modules were in earlier versions, whose pickles name them: the path in the package,
+            and the module of its folder.
     """
 
     name: str
@@ -58,6 +61,8 @@ class Row:
     commands: tuple[CommandEntry, ...] = ()
     batcher: str = ""
     batches_by: str = ""
+    data_handler: str = ""
+    former_modules: Mapping[str, str] = field(default_factory=dict)
 
     def load(self) -> Any:  # a Capability, which is defined above the modules that read the table
         """Imports the module of the capability and returns its `Capability`."""
@@ -69,6 +74,7 @@ SERVICES = {
     "trackers": "trainwright.trackers.registry",
     "uploads": "trainwright.hub.uploader",
     "model_card": "trainwright.hub.model_card",
+    "search": "trainwright.search.trials",
 }
 
 
@@ -104,6 +110,9 @@ def row(
     file: str = "",
     commands: tuple[CommandEntry, ...] = (),
     batches_by: str = "",
+    has_extension: bool = True,
+    handles_data: bool = False,
+    moved: Mapping[str, str] | None = None,
 ) -> Row:
     """Returns the row of a capability, whose files have the usual names.
 
@@ -114,17 +123,22 @@ def row(
         file: file of its entry in a checkpoint, if it has one of its own.
         commands: its commands.
         batches_by: the argument that asks for the batches which its `batcher.py` forms; it has no extension then.
+        has_extension: it has a `capability.py`.
+        handles_data: it has a `data_handler.py`.
+        moved: former paths of its modules, and their names in the folder.
     """
     folder = f"{CAPABILITIES}.{name}"
     return Row(
         name=name,
-        capability="" if batches_by else f"{folder}.capability:CAPABILITY",
+        capability="" if batches_by or not has_extension else f"{folder}.capability:CAPABILITY",
         fields=f"{folder}.fields:{fields}" if fields else "",
         rules=f"{folder}.rules" if rules else "",
         file=file,
         commands=commands,
         batcher=f"{folder}.batcher:find_batcher" if batches_by else "",
         batches_by=batches_by,
+        data_handler=f"{folder}.data_handler:HANDLER" if handles_data else "",
+        former_modules={path: f"{folder}.{module}" for path, module in (moved or {}).items()},
     )
 
 
@@ -134,10 +148,20 @@ LEDGER = CommandEntry(function="trainwright.cli.table_commands:ledger", after="p
 REPLAY = CommandEntry(function="trainwright.cli.table_commands:replay", after="push")
 DIFF = CommandEntry(function=f"{CAPABILITIES}.recorded_values.commands:diff", after="compare")
 
+# Where pickles of earlier versions have them.
+MIXTURE_PATHS = {
+    "data.mixture": "dataset",
+    "data.mixture_batches": "batches",
+    "data.mixture_order": "order",
+    "data.streaming.mixture_stream": "stream",
+}
+CURRICULUM_PATHS = {"data.curriculum": "curriculum"}
+
 # In the order in which a run makes their extensions: those that another one asks for come before it.
 TABLE: tuple[Row, ...] = (
     row("token_budget", fields="TokenBudgetFields", rules=True, batches_by="max_tokens_per_batch"),
     row("packing", fields="PackingFields", rules=True, batches_by="packing"),
+    row("mixture", fields="MixtureFields", rules=True, has_extension=False, handles_data=True, moved=MIXTURE_PATHS),
     row("lease", fields="LeaseFields"),
     row("quarantine"),
     row("mirror", fields="MirrorFields", rules=True),
@@ -167,11 +191,12 @@ TABLE: tuple[Row, ...] = (
     row("control", fields="ControlFields", commands=(CTL,)),
     row("ledger", fields="LedgerFields", file="ledger.parquet", commands=(LEDGER,)),
     row("what_is_trained"),
-    row("curriculum", file="curriculum.pt"),
+    row("curriculum", file="curriculum.pt", handles_data=True, moved=CURRICULUM_PATHS),
     Row(name="experts"),
 )
 MADE = tuple(one for one in TABLE if one.capability)  # by a run, not by the user
 RESERVED_NAMES = frozenset(one.name for one in MADE)
+FORMER_MODULES = {path: module for one in TABLE for path, module in one.former_modules.items()}
 FILES = {one.name: one.file for one in TABLE if one.file}
 # Arguments that ask for batches formed by the lengths of samples.
 BATCHING_FIELDS = tuple(one.batches_by for one in TABLE if one.batches_by)

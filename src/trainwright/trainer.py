@@ -38,7 +38,7 @@ from trainwright.config import resolve
 from trainwright.config.behaviour import behaviour_of
 from trainwright.config.coerce import output_path
 from trainwright.config.fields import value_of
-from trainwright.data import bad_sample, columns, length_sampler, mixture
+from trainwright.data import bad_sample, columns, length_sampler, sources
 from trainwright.data.row_names import ONE_SOURCE, NamesOf
 from trainwright.engine.base import NO_CONTEXT
 from trainwright.engine.precision import DTYPES, eval_precision
@@ -217,7 +217,7 @@ class Trainer:
             self.model = model
             self.model_init = model_init
             makes_loader = not is_overridden(self, "get_train_dataloader")  # an override may accept a dict
-            self.train_dataset = mixture.as_mixture(train_dataset) if makes_loader else train_dataset
+            self.train_dataset = sources.adapt_data(train_dataset) if makes_loader else train_dataset
             self.eval_dataset = eval_dataset
             self.processing_class = build.one_processing_class(processing_class, tokenizer)
             self.compute_loss_func = compute_loss_func
@@ -694,7 +694,9 @@ class Trainer:
         """
         if self.train_dataset is None:
             raise DataError("Training needs a train_dataset; pass one to Trainer.")
-        self.train_dataset = checks.mixed(self.args, self.train_dataset)  # it may have been assigned since construction
+        self.train_dataset = checks.adapt_train_data(
+            self.args, self.train_dataset
+        )  # it may have been assigned since construction
         return self._get_dataloader(
             self.train_dataset, "Training", self._train_batch_size, self._get_train_sampler, is_training=True
         )
@@ -1772,7 +1774,7 @@ class Trainer:
             num_non_finite = num_non_finite if behaviour_of(self.args).reports_nonfinite_losses else 0
             run.check_parameters(self.optimizer, finds_new=False)
             rate = self._get_learning_rate() if learning_rate is None else learning_rate
-            self.log(step_logs(loss, grad_norm, rate, num_non_finite) | run.extensions.logged(), start_time)
+            self.log(step_logs(loss, grad_norm, rate, num_non_finite) | run.extensions.reporting.logged(), start_time)
         if self.control.should_evaluate:
             progress.clock.mark(EVALUATION)
             metrics = self._evaluate(trial, ignore_keys_for_eval)
@@ -1793,9 +1795,9 @@ class Trainer:
         """Adds the operations counted since the last call to `state.total_flos`; all processes must call it."""
         extensions = self._trainwright.run.extensions
         extensions.settle_all()
-        mine = extensions.shares() if self._trainwright.run.progress.has_others else []
+        mine = extensions.reporting.shares() if self._trainwright.run.progress.has_others else []
         if rows := self._trainwright.run.progress.settle([number for numbers in mine for number in numbers]):
-            extensions.tell_shared(mine, rows)
+            extensions.reporting.tell_shared(mine, rows)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Logs values and calls the callbacks; adds the epoch, and the number of tokens if they are counted.
@@ -1838,8 +1840,8 @@ class Trainer:
         try:
             with run.progress.evaluating_all_parts():
                 metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
-                if run.extensions.evaluated:
-                    metrics = {**metrics, **run.extensions.evaluated_beside(run, evaluate)}
+                if run.extensions.reporting.evaluated:
+                    metrics = {**metrics, **run.extensions.reporting.evaluate_further(run, evaluate)}
         except RuntimeError as error:
             if not self._trainwright.services.engine.is_out_of_memory(error):
                 raise
@@ -2185,11 +2187,9 @@ class Trainer:
         """
         if trial is None or not self._trainwright.search.is_under_way:
             return output_path(self.args)
-        from trainwright.run import search
-
-        return search.folder_of_trial(
-            output_path(self.args), self._trainwright.search.offer, trial, hp_name=self.hp_name
-        )
+        offer = self._trainwright.search.offer
+        folder: str = load_service("search").folder_of_trial(output_path(self.args), offer, trial, hp_name=self.hp_name)
+        return folder
 
     @takes_metrics_too
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -2561,9 +2561,7 @@ class Trainer:
             SearchSpaceError, MissingModelError, DataError: the search is invalid; no trial was started.
             SearchError: no trial finished.
         """
-        from trainwright.run import search
-
-        return search.search(
+        best: BestRun | list[BestRun] = load_service("search").search(
             self,
             space=hp_space,
             compute_objective=compute_objective,
@@ -2573,6 +2571,7 @@ class Trainer:
             hp_name=hp_name,
             options=kwargs,
         )
+        return best
 
     def _hp_search_setup(self, trial: Any) -> None:
         """Applies the settings of a trial to the arguments; no effect outside of a search.
@@ -2581,17 +2580,17 @@ class Trainer:
             trial: trial of the search's backend (of Optuna, a dict of Ray or W&B), or None.
         """
         if trial is not None and self._trainwright.search.is_under_way:
-            from trainwright.run import search
-
+            search = load_service("search")
             search.use_arguments(self, search.arguments_of_trial(self._trainwright.search))
 
     def _name_and_params(self, trial: Any) -> tuple[str | None, dict[str, Any] | None]:
         """Returns the name and the parameters of a trial, for the record of the run."""
         if trial is None:
             return None, None
-        from trainwright.run import search
-
-        return search.name_and_params(trial, self._trainwright.search)
+        found: tuple[str | None, dict[str, Any]] = load_service("search").name_and_params(
+            trial, self._trainwright.search
+        )
+        return found
 
     def _report_to_hp_search(self, trial: Any, step: int, metrics: dict[str, float]) -> None:
         """Reports the metrics of a trial to the search, which may end it early; no effect outside of a search.
@@ -2602,9 +2601,7 @@ class Trainer:
             metrics: metrics of the evaluation.
         """
         if trial is not None and self._trainwright.search.is_under_way:
-            from trainwright.run import search
-
-            search.report(self, trial, metrics)
+            load_service("search").report(self, trial, metrics)
 
     def _tune_save_checkpoint(self, checkpoint_dir: str) -> None:
         """Writes a whole checkpoint into a directory of the backend, so that a trial can continue from it.

@@ -672,7 +672,7 @@ PROTECTED: list[tuple[str, tuple[str, ...]]] = [
         "A checkpoint that is damaged",
         (
             "checkpoint",
-            "run.search",
+            "search.trials",
             "engine.sharded_state.read",
             "engine.sharded_state.SafeReader",
             "engine.sharded_state._Unpickler",

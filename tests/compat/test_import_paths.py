@@ -40,7 +40,7 @@ def test_names_can_be_imported_from_the_originals_path(path: str) -> None:
 @pytest.mark.process
 def test_collators_of_the_data_package_are_loaded_when_they_are_asked_for() -> None:
     script = (
-        "import sys; from trainwright.data import columns, mixture; "
+        "import sys; from trainwright.data import columns, sources; "
         "print([n for n in sys.modules if n.startswith('transformers')])"
     )
     assert run_python("-c", script).stdout.strip() == "[]"

@@ -545,6 +545,6 @@ STAYING: tuple[Row, ...] = (
     Row(
         original="a dict of datasets as `train_dataset` ends in a `KeyError`",
         ours="its datasets are trained on together ([Mixtures](advanced/samples.md#mixtures))",
-        shown_by="data/test_mixture.py::test_a_union_trains_as_the_sources_one_after_the_other_do",
+        shown_by="capabilities/mixture/test_mixture.py::test_a_union_trains_as_the_sources_one_after_the_other_do",
     ),
 )

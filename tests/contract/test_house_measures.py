@@ -42,7 +42,6 @@ CHOSEN = (
     "evaluation.eval_loop",
     "optim.factory",
     "run.dry_run",
-    "run.search",
 )
 
 

@@ -31,7 +31,7 @@ OURS = (
     "capabilities.guard.rollback",  # the command line, the journal, checks before a run, going back
     "capabilities.incidents.bundle",
     "capabilities.incidents.recorder.IncidentRecorder.request",  # incidents that are written down
-    "data.excluded",
+    "data.sample_filter",
     "data.positions.LoaderPosition.exclude",
     "data.streaming.reader.StreamItems.exclude",
     "data.identity",
@@ -41,7 +41,9 @@ OURS = (
     "run.checks.check_id_column",  # names of rows that are kept from run to run
     "capabilities.quarantine",
     "capabilities.mirror",  # copies of checkpoints under a URL
-    "loop.extension.Extensions",  # extensions of one's own
+    "loop.extension.Extensions",
+    "loop.extension.SaveListeners",
+    "loop.extension.ReportListeners",  # extensions of one's own
     "run.checks.check_extension",
     "capabilities.packing",
     "data.streaming.lookahead_buffer",
@@ -86,16 +88,9 @@ OURS = (
     "support.door",
     "search.search_record",  # files that others may have written
     # Several datasets together, and the ledger of samples.
-    "run.checks.check_mixture",
-    "config.coerce.parse_share",
-    "data.mixture",
-    "data.mixture_batches",
-    "data.mixture_order",
-    "run.console.source_lines",
+    "capabilities.mixture",
     "capabilities.ledger.sample_losses",
-    "run.checks.check_curriculum",
-    "capabilities.curriculum.curriculum",
-    "capabilities.curriculum.extension",
+    "capabilities.curriculum",
 )
 # What people do not reach with a configuration, a data set, a model or a callback: wrong calls of Python, protocols.
 INTERNAL = (

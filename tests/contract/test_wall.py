@@ -49,11 +49,6 @@ def test_the_core_trains_alone(tmp_path: Path) -> None:
 # Module of the core -> modules outside that it imports, for a type alone (in brackets) or in a function, and why. An
 # entry may only be removed: what lies outside is found through `capability_table.py`.
 TIES = {
-    "run.search": {
-        "search.base": "hyperparameter_search is a published method; this module is imported for it alone",
-        "search.search_record": "likewise",
-        "trackers.registry": "likewise",
-    },
     "trainer": {
         "capabilities.recorded_values.value_comparison": "(type) of compare_with",
         "preflight.check_registry": "(type) of check",
@@ -87,3 +82,19 @@ def test_a_planted_tie_is_found(tmp_path: Path) -> None:
     (tmp_path / "capabilities" / "guard.py").touch()
     (tmp_path / "loop" / "step.py").write_text("def f():\n    from trainwright.capabilities import guard")
     assert find_ties(read(tmp_path)) == {("loop.step", "capabilities.guard")}
+
+
+# What a run can do with its data, and none of it is the data's own: `data/` finds these through the table.
+OPTIONS = re.compile("mixture|curricul|quarantine|packing|ledger", re.IGNORECASE)
+# The help of `id_column` says which files have the names of rows.
+NAMED_IN = {"fields.py": 2}
+
+
+@pytest.mark.lint
+def test_data_names_no_option() -> None:
+    folder = SOURCE / "data"
+    counts = {
+        path.relative_to(folder).as_posix(): len(OPTIONS.findall(path.read_text(encoding="utf-8")))
+        for path in folder.rglob("*.py")
+    }
+    assert {name: number for name, number in counts.items() if number} == NAMED_IN

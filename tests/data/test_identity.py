@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset
 
+from trainwright.capabilities.mixture.dataset import MixtureDataset
+from trainwright.capabilities.mixture.stream import MixtureStream
 from trainwright.data.identity import SampleId, Seen, as_hex, fingerprint, follow, of_hex
-from trainwright.data.mixture import MixtureDataset
 from trainwright.data.row_names import IndexedRows, OriginRows, RowNames, RowOrigin, row_names
-from trainwright.data.streaming.mixture_stream import MixtureStream
 from trainwright.errors import DataError
 
 # -- names -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,8 @@ from transformers import DataCollatorForTokenClassification
 
 from trainwright import TrainerCallback
 from trainwright.config.plans import SamplingPlan
-from trainwright.data.excluded import KeptItems
+from trainwright.data.sample_filter import EVERY_SAMPLE
+from trainwright.data.streaming.kept_items import KeptItems
 from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, next_lookahead
 from trainwright.errors import DataError
 
@@ -60,7 +61,9 @@ def test_every_look_ahead_but_the_last_gives_all_processes_full_batches(kind: st
     former = BatchFormer(PLANS[kind])
     num = 6000
     items = ({"input_ids": [i] * length} for i, length in enumerate(lengths_of(num)))
-    buffer = LookaheadBuffer(KeptItems(items, 0, set), lambda number: None, block=former.block, at=0, state=None)
+    buffer = LookaheadBuffer(
+        KeptItems(items, 0, lambda: EVERY_SAMPLE), lambda number: None, block=former.block, at=0, state=None
+    )
     seen: list[int] = []
     counts = []
     tokens = 0

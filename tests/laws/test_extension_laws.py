@@ -29,6 +29,7 @@ from trainwright.errors import ArgumentError, ExtensionError
 from trainwright.loop.extension import EVENTS, FORWARD, REVERSED, Extensions
 from trainwright.preflight import prove
 
+from .._support.listeners import find_listeners
 from .._support.small import StopAt
 from .._support.two_processes import run as run_ranks
 from ..capabilities.async_evaluation.async_evaluations import Held
@@ -211,8 +212,7 @@ class Seen(TrainerCallback):
         if not self.tables:
             found = self._trainer._trainwright.run.extensions
             self.extensions = list(found)
-            listened = [event for event in EVENTS if hasattr(found, event)]
-            self.tables = {event: [method.__self__ for method in getattr(found, event)] for event in listened}
+            self.tables = {event: [method.__self__ for method in find_listeners(found, event)] for event in EVENTS}
 
 
 def made(folder: Path, *names: str, **more: Any) -> Any:
@@ -368,9 +368,9 @@ def test_an_extension_without_events_is_in_no_table() -> None:
 
     assert Idle().listens_to() == set()
     table = Extensions([Idle()])
-    assert [event for event in EVENTS if getattr(table, event, ())] == []
+    assert [event for event in EVENTS if find_listeners(table, event)] == []
     assert table.marks() == []
-    assert table.states() == {}
+    assert table.saving.states() == {}
 
 
 def test_an_extension_may_leave_out_an_event() -> None:

@@ -28,6 +28,7 @@ NOT_HERE = {
     "lost_updates": "tests/capabilities/lost_updates",
     "what_is_trained": "tests/capabilities/what_is_trained",
     "slow_ranks": "tests/capabilities/slow_ranks",
+    "mixture": "tests/capabilities/mixture",
     "packing": "tests/capabilities/packing",
     "token_budget": "tests/capabilities/token_budget",
 }
@@ -60,6 +61,7 @@ HANGS = {
     "lost_updates": "counts in the process that trains",
     "what_is_trained": "reads the first batch of the process that trains",
     "slow_ranks": "measures with the messages of a log",
+    "mixture": "orders samples in the process that trains",
     "packing": "forms batches in the process that trains",
     "token_budget": "forms batches in the process that trains",
 }
@@ -84,6 +86,7 @@ HOSTILE = {
     "recorded_values": f"{VALUES}::test_a_wrong_value_in_any_place_is_an_error_or_a_difference",
     "what_is_trained": "keeps no state",
     "lost_updates": "capabilities/lost_updates/test_lost_updates.py::test_a_strangers_state_begins_at_zero",
+    "mixture": "capabilities/mixture/test_mixture_order.py::test_shares_that_no_run_writes_are_refused",
     "packing": "keeps no state",
     "token_budget": "keeps no state",
     "slow_ranks": "keeps no state",

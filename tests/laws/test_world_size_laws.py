@@ -18,10 +18,11 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from trainwright import TrainerCallback
-from trainwright.config.plans import MixturePlan, SamplingPlan
+from trainwright.capabilities.mixture.dataset import MixtureDataset
+from trainwright.capabilities.mixture.order import mixture_order
+from trainwright.capabilities.mixture.plan import MixturePlan
+from trainwright.config.plans import SamplingPlan
 from trainwright.data.batches import EpochBatches
-from trainwright.data.mixture import MixtureDataset
-from trainwright.data.mixture_order import mixture_order
 from trainwright.data.order import FeistelOrder, Order, ShuffledOrder
 from trainwright.data.sampler_factory import training_order
 from trainwright.data.shards import RankShare

@@ -18,11 +18,11 @@ PICTURE = (
     ("report", "compat"),
     ("seq2seq_trainer",),
     ("trainer",),
-    ("preflight",),  # imported when it is asked for
+    ("preflight", "search"),  # imported when they are asked for
     ("run",),
     ("capabilities", "extensions"),
     ("capability",),
-    ("hub", "trackers", "search"),
+    ("hub", "trackers"),
     ("loop", "evaluation", "engine", "checkpoint", "data", "optim", "callbacks"),
     ("config", "journal", "command_line"),
     ("distributed",),
@@ -43,7 +43,7 @@ TRANSFORMERS = (
     "cli.tasks",
     "config.zero3_init",
     "engine.sequence_parts",
-    "run.search",
+    "search",
 )
 ACCELERATE = ("engine", "config.arguments", "compat.helpers", "data.prepared_dataloader")
 # Packages that a tracker, a search or an optimizer brings along, and the only place that may ask for each.

@@ -308,19 +308,6 @@ def parse_steps(value: object) -> StepRange:
     return StepRange(None, last) if first is None else StepRange(first, last - first + 1)
 
 
-def parse_share(value: object) -> tuple[float, bool]:
-    """Parses the entry of a source in `mixture`; ValueError if it is neither a share nor a number of passes.
-
-    Returns:
-        The number, and whether it counts passes over the source ("all" is one pass) or is a share.
-    """
-    match = re.fullmatch(r"(\S+) epochs?", "1 epoch" if value == "all" else value) if isinstance(value, str) else None
-    number = float(match[1] if match else value)  # type: ignore[arg-type]
-    if isinstance(value, bool) or not 0 <= number < math.inf:
-        raise ValueError(value)
-    return number, match is not None
-
-
 def parse_factor(value: object) -> float | None:
     """Parses a factor: "0.1x" and "x0.1" are 0.1. Returns None for any other value."""
     match = re.fullmatch(r"x(?P<after>\S+)|(?P<before>\S+)x", value) if isinstance(value, str) else None

@@ -81,19 +81,6 @@ class LoaderPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MixturePlan:
-    """Shares of the sources of a mixture, along a run."""
-
-    # each from a step (int) or a share of the run (float) on: by source a share, or a number of passes as text
-    stages: tuple[tuple[int | float, Mapping[str, float | str]], ...]
-    is_linear: bool  # shares change steadily until the next stage
-    unit: str  # shares of "samples" or "tokens"
-    samples_per_step: int  # over all processes
-    num_steps: int | None  # length of the run; None: `num_epochs` decides
-    num_epochs: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingPlan:
     """Order of samples, and which samples form a batch."""
 
@@ -110,7 +97,7 @@ class SamplingPlan:
     splits_long: bool = False  # a sample longer than a row is split over rows
     drop_last: bool = False  # drop an incomplete last batch or window
     show_progress: bool = False  # reading lengths shows its progress when it takes long
-    mixture: MixturePlan | None = None  # shares of the sources; None: each row of each source once per epoch
+    order: object | None = None  # the order of samples that a capability has planned; None: that of `strategy`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -257,21 +257,6 @@ def sampling(
         splits_long=packs and value_of(args, "packing_overflow") == "split",
         drop_last=args.dataloader_drop_last,
         show_progress=not args.disable_tqdm,
-        mixture=_mixture(args, batch_size * num_processes * micro_batches(args)),
-    )
-
-
-def _mixture(args: Arguments, samples_per_step: int) -> plans.MixturePlan | None:
-    schedule = value_of(args, "mixture_schedule") or [(0, value_of(args, "mixture"))]
-    if not schedule[0][1]:
-        return None
-    return plans.MixturePlan(
-        stages=tuple((start, dict(shares)) for start, shares in schedule),
-        is_linear=value_of(args, "mixture_schedule_type") == "linear",
-        unit=value_of(args, "mixture_unit"),
-        samples_per_step=samples_per_step,
-        num_steps=args.max_steps if args.max_steps > 0 else None,
-        num_epochs=args.num_train_epochs,
     )
 
 

@@ -23,7 +23,6 @@ SHAPE = "the new schedule from here on, at the rate that it has for this step"
 LENGTH = "how long the run lasts"
 SIZE = "from here on; each sample of the epoch under way is still seen once"
 ORDER = "from the next epoch on; an epoch that is under way is finished in the checkpoint's order"
-MIXTURE = "the new shares from here on; each source continues in its own order"
 PER_START = None  # differs between starts of one run, and nothing follows from it: not compared
 
 

@@ -1,7 +1,7 @@
 """Batches of indices for one process, by epoch and from any position: an order, filtered, chunked and distributed.
 
     order     the indices of an epoch from a position on          (`order.py`)
-    filter    without samples in quarantine                       (`filter.py`)
+    filter    without the samples that are left out               (`filter.py`)
     chunks    a batch of all processes at a time                  (`shards.py`)
     shards    the part of this process                            (`shards.py`; or the filter, if it shrinks batches)
     batches   the parts one after another, marked for workers   (here)
@@ -14,14 +14,14 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from torch.utils.data import Sampler
 
-from trainwright.data.excluded import substitutes
 from trainwright.data.filter import Filter, filter_of
 from trainwright.data.order import Order
+from trainwright.data.sample_filter import EVERY_SAMPLE, SampleFilter
 from trainwright.data.seeding import EpochIndices, SeededIndices
 from trainwright.data.shards import ChunkPart, RankShare, in_chunks
 
@@ -46,6 +46,7 @@ class EpochBatches(Sampler[Indices]):
     Attributes:
         noted: queue of the batches yielded by the next iteration; None if unused.
         ahead: queue of the chunks of the next iteration, if their order cannot be recomputed; None if unused.
+        sample_filter: which samples are left out.
         parts: this process's parts of unevenly divided chunks, by chunk number from 1; filled by an iteration.
     """
 
@@ -69,7 +70,8 @@ class EpochBatches(Sampler[Indices]):
         self.epoch = 0
         self.first_sample = 0
         self._mark = mark
-        self._substitutes: dict[int, int] = {}
+        self.sample_filter: SampleFilter = EVERY_SAMPLE
+        self._substitutes: Mapping[int, int] = {}
         self._filter = filter_of(order, self._substitutes)
         self._finished_epoch = -1  # an epoch that keeps the order it was begun in
         self._finished_filter = self._filter
@@ -110,9 +112,10 @@ class EpochBatches(Sampler[Indices]):
 
     # -- excluded samples ----------------------------------------------------------------------------------------------
 
-    def exclude(self, samples: Collection[int], num_samples: int) -> None:
+    def exclude(self, sample_filter: SampleFilter, num_samples: int) -> None:
         """Excludes samples from the batches of the next iteration; replaces an earlier selection."""
-        self._substitutes = substitutes(samples, num_samples, self.order.source_starts)
+        self._substitutes = sample_filter.find_substitutes(num_samples, self.order.source_starts)
+        self.sample_filter = sample_filter
         self._filter = self._filter.excluding(self._substitutes)
         self._finished_filter = self._finished_filter.excluding(self._substitutes)
 

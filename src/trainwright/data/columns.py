@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from trainwright._types import Batch, DatasetLike, Item, is_instance_of, optional_class
 from trainwright.config.fields import value_of
 from trainwright.data.collator_layers import innermost
-from trainwright.data.mixture import MixtureDataset
+from trainwright.data.sources import IndexedSources
 from trainwright.errors import DataError, did_you_mean
 from trainwright.support.counterparts import Counterpart
 from trainwright.support.replaced import current
@@ -106,13 +106,13 @@ def remove_unused(
 
 
 def remove_from_sources(dataset: DatasetLike, remove: Callable[..., DatasetLike], description: str) -> DatasetLike:
-    """Applies `remove` to the sources of a mixture that have columns; returns any other dataset unchanged."""
+    """Applies `remove` to the named sources that have columns; returns any other dataset unchanged."""
 
     def changed(source: DatasetLike) -> DatasetLike:
         has_columns = is_columnar(source) and source.format["type"] != "custom"
         return remove(source, description=description) if has_columns else source
 
-    return dataset.with_sources(changed) if isinstance(dataset, MixtureDataset) else dataset
+    return dataset.with_sources(changed) if isinstance(dataset, IndexedSources) else dataset
 
 
 class RemoveColumnsCollator(Counterpart, original="transformers.trainer_utils"):

@@ -19,8 +19,8 @@ schedule is at g of max_steps; `optim/` ensures that its rate does not jump.
 
 The next resume reads d from the checkpoint, and keeps it if the sizes have not changed again.
 
-Samples in quarantine (`excluded.py`) count in s, but not in n - s: R only covers samples that can be trained. If the
-quarantine has changed since the checkpoint was written, d is recomputed, as for another size.
+Samples that a run leaves out (`sample_filter.py`) count in s, but not in n - s: R only covers samples that can be
+trained. If others are left out since the checkpoint was written, d is recomputed, as for another size.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Cursor:
     chunk: int | None = None
     # kind of order of this epoch's samples; None in an older checkpoint, which does not record it
     order: OrderKind | None = None
-    left_out: int = 0  # samples in quarantine, by which epochs were shorter; `samples` includes them
+    left_out: int = 0  # samples that were left out, by which epochs were shorter; `samples` includes them
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values for the manifest of a checkpoint."""

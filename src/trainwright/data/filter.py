@@ -1,4 +1,4 @@
-"""Filters: how an order changes with samples in quarantine. Each kind of order has its own kind of filter.
+"""Filters: how an order changes without excluded samples. Each kind of order has its own kind of filter.
 
 - `ShorterEpochs`, if each sample is drawn once: excluded samples are skipped, and the epoch becomes shorter.
 - `SmallerBatches`, for the order of a sampler or of groups: batches lose samples; their number does not change.
@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from trainwright.data.excluded import without
 from trainwright.data.order import Exclusion, Order
 from trainwright.data.shards import ChunkPart, RankShare
 
@@ -184,3 +183,10 @@ def filter_of(order: Order, substitutes: Mapping[int, int]) -> Filter:
         Exclusion.SMALLER_BATCHES: SmallerBatches,
     }
     return kinds[order.exclusion](order, substitutes)
+
+
+def without(group: list[Any], excluded: Collection[int]) -> list[Any]:
+    """Returns a batch formed by length (indices, or rows of pieces of samples) without its excluded samples."""
+    if group and isinstance(group[0], list):
+        return [row for one in group if (row := without(one, excluded))]
+    return [one for one in group if (one[0] if isinstance(one, tuple) else one) not in excluded]

@@ -17,10 +17,10 @@ from trainwright._types import Batch, DataLoaderLike, DatasetLike, Item, counted
 from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.columns import is_columnar
 from trainwright.data.epochs import set_epoch_of
-from trainwright.data.mixture import MixtureDataset
 from trainwright.data.order import Order
 from trainwright.data.prepared_dataloader import PreparedDataLoader
 from trainwright.data.row_names import table_rows
+from trainwright.data.sources import IndexedSources
 from trainwright.errors import DataError
 from trainwright.support.counterparts import Counterpart
 
@@ -200,7 +200,7 @@ def batch_order_of(dataloader: object) -> BatchOrder | None:
 
 
 def num_samples(dataloader: DataLoaderLike) -> int:
-    """Returns the number of samples in a dataloader's epoch, without quarantined ones."""
+    """Returns the number of samples in a dataloader's epoch, without excluded ones."""
     batches = getattr(dataloader, "batch_sampler", None)
     order = getattr(batches, "order", None)
     if isinstance(order, Order) and order.samples_per_epoch is not None:
@@ -234,7 +234,7 @@ def sample_lengths(
     A `datasets.Dataset` is not read for this: Arrow stores where each list begins. Anything else is read by index.
     Raises DataError for items without that entry, and for invalid lengths.
     """
-    if isinstance(dataset, MixtureDataset):
+    if isinstance(dataset, IndexedSources):
         found = [
             sample_lengths(one, name, column=column, show_progress=show_progress) for one in dataset.sources.values()
         ]

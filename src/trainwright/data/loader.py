@@ -12,7 +12,7 @@ of one micro-batch, both are the same copy, since nothing draws in between:
 
 Windows of several micro-batches have two copies, for two purposes: the other fetches of the window draw in between.
 A resume could start from the first copy and fetch the window again, but only if its batches can be reproduced. A stream
-stores its position after the window, not before it, and samples newly put in quarantine change the window's own
+stores its position after the window, not before it, and samples newly excluded change the window's own
 batches.
 
 From a user's dataloader, or any iterable, a batch is fetched when it is trained, as in a loop by hand. It may itself
@@ -38,12 +38,12 @@ from trainwright.config.plans import OPEN_END
 from trainwright.data.bad_sample import name_sample, number_text
 from trainwright.data.columns import draws_random_numbers, is_columnar
 from trainwright.data.cursor import Cursor, LoaderState
-from trainwright.data.excluded import Sample
-from trainwright.data.mixture import MixtureDataset
 from trainwright.data.positions import position_of
 from trainwright.data.prepared_dataloader import DevicePrefetcher, PreparedDataLoader, started_in_epoch, watched
+from trainwright.data.sample_filter import SampleFilter
 from trainwright.data.seeding import SeededItems
 from trainwright.data.shards import RankShare
+from trainwright.data.sources import IndexedSources
 
 _END: Any = object()
 RandomStates = Any  # states of python, numpy and torch, as copied by `checkpoint.rng`
@@ -247,9 +247,9 @@ class Loader:
         if isinstance(self._watched, PreparedDataLoader):
             self._watched.end_workers()
 
-    def exclude(self, samples: set[Sample], num_samples: int) -> None:
+    def exclude(self, sample_filter: SampleFilter, num_samples: int) -> None:
         """Excludes samples from the next step on; see `LoaderPosition.exclude` for the errors."""
-        self.position.exclude_later(samples, num_samples)
+        self.position.exclude_later(sample_filter, num_samples)
         self.is_stale = self.position.is_stale
 
     def refresh(self, epoch: int, batches: int) -> int:
@@ -381,7 +381,7 @@ def seeds_this_process(dataloader: Any) -> bool:
 
 def _is_plain(dataset: Any) -> bool:
     """Returns True for data held in memory: a list, tensors, or Arrow columns without a transform on the fly."""
-    if isinstance(dataset, MixtureDataset):
+    if isinstance(dataset, IndexedSources):
         return all(map(_is_plain, dataset.sources.values()))
     if is_columnar(dataset):
         return bool(dataset.format["type"] != "custom")

@@ -1,7 +1,7 @@
 """Orders: the sample at each position of an epoch.
 
 An order is a pure function of seed, epoch and position wherever possible, so that a resume computes it and begins in
-the middle, without reading or drawing anything on the way. Processes, batches and samples in quarantine are handled
+the middle, without reading or drawing anything on the way. Processes, batches and excluded samples are handled
 elsewhere (`shards.py`, `batches.py`, `filter.py`).
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Exclusion(Enum):
-    """How an epoch changes with samples in quarantine; each kind has its `Filter`."""
+    """How an epoch changes without excluded samples; each kind has its `Filter`."""
 
     SHORTER_EPOCHS = auto()
     SMALLER_BATCHES = auto()

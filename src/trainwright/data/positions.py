@@ -19,18 +19,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from trainwright._types import QUARANTINE_NAME, Batch, DataLoaderLike, DatasetLike, SampleIds
+from trainwright._types import Batch, DataLoaderLike, DatasetLike, SampleIds
 from trainwright.data.batches import EpochBatches
 from trainwright.data.cursor import Cursor, OrderKind, WindowSize, check_same_data, is_same_order, raise_another_order
-from trainwright.data.excluded import Sample
 from trainwright.data.order import Exclusion
 from trainwright.data.prepared_dataloader import host_batches
+from trainwright.data.sample_filter import EVERY_SAMPLE, SampleFilter
 from trainwright.data.sample_ids import dispatched_parts
 from trainwright.data.sampler_factory import order_of_checkpoint
 from trainwright.data.shards import RankShare
+from trainwright.data.sources import SourceStream
 from trainwright.data.streaming.stream_state import (
     EpochProgress,
-    is_mixture_stream,
     is_shuffled_stream,
     progress_at,
 )
@@ -91,7 +91,7 @@ class LoaderPosition(ABC):
     def end(self) -> None:  # noqa: B027
         """Records that the data ended after the last batch, which was not known to be the last."""
 
-    def exclude(self, samples: set[Sample], num_samples: int) -> None:
+    def exclude(self, sample_filter: SampleFilter, num_samples: int) -> None:
         """Excludes samples from batches fetched from now on; replaces an earlier selection.
 
         Raises DataError if samples are not identified in this way, or if none would remain of the `num_samples` of a
@@ -99,12 +99,12 @@ class LoaderPosition(ABC):
         """
         raise DataError(
             "Samples can only be excluded if the dataloader is the trainer's. Exclude them in the dataloader itself, "
-            "and delete quarantine.jsonl in output_dir."
+            f"and delete {sample_filter.file_name} in output_dir."
         )
 
-    def exclude_later(self, samples: set[Sample], num_samples: int) -> None:
+    def exclude_later(self, sample_filter: SampleFilter, num_samples: int) -> None:
         """Like `exclude`, during a run: if the batches of an epoch are counted, from the next `refresh` on."""
-        self.exclude(samples, num_samples)
+        self.exclude(sample_filter, num_samples)
 
     def refresh(self, epoch: int, batches: int) -> int:
         """Applies `exclude_later`, after some batches of an epoch.
@@ -186,7 +186,7 @@ class IndexedPosition(LoaderPosition):
         self._computed: Iterator[list[Any]] = iter(())  # the indices of dispatched batches
         self._moved_epoch = -1  # an epoch that was begun in batches of another size
         self._moved_by = 0  # samples by which that epoch's batches are shifted
-        self._announced: tuple[set[Sample], int] = (set(), 0)  # arguments of the next `exclude`
+        self._announced: tuple[SampleFilter, int] = (EVERY_SAMPLE, 0)  # arguments of the next `exclude`
         self.chunk: int = batches.share.chunk_size
         self.num_missing = batches.num_missing
 
@@ -224,22 +224,24 @@ class IndexedPosition(LoaderPosition):
     def keep_rest(self) -> None:
         self._batches.keep_rest()
 
-    def exclude(self, samples: set[Sample], num_samples: int) -> None:
-        indices = {sample for sample in samples if isinstance(sample, int)}
-        if len(indices) < len(samples):
-            raise DataError(f"The training dataset has indices: use them to name the samples in {QUARANTINE_NAME}.")
-        self._batches.exclude(indices, num_samples)
+    def exclude(self, sample_filter: SampleFilter, num_samples: int) -> None:
+        if not all(isinstance(sample, int) for sample in sample_filter.samples):
+            raise DataError(
+                f"The training dataset has indices: use them to name the samples in {sample_filter.file_name}."
+            )
+        self._batches.exclude(sample_filter, num_samples)
         self.num_missing = self._batches.num_missing
 
-    def exclude_later(self, samples: set[Sample], num_samples: int) -> None:
+    def exclude_later(self, sample_filter: SampleFilter, num_samples: int) -> None:
         if self._batches.order.exclusion is Exclusion.SAME_SHARES:  # no sample moves to another batch
-            self.exclude(samples, num_samples)
+            self.exclude(sample_filter, num_samples)
             return
         before = self._batches.excluded
-        self.exclude(samples, num_samples)  # for its errors
-        self._announced = (samples, num_samples)
+        filter_before = self._batches.sample_filter
+        self.exclude(sample_filter, num_samples)  # for its errors
+        self._announced = (sample_filter, num_samples)
         self.is_stale = self._batches.excluded != before
-        self.exclude(set(before), num_samples)
+        self.exclude(filter_before, num_samples)
 
     def refresh(self, epoch: int, batches: int) -> int:
         if not self.is_stale:
@@ -267,7 +269,9 @@ class IndexedPosition(LoaderPosition):
 
     def _finish_order(self, cursor: Cursor, now: OrderKind, dataset: DatasetLike) -> str:
         num_samples = len(self._batches.order)
-        order = order_of_checkpoint(cursor, now, num_samples=num_samples, dataset=dataset)
+        order = order_of_checkpoint(
+            cursor, now, forms_groups=self._gives_groups, num_samples=num_samples, dataset=dataset
+        )
         self._batches.finish(cursor.epoch, order)
         return f"epoch {cursor.epoch + 1} is finished in the order it began with; the new order begins after it"
 
@@ -303,7 +307,7 @@ class StreamPosition(LoaderPosition):
         self._ahead = dataloader.origin  # origin of the batch that is already fetched
         self.chunk: int = self._items.chunk_size
         self.num_missing = self._items.num_missing
-        self.names_rows = not (is_mixture_stream(self._items.source) and is_shuffled_stream(self._items.source))
+        self.names_rows = not (isinstance(self._items.source, SourceStream) and is_shuffled_stream(self._items.source))
 
     def seek(self, epoch: int, skip_batches: int) -> None:
         items = self._items
@@ -335,8 +339,8 @@ class StreamPosition(LoaderPosition):
         self.num_formed += (origin.num_samples or 0) * self._items.split.num_parts
         return origin.samples
 
-    def exclude(self, samples: set[Sample], num_samples: int) -> None:
-        self._items.exclude(samples)
+    def exclude(self, sample_filter: SampleFilter, num_samples: int) -> None:
+        self._items.exclude(sample_filter)
         self.num_missing = self._items.num_missing
         if self._dataloader.num_workers > 0:
             self._dataloader._iterator = None  # persistent workers would keep their earlier selection

@@ -122,7 +122,7 @@ class PreparedDataLoader(DataLoader[Any]):
 
     @property
     def num_missing(self) -> int:
-        """Number of samples in quarantine by which an epoch is shorter than the dataset."""
+        """Number of excluded samples by which an epoch is shorter than the dataset."""
         return int(getattr(self.batch_sampler, "num_missing", 0))
 
     def end_workers(self) -> None:

@@ -244,8 +244,8 @@ class RowNames:
 
     Args:
         sources: at least one, in the order of the data.
-        is_interleaved: whether sample numbers are row x sources + source, as in a mixture with streams; otherwise each
-            source follows the previous one.
+        is_interleaved: whether sample numbers are row x sources + source, as in a `SourceStream`; otherwise each source
+            follows the previous one.
         id_column: column of row names, or None.
     """
 
@@ -387,13 +387,13 @@ def row_names(dataset: DatasetLike, *, id_column: str | None = None, source: str
     """Returns the names of a training dataset's samples.
 
     Args:
-        dataset: a dataset, a stream, or a mixture of both, as the trainer holds it.
+        dataset: a dataset, a stream, or named sources of both kinds, as the trainer holds it.
         id_column: column of row names for data with indices; None if rows are named by index.
-        source: source name for a dataset that is not a mixture.
+        source: source name for a dataset without named sources.
     """
     sources = getattr(dataset, "sources", None)
-    is_mixture = isinstance(sources, Mapping) and hasattr(dataset, "source_of")
-    if not is_mixture:
+    has_sources = isinstance(sources, Mapping) and hasattr(dataset, "source_of")
+    if not has_sources:
         return RowNames([_source(source, dataset, id_column)], id_column=id_column)
     is_stream = isinstance(dataset, IterableDataset)
     rows = [_source(name, source, id_column) for name, source in sources.items()]  # type: ignore[union-attr]

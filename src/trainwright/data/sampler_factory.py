@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Sampl
 
 from trainwright._types import DatasetLike, has_length
 from trainwright.capability_table import BATCHING_FIELDS
-from trainwright.config.plans import LoaderPlan, MixturePlan, SamplingPlan
+from trainwright.config.plans import LoaderPlan, SamplingPlan
 from trainwright.data.batcher import find_batcher
 from trainwright.data.cursor import Cursor, OrderKind, is_same_order, raise_another_order
 from trainwright.data.length_sampler import (
@@ -22,8 +21,8 @@ from trainwright.data.length_sampler import (
     lengths_digest,
     sample_lengths,
 )
-from trainwright.data.mixture import MixtureDataset
 from trainwright.data.order import FeistelOrder, Order, SamplerOrder, ShuffledOrder
+from trainwright.data.sources import SourceStream, list_handlers
 from trainwright.errors import DataError
 from trainwright.support.replaced import current
 
@@ -45,24 +44,24 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
                 f"{' or '.join(BATCHING_FIELDS)}."
             )
         return None
-    if isinstance(dataset, MixtureDataset) and dataset.curriculum is not None:
-        return dataset.curriculum.make_order(dataset, seed=plan.seed, shuffles=plan.strategy != "sequential")
-    if plan.mixture is not None:
-        return _by_shares(dataset, plan, plan.mixture)
+    for handler in list_handlers():
+        order = handler.make_order(dataset, plan)
+        if order is not None:
+            return order
     batcher = find_batcher(plan)
     if batcher is not None:
-        return batcher.make_order(_lengths(dataset, plan), seed=plan.seed, drop_last=plan.drop_last)
+        return batcher.make_order(measure_lengths(dataset, plan), seed=plan.seed, drop_last=plan.drop_last)
     if plan.strategy == "sequential":
         return current("SequentialSampler", SequentialSampler)(dataset)
     if plan.strategy == "group_by_length":
         batch_size = plan.batch_size * plan.micro_batches
-        lengths = _lengths(dataset, plan)
+        lengths = measure_lengths(dataset, plan)
         return _length_grouped(batch_size, lengths, entry=plan.length_of, column=plan.length_column)
     if plan.strategy == "batch_rebalance":
         from trainwright.data.balanced_batches import BatchRebalanceSampler
 
         return current("BatchRebalanceSampler", BatchRebalanceSampler)(
-            _lengths(dataset, plan).tolist(),
+            measure_lengths(dataset, plan).tolist(),
             plan.batch_size * plan.micro_batches * plan.num_processes,
             dp_size=plan.num_processes,
             grad_accum=plan.micro_batches,
@@ -72,57 +71,29 @@ def training_order(dataset: DatasetLike, plan: SamplingPlan) -> Sampler[Any] | N
     return current("RandomSampler", RandomSampler)(dataset)
 
 
-def _by_shares(dataset: MixtureDataset, plan: SamplingPlan, mixture: MixturePlan) -> Sampler[Any]:
-    from trainwright.data.mixture_order import mixture_order
-
-    batcher = find_batcher(plan)
-    lengths = _lengths(dataset, plan) if batcher is not None or mixture.unit == "tokens" else None
-    if batcher is None or lengths is None:
-        return mixture_order(dataset, mixture, seed=plan.seed, shuffles=plan.strategy != "sequential", lengths=lengths)
-    from trainwright.data.mixture_batches import MixtureBatches
-
-    example = batcher.make_order(lengths, seed=0, drop_last=False)
-    in_step = round(len(dataset) / len(example) * plan.micro_batches * plan.num_processes)
-    order = mixture_order(
-        dataset, replace(mixture, samples_per_step=max(in_step, 1)), seed=plan.seed, shuffles=True, lengths=lengths
-    )
-    return MixtureBatches(order, lengths, batcher, example)
-
-
 def evaluation_by_length(dataset: DatasetLike, plan: SamplingPlan, generator: torch.Generator) -> LengthGroupedSampler:
     """Returns evaluation samples with similar lengths together, in an order drawn by `generator`."""
     make_sampler = current("LengthGroupedSampler", LengthGroupedSampler)
-    sampler = make_sampler(plan.batch_size, lengths=_lengths(dataset, plan), generator=generator)
+    sampler = make_sampler(plan.batch_size, lengths=measure_lengths(dataset, plan), generator=generator)
     sampler.length_column = plan.length_column
     return sampler
 
 
 def sorted_evaluation(dataset: DatasetLike, plan: SamplingPlan) -> SortedByLength:
     """Returns evaluation samples, longest first."""
-    return SortedByLength(_lengths(dataset, plan))
+    return SortedByLength(measure_lengths(dataset, plan))
 
 
 def stream_former(dataset: object, plan: SamplingPlan) -> BatchFormer | None:
     """Returns the former of batches by length for a stream; None if the plan does not ask for it."""
-    if isinstance(dataset, IterableDataset) and hasattr(dataset, "use") and hasattr(dataset, "names"):
-        _use_shares(dataset, plan)
+    if isinstance(dataset, SourceStream):
+        for handler in list_handlers():
+            handler.order_stream(dataset, plan)
     if not isinstance(dataset, IterableDataset) or find_batcher(plan) is None:
         return None
     from trainwright.data.streaming.lookahead_buffer import BatchFormer
 
     return BatchFormer(plan)
-
-
-def _use_shares(dataset: IterableDataset[Any], plan: SamplingPlan) -> None:
-    """Sets the order of the sources of a `MixtureStream`."""
-    from trainwright.data.mixture_order import ShareCurve, curve_of_streams, settings_of
-    from trainwright.data.streaming.mixture_stream import MixtureStream
-
-    if isinstance(dataset, MixtureStream):
-        curve = None if plan.mixture is None else curve_of_streams(dataset.names, plan.mixture)
-        settings = "" if plan.mixture is None else settings_of(plan.mixture)
-        shuffles = plan.strategy != "sequential"
-        dataset.use(curve, settings=settings, read=ShareCurve.from_json, seed=plan.seed, shuffles=shuffles)
 
 
 def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
@@ -152,8 +123,13 @@ def order_by(sampler: Any, dataset: Sized, plan: LoaderPlan) -> Order:
     return SamplerOrder(sampler)
 
 
-def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dataset: DatasetLike) -> Order:
-    """Returns the order in which a checkpoint's epoch was begun; DataError if this data cannot reproduce it."""
+def order_of_checkpoint(
+    cursor: Cursor, now: OrderKind, *, forms_groups: bool, num_samples: int, dataset: DatasetLike
+) -> Order:
+    """Returns the order in which a checkpoint's epoch was begun; DataError if this data cannot reproduce it.
+
+    An order that `forms_groups` of samples cannot finish an epoch of single ones.
+    """
     assert cursor.order is not None
     before = cursor.order
     seed = cursor.seed
@@ -164,29 +140,16 @@ def order_of_checkpoint(cursor: Cursor, now: OrderKind, *, num_samples: int, dat
         order = SamplerOrder(RandomSampler(range(num_samples)), lambda: {"kind": "random_sampler"})
     elif before["kind"] == "length_grouping":
         order = _length_grouped_again(before, dataset)
-    elif seed is not None and before["kind"] == "mixture" and isinstance(dataset, MixtureDataset):
-        from trainwright.data.mixture_order import order_again
-
-        order = order_again(before, dataset, num_samples=num_samples, seed=seed)
     elif seed is not None and before["kind"] in ("permutation", "feistel_permutation"):
         order = (ShuffledOrder if before["kind"] == "permutation" else FeistelOrder)(num_samples, seed)
-    if order is None or now["kind"] not in _SINGLE or len(order) != num_samples:
+    elif seed is not None:
+        found = (one.restore_order(before, dataset, num_samples=num_samples, seed=seed) for one in list_handlers())
+        order = next((one for one in found if one is not None), None)
+    if order is None or forms_groups or len(order) != num_samples:
         raise_another_order(cursor, now)
     if not is_same_order(before, order.describe()):
         raise_another_order(cursor, order.describe())
     return order
-
-
-_SINGLE = (
-    "sequence",
-    "random_sampler",
-    "length_grouping",
-    "permutation",
-    "feistel_permutation",
-    "sampler",
-    "mixture",
-    "curriculum",
-)
 
 
 def _length_grouping(sampler: LengthGroupedSampler) -> OrderKind:
@@ -218,5 +181,6 @@ def _length_grouped(batch_size: int, lengths: Lengths, *, entry: str, column: st
     return sampler
 
 
-def _lengths(dataset: DatasetLike, plan: SamplingPlan) -> Lengths:
+def measure_lengths(dataset: DatasetLike, plan: SamplingPlan) -> Lengths:
+    """Returns the length of each sample, from the column or the entry that the plan names."""
     return sample_lengths(dataset, plan.length_of, column=plan.length_column, show_progress=plan.show_progress)

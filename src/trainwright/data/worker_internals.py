@@ -2,7 +2,7 @@
 
 Two names of `torch.utils.data._utils.worker`, checked with torch 2.13:
 - `_worker_info`: the return value of `get_worker_info`. Its objects refuse assignments, and a dataset may have imported
-  the function, so neither can be replaced for one source of a mixture, or watched.
+  the function, so neither can be replaced for one of several sources, or watched.
 - `ExceptionWrapper`: turns an error into text within the worker; only at that moment can its frames be inspected.
 """
 

@@ -1,6 +1,7 @@
 """Extension: the one way in which a capability takes part in a run. What a capability does is in its own folder.
 
-An extension overrides the events that it needs. A table of them is built when a run begins, so an event that no
+An extension overrides the events that it needs: those of a run and its steps (`Extension`), of a save (`SaveEvents`)
+and of a log or an evaluation (`ReportEvents`). A table of them is built when a run begins, so an event that no
 extension overrides costs nothing in a step. The events of one step, in order:
 
     mark          before its micro-batches are read
@@ -182,8 +183,76 @@ class StepFacts:
         return self.run.progress.meter.of_this_step()
 
 
-class Extension:
+class SaveEvents:
+    """The part of an extension in a checkpoint: what it saves and loads, and what it does with the files."""
+
+    def before_save(self, run: Run) -> None:
+        """Called when a checkpoint is about to be written, after `settle`."""
+
+    def check_save(self) -> None:
+        """Raises CheckpointWriteError if nothing may be written now; only the process that writes calls it."""
+
+    def committed(self, checkpoint: Path) -> None:
+        """Called when a checkpoint is on disk and user code has made its changes to it.
+
+        Only processes that write checkpoints call it, perhaps on the thread that wrote it, before the next save begins.
+
+        Args:
+            checkpoint: its directory.
+        """
+
+    def keeps(self) -> set[int]:
+        """Returns steps of checkpoints that may not be deleted yet, perhaps on the thread that wrote the newest one."""
+        return set()
+
+    def state_dict(self) -> StateDict:
+        """Returns its state for a checkpoint: plain values, lists, dicts and tensors. Each process saves its own."""
+        return {}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Continues from the result of `state_dict`."""
+
+    def save(self, folder: Path, sink: Sink) -> None:
+        """Writes its own files into a checkpoint; all processes call it. Most extensions only need `state_dict`."""
+
+    def load(self, checkpoint: SavedRun) -> None:
+        """Reads the files of `save`, before `begin`; all processes call it."""
+
+
+class ReportEvents:
+    """The part of an extension in a log and in an evaluation: numbers that it adds."""
+
+    def share(self) -> list[float]:
+        """Returns numbers that all processes get to know, as many each time; after `settle`, where several train.
+
+        They travel with the counts that processes exchange for a log or a save, so they cost no message of their own.
+        """
+        return []
+
+    def shared(self, rows: list[list[float]]) -> None:
+        """Takes the values that `share` returned in each process, by rank, itself included."""
+
+    def log(self) -> dict[str, float]:
+        """Returns values by name for the current log, after `settle`."""
+        return {}
+
+    def evaluated(self, run: Run, evaluate: Evaluate) -> dict[str, float]:
+        """Called after an evaluation during training and `settle`; returns metrics of further evaluations.
+
+        Args:
+            run: the run.
+            evaluate: evaluates all evaluation sets again, with the weights that the model has now, logs the metrics and
+                returns them. It takes the prefix of their names, which the metrics of the first evaluation have as
+                "eval". All processes call it.
+        """
+        return {}
+
+
+class Extension(SaveEvents, ReportEvents):
     """A capability that takes part in a run; override the events that it needs.
+
+    The events of a run and of its steps are here, those of a save in `SaveEvents`, and those of a log or an evaluation
+    in `ReportEvents`.
 
     An extension belongs to one trainer. It may keep the `run` passed to `begin` until `close`, which must release it.
     If several processes train, each has its own extension, and all of them receive the same events.
@@ -245,50 +314,6 @@ class Extension:
     def settle(self) -> None:
         """Called before a log or a save: reads back values from the device. All processes call it together."""
 
-    def share(self) -> list[float]:
-        """Returns numbers that all processes get to know, as many each time; after `settle`, where several train.
-
-        They travel with the counts that processes exchange for a log or a save, so they cost no message of their own.
-        """
-        return []
-
-    def shared(self, rows: list[list[float]]) -> None:
-        """Takes the values that `share` returned in each process, by rank, itself included."""
-
-    def log(self) -> dict[str, float]:
-        """Returns values by name for the current log, after `settle`."""
-        return {}
-
-    def evaluated(self, run: Run, evaluate: Evaluate) -> dict[str, float]:
-        """Called after an evaluation during training and `settle`; returns metrics of further evaluations.
-
-        Args:
-            run: the run.
-            evaluate: evaluates all evaluation sets again, with the weights that the model has now, logs the metrics and
-                returns them. It takes the prefix of their names, which the metrics of the first evaluation have as
-                "eval". All processes call it.
-        """
-        return {}
-
-    def before_save(self, run: Run) -> None:
-        """Called when a checkpoint is about to be written, after `settle`."""
-
-    def check_save(self) -> None:
-        """Raises CheckpointWriteError if nothing may be written now; only the process that writes calls it."""
-
-    def committed(self, checkpoint: Path) -> None:
-        """Called when a checkpoint is on disk and user code has made its changes to it.
-
-        Only processes that write checkpoints call it, perhaps on the thread that wrote it, before the next save begins.
-
-        Args:
-            checkpoint: its directory.
-        """
-
-    def keeps(self) -> set[int]:
-        """Returns steps of checkpoints that may not be deleted yet, perhaps on the thread that wrote the newest one."""
-        return set()
-
     def mark(self) -> Mark:
         """Returns the state with which `rewind` goes back to this moment, the beginning of a window."""
 
@@ -297,19 +322,6 @@ class Extension:
 
         The mark is None if the extension did not listen to `mark` then.
         """
-
-    def state_dict(self) -> StateDict:
-        """Returns its state for a checkpoint: plain values, lists, dicts and tensors. Each process saves its own."""
-        return {}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        """Continues from the result of `state_dict`."""
-
-    def save(self, folder: Path, sink: Sink) -> None:
-        """Writes its own files into a checkpoint; all processes call it. Most extensions only need `state_dict`."""
-
-    def load(self, checkpoint: SavedRun) -> None:
-        """Reads the files of `save`, before `begin`; all processes call it."""
 
     def on_error(self, error: BaseException) -> None:
         """An error or a signal ends the run."""
@@ -335,7 +347,7 @@ class Extension:
         return {event for event in EVENTS if getattr(type(self), event) is not getattr(Extension, event)}
 
 
-FORWARD = (
+RUN_EVENTS = (
     "open",
     "model_ready",
     "before_plan",
@@ -348,29 +360,120 @@ FORWARD = (
     "after_step",
     "after_epoch",
     "settle",
-    "share",
-    "shared",
-    "log",
-    "evaluated",
-    "before_save",
-    "check_save",
-    "committed",
-    "keeps",
     "mark",
-    "state_dict",
-    "load_state_dict",
-    "save",
-    "load",
     "trained",
 )
+REPORT_EVENTS = ("share", "shared", "log", "evaluated")
+SAVE_EVENTS = ("before_save", "check_save", "committed", "keeps", "state_dict", "load_state_dict", "save", "load")
 REVERSED = ("rewind", "finish", "on_error", "close")
+FORWARD = RUN_EVENTS + REPORT_EVENTS + SAVE_EVENTS
 EVENTS = FORWARD + REVERSED
+# Each extension with the events that it listens to, in their order.
+Heard: TypeAlias = Sequence[tuple["Extension", set[str]]]
+
+
+def find_listeners(heard: Heard, event: str) -> tuple[Callable[..., Any], ...]:
+    """Returns the methods that listen to an event, in their order."""
+    methods = tuple(getattr(one, event) for one, events in heard if event in events)
+    return methods[::-1] if event in REVERSED else methods
+
+
+class SaveListeners:
+    """The extensions that take part in a checkpoint.
+
+    Each attribute named after an event is a tuple of the methods that listen to it, in their order.
+    """
+
+    before_save: tuple[Callable[[Run], None], ...]
+    check_save: tuple[Callable[[], None], ...]
+    committed: tuple[Callable[[Path], None], ...]
+    keeps: tuple[Callable[[], set[int]], ...]
+    save: tuple[Callable[[Path, Sink], None], ...]
+    load: tuple[Callable[[SavedRun], None], ...]
+
+    def __init__(self, heard: Heard) -> None:
+        for event in SAVE_EVENTS:
+            setattr(self, event, find_listeners(heard, event))
+        self._stateful = [one for one, events in heard if "state_dict" in events]
+
+    def kept_steps(self) -> set[int]:
+        """Returns the steps of checkpoints that may not be deleted yet."""
+        return {step for keeps in self.keeps for step in keeps()}
+
+    def states(self) -> dict[str, StateDict]:
+        """Returns the states of the extensions that have some, by name."""
+        states = {}
+        for one in self._stateful:
+            state = one.state_dict()
+            if not isinstance(state, dict):
+                raise ExtensionError(_wrong_result(one.state_dict, state, "a dict; {} saves nothing"))
+            states[one.name] = state
+        return states
+
+    def load_states(self, states: dict[str, StateDict]) -> None:
+        """Restores the states of the extensions; an extension without a saved state starts afresh."""
+        for one in self._stateful:
+            if one.name in states:
+                one.load_state_dict(states[one.name])
+
+
+class ReportListeners:
+    """The extensions that add numbers to a log or an evaluation.
+
+    Each attribute named after an event is a tuple of the methods that listen to it, in their order.
+    """
+
+    share: tuple[Callable[[], list[float]], ...]
+    shared: tuple[Callable[[list[list[float]]], None], ...]
+    log: tuple[Callable[[], dict[str, float]], ...]
+    evaluated: tuple[Callable[[Run, Evaluate], dict[str, float]], ...]
+
+    def __init__(self, heard: Heard) -> None:
+        for event in REPORT_EVENTS:
+            setattr(self, event, find_listeners(heard, event))
+        self._sharing = [one for one, events in heard if "share" in events]
+
+    def shares(self) -> list[list[float]]:
+        """Returns the numbers of each extension that shares some."""
+        return [share() for share in self.share]
+
+    def tell_shared(self, mine: list[list[float]], rows: list[list[float]]) -> None:
+        """Gives each extension its numbers of all processes; `mine` are the numbers that `shares` returned."""
+        start = 0
+        for one, own in zip(self._sharing, mine, strict=True):
+            one.shared([row[start : start + len(own)] for row in rows])
+            start += len(own)
+
+    def logged(self) -> dict[str, float]:
+        """Returns the values of all extensions for a log."""
+        values: dict[str, float] = {}
+        for log in self.log:
+            found = log()
+            if not isinstance(found, dict):
+                raise ExtensionError(_wrong_result(log, found, "a dict of names and numbers; {} logs nothing"))
+            values |= found
+        return values
+
+    def evaluate_further(self, run: Run, evaluate: Evaluate) -> dict[str, float]:
+        """Returns the metrics of the further evaluations of all extensions."""
+        values: dict[str, float] = {}
+        for evaluated in self.evaluated:
+            found = evaluated(run, evaluate)
+            if not isinstance(found, dict):
+                raise ExtensionError(_wrong_result(evaluated, found, "a dict of names and numbers; {} adds nothing"))
+            values |= found
+        return values
 
 
 class Extensions:
     """The extensions of one run, with a table of their events.
 
-    Each attribute named after an event is a tuple of the methods that listen to it, in their order.
+    Each attribute named after an event of the run or of a step is a tuple of the methods that listen to it, in their
+    order.
+
+    Attributes:
+        saving: those that take part in a checkpoint.
+        reporting: those that add numbers to a log or an evaluation.
     """
 
     open: tuple[Callable[[Run], None], ...]
@@ -385,18 +488,8 @@ class Extensions:
     after_step: tuple[Callable[[Run], None], ...]
     after_epoch: tuple[Callable[[Run], None], ...]
     settle: tuple[Callable[[], None], ...]
-    share: tuple[Callable[[], list[float]], ...]
-    shared: tuple[Callable[[list[list[float]]], None], ...]
-    log: tuple[Callable[[], dict[str, float]], ...]
-    evaluated: tuple[Callable[[Run, Evaluate], dict[str, float]], ...]
-    before_save: tuple[Callable[[Run], None], ...]
-    check_save: tuple[Callable[[], None], ...]
-    committed: tuple[Callable[[Path], None], ...]
-    keeps: tuple[Callable[[], set[int]], ...]
     mark: tuple[Callable[[], Mark], ...]
     unmarked: list[tuple[Extension, Mark]]  # extensions that can be rewound, with None
-    save: tuple[Callable[[Path, Sink], None], ...]
-    load: tuple[Callable[[SavedRun], None], ...]
     trained: tuple[Callable[[Run], None], ...]
     finish: tuple[Callable[[Run], None], ...]
     on_error: tuple[Callable[[BaseException], None], ...]
@@ -461,14 +554,13 @@ class Extensions:
     def _replace(self, extensions: Iterable[Extension]) -> None:
         self._all = sorted(extensions, key=lambda one: one.order)
         heard = [(one, one.listens_to()) for one in self._all]
-        for event in EVENTS:
-            methods = tuple(getattr(one, event) for one, events in heard if event in events)
-            setattr(self, event, methods[::-1] if event in REVERSED else methods)
+        for event in (*RUN_EVENTS, *REVERSED):
+            setattr(self, event, find_listeners(heard, event))
+        self.saving = SaveListeners(heard)
+        self.reporting = ReportListeners(heard)
         self.needs_outputs = any(one.needs_outputs for one in self._all)
         self._rewindable = [(one, "mark" in events) for one, events in heard if "rewind" in events]
         self.unmarked = [(one, None) for one, _ in self._rewindable]
-        self._sharing = [one for one, events in heard if "share" in events]
-        self._stateful = [one for one, events in heard if "state_dict" in events]
 
     def marks(self) -> list[tuple[Extension, Mark]]:
         """Returns a mark of each extension that can be rewound; None for one that has nothing to remember.
@@ -502,57 +594,6 @@ class Extensions:
         """Makes the extensions read values back from the device."""
         for settle in self.settle:
             settle()
-
-    def shares(self) -> list[list[float]]:
-        """Returns the numbers of each extension that shares some."""
-        return [share() for share in self.share]
-
-    def tell_shared(self, mine: list[list[float]], rows: list[list[float]]) -> None:
-        """Gives each extension its numbers of all processes; `mine` are the numbers that `shares` returned."""
-        start = 0
-        for one, own in zip(self._sharing, mine, strict=True):
-            one.shared([row[start : start + len(own)] for row in rows])
-            start += len(own)
-
-    def logged(self) -> dict[str, float]:
-        """Returns the values of all extensions for a log."""
-        values: dict[str, float] = {}
-        for log in self.log:
-            found = log()
-            if not isinstance(found, dict):
-                raise ExtensionError(_wrong_result(log, found, "a dict of names and numbers; {} logs nothing"))
-            values |= found
-        return values
-
-    def evaluated_beside(self, run: Run, evaluate: Evaluate) -> dict[str, float]:
-        """Returns the metrics of the further evaluations of all extensions."""
-        values: dict[str, float] = {}
-        for evaluated in self.evaluated:
-            found = evaluated(run, evaluate)
-            if not isinstance(found, dict):
-                raise ExtensionError(_wrong_result(evaluated, found, "a dict of names and numbers; {} adds nothing"))
-            values |= found
-        return values
-
-    def kept_steps(self) -> set[int]:
-        """Returns the steps of checkpoints that may not be deleted yet."""
-        return {step for keeps in self.keeps for step in keeps()}
-
-    def states(self) -> dict[str, StateDict]:
-        """Returns the states of the extensions that have some, by name."""
-        states = {}
-        for one in self._stateful:
-            state = one.state_dict()
-            if not isinstance(state, dict):
-                raise ExtensionError(_wrong_result(one.state_dict, state, "a dict; {} saves nothing"))
-            states[one.name] = state
-        return states
-
-    def load_states(self, states: dict[str, StateDict]) -> None:
-        """Restores the states of the extensions; an extension without a saved state starts afresh."""
-        for one in self._stateful:
-            if one.name in states:
-                one.load_state_dict(states[one.name])
 
 
 def name_extension(error: BaseException) -> None:

@@ -22,8 +22,8 @@ from torch.utils.data import IterableDataset, Subset
 
 from trainwright._types import DatasetLike, counted, has_length
 from trainwright.data.columns import is_columnar
-from trainwright.data.mixture import MixtureDataset
 from trainwright.data.row_names import RowNames, row_names
+from trainwright.data.sources import IndexedSources
 from trainwright.errors import DataError
 
 # Any: cells of a row are the user's own types.
@@ -335,8 +335,8 @@ def _within(batches: Iterator[Sequence[int]], most: int) -> Iterator[Sequence[in
 
 
 def _parts(dataset: DatasetLike, numbers: list[int], budget: Budget) -> list[tuple[Sequence[int], Cells]] | None:
-    if isinstance(dataset, MixtureDataset):
-        return _parts_of_mixture(dataset, numbers, budget)
+    if isinstance(dataset, IndexedSources):
+        return _parts_by_source(dataset, numbers, budget)
     if type(dataset) is Subset:
         return _renumbered(_parts(dataset.dataset, [int(dataset.indices[n]) for n in numbers], budget), numbers)
     cells: Cells | None = None
@@ -359,8 +359,8 @@ def _renumbered(
     return [(numbers[: len(parts[0][1])], parts[0][1])]
 
 
-def _parts_of_mixture(
-    dataset: MixtureDataset, numbers: Sequence[int], budget: Budget
+def _parts_by_source(
+    dataset: IndexedSources, numbers: Sequence[int], budget: Budget
 ) -> list[tuple[Sequence[int], Cells]] | None:
     of_source: dict[str, list[int]] = {}
     rows: dict[str, list[int]] = {}
@@ -474,12 +474,11 @@ def names_by(dataset: DatasetLike, source: str, id_column: str | None) -> Callab
 
     @cache
     def names() -> RowNames:
-        sources = dataset if isinstance(dataset, MixtureDataset) else MixtureDataset({source: dataset})
         try:
-            found = row_names(sources, id_column=id_column)
+            found = row_names(dataset, id_column=id_column, source=source)
             found.name_of(0)
         except DataError:
-            return row_names(sources)
+            return row_names(dataset, source=source)
         return found
 
     return lambda number: str(names().name_of(number))

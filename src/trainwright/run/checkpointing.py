@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 def states_of_extensions(run: Run) -> dict[str, StateDict]:
     """Returns the states of a run's extensions by name; ArgumentError for a state that a checkpoint cannot store."""
-    states = run.extensions.states()
+    states = run.extensions.saving.states()
     for name, state in states.items():
         training_state.check_plain_state(state, f"state_dict() of the extension {name!r}")
     return states
@@ -165,7 +165,7 @@ class Checkpointer:
         Raises CheckpointWriteError if it cannot be written, and `save_failure` is "stop".
         """
         run.extensions.settle_all()
-        for before_save in run.extensions.before_save:
+        for before_save in run.extensions.saving.before_save:
             before_save(run)
         step = run.progress.state.global_step
         best = run.progress.state.best_global_step
@@ -173,7 +173,7 @@ class Checkpointer:
 
         def check() -> None:
             """Checks before writing that the directory is this run's, and that the checkpoint fits on the disk."""
-            for check_save in run.extensions.check_save:
+            for check_save in run.extensions.saving.check_save:
                 check_save()
             of_optimizer = 0 if self.args.save_only_model else async_writer.optimizer_bytes(hooks.optimizer)
             needed = async_writer.weights_bytes(hooks.model) + of_optimizer
@@ -185,7 +185,7 @@ class Checkpointer:
                     part.write(self, hooks, run, folder)
 
         def committed() -> None:
-            for tell in run.extensions.committed:
+            for tell in run.extensions.saving.committed:
                 tell(store.path(step))
 
         self.writer.save(
@@ -197,7 +197,12 @@ class Checkpointer:
             check=check,
             write=write,
             after=lambda: rotate(
-                store, self.args, run_id=manifest.run_id, newest=step, best=best, kept=run.extensions.kept_steps()
+                store,
+                self.args,
+                run_id=manifest.run_id,
+                newest=step,
+                best=best,
+                kept=run.extensions.saving.kept_steps(),
             ),
             may_be_changed=may_change_checkpoints(hooks),
             committed=committed,
@@ -248,7 +253,7 @@ class Checkpointer:
 
     def write_extensions(self, run: Run, folder: Path) -> None:
         """Writes the files and states of the extensions."""
-        for save in run.extensions.save:
+        for save in run.extensions.saving.save:
             save(folder, self.writer.sink)
         states = states_of_extensions(run)
         if not states:
@@ -274,9 +279,9 @@ class Checkpointer:
 
     def read_extensions(self, run: Run, checkpoint: Checkpoint) -> None:
         """Restores the extensions from `write_extensions`; a replica without a file uses that of the first replica."""
-        for load in run.extensions.load:
+        for load in run.extensions.saving.load:
             load(checkpoint)
-        run.extensions.load_states(checkpoint.extension_states(self.engine.replica, self.engine.num_replicas))
+        run.extensions.saving.load_states(checkpoint.extension_states(self.engine.replica, self.engine.num_replicas))
 
     def weights_to_save(self, model: Model, *, is_checkpoint: bool) -> dict[str, Any] | None:
         """Returns all weights in the main process if they are distributed; empty if shards are written; else None."""
@@ -554,7 +559,7 @@ def rotate_anew(folder: str, args: Any, run: Run) -> None:
     steps = store.owned_by(run.run_id)
     if steps and args.should_save:
         best = run.progress.state.best_global_step
-        rotate(store, args, run_id=run.run_id, newest=max(steps), best=best, kept=run.extensions.kept_steps())
+        rotate(store, args, run_id=run.run_id, newest=max(steps), best=best, kept=run.extensions.saving.kept_steps())
 
 
 def keep_only_best(store: CheckpointStore, args: Any, run: Run) -> None:

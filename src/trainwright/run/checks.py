@@ -23,14 +23,13 @@ from trainwright._types import (
 )
 from trainwright.capability_table import RESERVED_NAMES
 from trainwright.config import resolve
-from trainwright.config.coerce import parse_share
 from trainwright.config.enums import word
-from trainwright.config.fields import batch_formers, value_of
+from trainwright.config.fields import batch_formers
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.start import needs_length
-from trainwright.data.mixture import MixtureDataset, OrderedData, as_mixture
 from trainwright.data.row_names import row_names
-from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError, did_you_mean
+from trainwright.data.sources import adapt_data, list_handlers
+from trainwright.errors import ArgumentError, DataError, MetricError, MissingModelError, ModelError
 from trainwright.loop.extension import Extension
 from trainwright.support import model_facts
 from trainwright.support.hooks import is_overridden
@@ -175,8 +174,7 @@ def check_datasets(
             f"eval_strategy={str(getattr(args.eval_strategy, 'value', args.eval_strategy))!r} asks for evaluations, "
             "but there is no eval_dataset. Pass one, or set eval_strategy='no'."
         )
-    check_mixture(args, train_dataset)
-    check_curriculum(args, train_dataset)
+    check_form(args, train_dataset)
     is_formed_stream = bool(batch_formers(args)) and isinstance(train_dataset, IterableDataset)
     has_known_end = has_length(train_dataset) and not is_formed_stream
     if train_dataset is None or has_known_end or args.max_steps > 0:
@@ -194,37 +192,19 @@ def check_datasets(
         )
 
 
-def check_curriculum(args: Any, train_dataset: DatasetLike) -> None:
-    """Raises ArgumentError for settings that conflict with a curriculum about the order of samples."""
-    if isinstance(train_dataset, OrderedData):
-        raise ArgumentError(
-            "The Curriculum has no effect: get_train_dataloader is overridden and decides the order of samples. Pass "
-            "the dataset itself, or remove the override."
-        )
-    if not isinstance(train_dataset, MixtureDataset) or train_dataset.curriculum is None:
-        return
-    others = [name for name in ("mixture", "mixture_schedule") if value_of(args, name) is not None] + batch_formers(
-        args
-    )
-    if word(args.train_sampling_strategy) not in ("random", "sequential"):
-        others.append(f"train_sampling_strategy={word(args.train_sampling_strategy)!r}")
-    if not args.dataloader_in_order:
-        others.append("dataloader_in_order=False")
-    if others:
-        raise ArgumentError(
-            f"A Curriculum decides the order of samples, and {others[0]} does too. Remove one of them; a function "
-            "that returns a dict of weights replaces mixture."
-        )
+def adapt_train_data(args: Any, train_dataset: DatasetLike) -> DatasetLike:
+    """Returns the checked training data that is read for what a user passed, such as a dict of datasets."""
+    adapted = adapt_data(train_dataset)
+    check_id_column(args, adapted)
+    if adapted is not train_dataset:
+        check_form(args, adapted)
+    return adapted
 
 
-def mixed(args: Any, train_dataset: DatasetLike) -> DatasetLike:
-    """Returns the checked mixture of a dict of datasets or of a `Curriculum`; other datasets unchanged."""
-    mixture = as_mixture(train_dataset)
-    check_id_column(args, mixture)
-    if mixture is not train_dataset:
-        check_mixture(args, mixture)
-        check_curriculum(args, mixture)
-    return mixture
+def check_form(args: Any, train_dataset: DatasetLike) -> None:
+    """Raises ArgumentError if the arguments do not fit training data of a form that a capability reads."""
+    for handler in list_handlers():
+        handler.check(args, train_dataset)
 
 
 def check_id_column(args: Any, train_dataset: DatasetLike) -> None:
@@ -244,37 +224,6 @@ def check_id_column(args: Any, train_dataset: DatasetLike) -> None:
     for source in row_names(train_dataset, id_column=column).sources:
         if source.size:
             source.name_of(0)
-
-
-def check_mixture(args: Any, train_dataset: DatasetLike) -> None:
-    """Raises ArgumentError for shares of sources that do not match the data."""
-    schedule = value_of(args, "mixture_schedule")
-    field, shares = ("mixture", value_of(args, "mixture")) if schedule is None else ("mixture_schedule", schedule[0][1])
-    if shares is None or train_dataset is None:
-        return
-    if isinstance(train_dataset, dict):
-        raise ArgumentError(
-            f"{field} has no effect: get_train_dataloader is overridden and takes the dict of datasets itself. "
-            f"Remove {field}, or mix the sources there."
-        )
-    is_stream = isinstance(train_dataset, IterableDataset) and hasattr(train_dataset, "sources")
-    if not isinstance(train_dataset, MixtureDataset) and not is_stream:
-        raise ArgumentError(
-            f"{field} has shares of {', '.join(map(repr, shares))}, but train_dataset is a "
-            f"{type(train_dataset).__name__}. Pass a dict of datasets with these names: "
-            f"train_dataset={{'code': a, ...}}."
-        )
-    names = train_dataset.names
-    for name in shares:
-        if name not in names:
-            said = did_you_mean(name, names)
-            raise ArgumentError(f"{field} names {name!r}, but train_dataset has {', '.join(map(repr, names))}.{said}")
-        source = train_dataset.sources[name]
-        values = [one[name] for _, one in schedule or [(0, shares)]]
-        if has_length(source) and len(source) == 0 and any(parse_share(value)[0] for value in values):
-            raise ArgumentError(f"{field} gives a share to {name!r}, which has no samples. Set it to 0, or remove it.")
-    if missing := [name for name in names if name not in shares]:
-        raise ArgumentError(f"{field} has no share for {missing[0]!r} of train_dataset; 0 excludes it from training.")
 
 
 def check_optimizers(args: Any, optimizers: tuple[Any, Any], optimizer_cls_and_kwargs: Any, model_init: Any) -> None:

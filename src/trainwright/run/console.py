@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
-
-from torch.utils.data import IterableDataset
 
 from trainwright._types import Model, counted, is_instance_of, printable
 from trainwright.config import rules
 from trainwright.config.fields import batch_formers, value_of
 from trainwright.config.plans import StepPlan
 from trainwright.config.rules.stages import RunFacts
-from trainwright.data.mixture import MixtureDataset
+from trainwright.data.sources import list_handlers
 from trainwright.engine.base import Engine
-from trainwright.errors import ArgumentError
 from trainwright.journal.record import FileJournal, Journal, JournalListener, NullJournal, facts_of_run
 from trainwright.loop.extension import Run
 from trainwright.state import progress
@@ -25,7 +23,6 @@ from trainwright.support import model_facts
 
 logger = logging.getLogger(__name__)
 
-MANY_VISITS = 4.0  # visits of a row in a run from which a warning is logged
 MUCH_WAITING = 0.2  # share of the time since the last log
 ENOUGH_S = 1.0  # less is start-up: the first batch, workers starting
 
@@ -93,39 +90,12 @@ def _batch_size_in_force(args: Any, loader: object, state: TrainerState, *, num_
 
 
 def source_lines(args: Any, loader: object, plan: StepPlan, engine: Engine) -> list[str]:
-    """Returns a line about each source of a mixture, or about a curriculum.
+    """Returns lines about the training data, such as its sources.
 
-    It warns about sources that are repeated often, or not seen entirely.
-
-    Raises ArgumentError if an override has replaced the order of the mixture.
+    Raises ArgumentError if an override has replaced the order that the arguments ask for.
     """
-    data: Any = getattr(loader, "dataset", None)  # the user's, inside our wrappers
-    order: Any = getattr(getattr(loader, "batch_sampler", None), "order", None)  # Any: a dataloader of the user's
-    order = getattr(order, "mixture", order)
-    while not isinstance(data, MixtureDataset) and hasattr(data, "dataset"):
-        data = data.dataset
-    asked = [name for name in ("mixture", "mixture_schedule") if value_of(args, name) is not None]
-    if asked and not (engine.dispatches or isinstance(data, IterableDataset) or hasattr(order, "uses")):
-        raise ArgumentError(
-            f"{asked[0]} has no effect: _get_train_sampler or get_train_dataloader is overridden, so the samples come "
-            f"in the order of a {type(getattr(order, 'sampler', order)).__name__}. Remove the override or {asked[0]}."
-        )
-    if isinstance(data, MixtureDataset) and data.curriculum is not None:
-        return [f"weights   {data.curriculum}"]
-    source = order if hasattr(order, "uses") else data
-    if not hasattr(source, "uses") or plan.has_open_end:
-        return []
-    lines = []
-    for one in source.uses(plan.max_steps / plan.steps_per_epoch):
-        share = f"{one.share:.1%}" + (f" to {one.last_share:.1%}" if one.share != one.last_share else "")
-        lines.append(
-            f"source    {one.name}: {one.rows} rows, {share} of the samples, {one.visits:.3g} visits of each row"
-        )
-        if args.should_log and asked and one.visits > MANY_VISITS:
-            logger.warning("%s: each row of %r is seen %.3g times.", asked[0], one.name, one.visits)
-        elif args.should_log and asked and 0 < one.visits < 1:
-            logger.warning("%s: %.0f %% of the rows of %r are seen.", asked[0], 100 * one.visits, one.name)
-    return lines
+    found = (handler.describe(args, loader, plan, dispatches=engine.dispatches) for handler in list_handlers())
+    return list(itertools.chain.from_iterable(found))
 
 
 def check_run(args: Any, facts: RunFacts) -> None:

@@ -19,6 +19,7 @@ from trainwright.data import sampler_factory
 from trainwright.data.batcher import Batcher
 from trainwright.data.dataloader import build_dataloader, build_whole
 from trainwright.data.length_sampler import batch_order_of
+from trainwright.data.sources import plan_order
 from trainwright.engine.base import Engine
 from trainwright.errors import DataError
 from trainwright.support import model_facts
@@ -37,7 +38,7 @@ def train_sampler(
     plan = resolve.sampling(
         args, batch_size=batch_size, seed=_data_seed(args), num_processes=num_processes, length_of=length_of
     )
-    return sampler_factory.training_order(dataset, plan)
+    return sampler_factory.training_order(dataset, plan_order(args, plan))
 
 
 def evaluation_by_length(args: Any, dataset: DatasetLike, length_of: str | None, *, has_own_loop: bool) -> Any:
@@ -74,7 +75,7 @@ def sampler_of(
     plan = resolve.sampling(
         args, batch_size=batch_size, seed=_data_seed(args), num_processes=args.world_size, length_of=length_of
     )
-    return sampler_factory.stream_former(dataset, plan)
+    return sampler_factory.stream_former(dataset, plan_order(args, plan))
 
 
 def sample_collator(sampler: Any, collator: Any, *, default: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Hyperparameter search: one backend to a file, behind one small protocol. It never imports the trainer."""
+"""Hyperparameter search: its trials, and a backend per file behind a small protocol. It never imports the trainer."""

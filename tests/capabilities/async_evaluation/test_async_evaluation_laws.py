@@ -32,6 +32,7 @@ from trainwright.journal.record import read
 from trainwright.loop.extension import EVENTS
 
 from ..._support.engines import needs
+from ..._support.listeners import find_listeners
 from ..._support.two_processes import launch
 from ..._support.two_processes import run as run_ranks
 from ...cli.commands import SMALL, call
@@ -605,7 +606,7 @@ def test_run_without_it_has_the_table_of_extensions_that_it_had_before(
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             extensions = trainer._trainwright.run.extensions
             found[:] = [one.name for one in extensions]
-            tables.update({event: getattr(extensions, event) for event in EVENTS if hasattr(extensions, event)})
+            tables.update({event: find_listeners(extensions, event) for event in EVENTS})
 
     trainer.add_callback(Looks())
     trainer.train()

@@ -18,8 +18,8 @@ import trainwright
 from trainwright import Curriculum, LedgerColumns
 from trainwright.capabilities.curriculum.curriculum import CurriculumOrder, read_weights
 from trainwright.capabilities.ledger.table import columns_in, read_table
+from trainwright.capabilities.mixture.dataset import MixtureDataset, as_mixture
 from trainwright.capability_table import FILES
-from trainwright.data.mixture import MixtureDataset, as_mixture
 from trainwright.errors import ArgumentError, CheckpointError, DataError
 
 from ..._support.small import StopAt, sign_again

@@ -10,9 +10,10 @@ from torch.utils.data import DataLoader
 
 import trainwright
 from trainwright.capabilities.quarantine.file import QUARANTINE_NAME, add_to_quarantine, read_quarantine
+from trainwright.capabilities.quarantine.sample_filter import QuarantinedSamples, find_substitutes
 from trainwright.config.plans import SamplingPlan
 from trainwright.data.batches import EpochBatches
-from trainwright.data.excluded import substitutes, without
+from trainwright.data.filter import without
 from trainwright.data.loader import Loader
 from trainwright.data.order import Order, SamplerOrder
 from trainwright.data.positions import ForeignPosition
@@ -253,10 +254,19 @@ def test_samples_of_a_stream_are_named_by_their_places(tmp_path: Path) -> None:
     assert [incident.samples for incident in hears.incidents][:1] == [(BAD,)]
 
 
+def left_out(samples: set[int]) -> QuarantinedSamples:
+    return QuarantinedSamples(frozenset(samples))
+
+
 def test_substitutes() -> None:
-    assert substitutes({2, 3, 9}, 6) == {2: 4, 3: 4}
-    assert substitutes({0, 5}, 6) == {0: 1, 5: 1}
-    assert substitutes({1, 2, 4, 5}, 6, [0, 3, 5]) == {1: 0, 2: 0, 4: 3, 5: 0}  # within sources; the last has no other
+    assert find_substitutes({2, 3, 9}, 6) == {2: 4, 3: 4}
+    assert find_substitutes({0, 5}, 6) == {0: 1, 5: 1}
+    assert find_substitutes({1, 2, 4, 5}, 6, [0, 3, 5]) == {
+        1: 0,
+        2: 0,
+        4: 3,
+        5: 0,
+    }  # within sources; the last has no other
 
 
 def test_batches_formed_by_length_lose_the_sample() -> None:
@@ -271,7 +281,7 @@ def test_a_batch_of_which_nothing_is_left_is_another_one(formed: dict[str, Any])
     order: Any = training_order([{"input_ids": [1] * length} for length in (8, 3, 3, 2, 8, 2)], plan)
     batches = EpochBatches(order, 1)
     before = list(batches)
-    batches.exclude({0, 1}, 6)
+    batches.exclude(left_out({0, 1}), 6)
     batches.set_epoch(0)
     after = list(batches)
     assert len(after) == len(before) == len(batches)
@@ -305,14 +315,14 @@ def test_a_line_that_was_not_finished_is_not_read(tmp_path: Path) -> None:
 
 def test_a_dataloader_of_the_user_has_no_indices() -> None:
     with pytest.raises(DataError, match="Exclude them in the dataloader itself"):
-        ForeignPosition([]).exclude({1}, 5)
+        ForeignPosition([]).exclude(left_out({1}), 5)
 
 
 def test_samples_are_named_as_they_were_trained() -> None:
     """Ids travel with the batches, so those of a window stay what they were whatever is excluded after it."""
     batches = EpochBatches(SamplerOrder(range(8)), 2)
     loader = Loader(DataLoader(range(8), batch_sampler=batches), random_state=dict, set_random_state=bool)
-    loader.position.exclude({1}, 8)
+    loader.position.exclude(left_out({1}), 8)
 
     def window(iterator: Any, size: int) -> Any:
         loader.begin_window()
@@ -320,12 +330,12 @@ def test_samples_are_named_as_they_were_trained() -> None:
 
     epoch = loader.epoch(0)
     assert window(epoch, 2) == [[0, 2], [3, 4]]
-    loader.exclude({1, 6}, 8)
+    loader.exclude(left_out({1, 6}), 8)
     assert loader.refresh(0, 2) == 2  # of three batches, since one is left
     rest = loader.again(0, skip_batches=2)
     assert window(rest, 1) == [[5, 7]]
     assert next(rest, None) is None
-    loader.exclude({1, 4, 5}, 8)
+    loader.exclude(left_out({1, 4, 5}), 8)
     assert loader.refresh(1, 0) == 0
     assert window(loader.epoch(1), 2) == [[0, 2], [3, 6]]
 
@@ -336,7 +346,7 @@ def test_group_of_which_nothing_is_left_is_shared_out_as_a_tail() -> None:
     seen = []
     for rank in range(2):
         batches = EpochBatches(order, 1, share=RankShare(batch_size=1, rank=rank, num_processes=2))
-        batches.exclude({1, 2, 3, 4, 5}, 7)
+        batches.exclude(left_out({1, 2, 3, 4, 5}), 7)
         seen.append(list(batches))
         parts.append({number: (part.num_samples, part.weight) for number, part in batches.parts.items()})
     assert seen == [[[[0]], [[0]]], [[[0]], [[0]]]]  # those of the second process, and both last ones, stand in

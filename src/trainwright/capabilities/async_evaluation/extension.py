@@ -246,7 +246,7 @@ class AsyncEvaluation(Extension):
 
         try:
             write(MAIN_PART)
-            run.extensions.evaluated_beside(run, write)
+            run.extensions.reporting.evaluate_further(run, write)
         except OSError as error:
             logger.error("Step %d is not evaluated: its weights cannot be written: %s", request.step, error)
             if state.is_world_process_zero:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trainwright._types import is_instance_of
+from trainwright.capabilities.curriculum.data_handler import find_curriculum
 from trainwright.capability import Capability, Extension, Others, RunContext
 from trainwright.config.fields import value_if_known
 
@@ -11,7 +11,7 @@ def make(context: RunContext, others: Others) -> Extension | None:
     """Returns the extension that moves a curriculum on; None if the data has none."""
     run = context.run
     dataset = context.hooks.train_dataset
-    if not is_instance_of(dataset, "trainwright.data.mixture", "MixtureDataset") or dataset.curriculum is None:
+    if find_curriculum(dataset) is None:
         return None
     from trainwright.capabilities.curriculum.extension import CurriculumRun
     from trainwright.capabilities.ledger.sample_losses import SampleLosses

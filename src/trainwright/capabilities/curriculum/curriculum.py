@@ -25,9 +25,9 @@ from torch.utils.data import IterableDataset, Sampler
 
 from trainwright._types import DatasetLike, JSONObject, counted, has_length, is_count
 from trainwright.capabilities.ledger.table import Array, Ledger
+from trainwright.capabilities.mixture.dataset import MixtureDataset
+from trainwright.capabilities.mixture.order import Breakpoint, Floats, Integers, MixtureOrder, ShareCurve
 from trainwright.data.cursor import OrderKind
-from trainwright.data.mixture import MixtureDataset, OrderedData
-from trainwright.data.mixture_order import Breakpoint, Floats, Integers, MixtureOrder, ShareCurve
 from trainwright.data.order import GOLDEN_RATIO, Exclusion, FeistelOrder, Order, random_bits
 from trainwright.data.seeding import seed_of
 from trainwright.errors import ArgumentError, DataError, did_you_mean
@@ -99,7 +99,7 @@ class LedgerColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Curriculum(OrderedData):
+class Curriculum:
     """Training data in an order by weights, from a function called during training: `train_dataset=Curriculum(...)`.
 
     Args:

@@ -25,12 +25,12 @@ from trainwright.capabilities.curriculum.curriculum import (
 )
 from trainwright.capabilities.ledger.sample_losses import SampleLosses
 from trainwright.capabilities.ledger.table import DTYPES
+from trainwright.capabilities.mixture.dataset import MixtureDataset
 from trainwright.capability_table import FILES
 from trainwright.checkpoint.rng import unchanged_random_states
 from trainwright.config.plans import StepPlan
 from trainwright.data.batches import EpochBatches
 from trainwright.data.loader import Loader
-from trainwright.data.mixture import MixtureDataset
 from trainwright.data.positions import IndexedPosition
 from trainwright.data.seeding import seed_from
 from trainwright.engine.base import Engine

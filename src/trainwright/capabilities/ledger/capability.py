@@ -5,23 +5,22 @@ A curriculum reads the ledger, so it is kept for one, though nothing of it is wr
 
 from __future__ import annotations
 
-from trainwright._types import is_instance_of
 from trainwright.capability import Capability, Extension, Others, RunContext
 from trainwright.config.fields import value_of
+from trainwright.data.sources import NamedSources
 
 
 def make(context: RunContext, others: Others) -> Extension | None:
     """Returns the ledger, or only the losses by source of a mixture."""
     dataset = context.hooks.train_dataset
     wanted = bool(value_of(context.args, "ledger"))
-    is_stream = is_instance_of(dataset, "trainwright.data.streaming.mixture_stream", "MixtureStream")
-    is_mixture = is_stream or is_instance_of(dataset, "trainwright.data.mixture", "MixtureDataset")
+    is_mixture = isinstance(dataset, NamedSources)
     if dataset is None or not (wanted or is_mixture):
         return None
     from trainwright.capabilities.ledger.sample_losses import SampleLosses
 
     guard = others.get("guard")
-    has_curriculum = is_mixture and not is_stream and dataset.curriculum is not None
+    has_curriculum = is_mixture and getattr(dataset, "curriculum", None) is not None
     return SampleLosses(
         context.run,
         context.engine,

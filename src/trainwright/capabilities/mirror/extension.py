@@ -179,7 +179,7 @@ class RunMirror(Extension):
 
         def keeps() -> set[int]:
             best = run.progress.state.best_global_step
-            return run.extensions.kept_steps() | ({best} if best else set())
+            return run.extensions.saving.kept_steps() | ({best} if best else set())
 
         self._mirror.keeps = keeps
         self._pace.sign = self._mirror.signs.give

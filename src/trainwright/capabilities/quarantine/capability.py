@@ -10,8 +10,8 @@ from trainwright.capabilities.quarantine.extension import Quarantine, exclude
 from trainwright.capability import Capability, Moment, Others, RunContext
 from trainwright.config import resolve
 from trainwright.config.coerce import output_path
-from trainwright.data.mixture import as_mixture
 from trainwright.data.row_names import NamesOf, row_names
+from trainwright.data.sources import adapt_data
 from trainwright.support.hooks import is_overridden
 
 
@@ -23,12 +23,12 @@ def make(context: RunContext, others: Others) -> Quarantine:
 
 
 def find_data(hooks: Any) -> DatasetLike:
-    """Returns the training data; a dict, which may be assigned after construction, as the mixture that is read.
+    """Returns the training data; a dict, which may be assigned after construction, as what is read for it.
 
     The user's own dataloader may take the dict itself.
     """
     is_own = is_overridden(hooks, "get_train_dataloader")
-    return hooks.train_dataset if is_own else as_mixture(hooks.train_dataset)
+    return hooks.train_dataset if is_own else adapt_data(hooks.train_dataset)
 
 
 def quarantine(hooks: Any, run: Any, samples: Iterable[Any], column: str | None) -> None:

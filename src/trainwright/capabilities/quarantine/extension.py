@@ -11,13 +11,14 @@ from torch.utils.data import IterableDataset
 from trainwright._types import QUARANTINE_NAME, DataLoaderLike, DatasetLike, counted, has_length
 from trainwright.capabilities.quarantine.entries import CURE, Found, entries_of, find_samples
 from trainwright.capabilities.quarantine.file import add_to_quarantine, note_sizes, read_quarantine
+from trainwright.capabilities.quarantine.sample_filter import QuarantinedSamples
 from trainwright.checkpoint.checkpoint import Checkpoint
 from trainwright.checkpoint.store import CheckpointStore
-from trainwright.data.excluded import Sample
 from trainwright.data.identity import listed
 from trainwright.data.loader import Loader
 from trainwright.data.positions import position_of
 from trainwright.data.row_names import NamesOf, RowNames
+from trainwright.data.sample_filter import Sample
 from trainwright.errors import DataError
 from trainwright.loop.extension import Extension, Run
 
@@ -52,15 +53,15 @@ class Quarantine(Extension):
     def before_plan(self, run: Run, dataloader: DataLoaderLike) -> None:
         """Excludes the samples that are already in quarantine. All processes must call it."""
         found = self._agree(self._found)
-        excluded = set(found.samples)
-        self._excluded = found.samples
+        excluded = found.samples
+        self._excluded = excluded
         for note in found.notes:
             logger.warning("%s", note)
         if not excluded:
             return
         position = position_of(dataloader)
         num_samples = len(self._dataset) if has_length(self._dataset) else 0
-        position.exclude(excluded, num_samples)
+        position.exclude(QuarantinedSamples(excluded), num_samples)
         effect = ""
         if position.num_missing:
             effect = " Epochs are counted without them."
@@ -115,7 +116,8 @@ class Quarantine(Extension):
     def exclude(self, loader: Loader, samples: Iterable[Sample]) -> None:
         """Excludes more samples from the next window on; the loader then requests a recount of the steps."""
         excluded = self._agree(self._found).samples | self._excluded | set(samples)
-        loader.exclude(set(excluded), len(self._dataset) if has_length(self._dataset) else 0)
+        num_samples = len(self._dataset) if has_length(self._dataset) else 0
+        loader.exclude(QuarantinedSamples(excluded), num_samples)
         self._excluded = excluded
 
 

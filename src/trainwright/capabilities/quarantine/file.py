@@ -1,4 +1,4 @@
-"""The file of the quarantine in the output directory, with one sample per line. `data/excluded.py` leaves them out.
+"""The file of the quarantine in the output directory, with one sample per line, which `sample_filter.py` leaves out.
 
 {"name": "reviews.csv:130", "source": "train", "line": 130, "file": "reviews.csv", "fingerprint": "…", "rows": 400}
 {"column": "id", "sample": "doc-3"}    the value of a column
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from trainwright._types import QUARANTINE_NAME, JSONObject, is_count
-from trainwright.data.excluded import Sample
 from trainwright.data.identity import SampleId, Seen, as_hex, of_hex
+from trainwright.data.sample_filter import Sample
 from trainwright.errors import DataError
 from trainwright.support.door import OwnFolder, RelativeName, parse_json, read_bytes
 

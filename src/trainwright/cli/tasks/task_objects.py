@@ -12,12 +12,12 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 from transformers.image_processing_utils import BaseImageProcessor
 
+from trainwright.capabilities.mixture.dataset import MixtureDataset
 from trainwright.cli.tasks import findings
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
 from trainwright.cli.tasks.source import ModelConfig, Row, Rows, TaskSource, texts
 from trainwright.config.arguments import TrainingArguments
 from trainwright.data.identity import fingerprint
-from trainwright.data.mixture import MixtureDataset
 from trainwright.data.row_names import RowOrigin
 
 Dataset: TypeAlias = Any  # our own rows, a list, or a datasets.Dataset

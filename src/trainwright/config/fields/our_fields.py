@@ -16,7 +16,6 @@ CORE = (
     "trainwright.run.fields:HangFields",
     "trainwright.data.fields:BatchFields",
     "trainwright.data.fields:OrderFields",
-    "trainwright.data.fields:MixtureFields",
     "trainwright.data.fields:RowNameFields",
     "trainwright.evaluation.fields:EvaluationOrderFields",
     "trainwright.checkpoint.fields:WritingFields",

@@ -65,8 +65,6 @@ def _idle(name: str, members: tuple[str, ...], where: str, *switches: str) -> No
 
 _idle("tracker_settings", OF_TRACKERS, "without report_to", "report_to")
 _idle("hub_settings", OF_THE_HUB, "without push_to_hub", "push_to_hub")
-_idle("unit_of_shares", ("mixture_unit",), "without mixture", "mixture", "mixture_schedule")
-_idle("type_of_schedule", ("mixture_schedule_type",), "without mixture_schedule", "mixture_schedule")
 _idle("tpu_cores", ("tpu_num_cores",), "without a TPU")
 _idle("ray_scope", ("ray_scope",), "without a hyperparameter search by Ray")
 

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any
 
 from trainwright.capability_table import BATCHING_FIELDS
-from trainwright.config.coerce import parse_factor, parse_share, parse_steps
+from trainwright.config.coerce import parse_factor, parse_steps
 from trainwright.config.enums import word
 from trainwright.config.fields import batch_formers, value_of
 from trainwright.config.protocol import Arguments
@@ -24,7 +24,7 @@ def _interval(args: Arguments, what: str) -> str | None:
     steps = getattr(args, f"{what}_steps")
     if getattr(args, f"{what}_strategy") != "steps":
         return None
-    if not _is_number(steps) or (steps == 0 and what != "save"):
+    if not is_number(steps) or (steps == 0 and what != "save"):
         also = " (eval_steps falls back to logging_steps)" if what == "eval" else ""
         return (
             f"{what}_strategy='steps' with {what}_steps={steps!r} never comes due{also}. "
@@ -109,7 +109,7 @@ def best_saves_are_multiples(args: Arguments) -> str | None:
 
 
 def _is_multiple(save: Any, evaluate: Any) -> bool:
-    if not _is_number(save) or not _is_number(evaluate) or min(save, evaluate) <= 0:
+    if not is_number(save) or not is_number(evaluate) or min(save, evaluate) <= 0:
         return True  # the rule of intervals speaks about these
     if (save < 1) != (evaluate < 1):
         return bool(save == evaluate)
@@ -193,7 +193,7 @@ all_set(Stage.CONSTRUCTION, _called, _said, *_needs)
 @rule(Stage.CONSTRUCTION, "layerwise_lr_decay")
 def share_of_the_layer_above(args: Arguments) -> str | None:
     decay = value_of(args, "layerwise_lr_decay")
-    if decay is None or (_is_number(decay) and 0 < decay <= 1):
+    if decay is None or (is_number(decay) and 0 < decay <= 1):
         return None
     return f"layerwise_lr_decay={decay!r} must be a number above 0 and at most 1, such as 0.9 (None: all layers alike)."
 
@@ -211,7 +211,7 @@ def rates_by_pattern(args: Arguments) -> str | None:
             re.compile(pattern)
         except re.error as error:
             return f"lr_groups: {pattern!r} is not a regular expression ({error})."
-        is_rate = _is_number(value) and not isinstance(value, bool) and value >= 0
+        is_rate = is_number(value) and not isinstance(value, bool) and value >= 0
         if not is_rate and parse_factor(value) is None:
             return f"lr_groups: {value!r} of {pattern!r} is neither a rate nor a factor. {example}"
     return None
@@ -263,78 +263,6 @@ def formed_batches_stay_whole(args: Arguments) -> str | None:
     )
 
 
-EXAMPLE = "{'code': 0.3, 'chat': 'all', 'web': '2 epochs'}"
-
-
-def _problem_of_shares(shares: object, name: str, *, takes_passes: bool) -> str | None:
-    if not isinstance(shares, Mapping) or not shares:
-        return f"{name}={shares!r} is not a dict of shares. Write it as {EXAMPLE}."
-    parsed = []
-    for source, value in shares.items():
-        try:
-            parsed.append(parse_share(value))
-        except (ValueError, TypeError):
-            return f"{name}: {value!r} of {source!r} is neither a share from 0 up nor passes, as in {EXAMPLE}."
-    by_pass = [source for source, (_, passes) in zip(shares, parsed, strict=True) if passes]
-    sums = [0.0, 0.0]
-    for number, passes in parsed:
-        sums[passes] += number
-    if by_pass and not takes_passes:
-        return f"{name}: {shares[by_pass[0]]!r} of {by_pass[0]!r} counts passes; a schedule has shares alone."
-    if sum(sums) == 0:
-        return f"{name}={shares!r} has no share above 0."
-    if by_pass and (sums[0] >= 1 or sums[1] == 0):
-        return (
-            f"{name}={shares!r}: since {by_pass[0]!r} is counted in passes, the other shares must sum to less than 1."
-        )
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "mixture", "mixture_schedule")
-def shares_of_sources(args: Arguments) -> str | None:
-    mixture = value_of(args, "mixture")
-    schedule = value_of(args, "mixture_schedule")
-    if mixture is not None:
-        both = "mixture and mixture_schedule both set the training data. Keep only one."
-        return _problem_of_shares(mixture, "mixture", takes_passes=True) or (None if schedule is None else both)
-    if schedule is None:
-        return None
-    form = "Write it as [(0, {'code': 0.3, 'chat': 0.7}), (1000, {...})], the first entry at 0."
-    if not isinstance(schedule, (list, tuple)) or not schedule:
-        return f"mixture_schedule={schedule!r} is not a list of stages. {form}"
-    before = None
-    for number, stage in enumerate(schedule):
-        if not isinstance(stage, (list, tuple)) or len(stage) != 2 or not _is_number(stage[0]):
-            return f"mixture_schedule: {stage!r} is not a pair of a step and shares. {form}"
-        start, shares = stage
-        if (number == 0 and start != 0) or (before is not None and start <= before):
-            return f"mixture_schedule: an entry at {start!r} after {before!r} is out of order. {form}"
-        if number and (isinstance(start, float) != isinstance(schedule[1][0], float) or start != start):
-            return (
-                f"mixture_schedule mixes steps (1000) and shares of the run (0.5) at {start!r}. Use only one of them."
-            )
-        if isinstance(start, float) and start > 1:
-            return f"mixture_schedule: {start!r} is not a share of the run, which ends at 1.0; steps are whole numbers."
-        if problem := _problem_of_shares(shares, f"mixture_schedule at {start!r}", takes_passes=False):
-            return problem
-        if set(shares) != set(schedule[0][1]):
-            return f"mixture_schedule at {start!r} names {', '.join(shares)}; each entry needs the same sources."
-        before = start
-    return None
-
-
-@rule(Stage.CONSTRUCTION, "mixture", "mixture_schedule", "train_sampling_strategy")
-def mixtures_have_their_order(args: Arguments) -> str | None:
-    asked = [name for name in ("mixture", "mixture_schedule") if value_of(args, name) is not None]
-    strategy = word(args.train_sampling_strategy)
-    if not asked or strategy in ("random", "sequential"):
-        return None
-    return (
-        f"{asked[0]} decides in which order samples come, and train_sampling_strategy={strategy!r} does too. Use "
-        "'random', or 'sequential' for each source in its own order; max_tokens_per_batch saves padding."
-    )
-
-
 @rule(Stage.CONSTRUCTION, "parallelism_config")
 def sizes_are_accelerates(args: Arguments) -> str | None:
     config = args.parallelism_config
@@ -348,5 +276,6 @@ def sizes_are_accelerates(args: Arguments) -> str | None:
     )
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """Returns True for a real number, including a bool."""
     return isinstance(value, Real)

@@ -10,8 +10,8 @@ from typing import NoReturn, TypeVar
 from tqdm.auto import tqdm
 
 from trainwright._types import Item, SampleIds
-from trainwright.data.excluded import KeptItems
 from trainwright.data.shards import ChunkPart, RankShare
+from trainwright.data.streaming.kept_items import KeptItems
 from trainwright.data.streaming.lookahead_buffer import BatchFormer, LookaheadBuffer, State, next_lookahead
 from trainwright.data.streaming.stream_state import StreamPlace
 from trainwright.errors import DataError

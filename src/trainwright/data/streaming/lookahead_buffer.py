@@ -21,9 +21,9 @@ from trainwright._types import Item, SampleIds
 from trainwright.config.plans import SamplingPlan
 from trainwright.data.batcher import Batcher, find_batcher
 from trainwright.data.cursor import OrderKind
-from trainwright.data.excluded import KeptItems
 from trainwright.data.length_sampler import BatchOrder
 from trainwright.data.shards import ChunkPart
+from trainwright.data.streaming.kept_items import KeptItems
 from trainwright.errors import DataError
 
 State = object  # the user's dataset returns it from `state_dict`

@@ -18,21 +18,23 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from trainwright._types import QUARANTINE_NAME, Batch, DatasetLike, Item, has_length, tail_batch
+from trainwright._types import Batch, DatasetLike, Item, has_length, tail_batch
 from trainwright.data.collator_layers import CollatorLayer
 from trainwright.data.cursor import OrderKind
-from trainwright.data.excluded import NO_PLACES, KeptItems, Sample
 from trainwright.data.prepared_dataloader import PreparedDataLoader
+from trainwright.data.sample_filter import EVERY_SAMPLE, SampleFilter
 from trainwright.data.seeding import seed_from, seed_of, seed_worker
 from trainwright.data.shards import ChunkPart, RankShare
+from trainwright.data.sources import SourceStream
 from trainwright.data.streaming.chunks import Chunk, OpenStream, chunks_of_batches, chunks_of_items
+from trainwright.data.streaming.kept_items import KeptItems
 from trainwright.data.streaming.lookahead_buffer import BatchFormer
 from trainwright.data.streaming.stream_state import (
     WHOLE,
@@ -42,7 +44,6 @@ from trainwright.data.streaming.stream_state import (
     Split,
     StreamPlace,
     is_hf_stream,
-    is_mixture_stream,
     is_shuffled_stream,
     keeps_state,
 )
@@ -77,7 +78,7 @@ class StreamItems(IterableDataset[BatchItems]):
         # A resume reads a look-ahead again, and random draws in it must be the same.
         self.seeds_always = self.seeds_always or self.former is not None
         self.start = (-1, EpochProgress())  # an epoch and its trained part
-        self.excluded: frozenset[Sample] = frozenset()  # samples in quarantine
+        self.sample_filter: SampleFilter = EVERY_SAMPLE
         self.is_divided = False  # the user's `worker_init_fn` gave this worker a part of its own
         # Shared memory: persistent workers see the epoch of the main process.
         self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -108,7 +109,7 @@ class StreamItems(IterableDataset[BatchItems]):
     def num_excluded(self, first: int = 0) -> int:
         """Returns the number of excluded positions from `first` on."""
         places = range(first, len(self.source))
-        return sum(one in places for one in self.excluded)
+        return sum(one in places for one in self.sample_filter.samples)
 
     def num_batches_after(self, position: int) -> int:
         """Returns the number of batches formed by the non-excluded items from a position on."""
@@ -121,7 +122,7 @@ class StreamItems(IterableDataset[BatchItems]):
 
         Parts of a stream end at different times, and batches span more samples if some are excluded.
         """
-        return self.split.is_whole and not self.excluded
+        return self.split.is_whole and not self.sample_filter.samples
 
     @property
     def has_places(self) -> bool:
@@ -141,16 +142,16 @@ class StreamItems(IterableDataset[BatchItems]):
         formed = {} if self.former is None else self.former.describe()
         return {"kind": "stream", **formed}
 
-    def exclude(self, samples: Collection[Sample]) -> None:
+    def exclude(self, sample_filter: SampleFilter) -> None:
         """Excludes samples; replaces an earlier selection. DataError if they cannot be identified in this way."""
         if self.former is not None:
             raise DataError(
                 "Batches formed by length from a stream cannot exclude samples. Remove the samples from the stream "
-                f"itself, and delete {QUARANTINE_NAME} in output_dir."
+                f"itself, and delete {sample_filter.file_name} in output_dir."
             )
-        if not self.has_places and any(isinstance(sample, int) for sample in samples):
-            raise DataError(NO_PLACES)
-        self.excluded = frozenset(samples)
+        if not self.has_places:
+            sample_filter.check_places()
+        self.sample_filter = sample_filter
 
     @property
     def epoch(self) -> int:
@@ -298,15 +299,15 @@ class StreamReader:
             source.load_state_dict(place.state)
             position = place.state_at
         items = self._start_iterator(position)
-        if self.splits_itself and any(isinstance(one, int) for one in self.stream.excluded):
-            raise DataError(NO_PLACES)
-        is_mixture = is_mixture_stream(source)
+        if self.splits_itself:
+            self.stream.sample_filter.check_places()
+        numbers_items = isinstance(source, SourceStream)
         kept = KeptItems(
             items,
             position,
-            lambda: self.stream.excluded,
-            number=source.sample if is_mixture else None,
-            names_items=is_mixture or (self.stream.has_places and not self.splits_itself),
+            lambda: self.stream.sample_filter,
+            number=source.sample if numbers_items else None,
+            names_items=numbers_items or (self.stream.has_places and not self.splits_itself),
         )
         return OpenStream(
             items=kept,

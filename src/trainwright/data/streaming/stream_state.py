@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from trainwright._types import Item, SampleIds, is_instance_of
 from trainwright.data.shards import ChunkPart
+from trainwright.data.sources import SourceStream
 from trainwright.errors import DataError
 
 # Any: datasets and their states are the user's own types.
@@ -146,22 +147,17 @@ def is_hf_stream(dataset: object) -> bool:
     return is_instance_of(dataset, "datasets", "IterableDataset")
 
 
-def is_mixture_stream(dataset: object) -> bool:
-    """Returns True if a dataset is a mixture with streams, with numbered samples."""
-    return is_instance_of(dataset, "trainwright.data.streaming.mixture_stream", "MixtureStream")
-
-
 def is_shuffled_stream(dataset: object) -> bool:
-    """Returns True if a `datasets` stream, alone or in a mixture, is shuffled, so that each epoch has its own order."""
-    if is_mixture_stream(dataset):
-        return any(map(is_shuffled_stream, dataset.sources.values()))  # type: ignore[attr-defined]
+    """Returns True if a `datasets` stream, alone or as a source, is shuffled, so that each epoch has its own order."""
+    if isinstance(dataset, SourceStream):
+        return any(map(is_shuffled_stream, dataset.sources.values()))
     return is_hf_stream(dataset) and _has_buffer(getattr(dataset, "_ex_iterable", None))
 
 
 def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None:
     """Raises DataError if a stream that `purpose` needs as a whole was already split between the processes."""
-    if is_mixture_stream(dataset):
-        for source in dataset.sources.values():  # type: ignore[attr-defined]
+    if isinstance(dataset, SourceStream):
+        for source in dataset.sources.values():
             check_is_whole(source, num_processes, purpose=purpose)
     if num_processes > 1 and not _split_of(dataset).is_whole:
         raise DataError(
@@ -172,8 +168,8 @@ def check_is_whole(dataset: object, num_processes: int, *, purpose: str) -> None
 
 def split_for(dataset: object, *, rank: int, num_processes: int) -> Split:
     """Returns the part of a stream that this process trains on; DataError if it was split for other processes."""
-    if is_mixture_stream(dataset):
-        check_is_whole(dataset, num_processes, purpose="a mixture")
+    if isinstance(dataset, SourceStream):
+        check_is_whole(dataset, num_processes, purpose=dataset.description)
     split = _split_of(dataset) if num_processes > 1 else WHOLE
     if split.is_whole or split == Split(rank, num_processes):
         return split

@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset
 from trainwright._types import DatasetLike, Item, has_length
 from trainwright.data.order import FeistelOrder
 from trainwright.data.seeding import seed_of
+from trainwright.data.sources import SourceStream
 from trainwright.data.streaming.stream_state import keeps_state
 from trainwright.data.worker_internals import without_worker
 from trainwright.errors import DataError
@@ -32,7 +33,7 @@ class Shares(Protocol):
     def to_json(self) -> str: ...
 
 
-class MixtureStream(IterableDataset[Item]):
+class MixtureStream(IterableDataset[Item], SourceStream):
     """The items of several datasets, at least one of which is a stream.
 
     Args:
@@ -41,6 +42,8 @@ class MixtureStream(IterableDataset[Item]):
     Attributes:
         names: their names, in order.
     """
+
+    description = "a mixture"
 
     def __init__(self, sources: Mapping[str, DatasetLike]) -> None:
         self.sources = dict(sources)

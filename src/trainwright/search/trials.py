@@ -1,4 +1,4 @@
-"""A hyperparameter search: each trial requested by a backend of `search/` is a `train()` with its own Run."""
+"""The trials of a search: each one that a backend requests is a `train()` with its own Run."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,13 @@ import pytest
 from torch.utils.data import DataLoader
 
 from trainwright import Trainer
+from trainwright.capabilities.mixture.dataset import MixtureDataset, as_mixture
+from trainwright.capabilities.mixture.order import Breakpoint, ShareCurve
+from trainwright.capabilities.mixture.stream import MixtureStream
 from trainwright.data.length_sampler import sample_lengths
-from trainwright.data.mixture import MixtureDataset, as_mixture
 from trainwright.errors import ArgumentError, DataError
 
-from .._support.small import Diary, data, make_trainer, module
+from ..._support.small import Diary, data, make_trainer, module
 
 
 class AtOnce(list[Any]):
@@ -102,3 +106,27 @@ def test_shares_of_a_dict_that_is_assigned_are_checked_before_step_1(tmp_path: P
     with pytest.raises(ArgumentError, match="'chat'"):
         trainer.train()
     assert trainer.state.global_step == 0
+
+
+FORMER_PATHS = {
+    "data.mixture": MixtureDataset({"a": [1, 2], "b": [3]}),
+    "data.streaming.mixture_stream": MixtureStream({"a": [1, 2], "b": [3]}),
+    "data.mixture_order": ShareCurve((Breakpoint(0, (0.5, 0.5), (0.5, 0.5)),)),
+}
+
+
+@pytest.mark.parametrize("former", FORMER_PATHS)
+def test_a_pickle_that_names_the_former_module_loads(former: str) -> None:
+    kept = FORMER_PATHS[former]
+    written = pickle.dumps(kept, protocol=0)
+    now = type(kept).__module__.encode()
+    assert now in written
+    loaded = pickle.loads(written.replace(now, f"trainwright.{former}".encode()))
+    assert type(loaded) is type(kept)
+    assert vars(loaded).keys() == vars(kept).keys()
+
+
+def test_a_former_module_has_no_other_names() -> None:
+    module = importlib.import_module("trainwright.data.mixture")
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = module.no_such_name

@@ -14,10 +14,10 @@ from functools import cached_property
 from typing import Any
 
 from trainwright._types import DatasetLike
+from trainwright.capabilities.mixture.order import MixtureOrder, ShareCurve
 from trainwright.data.batcher import Batcher
 from trainwright.data.cursor import Cursor, OrderKind
 from trainwright.data.length_sampler import BatchedDataset, BatchOrder, Lengths, lengths_digest
-from trainwright.data.mixture_order import MixtureOrder, ShareCurve
 from trainwright.data.order import Exclusion
 from trainwright.data.seeding import seed_of
 from trainwright.errors import DataError

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, IterableDataset
 
 from trainwright._types import DatasetLike, Item, has_length, is_instance_of
 from trainwright.data.epochs import set_epoch_of
+from trainwright.data.sources import IndexedSources
 from trainwright.errors import DataError
 
 if TYPE_CHECKING:
@@ -31,34 +31,12 @@ class SourceUse:
     visits: float  # visits per row, on average
 
 
-class OrderedData(ABC):
-    """Training data that sets the order of its samples itself, such as a curriculum.
-
-    Attributes:
-        dataset: the samples: a dataset with a length, or a dict of such datasets.
-    """
-
-    __slots__ = ()
-
-    dataset: DatasetLike
-
-    @abstractmethod
-    def make_order(self, data: MixtureDataset, *, seed: int, shuffles: bool) -> Sampler[Any]:
-        """Returns the order of the samples of `data`, which is the mixture of the dataset.
-
-        Args:
-            data: the mixture.
-            seed: of the order.
-            shuffles: whether samples are shuffled.
-        """
-
-
-class MixtureDataset(Dataset[Item]):
+class MixtureDataset(Dataset[Item], IndexedSources):
     """The rows of several datasets with a length, one dataset after another, as each dataset returns them.
 
     Args:
         sources: the datasets by name; at least one.
-        curriculum: what sets their order during training, such as a `Curriculum`; None: the arguments do.
+        curriculum: sets the order of samples during training, as a `Curriculum` does; None: the arguments do.
 
     Attributes:
         sources: the datasets by name.
@@ -74,7 +52,7 @@ class MixtureDataset(Dataset[Item]):
         (3, 'c', ('chat', 0))
     """
 
-    def __init__(self, sources: Mapping[str, DatasetLike], curriculum: OrderedData | None = None) -> None:
+    def __init__(self, sources: Mapping[str, DatasetLike], curriculum: object | None = None) -> None:
         if not sources:
             raise DataError("train_dataset is an empty dict; it needs at least one {name: dataset}.")
         for name, source in sources.items():
@@ -180,17 +158,12 @@ def check_is_by_index(dataset: Mapping[object, object]) -> None:
 
 
 def as_mixture(dataset: DatasetLike) -> DatasetLike:
-    """Turns a dict of datasets, or `OrderedData`, into a mixture, or into a stream if it contains one.
+    """Turns a dict of datasets into a mixture, or into a stream if it contains one.
 
     Other datasets are returned unchanged, including a dict of samples by index, which is a dataset itself. Raises
     DataError for the splits of one dataset, which must not be trained on together, and for source names that are not
     strings.
     """
-    if isinstance(dataset, OrderedData):
-        from trainwright.data.row_names import ONE_SOURCE
-
-        inner = as_mixture(dataset.dataset)
-        return MixtureDataset(inner.sources if isinstance(inner, MixtureDataset) else {ONE_SOURCE: inner}, dataset)
     if not isinstance(dataset, Mapping):
         return dataset
     if not all(isinstance(name, str) for name in dataset):
@@ -202,7 +175,7 @@ def as_mixture(dataset: DatasetLike) -> DatasetLike:
             "them, or a plain dict of the datasets to train on together: train_dataset={'code': a, 'chat': b}."
         )
     if any(isinstance(source, IterableDataset) for source in dataset.values()):
-        from trainwright.data.streaming.mixture_stream import MixtureStream
+        from trainwright.capabilities.mixture.stream import MixtureStream
 
         return MixtureStream(dataset)
     return MixtureDataset(dataset)

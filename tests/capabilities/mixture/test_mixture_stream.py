@@ -14,13 +14,13 @@ import torch
 from torch.utils.data import IterableDataset
 
 from trainwright import Trainer
+from trainwright.capabilities.mixture.dataset import as_mixture
 from trainwright.capabilities.quarantine.file import add_to_quarantine
-from trainwright.data.mixture import as_mixture
 from trainwright.errors import ArgumentError, DataError
 
-from .._support.small import Item, StopAt, data, make_trainer, module
-from .._support.two_processes import run, tell
-from ..capabilities.ledger import test_ledger as ledgers
+from ..._support.small import Item, StopAt, data, make_trainer, module
+from ..._support.two_processes import run, tell
+from ..ledger import test_ledger as ledgers
 
 SHARES = {"table": 0.5, "plain": 0.3, "hf": 0.2}
 BY_STEPS = [(0, SHARES), (8, {"table": 0.0, "plain": 0.5, "hf": 0.5})]
@@ -212,7 +212,9 @@ def of_two_ranks(folder: str) -> None:
 
 @pytest.mark.slow  # two processes with two workers each, of a part that the quick tests and those of rows show
 def test_two_processes_know_the_sources(tmp_path: Path) -> None:
-    script = "import sys\nfrom tests.data.test_mixture_stream import of_two_ranks\nof_two_ranks(sys.argv[1])"
+    script = (
+        "import sys\nfrom tests.capabilities.mixture.test_mixture_stream import of_two_ranks\nof_two_ranks(sys.argv[1])"
+    )
     told = run(script, str(tmp_path / "out"), folder=tmp_path).told
     found = ledgers.rows_in(tmp_path / "out")
     log = told[0]["log"]

@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainwright.config.plans import LoaderPlan, MixturePlan, SamplingPlan
+from trainwright.capabilities.mixture.dataset import MixtureDataset
+from trainwright.capabilities.mixture.order import MixtureOrder, ShareCurve, mixture_order
+from trainwright.capabilities.mixture.plan import MixturePlan
+from trainwright.capabilities.quarantine.sample_filter import QuarantinedSamples
+from trainwright.config.plans import LoaderPlan, SamplingPlan
 from trainwright.data.batches import EpochBatches
 from trainwright.data.dataloader import build_dataloader
-from trainwright.data.mixture import MixtureDataset
-from trainwright.data.mixture_order import MixtureOrder, ShareCurve, mixture_order
 from trainwright.data.sampler_factory import training_order
 from trainwright.data.shards import RankShare
-from trainwright.errors import ArgumentError, DataError
+from trainwright.errors import ArgumentError, CheckpointError, DataError
 
-from .._support.small import Diary, StopAt, data, make_trainer, module, trained_trainer
+from ..._support.small import Diary, StopAt, data, make_trainer, module, trained_trainer
 
 THREE = MixtureDataset({"a": range(1_000), "b": range(10_000), "c": range(100_000)})
 SHARES = {"a": 0.6, "b": 0.3, "c": 0.1}
@@ -172,7 +174,7 @@ def test_a_union_is_exact_for_ranks_workers_and_a_resume(mixture: Any, workers: 
         stages=((0, mixture or {}),), is_linear=False, unit="samples", samples_per_step=4, num_steps=None, num_epochs=1
     )
     sampling = SamplingPlan(
-        strategy="random", batch_size=4, micro_batches=1, num_processes=1, seed=5, mixture=plan if mixture else None
+        strategy="random", batch_size=4, micro_batches=1, num_processes=1, seed=5, order=plan if mixture else None
     )
 
     def rows(size: int, rank: int, ranks: int, first: int) -> list[list[Any]]:
@@ -268,8 +270,8 @@ def test_batches_formed_by_length_keep_shares_and_resume(how: dict[str, Any]) ->
     mixture = MixturePlan(
         stages=stages, is_linear=False, unit="samples", samples_per_step=8, num_steps=None, num_epochs=2
     )
-    order: Any = training_order(dataset, SamplingPlan(**TOKENS, **how, mixture=mixture))
-    again: Any = training_order(dataset, SamplingPlan(**TOKENS, **how, mixture=mixture))
+    order: Any = training_order(dataset, SamplingPlan(**TOKENS, **how, order=mixture))
+    again: Any = training_order(dataset, SamplingPlan(**TOKENS, **how, order=mixture))
     assert len(order) < 4_000 / 2
 
     def samples(group: list[Any]) -> list[int]:
@@ -292,7 +294,7 @@ def test_batches_formed_by_length_keep_shares_and_resume(how: dict[str, Any]) ->
 
 @pytest.mark.costly  # a language model packs rows twice
 def test_packing_trains_a_mixture_and_resumes(tmp_path: Path) -> None:
-    from ..resume.test_resume_order import PACKED, recorder
+    from ...resume.test_resume_order import PACKED, recorder
 
     mixture = {"mixture": {"a": 0.7, "b": 0.3}, **PACKED}
 
@@ -338,11 +340,38 @@ def test_lines_about_the_sources(tmp_path: Path, caplog: Any, capsys: Any) -> No
     assert "25 % of the rows of 'b'" in caplog.text
 
 
+GOOD = [[0, [0.5, 0.5], [0.5, 0.5]], [8, [1.0, 0.0], [1.0, 0.0]]]
+STRANGE_SHARES = {
+    "no JSON": "[[0",
+    "no list": '{"0": [0.5, 0.5]}',
+    "nothing": "[]",
+    "a text as a position": json.dumps([["0", *GOOD[0][1:]]]),
+    "a first position above 0": json.dumps(GOOD[1:]),
+    "positions out of order": json.dumps([GOOD[0], GOOD[0]]),
+    "another number of sources": json.dumps([GOOD[0], [8, [1.0], [1.0]]]),
+    "no number": json.dumps([[0, ["a", "b"], [0.5, 0.5]]]),
+    "not a number": "[[0, [NaN, 0.5], [0.5, 0.5]]]",
+    "a share below 0": json.dumps([[0, [-1.0, 2.0], [0.5, 0.5]]]),
+    "a sum below 1": json.dumps([[0, [0.1, 0.1], [0.5, 0.5]]]),
+    "deep": "[" * 10_000,
+}
+
+
+@pytest.mark.parametrize("name", STRANGE_SHARES)
+def test_shares_that_no_run_writes_are_refused(name: str) -> None:
+    with pytest.raises(CheckpointError, match="shares of a mixture in the checkpoint"):
+        ShareCurve.from_json(STRANGE_SHARES[name])
+
+
+def test_shares_that_a_run_writes_are_read() -> None:
+    assert ShareCurve.from_json(json.dumps(GOOD)).to_json() == json.dumps(GOOD)
+
+
 def test_a_row_in_quarantine_gives_its_place_to_another_of_its_source() -> None:
     batches = EpochBatches(order_of((0, SHARES)), 10)
     before = flat(batches)
     left_out = {*range(100, 1_000), 1_000, 10_999, 11_000, 20_000}
-    batches.exclude(left_out, len(THREE))
+    batches.exclude(QuarantinedSamples(frozenset(left_out)), len(THREE))
     batches.seek(0)
     after = flat(batches)
     assert not left_out & set(after)
@@ -364,7 +393,7 @@ def test_another_mixture_of_formed_batches_is_refused_within_an_epoch() -> None:
             num_steps=None,
             num_epochs=1,
         )
-        orders.append(training_order(dataset, SamplingPlan(**TOKENS, max_tokens=16, batch_size=8, mixture=mixture)))
+        orders.append(training_order(dataset, SamplingPlan(**TOKENS, max_tokens=16, batch_size=8, order=mixture)))
     loaders = [
         build_dataloader(dataset, LoaderPlan(batch_size=8, seed=3, is_training=True), sampler=one, collate=list)
         for one in orders

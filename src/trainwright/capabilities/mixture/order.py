@@ -20,20 +20,21 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from torch.utils.data import Sampler
 
-from trainwright.config.coerce import parse_share
-from trainwright.config.plans import MixturePlan
+from trainwright._types import is_count
+from trainwright.capabilities.mixture.dataset import MixtureDataset, SourceUse
+from trainwright.capabilities.mixture.plan import MixturePlan
+from trainwright.capabilities.mixture.rules import parse_share
 from trainwright.data.cursor import Cursor, OrderKind
 from trainwright.data.length_sampler import Lengths
-from trainwright.data.mixture import MixtureDataset, SourceUse
 from trainwright.data.order import Exclusion, FeistelOrder, Order
 from trainwright.data.seeding import seed_of
-from trainwright.errors import DataError
-from trainwright.support.door import parse_json
+from trainwright.errors import CheckpointError, DataError
+from trainwright.support.door import MALFORMED, parse_json
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 Floats: TypeAlias = "NDArray[np.float64]"
 Integers: TypeAlias = "NDArray[np.int64]"
 BLOCK = 65_536  # positions computed at once
+ROUNDING = 1e-6  # of shares and their sums
 LINES = 32  # linear pieces that approximate shares of samples for linearly changing shares of tokens
 
 
@@ -149,8 +151,27 @@ class ShareCurve:
 
     @classmethod
     def from_json(cls, text: str) -> ShareCurve:
-        """Returns the curve from a checkpoint's text."""
-        return cls(tuple(Breakpoint(position, tuple(first), tuple(last)) for position, first, last in parse_json(text)))
+        """Returns the curve from a checkpoint's text; CheckpointError if no run writes such a text."""
+        try:
+            return cls(_read_breakpoints(parse_json(text)))
+        except MALFORMED as error:
+            raise CheckpointError(
+                f"The shares of a mixture in the checkpoint are invalid: {error}. Resume from another checkpoint."
+            ) from error
+
+
+def _read_breakpoints(values: Any) -> tuple[Breakpoint, ...]:  # Any: of a file
+    """Returns the breakpoints in a checkpoint; one of `MALFORMED` if they are not those of a curve."""
+    points = tuple(Breakpoint(position, tuple(first), tuple(last)) for position, first, last in values)
+    positions = [point.position for point in points]
+    if not all(map(is_count, positions)) or positions[:1] != [0] or positions != sorted(set(positions)):
+        raise ValueError("the positions do not rise from 0")
+    for shares in (shares for point in points for shares in (point.first, point.last)):
+        if len(shares) != len(points[0].first):
+            raise ValueError("the number of sources differs")
+        if not (min(shares) >= -ROUNDING and abs(sum(shares) - 1) <= ROUNDING):
+            raise ValueError("the shares of the sources do not sum to 1")
+    return points
 
 
 class MixtureOrder(Order, Sampler[int]):
