@@ -157,8 +157,8 @@ def main() -> None:
     options = parser.parse_args()
     # Each line is shown at once, also in a pipe.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if options.part == "train":
         make_trainer(options, options.output_dir).train()
         return

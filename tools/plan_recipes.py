@@ -107,7 +107,7 @@ def make_model(name: str) -> nn.Module:
     shape = dict(SHAPES[name])
     config = transformers.AutoConfig.for_model(shape.pop("model_type"), max_position_embeddings=LENGTH, **shape)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     model = model.to_empty(device="cpu")
     model.tie_weights()
     model.config.use_cache = False

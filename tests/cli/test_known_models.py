@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tools import plan_recipes
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainwright.cli.recipe.known_models import CARDS_GB, CUDA_GB, read_known_models
+from trainwright.cli.recipe.known_models import CARDS_GB, CONTEXT_GB, read_known_models
 from trainwright.cli.recipe.schema import LearnPart
 from trainwright.cli.tasks.models import learn
 
@@ -94,7 +94,7 @@ def test_the_file_says_what_fits(name: str, tmp_path: Path) -> None:
     model = read_known_models()[name]
     rows = recipe["training"]["per_device_train_batch_size"]
     assert rows * recipe["training"]["gradient_accumulation_steps"] == 16
-    assert model.memory_gb[str(rows)] + CUDA_GB <= CARDS_GB[0], "the file's batch fits 24 GB"
+    assert model.memory_gb[str(rows)] + CONTEXT_GB <= CARDS_GB[0], "the file's batch fits 24 GB"
     assert recipe["model"]["path"] == model.path
     figures = re.search(r"# +GB ((?: +[\d.]+)+)\n", text)
     assert figures is not None

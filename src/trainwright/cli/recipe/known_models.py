@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from string import Template
 
 from trainwright.errors import RecipeError, did_you_mean
+from trainwright.support.door import parse_json
 
 FOLDER = "trainwright.cli.recipe"
-# GB of the cards that the file compares with, and what CUDA may take of them.
+# GB of the cards that the file compares with, and what the context of the device may take of them.
 CARDS_GB = (24, 80)
-CUDA_GB = 2
+CONTEXT_GB = 2
 # Rows of an update, whatever fits into a step.
 ROWS_PER_UPDATE = 16
 
@@ -32,7 +32,7 @@ class KnownModel:
 
     def num_rows(self, card_gb: int) -> int:
         """Returns the most planned rows of a step that fit into a card; 0 if none do."""
-        return max((int(rows) for rows, gb in self.memory_gb.items() if gb + CUDA_GB <= card_gb), default=0)
+        return max((int(rows) for rows, gb in self.memory_gb.items() if gb + CONTEXT_GB <= card_gb), default=0)
 
     def memory_lines(self) -> Iterator[str]:
         """Yields the planned memory as lines of a comment."""
@@ -54,7 +54,7 @@ class KnownModel:
 def read_known_models() -> dict[str, KnownModel]:
     """Returns the models that `init chat --like` knows, by name."""
     text = resources.files(FOLDER).joinpath("templates/like.json").read_text(encoding="utf-8")
-    return {name: KnownModel(**values) for name, values in json.loads(text).items()}
+    return {name: KnownModel(**values) for name, values in parse_json(text).items()}
 
 
 def check_known_model(task: str, name: str) -> None:
