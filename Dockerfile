@@ -17,5 +17,5 @@ COPY src src
 RUN python -m pip install -c /tmp/constraints.txt .
 COPY examples examples
 
-# Mount a volume at /trainwright/runs to keep checkpoints; the same command then continues a run that was stopped.
-CMD ["python", "examples/text_classification.py"]
+# Mount a volume at /trainwright/runs to keep what it writes.
+CMD ["python", "examples/demo.py"]

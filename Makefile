@@ -24,7 +24,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 
 # Threads that wait without spinning: on a busy machine the spinning takes the time of those that work.
 demo: $(VENV)/.run
-	OMP_WAIT_POLICY=passive $(BIN)/python examples/text_classification.py $(ARGS)
+	OMP_WAIT_POLICY=passive $(BIN)/python examples/demo.py $(ARGS)
 
 # The tiers; CONTRIBUTING.md says what each holds and how long it takes.
 quick: $(VENV)/.test

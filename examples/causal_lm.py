@@ -43,9 +43,9 @@ class ModelArguments:
     hidden_size: int = field(default=128, metadata={"help": "Width of the model."})
     num_layers: int = field(default=4, metadata={"help": "Layers of the model."})
     vocab_size: int = field(default=2048, metadata={"help": "Tokens that the tokenizer learns."})
-    max_length: int = field(default=256, metadata={"help": "Tokens per speech; what is longer is cut off."})
+    max_length: int = field(default=256, metadata={"help": "Tokens per speech; longer speeches are cut off."})
     streaming: bool = field(default=False, metadata={"help": "Read the speeches as a stream; needs max_steps."})
-    num_train_samples: int | None = field(default=None, metadata={"help": "Train on so many speeches at most."})
+    num_train_samples: int | None = field(default=None, metadata={"help": "Train on at most this many speeches."})
     num_eval_samples: int = field(default=500, metadata={"help": "Speeches to hold out."})
 
 

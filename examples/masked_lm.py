@@ -41,7 +41,7 @@ DEMO_SETTINGS = {
 class ModelArguments:
     model_name_or_path: str | None = field(default=None, metadata={"help": "Default: MiniLM, a data package."})
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of the tokens that are hidden."})
-    max_length: int = field(default=48, metadata={"help": "Tokens per docstring; what is longer is cut off."})
+    max_length: int = field(default=48, metadata={"help": "Tokens per docstring; longer docstrings are cut off."})
 
 
 def main() -> None:

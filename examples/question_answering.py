@@ -53,7 +53,7 @@ class Question(NamedTuple):
 @dataclass
 class ModelArguments:
     model_name_or_path: str | None = field(default=None, metadata={"help": "Default: MiniLM, a data package."})
-    max_length: int = field(default=72, metadata={"help": "Tokens of question and tweet; what is longer is cut off."})
+    max_length: int = field(default=72, metadata={"help": "Tokens of question and tweet; longer pairs are cut off."})
 
 
 def main() -> None:

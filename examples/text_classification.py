@@ -40,7 +40,7 @@ class ModelArguments:
     model_name_or_path: str | None = field(
         default=None, metadata={"help": "A model's directory or its name on the Hub. Default: MiniLM, a data package."}
     )
-    max_length: int = field(default=48, metadata={"help": "Tokens per text; what is longer is cut off."})
+    max_length: int = field(default=48, metadata={"help": "Tokens per text; longer texts are cut off."})
 
 
 @dataclass

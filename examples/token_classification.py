@@ -41,7 +41,7 @@ Span = tuple[int, int, str]
 @dataclass
 class ModelArguments:
     model_name_or_path: str | None = field(default=None, metadata={"help": "Default: MiniLM, a data package."})
-    max_length: int = field(default=64, metadata={"help": "Tokens per tweet; what is longer is cut off."})
+    max_length: int = field(default=64, metadata={"help": "Tokens per tweet; longer tweets are cut off."})
     max_train_samples: int = field(default=2000, metadata={"help": "Train on this many tweets at most."})
 
 

@@ -20,7 +20,7 @@ from trainwright import errors
 from trainwright._types import is_url, json_value
 from trainwright.distributed.world import World
 from trainwright.support.door import parse_number
-from trainwright.support.log_handler import for_log
+from trainwright.support.log_handler import PLAN_INDENT, fold_line, for_log
 
 FAILED = 1
 USAGE = 2
@@ -126,7 +126,7 @@ def json_text(value: object) -> str:
 def say(word: str, line: str) -> None:
     """Prints a line in the style of the plan that a run shows when it starts."""
     if World.detect().process_index == 0:
-        echo(f"{word:<10}{line}")
+        echo(fold_line(f"{word:<{PLAN_INDENT}}{line}"))
 
 
 def amount(text: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..cli.commands import done, small
 from ..cli.proved import make_base
 
 ROOT = Path(__file__).parents[2]
+USE = "docs/use_the_model.md"
 
 # Stands in for Slurm's srun: two tasks on this machine, with the variables that Slurm sets.
 SRUN = """#!/bin/bash
@@ -106,6 +108,10 @@ def test_the_chat_of_the_readme_trains_answers_and_is_proved(tmp_path: Path) -> 
     shown = done(*export[1].split())
     for line in commands.partition(export[0])[2].splitlines():
         assert not line or line.split()[0] in [one.split()[0] for one in shown.splitlines()], line
+    assert f"trainwright {export[1]}\n" == block(USE, "", "--prove"), "the same command as on the page"
+    assert (tmp_path / "assistant" / "README.md").is_file()
+    ask = shlex.split(block(USE, "", "chat assistant").splitlines()[0])
+    assert done(*ask[1:]).strip()
 
 
 @pytest.mark.costly
@@ -118,7 +124,19 @@ def test_the_table_of_the_readme_trains_to_predictions(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(re.sub(r"^model:.*$", tiny, text, flags=re.MULTILINE))
     done("train", "config.yaml", "--set", "training.use_cpu=true")
     (tmp_path / "new.csv").write_text("review\nA moving and funny film.\n")
-    done("predict", "runs/reviews", "--data", "new.csv", "--out", "predictions.csv")
+    predict = shlex.split(block(USE, "", "predict runs/reviews").splitlines()[1])
+    assert f"$ {shlex.join(predict)}\n" in block("README.md", "console", "trainwright predict")
+    done(*predict[1:])
     assert (
         (tmp_path / "predictions.csv").read_text().splitlines()[0].startswith("review,predicted_label,predicted_score")
     )
+
+
+def test_each_command_to_use_a_model_is_run_or_marked_as_not_run() -> None:
+    sections = (ROOT / USE).read_text(encoding="utf-8").split("\n## ")[1:]
+    unmarked = [
+        section.splitlines()[0]
+        for section in sections
+        if "```" in section and not re.search(r"^\*(Run|Not run) by our tests.*\*", section, re.MULTILINE)
+    ]
+    assert unmarked == []

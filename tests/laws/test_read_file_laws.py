@@ -19,6 +19,7 @@ EXCEPTIONS = {
     "report.page": "assets of this package",
     "cli.mcp_server.serve": "likewise",
     "cli.recipe.recipe_reader.template": "likewise",
+    "cli.recipe.known_models": "likewise",
     "cli.tasks.chat": "likewise; the user's templates go through the door",
     "support.host": "files of the system",
     "preflight.remembered": "likewise",

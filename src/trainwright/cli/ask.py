@@ -25,7 +25,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message.", metavar="TEXT")] = None,
     once: Annotated[str | None, typer.Option(help="Ask this, and end.", metavar="TEXT")] = None,
     weights: Annotated[str, typer.Option(help="trained or average.", metavar="KIND")] = "trained",
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.", metavar="N")] = 512,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.", metavar="N")] = 512,
     temperature: Annotated[
         float, typer.Option(parser=amount, metavar="NUMBER", help="0: the likeliest token each time.")
     ] = 0.0,

@@ -73,15 +73,30 @@ def _tasks(incomplete: str) -> list[tuple[str, str]]:
     return [(name, spec.title) for name, spec in TASKS.items() if name.startswith(incomplete)]
 
 
+def _known_models(incomplete: str) -> list[str]:
+    from trainwright.cli.recipe.known_models import read_known_models
+
+    return [name for name in read_known_models() if name.startswith(incomplete)]
+
+
 def init(
     task: Annotated[str, typer.Argument(help="Task to train; an unknown name lists all tasks.", autocompletion=_tasks)],
     config: Annotated[Path, typer.Argument(help="File to write.", dir_okay=False)] = Path("config.yaml"),
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="chat: train this model with an adapter, as qwen3-0.6b; an unknown name lists all.",
+            autocompletion=_known_models,
+        ),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="List every setting, with its default.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a commented configuration file that is ready to train."""
     from trainwright.cli.recipe.json_schema import json_schema
+    from trainwright.cli.recipe.known_models import check_known_model
     from trainwright.cli.recipe.recipe_reader import SCHEMA_NAME, template
     from trainwright.cli.recipe.schema import TASKS
     from trainwright.config.words import hint_for_task
@@ -89,11 +104,13 @@ def init(
     if task not in TASKS:
         listed = "\n".join(f"    {name:<22}{spec.title}" for name, spec in TASKS.items())
         raise RecipeError(f"{task!r} is not a task.{hint_for_task(task, TASKS)} Tasks:\n{listed}")
+    if like is not None:
+        check_known_model(task, like)
     if config.exists() and not force:
         raise RecipeError(f"{config} is there already. Name another file, or say --force to write over it.")
     check_output(config, option="CONFIG")
     config.parent.mkdir(parents=True, exist_ok=True)
-    write_text(config, template(task, with_everything=everything))
+    write_text(config, template(task, with_everything=everything, like=like))
     schema_file = config.with_name(SCHEMA_NAME)
     write_text(schema_file, json_text(json_schema()) + "\n")
     if as_json:
@@ -160,7 +177,7 @@ def extend(
     context: typer.Context,
     run: Annotated[AnyPlace, typer.Argument(help="Output directory of the run.", parser=place)],
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to add to a run that has ended.", metavar="N")] = None,
-    to: Annotated[int | None, typer.Option(min=1, help="Step to end at.", metavar="STEP")] = None,
+    to: Annotated[int | None, typer.Option(min=1, help="Step to stop at.", metavar="STEP")] = None,
     shape: Annotated[
         str | None,
         typer.Option(help="Let the learning rate fall to 0: linear, cosine or 1-sqrt (default: its schedule)."),
@@ -395,7 +412,7 @@ def push(
     token: Annotated[str | None, typer.Option(help="Token for the Hub (default: your login's).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Upload files that a training with push_to_hub could not."""
+    """Upload the files that a run with push_to_hub could not send."""
     from trainwright.hub.access import account_problem
     from trainwright.hub.outbox import Outbox
     from trainwright.hub.uploader import Uploader
@@ -449,7 +466,7 @@ def export(
     prove: Annotated[
         str | None, typer.Option(help="Compare with the trained model, on FILE or held-out rows.", metavar="[FILE]")
     ] = None,
-    accepts: Annotated[bool, typer.Option("--accept-differences", help="Write it also where it differs.")] = False,
+    accepts: Annotated[bool, typer.Option("--accept-differences", help="Write it even if it differs.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write only the model of a checkpoint, for from_pretrained."""
@@ -701,8 +718,8 @@ def predict(
     overrides: Overrides = None,
     task: Task = None,
     weights: WhichWeights = "trained",
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows at a time.", metavar="N")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.", metavar="N")] = 64,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Rows per batch.", metavar="N")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest generated text, in tokens.", metavar="N")] = 64,
     as_json: AsJson = False,
 ) -> None:
     """Write the predictions of a trained model, row by row."""
@@ -769,7 +786,7 @@ def env(as_json: AsJson = False) -> None:
 
 def mcp(
     folder: Annotated[
-        Path, typer.Argument(help="Folder that no path of a call may leave.", exists=True, file_okay=False)
+        Path, typer.Argument(help="Folder that all paths of the tools must be in.", exists=True, file_okay=False)
     ] = Path("."),
     allow_writes: Annotated[
         bool, typer.Option("--allow-writes", help="Also write files, start and control runs, and push.")

@@ -44,7 +44,7 @@ def ledger(
     run: Annotated[Path, typer.Argument(help="Output directory or checkpoint of a run with ledger=True.")],
     question: Annotated[str, typer.Argument(help="top, never, repeated, by-source or text.", metavar="WHAT")] = "top",
     other: Annotated[Path | None, typer.Argument(help="For `ledger diff RUN OTHER`.", metavar="OTHER")] = None,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Most samples to show.")] = 20,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Number of samples to show.")] = 20,
     data: Annotated[Path | None, typer.Option(help="The training data, for its texts.")] = None,
     quarantine: Annotated[
         Path | None, typer.Option(help="Exclude these samples from runs in DIR.", metavar="DIR")

@@ -20,6 +20,7 @@ from trainwright.loop.extension import Run
 from trainwright.state import progress
 from trainwright.state.trainer_state import TrainerState
 from trainwright.support import model_facts
+from trainwright.support.log_handler import fold_line
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ def show_lines(args: Any, lines: Iterable[str], *, level: int = logging.INFO) ->
     shown = args.should_log and logger.isEnabledFor(logging.WARNING)
     for line in lines:
         if shown:
-            print(printable(line), flush=True)
+            print(fold_line(printable(line)), flush=True)
         elif args.should_log or level < logging.WARNING:
             logger.log(level, "%s", line)
 

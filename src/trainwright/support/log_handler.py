@@ -9,12 +9,19 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar
 
 from trainwright._types import printable, without_tokens
+
+# Characters of the column with the first word of a line of the plan.
+PLAN_INDENT = 10
+# Characters of a terminal below which lines are not folded further.
+NARROWEST = 40
 
 
 class PackageHandler(logging.StreamHandler):  # type: ignore[type-arg]  # of the stream of the moment
@@ -90,6 +97,22 @@ def _clean(record: logging.LogRecord) -> None:
 def for_log(text: str) -> str:
     """Returns text of several lines without control characters, likely keys, and numbers of system errors."""
     return without_tokens(printable(re.sub(r"\[Errno -?\d+\] ", "", text), lines=True))
+
+
+def fold_line(line: str) -> str:
+    """Returns a line of the plan for standard output: on a terminal in its width, below the first word's column.
+
+    In a pipe and in a file a line stays one line.
+    """
+    if not sys.stdout.isatty():
+        return line
+    return textwrap.fill(
+        line,
+        max(NARROWEST, shutil.get_terminal_size().columns),
+        subsequent_indent=" " * PLAN_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def install() -> None:

@@ -20,7 +20,7 @@ def ctl(
     ] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Tell a live run to save, evaluate, stop, or change its rate."""
+    """Make a live run save, evaluate, stop, or change its learning rate."""
     from trainwright.capabilities.control.sender import give
 
     step, refused = give(run, words, wait_s=wait_s)

@@ -96,9 +96,15 @@ class Holder:
         return True if is_process_alive(self.pid, began=self.began) else None  # None: the clock may have been set
 
     def __str__(self) -> str:
-        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
         here = ", this process" if self.token in HELD else ""
-        return f"process {self.pid} on {self.host}{here}, since {since}"
+        return f"process {self.pid} on {self.host}{here}, since {self._begin()}"
+
+    def describe_ended(self) -> str:
+        """Returns what a message says of a run that has ended: no process, whose number may now be another's."""
+        return f"A run that began on {self.host} at {self._begin()}"
+
+    def _begin(self) -> str:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +158,9 @@ class Lease:
             for _, stale in before:
                 if self._is_foreign(stale):
                     continue
-                holder = Holder.read(stale) or "an unknown process"
-                logger.warning("The run of %s ended without releasing %s; it is taken over.", holder, self._folder)
+                holder = Holder.read(stale)
+                ended = "A run" if holder is None else holder.describe_ended()
+                logger.warning("%s ended without releasing %s; this run takes it over.", ended, self._folder)
                 stale.unlink(missing_ok=True)
             self._remove_drafts(now)
         except OSError as error:

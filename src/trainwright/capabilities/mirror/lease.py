@@ -88,8 +88,9 @@ class RemoteLease:
         self._number = number
         self._holder = mine
         if not is_released:
-            holder = _parsed(left) or "an unknown process"
-            logger.warning("The run of %s ended without releasing %s; it is taken over.", holder, self._store)
+            holder = _parsed(left)
+            ended = "A run" if holder is None else holder.describe_ended()
+            logger.warning("%s ended without releasing %s; this run takes it over.", ended, self._store)
         if before is not None:
             self._store.delete([_name(one) for one in self._numbers() if one < number])
         self._is_over = threading.Event()

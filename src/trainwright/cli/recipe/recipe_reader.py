@@ -15,6 +15,7 @@ from pathlib import Path as FilePath
 from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from trainwright._types import JSONObject
+from trainwright.cli.recipe.known_models import fill_recipe
 from trainwright.cli.recipe.schema import (
     CHAT_TEMPLATES,
     TASKS,
@@ -587,10 +588,19 @@ WIDTH = 118
 SCHEMA_NAME = "trainwright.schema.json"  # next to the file; its first line refers editors to it
 
 
-def template(task: str, *, with_everything: bool = False) -> str:
-    """Returns a file for a task, ready to train; `with_everything` adds all settings as comments."""
-    place = resources.files("trainwright.cli.recipe").joinpath(f"templates/{task}.yaml")
-    text = f"# yaml-language-server: $schema={SCHEMA_NAME}\n{place.read_text(encoding='utf-8')}"
+def template(task: str, *, with_everything: bool = False, like: str | None = None) -> str:
+    """Returns a file for a task, ready to train.
+
+    Args:
+        task: name of the task.
+        with_everything: adds all settings as comments.
+        like: name of a known model to train; None: the small model of the task's example.
+    """
+    if like is None:
+        text = resources.files("trainwright.cli.recipe").joinpath(f"templates/{task}.yaml").read_text(encoding="utf-8")
+    else:
+        text = fill_recipe(like)
+    text = f"# yaml-language-server: $schema={SCHEMA_NAME}\n{text}"
     if not with_everything:
         return text
     there = set(parse(text, task).value["training"])

@@ -89,7 +89,9 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
         say("note", note)
     held = "" if parts.eval is None else f", {len(parts.eval)} to evaluate on"
     say("data", f"{counted(len(parts.train), 'sample')} to train on{held}, {parts.about}")
-    weights = "from scratch" if recipe.model.from_scratch or recipe.model.path is None else f"from {recipe.model.path}"
+    weights = "from scratch"
+    if recipe.model.path is not None and not recipe.model.from_scratch:
+        weights = f"from {_as_written(tree, recipe.model.path)}"
     num = sum(parameter.numel() for parameter in parts.model.parameters())
     log_often_enough(args, recipe, len(parts.train))
     model = parts.model
@@ -127,6 +129,13 @@ def _near(name: object) -> str:
     """Returns a path below the working directory as it is seen from there; other names as they are."""
     near = os.path.relpath(str(name)) if os.path.isabs(str(name)) else str(name)
     return str(name) if near.startswith("..") else near
+
+
+def _as_written(tree: Tree, path: str) -> str:
+    """Returns the path of the model as the file has it; from the working directory if it came another way."""
+    part = tree.value.get("model")
+    written = part.get("path") if isinstance(part, dict) else None
+    return written if isinstance(written, str) and not os.path.isabs(written) else _near(path)
 
 
 def _refuse_what_cannot_be_downloaded(recipe: Recipe, tree: Tree) -> None:
@@ -227,7 +236,7 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
     trainer.save_state()
     if args.should_save and recipe.model.learn_tokenizer is not None:
         remove_learned(Path(args.output_dir))
-    say("written", f"{args.output_dir} (model, results, checkpoints, journal)")
+    say("written", f"{_near(args.output_dir)} (model, results, checkpoints, journal)")
     if args.push_to_hub:
         upload(trainer)
     store = CheckpointStore(args.output_dir)
