@@ -150,7 +150,7 @@ _PRECISION = Elsewhere(
 )
 _STOPPING = Elsewhere(
     script="Give Trainer callbacks=[EarlyStoppingCallback(early_stopping_patience=3)].",
-    file="Early stopping is a callback of a script: EarlyStoppingCallback(early_stopping_patience=3).",
+    file="Did you mean training.early_stopping_patience?",
 )
 _PREFERENCES = Elsewhere(
     script="Preference training is in TRL, and its trainers run on Trainwright: see docs/libraries.md.",

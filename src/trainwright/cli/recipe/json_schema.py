@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, get_args, get_origin, get_type_hints
 
 from trainwright._types import JSONObject
+from trainwright.cli.recipe import early_stopping
 from trainwright.cli.recipe.recipe_reader import NESTED, OPTIONAL, PARTS
 from trainwright.cli.recipe.schema import TASKS
 from trainwright.cli.recipe.yaml_tree import Path
@@ -72,6 +73,11 @@ def _of_training() -> JSONObject:
             choices = [choice for choice in CHOICES.get(one.name, ()) if choice is not None]
             found = {"examples": choices} if choices else _of_type(hints[one.name], also="string")
             properties[one.name] = {**found, "description": one.metadata.get("help", "")}
+    for name, help in early_stopping.ENTRIES.items():
+        properties[name] = {
+            "type": ["integer" if name == early_stopping.PATIENCE else "number", "null"],
+            "description": help,
+        }
     older = {name: {"deprecated": True} for name in OLD_NAMES if name not in properties}
     about = "Any field of TrainingArguments."
     return {

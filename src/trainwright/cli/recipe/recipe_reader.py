@@ -15,6 +15,7 @@ from pathlib import Path as FilePath
 from typing import Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from trainwright._types import JSONObject
+from trainwright.cli.recipe import early_stopping
 from trainwright.cli.recipe.schema import (
     CHAT_TEMPLATES,
     TASKS,
@@ -148,6 +149,11 @@ def _read(
     value = _without(tree.value, wrong)
     data, model, training = (dict(value.get(name) or {}) for name in ("data", "model", "training"))
     task = str(value.get("task"))
+    stops = list(early_stopping.find_problems(training))
+    problems += stops
+    if stops:
+        training = {name: value for name, value in training.items() if name not in early_stopping.ENTRIES}
+    stopping = early_stopping.take_early_stopping(training)
     problems += _resolve(data, model, training, base, task)
     parts = {"model": _made(ModelPart, model, ("model",)), "data": _made(DataPart, data, ("data",))}
     parts |= {name: _made(kind, value[name] or {}, (name,)) for name, kind in OPTIONAL.items() if name in value}
@@ -156,7 +162,7 @@ def _read(
         for name in OPTIONAL
         if name in value and value[name] is None
     ]
-    made = Recipe(task=task, **parts, training=training)
+    made = Recipe(task=task, **parts, training=training, early_stopping=stopping)
     found = [*_contradictions(made), *(_contradictions_of_task(made) if task in TASKS else ())]
     problems += _problems_of_values(made)
     problems += [one for one in found if not _may_follow(one[0], wrong)]
@@ -547,9 +553,9 @@ def arguments_class(*, generates: bool) -> type[TrainingArguments]:
 
 
 def training_names(*, generates: bool) -> list[str]:
-    """Returns the names of the fields, and their older names."""
+    """Returns the names of the fields, their older names, and the entries that are no fields."""
     fields = [one.name for one in dataclasses.fields(arguments_class(generates=generates)) if one.init]
-    return [*fields, *OLD_NAMES]
+    return [*fields, *OLD_NAMES, *early_stopping.ENTRIES]
 
 
 def resolved_training(training: Mapping[str, object], base: FilePath, task: str) -> JSONObject:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainwright._types import JSONObject
+from trainwright.cli.recipe.early_stopping import EarlyStopping
 
 FORMATS = ("csv", "tsv", "json", "jsonl", "parquet", "text", "conll", "images")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -210,6 +211,7 @@ class Recipe:
     lora: LoraPart | None = None
     launch: LaunchPart | None = None
     training: JSONObject  # arguments of TrainingArguments, as given
+    early_stopping: EarlyStopping | None = None  # entries of `training` that are no arguments
 
     @property
     def spec(self) -> TaskSpec:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from importlib.util import find_spec
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import nn
 
 from trainwright._types import JSONObject, is_instance_of
@@ -18,15 +19,31 @@ from trainwright.errors import MissingPackageError, needs_package
 from trainwright.support import model_facts
 
 ALL_LINEAR = "all-linear"
+FIRST_ON_CPU = Version("0.46")  # of bitsandbytes, with 4-bit weights
 NEEDS_PEFT = "lora needs the package peft: pip install peft"
+
+
+def find_quantization_problem(bits: str) -> str | None:
+    """Returns why weights cannot be loaded in 4 or 8 bits here, in a sentence; None if they can."""
+    try:
+        version = Version(metadata.version("bitsandbytes"))
+    except metadata.PackageNotFoundError:
+        return f"{bits} needs the package bitsandbytes: pip install bitsandbytes"
+    if accelerator() is None and version < FIRST_ON_CPU:
+        return (
+            f"{bits} needs a GPU with bitsandbytes {version}, and this machine has none. Take the entry out, or for a "
+            "trial on the CPU install a newer one: pip install -U bitsandbytes"
+        )
+    return None
 
 
 def quantized(bits: str | None) -> JSONObject:
     """Returns the arguments of `from_pretrained` that load weights in 4 or 8 bits; {} if not requested."""
     if bits is None:
         return {}
-    if find_spec("bitsandbytes") is None:
-        raise MissingPackageError("model.quantization needs the package bitsandbytes: pip install bitsandbytes")
+    problem = find_quantization_problem(bits)
+    if problem is not None:
+        raise MissingPackageError(f"model.quantization: {problem}")
     from transformers import BitsAndBytesConfig
 
     kind: Any = BitsAndBytesConfig

@@ -11,8 +11,9 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trainwright._types import PREFIX_CHECKPOINT_DIR, RECIPE_NAME, TRAINER_STATE_NAME, JSONObject, counted, write_text
 from trainwright.checkpoint.store import CheckpointStore
@@ -20,7 +21,13 @@ from trainwright.cli.recipe.recipe_reader import OPTIONAL, arguments_class, chec
 from trainwright.cli.recipe.schema import Recipe
 from trainwright.cli.recipe.yaml_tree import Tree, dump
 from trainwright.cli.tasks import findings
-from trainwright.cli.tasks.adapter import described, save_base_config, with_adapter
+from trainwright.cli.tasks.adapter import (
+    NEEDS_PEFT,
+    described,
+    find_quantization_problem,
+    save_base_config,
+    with_adapter,
+)
 from trainwright.cli.tasks.models import remove_learned
 from trainwright.cli.tasks.source import TaskSource, digest_rows, load
 from trainwright.cli.tasks.task_trainer import make_objects, make_task_trainer
@@ -67,6 +74,7 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
     of_task = {} if "reproduce" in recipe.training else recipe.spec.training
     args = arguments_class(generates=recipe.spec.generates)(**{**of_task, **recipe.training})
     _refuse_what_cannot_be_downloaded(recipe, tree)
+    _refuse_what_cannot_be_installed(recipe, tree)
     try:
         make_output_dir(str(args.output_dir))  # before data are read and a tokenizer is learned into it
     except OSError as error:
@@ -99,6 +107,12 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         say("lora", f"{count_text(trained)} parameters are trained: {described(recipe.lora)}")
     trainer = make_task_trainer(recipe, args, parts, model=model, train_dataset=parts.train, eval_dataset=parts.eval)
+    if recipe.early_stopping is not None:
+        from trainwright.callbacks.flow import EarlyStoppingCallback
+
+        stopping = recipe.early_stopping
+        say("stops", stopping.described())
+        trainer.add_callback(EarlyStoppingCallback(stopping.patience, stopping.threshold))
     journal = Internals(trainer).services.journal
     journal.recipe = summarize(recipe, material)
     journal.known_before = [
@@ -135,6 +149,17 @@ def _refuse_what_cannot_be_downloaded(recipe: Recipe, tree: Tree) -> None:
     named = {"path": model.path, "tokenizer": model.tokenizer}
     problems = {entry: model_problem(name, model.revision) for entry, name in named.items() if name is not None}
     tree.refuse([(("model", entry), f"model.{entry}: {text}") for entry, text in problems.items() if text])
+
+
+def _refuse_what_cannot_be_installed(recipe: Recipe, tree: Tree) -> None:
+    """Refuses what needs a package, or a device, that is not here, before data are read and a model is loaded."""
+    problems: list[tuple[tuple[str, ...], str]] = []
+    bits = recipe.model.quantization
+    if bits is not None and (problem := find_quantization_problem(bits)) is not None:
+        problems.append((("model", "quantization"), f"model.quantization: {problem}"))
+    if recipe.lora is not None and find_spec("peft") is None:
+        problems.append((("lora",), NEEDS_PEFT))
+    tree.refuse(problems)
 
 
 def log_often_enough(args: TrainingArguments, recipe: Recipe, num_samples: int) -> None:
@@ -324,6 +349,10 @@ def find_result(recipe: Recipe) -> JSONObject | None:
     else:
         is_done = state.global_step >= state.max_steps > 0
         is_done = is_done and recipe.training.get("num_train_epochs", 3) <= state.num_train_epochs
+    if recipe.early_stopping is not None:
+        kept: Any = state.stateful_callbacks.get("EarlyStoppingCallback", {})
+        count = kept.get("attributes", {}).get("early_stopping_patience_counter", 0) if isinstance(kept, dict) else 0
+        is_done = is_done or count >= recipe.early_stopping.patience
     if not is_done or (steps and steps[-1] != state.global_step):
         return None
     return {
@@ -354,6 +383,7 @@ def plain(recipe: Recipe) -> JSONObject:
     """Returns the recipe for a file: values that differ from the defaults, without tokens."""
     training = {name: value for name, value in recipe.training.items() if not name.endswith("_token")}
     training.pop("resume_from_checkpoint", None)
+    training |= recipe.early_stopping.to_entries() if recipe.early_stopping is not None else {}
     if any(one.get("share") is not None for one in recipe.data.sources or ()):
         del training["mixture"]  # made from these shares when the file is read
     others = {name: _set(part) for name in OPTIONAL if (part := getattr(recipe, name)) is not None}
