@@ -29,8 +29,10 @@ def test_a_run_without_improvement_stops_and_is_finished(tmp_path: Path) -> None
 
 def test_what_follows_is_set_and_shown_in_the_plan(tmp_path: Path) -> None:
     shown = " ".join(done("train", str(small(tmp_path, BARE)), "--early_stopping_patience", "3", "--dry-run").split())
-    made = "eval_strategy=steps, eval_steps=4, save_strategy=steps, load_best_model_at_end=True, metric_for_best_model=loss"
-    assert f"stops after 3 evaluations without a better metric (set for it: {made})" in shown
+    made = "eval_strategy=steps, eval_steps=4, save_strategy=steps, load_best_model_at_end=True"
+    assert (
+        f"stops after 3 evaluations without a better metric (set for it: {made}, metric_for_best_model=loss)" in shown
+    )
 
 
 def test_a_resume_reads_it_from_the_directory_of_the_run(tmp_path: Path) -> None:

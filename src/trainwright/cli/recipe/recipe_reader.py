@@ -403,6 +403,7 @@ def _problems_of_values(recipe: Recipe) -> Found:
         yield ("lora", "dropout"), f"lora.dropout: {recipe.lora.dropout} must be a share from 0 to below 1."
     if data.eval is None and data.dataset is None and not 0 <= data.eval_share < 1:
         yield ("data", "eval_share"), f"data.eval_share: {data.eval_share} must be a share from 0 to below 1."
+    yield from _problems_of_weights(data.class_weights, recipe.training)
     if data.encoding is not None:
         try:
             codecs.lookup(data.encoding)
@@ -412,6 +413,18 @@ def _problems_of_values(recipe: Recipe) -> Found:
         yield ("data", "delimiter"), f"data.delimiter: {data.delimiter!r} is not one character."
     if (recipe.task not in TASKS or "mask_share" in recipe.spec.only) and not 0 < data.mask_share < 1:
         yield ("data", "mask_share"), f"data.mask_share: {data.mask_share} must be a share above 0 and below 1."
+
+
+def _problems_of_weights(weights: str | Mapping[Any, Any] | None, training: Mapping[str, Any]) -> Found:
+    path = ("data", "class_weights")
+    if isinstance(weights, str) and weights != "balanced":
+        yield path, f"data.class_weights: {weights!r} is neither `balanced` nor label -> weight, as {{spam: 3}}."
+    for label, weight in weights.items() if isinstance(weights, Mapping) else ():
+        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+        if not is_number or not 0 < weight < 1e6:
+            yield path, f"data.class_weights: {weight!r} for {label} must be a number above 0 and below 1e6."
+    if weights is not None and training.get("label_smoothing_factor"):
+        yield path, "data.class_weights and training.label_smoothing_factor both replace the loss. Keep only one."
 
 
 def _contradictions(recipe: Recipe) -> Found:

@@ -104,6 +104,9 @@ class DataPart:
     columns: JSONObject = entry({}, "Role in the task -> name of the column.")
     where: JSONObject = entry({}, "Use only rows with these values in their columns.")
     labels: list[Any] | dict[Any, Any] | None = entry(None, "Labels in order, or value -> label (null: found ones).")
+    class_weights: str | dict[Any, Any] | None = entry(
+        None, "Classes in the training loss: balanced (by their rows), or label -> weight (others 1)."
+    )
     eval_share: float = entry(0.1, "Share of the training rows that is held out.", low=0)
     split_by: str | None = entry(
         None, "Column; rows with the same value are all held out, or all trained on (equal rows always are)."
@@ -144,7 +147,7 @@ TASKS: dict[str, TaskSpec] = {
         adapter="SEQ_CLS",
         needs=("text", "label"),
         takes=("text_pair",),
-        only=("labels", "max_length"),
+        only=("class_weights", "labels", "max_length"),
     ),
     "token-classification": TaskSpec(
         title="a tag for each word",
@@ -188,7 +191,7 @@ TASKS: dict[str, TaskSpec] = {
         title="one label for an image",
         model_class="AutoModelForImageClassification",
         needs=("image", "label"),
-        only=("labels", "image"),
+        only=("class_weights", "labels", "image"),
     ),
     "regression": TaskSpec(
         title="a number for a text",

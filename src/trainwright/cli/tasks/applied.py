@@ -46,7 +46,16 @@ KEPT_SETTINGS = (
     "seed",
     "use_cpu",
 )
-OF_TRAINING_DATA = ("sources", "eval", "dataset", "subset", "max_train_rows", "max_eval_rows", "chat_template")
+OF_TRAINING_DATA = (
+    "sources",
+    "eval",
+    "dataset",
+    "subset",
+    "max_train_rows",
+    "max_eval_rows",
+    "chat_template",
+    "class_weights",
+)
 WITH_LABELS = ("label", "tags")
 
 

@@ -28,6 +28,7 @@ from trainwright.cli.tasks.adapter import (
     save_base_config,
     with_adapter,
 )
+from trainwright.cli.tasks.class_weights import WeightedLoss, describe_weights
 from trainwright.cli.tasks.models import remove_learned
 from trainwright.cli.tasks.source import TaskSource, digest_rows, load
 from trainwright.cli.tasks.task_trainer import make_objects, make_task_trainer
@@ -115,6 +116,9 @@ def make_trainer(recipe: Recipe, tree: Tree, say: Say, *, found: list[Finding] |
         trainer.add_callback(EarlyStoppingCallback(stopping.patience, stopping.threshold))
     journal = Internals(trainer).services.journal
     journal.recipe = summarize(recipe, material)
+    if parts.compute_loss is not None:
+        journal.recipe["class_weights"] = describe_weights(parts.compute_loss.named)
+        say("weights", f"in the training loss: {journal.recipe['class_weights']}")
     journal.known_before = [
         {"text": f"{one.check}: {findings.described(one)}", "source": findings.__name__, "check": one.check}
         for one in material.found
@@ -217,7 +221,8 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
     """Trains as the recipe says, and returns what came of it, for `--json`.
 
     Returns:
-        `output_dir`; `step`, the last one; `train`, metrics of the training; `eval`, of the last evaluation, empty
+        `output_dir`; `step`, the last one; `class_weights`, if there are any; `train`, metrics of the training;
+        `eval`, of the last evaluation, empty
         without one; `findings` about data, model and settings, each with the name of its check and its text;
         `best_checkpoint` and `checkpoint`, the newest, each None if there is none.
     """
@@ -257,9 +262,12 @@ def run(recipe: Recipe, tree: Tree, say: Say) -> JSONObject:
         upload(trainer)
     store = CheckpointStore(args.output_dir)
     newest = store.steps()[-1:]
+    loss = trainer.compute_loss_func
+    weights = {"class_weights": loss.named} if isinstance(loss, WeightedLoss) else {}
     return {
         "output_dir": str(args.output_dir),
         "step": trainer.state.global_step,
+        **weights,
         "train": result.metrics,
         "eval": scores,
         "findings": found,

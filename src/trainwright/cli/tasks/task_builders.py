@@ -26,6 +26,7 @@ from trainwright._types import IGNORE_INDEX, JSONObject, counted
 from trainwright.cli.recipe.schema import ImagePart
 from trainwright.cli.tasks import task_metrics
 from trainwright.cli.tasks.chat import AnswerMask, end_tokens, use_template
+from trainwright.cli.tasks.class_weights import find_weighted_loss
 from trainwright.cli.tasks.conversations import ConversationError
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
 from trainwright.cli.tasks.source import Labels, ModelConfig, Row, Rows, TaskSource, find_labels, is_range, texts
@@ -55,9 +56,10 @@ def text_classification(material: TaskSource, args: TrainingArguments) -> TaskOb
     """Makes the objects of a text classification."""
     labels = find_labels(material, "label")
     settings = {**labels.for_config, "problem_type": "single_label_classification"}
-    return _text_pair_objects(
+    objects = _text_pair_objects(
         material, args, settings, labels.of, task_metrics.accuracy_and_f1, f"labels: {shown(labels.names)}"
     )
+    return replace(objects, compute_loss=find_weighted_loss(material, labels, "label"))
 
 
 def regression(material: TaskSource, args: TrainingArguments) -> TaskObjects:
@@ -290,6 +292,7 @@ def image_classification(material: TaskSource, args: TrainingArguments) -> TaskO
         eval=parts.get("eval"),
         processing_class=processor,
         compute_metrics=task_metrics.accuracy_and_f1,
+        compute_loss=find_weighted_loss(material, labels, "label"),
         about=f"labels: {shown(labels.names)}",
     )
 

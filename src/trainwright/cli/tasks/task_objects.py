@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.image_processing_utils import BaseImageProcessor
 
 from trainwright.cli.tasks import findings
+from trainwright.cli.tasks.class_weights import WeightedLoss
 from trainwright.cli.tasks.models import load_config, load_model, load_tokenizer, max_length
 from trainwright.cli.tasks.source import ModelConfig, Row, Rows, TaskSource, texts
 from trainwright.config.arguments import TrainingArguments
@@ -38,6 +39,7 @@ class TaskObjects:
     data_collator: Callable[..., object] | None = None
     compute_metrics: Callable[..., dict[str, float]] | None = None
     preprocess_logits: Callable[..., object] | None = None
+    compute_loss: WeightedLoss | None = None  # in place of the model's own
     about: str = ""  # short text for the console
 
 

@@ -40,6 +40,7 @@ def make_task_trainer(recipe: Recipe, args: TrainingArguments, parts: TaskObject
         data_collator=parts.data_collator,
         processing_class=parts.processing_class,
         compute_metrics=parts.compute_metrics,
+        compute_loss_func=parts.compute_loss,
         preprocess_logits_for_metrics=parts.preprocess_logits,
         **data_and_model,
     )
